@@ -27,8 +27,10 @@ def publish_options(run: RunLayout, options: Options) -> None:
             temporary.write_text(text)
             temporary.rename(run.options)
         except OSError:
-            # On a full disk the user may be lowering the capacity, so this must succeed: the old file has its block.
             temporary.unlink(missing_ok=True)
+            if not run.options.exists():
+                raise
+            # On a full disk the user may be lowering the capacity, so this must succeed: the old file has its block.
             with open(run.options, "r+b", buffering=0) as file:
                 padded = text.encode().ljust(run.options.stat().st_size)
                 if file.write(padded) < len(padded):

@@ -53,7 +53,7 @@ def test_a_change_can_be_published_on_a_full_disk(
 
 def test_what_cannot_be_published_says_so(run: RunLayout, options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "write_text", _full)
-    with pytest.raises(SpiderfsError, match=r"the options cannot be written to .* \(No such file or directory\)"):
+    with pytest.raises(SpiderfsError, match=r"the options cannot be written to .* \(No space left on device\)"):
         publish_options(run, options)
 
 

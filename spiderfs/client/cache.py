@@ -257,7 +257,9 @@ class Cache:
         directory, _, name = path.rpartition(b"/")
         parent = self._directory(directory, now)
         dentry = self._catalogue.find(parent.inode, name) if parent else None
-        if dentry is None or left_s(dentry.checked_at, now, settings.ttl_s, settings.checked_since_s) <= 0:
+        if dentry is None:
+            return None
+        if left_s(dentry.checked_at, now, settings.ttl_s, settings.checked_since_s, dentry.settles_at) <= 0:
             return None
         if is_provisional(dentry.settles_at, now):
             return None

@@ -145,7 +145,7 @@ class Filesystem:
         known = self._catalogue.find(parent, name)
         again = self._brought.opens_again(caller.pid)
         if known is not None and not again:
-            left = self._left_s(known.checked_at)
+            left = self._left_s(known)
             if left > 0:
                 return await self._answer(known, left, parent, caller)
             if not self._client.reachable:
@@ -163,11 +163,12 @@ class Filesystem:
             found = await self._provisional_files.bring_along(directory, found, caller, read)
         if found is None:
             return no_entry(self.settings.negative_ttl_s)
-        return await self._answer(found, self._left_s(found.checked_at), parent, caller)
+        return await self._answer(found, self._left_s(found), parent, caller)
 
-    def _left_s(self, checked_at: float) -> float:
-        """How many more seconds a name is believed that was checked then; 0 or less: ask the source."""
-        return left_s(checked_at, self._now(), self.settings.ttl_s, self.settings.checked_since_s)
+    def _left_s(self, name: Dentry) -> float:
+        """How many more seconds a name is believed; 0 or less: ask the source."""
+        settings = self.settings
+        return left_s(name.checked_at, self._now(), settings.ttl_s, settings.checked_since_s, name.settles_at)
 
     async def _answer(self, dentry: Dentry, left: float, parent: int, caller: Caller) -> Entry:
         """The entry of what the caller is given for a name: the file itself, or for a trainer perhaps a stand-in."""
@@ -303,7 +304,7 @@ class Filesystem:
             return without_inode(self._attributes(0, dentry.stat, 0.0), dentry.inode)
         if self._redirects.active and self._redirects.concerns(dentry.inode):
             return self._entry(dentry, 0.0)
-        return self._entry(dentry, self._left_s(dentry.checked_at))
+        return self._entry(dentry, self._left_s(dentry))
 
     # -- contents
 

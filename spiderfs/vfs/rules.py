@@ -56,14 +56,19 @@ class Cached(Protocol):
         """Whether some process of the mount is fetching this file now."""
 
 
-def left_s(checked_at: float, now: float, ttl_s: float, since_s: float = 0.0) -> float:
+def left_s(checked_at: float, now: float, ttl_s: float, since_s: float = 0.0, settles_at: float = 0.0) -> float:
     """How many more seconds to believe a name that was checked at `checked_at`; 0 or less: ask the source.
+
+    If its version had not settled then, somebody may have been writing the file: the name is believed until it settles.
 
     A name that was checked in the future is not believed: the clock was set back before this mount. Nor is a name that
     was checked at the beginning of time (`Catalogue.expire`), or before `since_s`, whatever the TTL.
     """
     age_s = now - checked_at
-    return (ttl_s if ttl_s < FOREVER_S else FOREVER_S) - age_s if age_s >= 0 and checked_at >= since_s else 0.0
+    if age_s < 0 or checked_at < since_s:
+        return 0.0
+    left = (ttl_s if ttl_s < FOREVER_S else FOREVER_S) - age_s
+    return left if settles_at <= checked_at else min(left, settles_at - now)
 
 
 def believed(checked_at: float, ttl_s: float, since_s: float = 0.0) -> Believed:

@@ -104,7 +104,7 @@ class UnopenedFilesystem(Filesystem):
                 self._fixed[node.inode] = await super()._directory(node)
             return self._fixed[node.inode]
         known = self._catalogue.find(*self._catalogue.parent_of(node.path))
-        if known is not None and known.inode == node.inode and self._left_s(known.checked_at) > 0:
+        if known is not None and known.inode == node.inode and self._left_s(known) > 0:
             return known.stat
         return await super()._directory(node)
 

@@ -167,6 +167,27 @@ def test_a_file_that_has_not_settled_is_warmed_when_it_has(source: Path, tmp_pat
         assert (mount.point / "file").read_bytes() == b"all of it!"
 
 
+@pytest.mark.both_modes
+def test_a_file_that_was_read_before_it_was_complete_is_complete_when_it_has_settled(
+    source: Path, tmp_path: Path
+) -> None:
+    """Names are believed for an hour, but not that of a file that somebody is just writing."""
+    whole = {"empty": b"all of it", "half": b"all of it", "large": b"all of the large one"}
+    with mounted(source, tmp_path / "place", sample_max_bytes=10) as mount:
+        (source / "empty").touch()
+        (source / "half").write_bytes(b"all")
+        (source / "large").write_bytes(b"all of the large")
+        for name in whole:
+            assert (mount.point / name).read_bytes() == (source / name).read_bytes()
+        for name, content in whole.items():
+            (source / name).write_bytes(content)
+        time.sleep(3)
+        assert {name: (mount.point / name).read_bytes() for name in whole} == whole
+        assert {name: (mount.point / name).stat().st_size for name in whole} == {
+            name: len(content) for name, content in whole.items()
+        }
+
+
 def test_a_provisional_version_is_kept_for_who_has_it_open(source: Path, tmp_path: Path) -> None:
     (source / "gone").touch()
     os.utime(source / "gone", (1, 1))

@@ -50,6 +50,13 @@ def file(mode: int, uid: int = 5, gid: int = 6) -> SourceStat:
 # -- how long a name is believed
 
 
+def test_a_name_whose_version_had_not_settled_is_believed_until_it_settles() -> None:
+    assert left_s(100, 101, 3600, settles_at=102.5) == 1.5
+    assert left_s(100, 103, 3600, settles_at=102.5) < 0
+    assert left_s(103, 104, 3600, settles_at=102.5) == 3599, "checked since then"
+    assert left_s(100, 101, 1.25, settles_at=102.5) == 0.25
+
+
 @given(checked_at=TIMES, now=TIMES, ttl_s=TTLS)
 def test_nothing_is_believed_for_longer_than_its_ttl_nor_for_ever(checked_at: float, now: float, ttl_s: float) -> None:
     left = left_s(checked_at, now, ttl_s)

@@ -1,9 +1,9 @@
 """Any source, made as slow and as unreliable as wanted: for trying settings out, for tests and for benchmarks.
 
-The settings are shared by every process of a mount and changed while it runs. They lie in a small mapped file, which for
-a mount has no name and lies on no disk: 8 bytes of magic, one double per setting, and the time at which the simulated
-line is free again. Reading one is a memory access; a write is one aligned 8-byte store, so a reader never sees half of
-it.
+The settings are shared by every process of a mount and changed while it runs. They lie in a small mapped file, which
+for a mount has no name and lies on no disk: 8 bytes of magic, one double per setting, and the time at which the
+simulated line is free again. Reading one is a memory access; a write is one aligned 8-byte store, so a reader never
+sees half of it.
 
 The line's time is read and advanced under a thread lock (within a process) and an fcntl record lock (between
 processes). The kernel drops a record lock when its holder dies, however it dies, so a killed worker cannot leave the

@@ -13,7 +13,7 @@ from hypothesis import given
 from scipy.signal import savgol_filter
 
 from spiderfs.core.learning.elastic import Elastic
-from spiderfs.forms.partition import Cluster, FormSizes, Split, gradient_bytes, mean_throughput
+from spiderfs.forms.partition import Cluster, FormSizes, Split, mean_throughput
 
 share = st.floats(0, 1)
 
@@ -72,8 +72,8 @@ def test_seneca_equations_1_to_9(
     x_e = min(percent_e, 100) / 100
     x_d = min(percent_d, 100 - percent_e) / 100
     x_a = 1 - x_e - x_d
-    c_nw = gradient_bytes(model_bytes, n, 256)
-    assert c_nw == pytest.approx(2 * (n - 1) / n * model_bytes / 256)
+    # A ring-reduce of the model for a batch of 256, for each of its samples.
+    c_nw = 2 * (n - 1) / n * model_bytes / 256
     # On the network go a cached sample and the gradients; over PCIe always what is augmented.
     pcie = n * b_pcie / m / s_data
     dsi_a = min(b_cache / (m * s_data), n * b_nic / (m * s_data + c_nw), pcie, n * t_gpu)

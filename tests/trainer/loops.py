@@ -1071,6 +1071,35 @@ class MultiEpochsDataLoader(DataLoader[Any]):
             yield next(self.iterator)
 
 
+class LateInfiniteDataLoader(InfiniteDataLoader):
+    """As Ultralytics 8.4.190 has it: the first pass makes the iterator."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.iterator: Any = None
+
+    def __iter__(self) -> Any:
+        if self.iterator is None:
+            self.iterator = self._get_iterator()
+        yield from super().__iter__()
+
+    def reset(self) -> None:
+        self.iterator = None
+
+
+class LateMultiEpochsDataLoader(MultiEpochsDataLoader):
+    """As timm 1.0.31 has it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.iterator: Any = None
+
+    def __iter__(self) -> Any:
+        if self.iterator is None:
+            self.iterator = DataLoader.__iter__(self)
+        yield from super().__iter__()
+
+
 def _repeating(kind: type[DataLoader[Any]], workers: int, size: int | None, reset: bool) -> Callable[[Training], None]:
     def train(t: Training) -> None:
         data = t.data()
@@ -1360,6 +1389,11 @@ LOOPS: dict[str, Loop] = {
     "infinite loader": Loop(_repeating(InfiniteDataLoader, 0, 8, reset=False)),
     "infinite loader with workers": Loop(_repeating(InfiniteDataLoader, 2, 4, reset=False), Sent.SOME),
     "infinite loader that is made anew": Loop(_repeating(InfiniteDataLoader, 2, 4, reset=True), Sent.SOME),
+    "late infinite loader": Loop(_repeating(LateInfiniteDataLoader, 0, 8, reset=True)),
+    "late infinite loader with workers": Loop(_repeating(LateInfiniteDataLoader, 2, 4, reset=False)),
+    "late infinite loader that is made anew": Loop(_repeating(LateInfiniteDataLoader, 2, 4, reset=True)),
+    "late multi-epochs loader": Loop(_repeating(LateMultiEpochsDataLoader, 0, 8, reset=False)),
+    "late multi-epochs loader with workers": Loop(_repeating(LateMultiEpochsDataLoader, 2, 4, reset=False)),
     "multi-epochs loader": Loop(_repeating(MultiEpochsDataLoader, 0, 8, reset=False)),
     "multi-epochs loader with workers": Loop(_repeating(MultiEpochsDataLoader, 2, 4, reset=False), Sent.SOME),
     "multi-epochs loader of samples": Loop(_repeating(MultiEpochsDataLoader, 0, None, reset=False), ways=FOLLOWED),

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from trainer_hook.connection.client import Client
 from trainer_hook.loader.epoch_order import Indices, OwnOrder
-from trainer_hook.loader.repeating import running_iterator
+from trainer_hook.loader.repeating import is_repeating
 from trainer_hook.refurbishing.sampler import RefurbishSampler
 from trainer_hook.samplers.spider import SpiderSampler
 
@@ -160,7 +160,7 @@ def refuse_repetition(loader: DataLoader[Any]) -> None:
 
     So too if the loader repeats its sampler: its next round begins before the loop has taken this one.
     """
-    if running_iterator(loader) is not None:
+    if is_repeating(loader):
         raise ValueError(f"share=True: a {type(loader).__name__} repeats its sampler for ever: leave share out")
     for owner in (loader, loader.batch_sampler):
         sampler = getattr(owner, "sampler", None)

@@ -27,7 +27,7 @@ from trainer_hook.loader.iterating import (
     follow_skipping,
 )
 from trainer_hook.loader.planner import Drawing, Planner, _spider_sampler, has_state, indices_of
-from trainer_hook.loader.repeating import index_sampler_of, rounds_of
+from trainer_hook.loader.repeating import Kept, index_sampler_of, rounds_of
 
 log = logging.getLogger("trainer_hook")
 
@@ -196,7 +196,7 @@ def _follow(follower: Follower, kind: type[DataLoader[Any]], loader: DataLoader[
     iteration = follower.early if early else Iteration(follower.around)
     source = None
     if follower.rounds is not None:
-        source, iteration.drawn = follower.rounds.note(loader)
+        source, iteration.drawn = Kept(loader), follower.rounds.note(loader)
     # The loader iterates over its batch sampler now; or at its first batch, if its `__iter__` is a generator.
     follower.now = iteration
     try:

@@ -25,7 +25,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from trainer_hook.loader.repeating import running_iterator
+from trainer_hook.loader.repeating import is_repeating
 
 _WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
@@ -49,7 +49,7 @@ class NextEpoch:
         self._sampler = getattr(index_sampler, "sampler", index_sampler)
         # Each new iterator of a loader first draws a seed for its loader workers from the loader's generator.
         shared = loader.generator is not None and getattr(self._sampler, "generator", None) is loader.generator
-        makes_iterators = not (loader.persistent_workers and loader.num_workers) and running_iterator(loader) is None
+        makes_iterators = not (loader.persistent_workers and loader.num_workers) and not is_repeating(loader)
         self._draws_seeds = shared and makes_iterators
         # By how much the training increases a DistributedSampler's epoch: by 1, or by 0 if it does not call set_epoch.
         self._step = 1

@@ -45,7 +45,7 @@ from trainer_hook.loader.epoch_order import OwnOrder
 from trainer_hook.loader.exchange import Exchanging, like, repeats, why_not_exchanged, why_not_replaced
 from trainer_hook.loader.next_epoch import NextEpoch, batches_of
 from trainer_hook.loader.rehearsal import Rehearsal, why_not
-from trainer_hook.loader.repeating import index_sampler_of, running_iterator
+from trainer_hook.loader.repeating import index_sampler_of, is_repeating
 from trainer_hook.resuming import JobOrder, Progress, dealt, restored
 from trainer_hook.samplers.spider import SpiderSampler
 
@@ -108,7 +108,7 @@ class Planner:
         self._samples = samples
         self._name = name
         self._index_sampler = index_sampler_of(loader)
-        self._repeats = running_iterator(loader) is not None
+        self._repeats = is_repeating(loader)
         self._dataset = loader.dataset
         self.sampler = _spider_sampler(loader)
         # A loader that saves its sampler's state knows its next epochs, and a sampler that is ahead has a wrong state.

@@ -1,13 +1,15 @@
 """Loaders that repeat their sampler: InfiniteDataLoader of Ultralytics and MultiEpochsDataLoader of timm.
 
-Such a loader makes one iterator when it is made itself, over a batch sampler that draws from another one again and
-again. Each pass over the loader takes as many batches from that iterator as the other sampler has. So the workers draw
-the next round while the loop takes the last batches of this one, and what they drew before we came is not known.
+Such a loader makes one iterator, over a batch sampler that draws from another one again and again. Each pass over the
+loader takes as many batches from that iterator as the other sampler has. So the workers draw the next round while the
+loop takes the last batches of this one. The loader makes the iterator when it is made itself, or, in later versions of
+both packages, in its first pass. In the first case what the workers drew before we came is not known.
 """
 
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,19 +22,39 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 Samples = npt.NDArray[np.uint32] | None
 
 
-def running_iterator(loader: DataLoader[Any]) -> Any:
-    """The iterator from which all passes over such a loader take their batches; None for any other loader."""
+def is_repeating(loader: DataLoader[Any]) -> bool:
+    """Whether all passes over a loader take their batches from one iterator."""
     repeating = _sampler_of(loader)
     # Another loader that keeps an iterator has a sampler that says how many batches an epoch has.
     if hasattr(type(repeating), "__len__") or not hasattr(repeating, "sampler"):
-        return None
+        return False
+    return _kept_iterator(loader) is not None or getattr(loader, "iterator", loader) is None
+
+
+def _kept_iterator(loader: DataLoader[Any]) -> Any:
+    """The iterator that a repeating loader keeps; None if it has not made it yet."""
     return next((kept for kept in vars(loader).values() if isinstance(kept, _BaseDataLoaderIter)), None)
+
+
+class Kept:
+    """The iterator that a repeating loader keeps, whichever that is at the moment; this does not keep it alive."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = weakref.ref(loader)
+
+    @property
+    def _rcvd_idx(self) -> int | None:
+        loader = self._loader()
+        iterator = None if loader is None else _kept_iterator(loader)
+        if iterator is None:
+            return 0 if loader is not None and loader.num_workers else None
+        return getattr(iterator, "_rcvd_idx", None)
 
 
 def index_sampler_of(loader: DataLoader[Any]) -> Any:
     """The sampler that draws the batches of an epoch, or its samples if the loader makes no batches."""
     sampler = _sampler_of(loader)
-    return sampler if running_iterator(loader) is None else sampler.sampler
+    return sampler.sampler if is_repeating(loader) else sampler
 
 
 def _sampler_of(loader: DataLoader[Any]) -> Any:
@@ -58,35 +80,42 @@ class Rounds:
         self._missed = missed
         self._samples_of = samples_of
         self._round = object()
+        # The iterator that draws for a loader's iterator of before we came, and what notes its draws.
         self._before: Iterator[Any] | None = None
         self._noting: Iterator[Any] | None = None
+        # Whether the loader has made its iterator, or will make it, since: then each round is noted from its begin.
+        self._from_the_first = False
 
     def set_sampler(self, loader: DataLoader[Any], sampler: Any, follow: bool) -> None:
         """Have the loader repeat this sampler, which calls `begin` for each round; or its own, without `follow`."""
-        iterator = running_iterator(loader)
+        iterator = _kept_iterator(loader)
         _sampler_of(loader).sampler = sampler
         if follow:
-            drawing = iterator._sampler_iter
-            if not inspect.isgenerator(drawing) or inspect.getgeneratorstate(drawing) != inspect.GEN_CREATED:
+            drawing = None if iterator is None else iterator._sampler_iter
+            if drawing is not None and not _has_not_begun(drawing):
                 self._missed()
             self.note(loader)
-        elif iterator._sampler_iter is self._noting:
+        elif iterator is not None and iterator._sampler_iter is self._noting:
             iterator._sampler_iter = self._before
 
     def begin(self) -> Iterator[Any]:
         """The draws of a new round."""
         self._round = object()
-        return self._draw(self._round)
+        drawing = self._draw(self._round)
+        return self._noted(drawing) if self._from_the_first else drawing
 
-    def note(self, loader: DataLoader[Any]) -> tuple[Any, deque[tuple[object, Samples]]]:
-        """Note what the iterator, which may be another now, draws from now on; returns it, and `drawn`."""
-        iterator = running_iterator(loader)
-        if iterator._sampler_iter is not self._noting:
+    def note(self, loader: DataLoader[Any]) -> deque[tuple[object, Samples]]:
+        """Note what the loader's iterator, which may be another now, draws from now on; returns `drawn`."""
+        iterator = _kept_iterator(loader)
+        if iterator is None:
+            self._from_the_first = True
+            self.drawn.clear()
+        elif not self._from_the_first and iterator._sampler_iter is not self._noting:
             not_known = getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0)
             self.drawn = deque([(self._round, None)] * not_known)
             self._before = iterator._sampler_iter
             self._noting = iterator._sampler_iter = self._noted(iterator._sampler_iter)
-        return iterator, self.drawn
+        return self.drawn
 
     def _noted(self, drawing: Iterator[Any]) -> Iterator[Any]:
         for drawn in drawing:
@@ -96,4 +125,8 @@ class Rounds:
 
 def rounds_of(loader: DataLoader[Any], *given: Any) -> Rounds | None:
     """The `Rounds` of a loader, made with what is given; None for a loader that does not repeat its sampler."""
-    return None if running_iterator(loader) is None else Rounds(*given)
+    return Rounds(*given) if is_repeating(loader) else None
+
+
+def _has_not_begun(drawing: Iterator[Any]) -> bool:
+    return inspect.isgenerator(drawing) and inspect.getgeneratorstate(drawing) == inspect.GEN_CREATED

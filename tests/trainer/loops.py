@@ -1234,6 +1234,54 @@ class Two(nn.Module):
         return self.classifier(one), self.classifier(other)
 
 
+class Parallel(nn.Module):
+    """As nn.DataParallel runs copies of a model in threads, each with a part of the batch."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        copies, parts = [_replica(self.module), _replica(self.module)], inputs.chunk(2)
+        found: dict[int, Tensor] = {}
+        threads = [threading.Thread(target=lambda at=at: found.update({at: copies[at](parts[at])})) for at in range(2)]
+        begun = threading.Event()
+
+        def first(*_: object) -> None:
+            threads[1].start()
+            begun.wait()
+
+        def second(*_: object) -> None:
+            begun.set()
+            threads[0].join()
+
+        # The second copy begins before the first one runs its classifier, and runs its own after that has ended.
+        copies[0].classifier.register_forward_pre_hook(first)
+        copies[1].classifier.register_forward_pre_hook(second)
+        threads[0].start()
+        for thread in threads:
+            thread.join()
+        return torch.cat([found[0], found[1]])
+
+
+def _replica(module: nn.Module) -> Any:
+    copied = module._replicate_for_data_parallel()
+    for name, parameter in module._parameters.items():
+        setattr(copied, name, parameter)
+    for name, part in module._modules.items():
+        copied._modules[name] = None if part is None else _replica(part)
+    copied._forward_pre_hooks = copied._forward_pre_hooks.copy()
+    return copied
+
+
+def replicas(t: Training) -> None:
+    t.model = nn.Sequential()
+    t.model.classifier = nn.Linear(WIDTH, CLASSES)
+    loader, parallel = t.follow(t.loader(t.data(48))), Parallel(t.model)
+    for inputs, labels in loader:
+        t.step(cross_entropy(parallel(inputs), labels))
+
+
 def labelled_and_not_in_one_forward(t: Training) -> None:
     t.model = Two()
     loader = t.follow(t.loader())
@@ -1399,4 +1447,5 @@ LOOPS: dict[str, Loop] = {
     "multi-epochs loader of samples": Loop(_repeating(MultiEpochsDataLoader, 0, None, reset=False), ways=FOLLOWED),
     "sequence first": Loop(sequence_first, Sent.NONE),
     "sequence first on a device": Loop(sequence_first_on_a_device, Sent.NONE),
+    "copies of the model in threads": Loop(replicas, Sent.NONE),
 }

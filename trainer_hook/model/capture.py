@@ -111,6 +111,8 @@ class Capture:
             handle.remove()
 
     def _enter(self, depth: int, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if _is_replica(module):
+            return
         if not torch.compiler.is_compiling():
             if _computed_again():
                 return
@@ -127,14 +129,16 @@ class Capture:
 
     def _keep(self, depth: int, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         # These lines call no other method of this class: torch.compile traces them into the model's graph.
-        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        if torch.jit.is_tracing() or _is_replica(module):  # type: ignore[attr-defined, no-untyped-call]
             return
         if torch.is_grad_enabled() and module.training and inputs and isinstance(inputs[0], Tensor):
             self._latest = (inputs[0].detach(), output.detach() if isinstance(output, Tensor) else None)
             self._runs += 1
 
     def _returned(self, depth: int, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if not torch.compiler.is_compiling() and depth == self._outermost and not _computed_again():
+        if torch.compiler.is_compiling() or _is_replica(module):
+            return
+        if depth == self._outermost and not _computed_again():
             # Stays False if only the evaluation calls the model, and the training calls parts of it.
             self._model_returns |= self._latest is not None
             self._hand_on()
@@ -238,6 +242,11 @@ def modules_around(model: nn.Module, classifier: nn.Module) -> list[nn.Module]:
             parts = name.split(".")[:-1]
             return [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts) + 1)]
     return [model]
+
+
+def _is_replica(module: nn.Module) -> bool:
+    """Whether this is a copy by nn.DataParallel: such copies have the hooks, and run in several threads at once."""
+    return bool(getattr(module, "_is_replica", False))
 
 
 def _computed_again() -> bool:

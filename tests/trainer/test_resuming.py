@@ -265,6 +265,19 @@ def test_a_sampler_that_is_told_a_later_epoch_leaves_the_state_out(daemon: HookD
         assert len([*batches]) == 7
 
 
+def test_a_state_of_a_sampler_without_a_number_goes_on_in_a_later_epoch(daemon: HookDaemon) -> None:
+    """As where one rank shuffled, and the samplers of two are told the epoch: by Lightning, or by the loop."""
+    with trainer_hook.plan(daemon.mount, batches := DataLoader(Indexed(), batch_size=8, shuffle=True)) as planning:
+        assert len([*batches]) == 7
+        taken = next(iter(batches)).tolist()
+        state = planning.state_dict()
+    batches = DataLoader(Indexed(), batch_size=8, sampler=DistributedSampler(Indexed(), 1, 0))
+    with trainer_hook.plan(daemon.mount, batches) as planning:
+        planning.load_state_dict(state)
+        batches.sampler.set_epoch(1)  # type: ignore[attr-defined]
+        assert sorted(taken + [one for batch in batches for one in batch.tolist()]) == [*range(SIZE)]
+
+
 def test_a_loader_that_drops_its_last_batch_drops_it_of_the_rest(daemon: HookDaemon) -> None:
     for options, left in (({"drop_last": True}, 3), ({}, 4)):
         batches = DataLoader(Indexed(), batch_size=8, **options)  # type: ignore[arg-type]

@@ -383,8 +383,10 @@ class Planner:
         """What this rank reads: what its sampler has drawn, or its share of the rest of an epoch that goes on."""
         progress, self._restored = self._restored, None
         sampler_epoch = getattr(getattr(self._index_sampler, "sampler", self._index_sampler), "epoch", None)
-        if progress is not None and (progress.sampler_epoch or 0) < (sampler_epoch or 0):
-            # `set_epoch` has named a later epoch than that of the state: the training has left that one.
+        saved_epoch = None if progress is None else progress.sampler_epoch
+        if saved_epoch is not None and saved_epoch < (sampler_epoch or 0):
+            # `set_epoch` has named a later epoch than that of the state: the training has left that one. (Which number
+            # an epoch has that one rank shuffled without a sampler for ranks, the state does not say.)
             progress = None
         before: Indices = np.empty(0, np.uint32)
         self._goes_on = progress is not None

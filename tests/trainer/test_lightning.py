@@ -19,7 +19,7 @@ from mounting import mounted
 from pictures import EPOCHS, PICTURES, Classifier, Pictures, check_recorded, make_pictures
 from tiny_training import SIZE, Network, Numbered, features, loader, recorded
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from trainer_hook import ImpactSampler, SpiderSampler, lightning_callback, plan
 
@@ -322,3 +322,31 @@ def test_a_users_sampler_on_two_ranks_draws_as_without_a_plan(daemon: HookDaemon
         return drawn
 
     assert read(True) == read(False)
+
+
+@pytest.mark.filterwarnings("ignore:You requested to overfit")
+def test_a_loader_that_is_made_of_a_planned_one_draws_as_without_a_plan(daemon: HookDaemon) -> None:
+    """Lightning makes one in order to give it another sampler."""
+
+    class Reading(Module):
+        def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+            read.append(batch[0].tolist())
+            return super().training_step(batch)
+
+    reads: list[list[Any]] = []
+    for planned in (False, True):
+        read: list[Any] = []
+        batches = loader()
+        if planned:
+            plan(daemon.mount, batches)
+        trainer(daemon.mount, None, callbacks=[], overfit_batches=3).fit(
+            Reading(Network()), batches, loader(shuffle=False)
+        )
+        made = type(batches)(Numbered(), batch_sampler=type(batches.batch_sampler)(range(SIZE), 8, False))
+        assert (type(made), type(made.batch_sampler)) == (DataLoader, BatchSampler)
+        del batches
+        gc.collect()
+        read += [inputs.tolist() for inputs, _ in made]
+        reads.append(read)
+    assert len(reads[0]) == EPOCHS * 3 + BATCHES
+    assert reads[0] == reads[1]

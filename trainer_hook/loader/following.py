@@ -61,7 +61,7 @@ class Follower(Passes):
         self._name = "sampler" if drawing.batch_sampler is None else "batch_sampler"
         self._original = index_sampler_of(drawing)
         self.rounds = rounds_of(drawing, planner.draw, planner.missed, self.samples_of)
-        self._set_sampler(drawing, _FollowedSampler(self._original, self))
+        self._set_sampler(drawing, _followed_sampler(self._original, self))
         _become(drawing, _followed_class(type(drawing), weakref.ref(self), _follow))
         if loader is not drawing and _gives_one_behind(loader):
             self._loaders.append(weakref.ref(loader))
@@ -124,7 +124,7 @@ class Follower(Passes):
     def plain_state(self, loader: DataLoader[Any]) -> dict[str, Any]:
         """The attributes of a copy of the loader: those that the loader would have without us."""
         state = dict(loader.__dict__)
-        if type(state.get(self._name)) is _FollowedSampler:
+        if issubclass(type(state.get(self._name)), _FollowedSampler):
             state[self._name] = self._original
         return state
 
@@ -155,7 +155,10 @@ Follow = Callable[[Follower, type[DataLoader[Any]], DataLoader[Any]], Iterator[A
 def _followed_class(
     kind: type[DataLoader[Any]], followed_by: weakref.ref[Follower], follow: Follow
 ) -> type[DataLoader[Any]]:
-    """A subclass of the loader's class in which iterating is followed, and whose copies are not followed."""
+    """A subclass of the loader's class in which iterating is followed; copies, and what is made by it, are not."""
+
+    def new(cls: type[DataLoader[Any]], *args: Any, **options: Any) -> DataLoader[Any]:
+        return kind(*args, **options)
 
     def iterate(self: DataLoader[Any]) -> Iterator[Any]:
         return follow(_known(followed_by), kind, self)
@@ -178,7 +181,7 @@ def _followed_class(
         # pickle demands that an object made by copyreg has the class of the original.
         return (object.__new__, *made[1:]) if made[0] is copyreg.__newobj__ else made  # type: ignore[attr-defined]
 
-    followed = {"__iter__": iterate, "__reduce_ex__": reduce, _MARK: kind}
+    followed: dict[str, Any] = {"__new__": new, "__iter__": iterate, "__reduce_ex__": reduce, _MARK: kind}
     if has_state(kind) and follow is _follow:
         followed["state_dict"] = state_dict
     # The class has no second base: that would change the layout, and then `_become` could not set it.
@@ -240,9 +243,8 @@ class _StatefulDraws(_Draws):
 class _FollowedSampler:
     """A batch sampler (or a sampler, if the loader makes no batches) that notes its draws."""
 
-    def __init__(self, sampler: Any, follower: Follower) -> None:
-        self._sampler = sampler
-        self._follower = follower
+    _sampler: Any
+    _follower: Follower
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: the sampler's own iterator must be made now, while `now` is the iteration that asks for it.
@@ -277,6 +279,19 @@ class _FollowedSampler:
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A copy is not followed.
         return _itself, (self._sampler,)
+
+
+def _followed_sampler(sampler: Any, follower: Follower) -> _FollowedSampler:
+    """The sampler, followed; what another makes by its type, as Lightning does for its ranks, is of the own type."""
+    kind = type(sampler)
+
+    def new(cls: type[_FollowedSampler], *args: Any, **options: Any) -> Any:
+        return kind(*args, **options)
+
+    followed: type[_FollowedSampler] = type("_FollowedSampler", (_FollowedSampler,), {"__new__": new})
+    made: _FollowedSampler = object.__new__(followed)
+    made._sampler, made._follower = sampler, follower
+    return made
 
 
 def _itself(sampler: Any) -> Any:

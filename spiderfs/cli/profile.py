@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spiderfs.cli.control_files import explained, find_mount, printable, read_control, read_stats
+from spiderfs.cli.parameters import Number
 from spiderfs.errors import UsageError
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.recipe import NO_VIEW, READY, parse_recipes
@@ -45,7 +46,7 @@ _MB = 1e6
 )
 @click.option(
     "--uses",
-    type=click.FloatRange(min=1),
+    type=Number(min=1),
     default=1.0,
     show_default=True,
     help="How often an augmented sample is used before it is made again: reuse= of refurbish.",
@@ -62,7 +63,7 @@ _MB = 1e6
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     help="How many samples a second the steps of a machine take, if the function returns no step.",
 )
 @click.option("--planned", is_flag=True, help="The training publishes plans, so no worker waits for the source.")

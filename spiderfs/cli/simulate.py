@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from spiderfs.cli.control_files import printable
+from spiderfs.cli.parameters import Number
 from spiderfs.errors import UsageError
 
 # numpy and rich are imported where they are used, so that `spiderfs --help` does not wait for them.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--ratio",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     help="Share of the importance section, for spider [default: the recorded shares]",
 )
 @click.option(
@@ -76,8 +76,6 @@ def simulate(
     from rich.console import Console
 
     console = Console()
-    if ratio is not None and math.isnan(ratio):
-        raise UsageError("--ratio nan: write a number from 0 to 1")
     from spiderfs.simulation.compare import chosen_capacities, chosen_policies, compare
     from spiderfs.simulation.hint_source import chosen_settings
     from spiderfs.trace.format import read_trace

@@ -39,6 +39,13 @@ def refusal(*arguments: str | Path) -> str:
     return result.stderr
 
 
+@pytest.mark.parametrize("option", ["--rate", "--uses"])
+def test_what_is_no_number_is_refused(here: Path, option: str) -> None:
+    result = CliRunner().invoke(main, ["profile", str(here), option, "nan"])
+    assert result.exit_code == 2
+    assert "'nan' is no number" in result.stderr
+
+
 def test_what_cannot_be_profiled_is_refused_in_one_line(here: Path, tmp_path: Path) -> None:
     assert "no spiderfs mount is at" in refusal(tmp_path)
     assert "it has jpeg256, " in refusal(here, "--view", "jpeg257")

@@ -190,7 +190,7 @@ def test_command_reads_text(tmp_path: Path) -> None:
         (["--capacity", "120%"], "capacity: "),
         (["--capacity", "10%,"], "capacity: "),
         (["--json", "/nonexistent/x"], "cannot write"),
-        (["--ratio", "nan"], "from 0 to 1"),
+        (["--ratio", "nan"], "no number"),
         (["--neighbours", "9" * 30], "1000000"),
     ],
 )

@@ -15,10 +15,10 @@ import trio
 
 from spiderfs.core.views_room import NO_VIEWS, ViewsRoom
 from spiderfs.daemon.cache_directory import bind_to_view, same_file
+from spiderfs.daemon.chosen_partition import Partition, chosen_partition
 from spiderfs.daemon.pipes import open_pipe
 from spiderfs.daemon.restarts import REFUSED_AFTER
 from spiderfs.errors import StoreError
-from spiderfs.forms.chosen_partition import Partition, chosen_partition
 from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.fuse.session import MAX_WAITING
 from spiderfs.linux import steady_clock

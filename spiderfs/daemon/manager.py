@@ -30,6 +30,7 @@ from spiderfs.daemon.caching.prefetcher import Prefetcher
 from spiderfs.daemon.caching.push_ahead import PushAhead
 from spiderfs.daemon.caching.superseded import Superseded
 from spiderfs.daemon.caching.warmer import Warmer
+from spiderfs.daemon.chosen_partition import NextPartition
 from spiderfs.daemon.context import MANAGER_ROW, MountContext
 from spiderfs.daemon.control import commands, texts
 from spiderfs.daemon.control.access_log import AccessLog
@@ -43,7 +44,6 @@ from spiderfs.daemon.training.connection.hook_server import HookServer, listen
 from spiderfs.daemon.training.connection.partial_connection import PartialKeeper
 from spiderfs.daemon.training.service import Training
 from spiderfs.errors import SpiderfsError, StoreError
-from spiderfs.forms.chosen_partition import NextPartition
 from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import PackageDirectory

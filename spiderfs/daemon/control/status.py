@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from spiderfs.daemon.caching.cache_control import CacheStatus
 from spiderfs.daemon.caching.capacity import SurveyStatus
 from spiderfs.daemon.caching.prefetcher import PrefetcherStatus
+from spiderfs.daemon.chosen_partition import Partition
 from spiderfs.daemon.training.courses.job_accounts import JobStatus
 from spiderfs.daemon.training.lists.trainer import TrainerStatus
-from spiderfs.forms.chosen_partition import Partition
 from spiderfs.options.model import Options
 
 

@@ -17,12 +17,12 @@ from spiderfs import __version__
 from spiderfs.core.learning.teaching import RatioStatus
 from spiderfs.daemon.caching.prefetcher import PlanStatus, PrefetcherStatus
 from spiderfs.daemon.caching.warmer import WarmerStatus
+from spiderfs.daemon.chosen_partition import Partition
 from spiderfs.daemon.control.status import MountStatus
 from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.daemon.training.courses.job_accounts import JobStatus
 from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.daemon.training.lists.trainer import TrainerStatus
-from spiderfs.forms.chosen_partition import Partition
 from spiderfs.metrics import SharedCounters, prometheus_text
 from spiderfs.options.model import Options
 from spiderfs.options.units import round_size

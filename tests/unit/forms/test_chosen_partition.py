@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from test_profile import MADE_UP
 
+from spiderfs.daemon.chosen_partition import Partition, chosen_partition
 from spiderfs.errors import ConfigError, UsageError
-from spiderfs.forms.chosen_partition import Partition, chosen_partition
 from spiderfs.forms.partition import Split
 from spiderfs.forms.profile import Reads, SourceSpeed
 from spiderfs.forms.record import Record, load, save

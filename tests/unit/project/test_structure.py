@@ -20,15 +20,16 @@ PACKAGE = ROOT / "spiderfs"
 # types alone counts: who names another's types knows of it.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("spiderfs", "errors"),
-    ("core", "forms.partition", "linux", "metrics", "protocol", "scorer"),
+    ("core", "linux", "metrics", "protocol", "scorer"),
     ("policies.parts", "shared", "trace"),
     ("policies", "sources", "store"),
     ("packages", "views"),
+    ("forms",),
     ("options", "vfs"),
-    ("client", "forms", "fuse", "simulation"),
+    ("client", "fuse", "simulation"),
     ("profiling",),
     ("daemon.background", "daemon.cache_directory", "daemon.guard", "daemon.restarts", "daemon.pipes"),
-    ("daemon.published_options",),
+    ("daemon.chosen_partition", "daemon.published_options"),
     ("daemon.context",),
     ("daemon.caching", "daemon.deaths"),
     ("daemon.training.lists",),
@@ -58,7 +59,7 @@ LAYER_OF = {
     for unit in units
 }
 # Folders whose modules have a layer each, or whose inner rooms have.
-OPENED = ("daemon", "forms", "policies")
+OPENED = ("daemon", "policies")
 
 # Who alone may import a library; whatever else needs it asks them.
 ONLY_IMPORTERS = {

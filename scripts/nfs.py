@@ -70,7 +70,10 @@ def main() -> int:
         show(results)
         if arguments.json:
             found = {"kernel": parts.release, "quick": arguments.quick, "results": results}
-            arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+            sys.path.insert(0, str(ROOT))  # Benchmarks are not installed.
+            from benchmarks.common.results import save
+
+            save(arguments.json, found)
     if not ended:
         return refuse("the machine ended before its tests did; run it again with --keep and look into console.log")
     return 0 if results and all(result["outcome"] in ("passed", "skipped") for result in results) else 1

@@ -47,14 +47,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [item for item in items if _is_left_out(item) or (config.option.fast and _is_slow(item))]
-    config.hook.pytest_deselected(items=left_out)
+    left_out = {item for item in items if _is_left_out(item) or (config.option.fast and _is_slow(item))}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+def _parameters(item: pytest.Item) -> dict[str, object]:
+    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
 
 
 def _is_left_out(item: pytest.Item) -> bool:
     """Whether a marked parameter keeps a test from running so, or it would run over pyfuse3 with several workers."""
-    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    parameters = _parameters(item)
     binding, options = parameters.get("binding", "kernel"), parameters.get("options")
     wanted = [parameters.get(name) for name in ("workers", "mount", "lasting")]
     wanted += [options.get("workers")] if isinstance(options, dict) else []
@@ -67,8 +71,7 @@ def _is_left_out(item: pytest.Item) -> bool:
 
 def _is_slow(item: pytest.Item) -> bool:
     """Whether a test mounts, or is of a folder whose tests take long; a test says by its marker `slow` that it does."""
-    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    mounts = item.path.name == "test_filesystem_cases.py" and parameters.get("kind") not in FAST_SUBJECTS
+    mounts = item.path.name == "test_filesystem_cases.py" and _parameters(item).get("kind") not in FAST_SUBJECTS
     return mounts or item.nodeid.startswith(SLOW_FOLDERS) or item.get_closest_marker("slow") is not None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -42,5 +43,6 @@ def run_as_ordinary_user(program: str, source: Path, point: Path, options: str) 
 def let_everybody_in(place: Path) -> None:
     """pytest closes the directories above a test's to all other users, and scripts/test that of the run."""
     for path in (place, *place.parents):
-        if path.is_relative_to(tempfile.gettempdir()):
-            path.chmod(path.stat().st_mode | 0o055)
+        found = path.stat()
+        if path.is_relative_to(tempfile.gettempdir()) and found.st_uid == os.getuid():
+            path.chmod(found.st_mode | 0o055)

@@ -71,31 +71,38 @@ class Outcome:
 
 
 @contextmanager
+def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run `work` in a thread, which is to return when the event is set: when the context ends."""
+    ended = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work, ended)
+        try:
+            yield
+        finally:
+            ended.set()
+        working.result()
+
+
+@contextmanager
 def replaced(source: Path, names: list[str], most_bytes: int, pause_s: float) -> Iterator[None]:
     """Replace these files by rename, one after the other, until the context ends."""
-    ended = threading.Event()
 
-    def replace(generation: int) -> None:
+    def replace(generation: int, ended: threading.Event) -> None:
         for name in names:
             (source / f".{name}.new").write_bytes(content_of(name, generation, most_bytes))
             os.rename(source / f".{name}.new", source / name)
             if ended.wait(pause_s):
                 return
 
-    def replace_on() -> None:
+    def replace_on(ended: threading.Event) -> None:
         generation = 0
         while not ended.is_set():
             generation += 1
-            replace(generation)
+            replace(generation, ended)
 
-    replace(0)
-    with ThreadPoolExecutor(1) as pool:
-        writer = pool.submit(replace_on)
-        try:
-            yield
-        finally:
-            ended.set()
-        writer.result()
+    replace(0, threading.Event())
+    with beside(replace_on):
+        yield
 
 
 def read_on(point: Path, names: list[str], most_bytes: int, readers: int, reads: int) -> Outcome:

@@ -150,7 +150,7 @@ class WarmsUp(ABC):
 
 
 class Restocked(ABC):
-    """The questions that such a policy answers beside those that every policy answers (`policy.py`)."""
+    """A policy with room for samples that nobody has read yet, which packages bring (`daemon/caching/packer.py`)."""
 
     @abstractmethod
     def ranks_low(self, key: Key) -> bool:

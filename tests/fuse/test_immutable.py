@@ -163,9 +163,8 @@ def test_what_root_writes_is_refused_and_seen_by_nobody(mount: Mounted, at: int)
 def test_another_user_cannot_open_a_file_to_write(source: Path, tmp_path: Path) -> None:
     for name in SIZES:
         (source / name).chmod(0o666)
-    for directory in (tmp_path, source, source / "one", *tmp_path.parents):
-        if directory.stat().st_uid == 0:
-            directory.chmod(directory.stat().st_mode | 0o055)
+    let_everybody_in(tmp_path)
+    let_everybody_in(source / "one")
     with mounted(source, tmp_path / "m", immutable="on", allow_other="on") as mount:
         (tmp_path / "m").chmod(0o755)
         other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c"]

@@ -25,6 +25,7 @@ from mounting import (
     run_spiderfs,
     unmount,
 )
+from ordinary_user import let_everybody_in
 from reading import read_afresh, readers, together, write_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -342,13 +343,6 @@ def _as_nobody(*paths: Path) -> list[str]:
     return done.stdout.decode().splitlines()
 
 
-def _open_to_all(path: Path) -> None:
-    """Let everybody walk to a test's directory; pytest closes the ones above it."""
-    for directory in (path, *path.parents):
-        if directory.stat().st_uid == os.getuid() and directory != Path("/"):
-            directory.chmod(directory.stat().st_mode | 0o055)
-
-
 @pytest.mark.both_bindings
 @pytest.mark.both_modes
 def test_other_users_see_what_the_permissions_allow(source: Path, tmp_path: Path, binding: str) -> None:
@@ -356,10 +350,10 @@ def test_other_users_see_what_the_permissions_allow(source: Path, tmp_path: Path
     (source / "secret").chmod(0o600)
     (source / "file").chmod(0o644)
     source.chmod(0o755)
-    _open_to_all(tmp_path)
+    let_everybody_in(tmp_path)
     point, cache, log = tmp_path / "mnt", ROOTS_OWN / "cache", tmp_path / "daemon.log"
     point.mkdir(mode=0o755)
-    _open_to_all(tmp_path)
+    let_everybody_in(tmp_path)
     # By root, for whom allow_other needs no line in /etc/fuse.conf; in a namespace, so that it ends in any case.
     options = options_text({"cache_dir": cache, "log_file": log, "allow_other": "on", **options_of(binding)})
     paths = [point / "file", point / "secret", *(point / ".spiderfs" / name for name in ("version", "config", "warm"))]
@@ -385,9 +379,9 @@ def test_other_users_see_what_the_permissions_allow(source: Path, tmp_path: Path
 def test_without_allow_other_nobody_else_gets_in(source: Path, tmp_path: Path) -> None:
     (source / "file").chmod(0o644)
     source.chmod(0o755)
-    _open_to_all(tmp_path)
+    let_everybody_in(tmp_path)
     with mounted(source, tmp_path / "m") as mount:
-        _open_to_all(mount.point.parent)
+        let_everybody_in(mount.point.parent)
         assert _as_nobody(mount.point / "file") == [os.strerror(errno.EACCES)]
 
 
@@ -424,7 +418,7 @@ def test_without_the_fuse_device_there_is_one_line(source: Path, tmp_path: Path)
 def test_without_fusermount3_an_ordinary_user_gets_one_line(source: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "mnt").mkdir()
-    _open_to_all(tmp_path)
+    let_everybody_in(tmp_path)
     (tmp_path / "mnt").chmod(0o777)
     # The checks of a mount, as the user nobody where the tests run as root.
     script = f"""

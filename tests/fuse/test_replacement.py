@@ -9,12 +9,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from mounting import Mounted, mounted
-from replacing import read_on, replaced
+from replacing import beside, read_on, replaced
 
 NAMES = [f"sample {number}" for number in range(12)]
 MOST_BYTES = 60_000
@@ -50,21 +49,15 @@ def test_a_file_that_is_replaced_faster_than_it_can_be_looked_up_is_read_without
 @contextlib.contextmanager
 def killed(mount: Mounted, pause_s: float) -> Iterator[None]:
     """Kill one worker after the other until the context ends."""
-    ended = threading.Event()
 
-    def kill() -> None:
+    def kill(ended: threading.Event) -> None:
         for turn in itertools.count():
             if ended.wait(pause_s):
                 return
             os.kill(mount.workers()[turn % mount.workers_wanted], signal.SIGKILL)
 
-    with ThreadPoolExecutor(1) as pool:
-        killing = pool.submit(kill)
-        try:
-            yield
-        finally:
-            ended.set()
-        killing.result()
+    with beside(kill):
+        yield
 
 
 def test_a_file_that_is_replaced_is_read_without_errors_while_workers_are_killed(tmp_path: Path) -> None:

@@ -127,8 +127,13 @@ def _backports() -> list[str]:
     where = CACHE / "backports"
     (where / "lists/partial").mkdir(parents=True, exist_ok=True)
     (where / "archives/partial").mkdir(parents=True, exist_ok=True)
-    suite = f"{release[1] if release else 'stable'}-backports"
-    (where / "sources.list").write_text(f"deb http://deb.debian.org/debian {suite} main\n")
+    codename = release[1] if release else "stable"
+    suite = f"{codename}-backports"
+    # From where this machine has its other packages.
+    archives = _apt("apt-get", "indextargets", "--format", "$(REPO_URI)", f"Codename: {codename}", "Component: main")
+    if not archives:
+        raise NoMachine(f"apt knows no archive of {codename}, so there is no newer kernel: run apt-get update")
+    (where / "sources.list").write_text(f"deb {archives.split()[0]} {suite} main\n")
     folders = {
         "Dir::Etc::sourcelist": where / "sources.list",
         "Dir::Etc::sourceparts": "-",

@@ -21,6 +21,8 @@ from trainer_hook.loader.following import Follower, drawing_loader
 from trainer_hook.loader.planner import Planner
 from trainer_hook.model.capture import find_classifier
 
+EMBED_DIM = 64
+
 
 # Longer than other functions: it has an argument for each choice of a training, and a paragraph for each of them.
 def attach(
@@ -31,7 +33,7 @@ def attach(
     samples: Iterable[Sample] | None = None,
     split: str = "train",
     classifier: str | nn.Module | None = None,
-    embed_dim: int = DEFAULT_LIMITS.dimension,
+    embed_dim: int = EMBED_DIM,
     lookahead: int | None = None,
     socket: str | os.PathLike[str] | None = None,
     client_name: str = "torch",
@@ -49,6 +51,9 @@ def attach(
     """Tell the daemon of the spiderfs mount at or above `directory` what this training learns, and what it will read.
 
     Attach after the model has been wrapped (DistributedDataParallel, torch.compile, `Accelerator.prepare`).
+
+    Embeddings that are wider than `embed_dim` are projected to so many numbers. The network's own width, as in the
+    papers, changes the scores little, and costs the scorer in proportion (`benchmarks/training/embedding_width.py`).
 
     `samples` has a pair (path, label) for each index of the data set, in order; give it if the data set has neither
     `.samples` nor `.imgs`. `lookahead` is the number of further batches that the loop takes before the model sees a

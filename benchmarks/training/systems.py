@@ -141,6 +141,11 @@ class Task:
     seed: int
 
 
+def epochs_of(system: System, usual: int) -> int:
+    """How many epochs this system trains, where others train `usual`."""
+    return max(2, round(usual * system.epochs))
+
+
 # For each seed the sizes of the cache, in order.
 Shares = dict[int, dict[float, None]]
 
@@ -155,7 +160,7 @@ def measure_task(pool: Pool, task: Task, usual_epochs: int, missing: Shares) -> 
 def measure_system(pool: Pool, task: Task, usual_epochs: int) -> Measured:
     system = (SYSTEMS | WHY)[task.system]
     configuration = replace(system.configuration, cached_share=task.cached_share)
-    run = train(pool, configuration, task.system, task.seed, max(2, round(usual_epochs * system.epochs)))
+    run = train(pool, configuration, task.system, task.seed, epochs_of(system, usual_epochs))
     if system.configuration == UNIFORM.configuration:
         return through("uniform+plan", task, run, pool)
     return measured_of(task, run, pool)

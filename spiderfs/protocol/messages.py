@@ -36,8 +36,8 @@ class Limits:
     """Of all paths of one list: ten million paths of a hundred bytes. The paths of ImageNet take 97 MB."""
     batch: int = 65_536
     """Rows of one batch."""
-    dimension: int = 64
-    """Numbers of one embedding."""
+    dimension: int = 4096
+    """Numbers of one embedding: the widest classifier's input of the papers' networks (AlexNet)."""
     text_bytes: int = 1024
     """Of one text, in UTF-8."""
 

@@ -288,6 +288,20 @@ def test_wide_embeddings_are_projected_alike_everywhere(daemon: HookDaemon) -> N
     assert abs(np.linalg.norm(one.astype(np.float32), axis=1).mean() - 1) < 0.3
 
 
+def test_wide_embeddings_are_sent_as_they_are_if_embed_dim_has_room(daemon: HookDaemon) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, 200), nn.ReLU(), nn.Linear(200, CLASSES))
+    batches = loader(shuffle=False, batch_size=SIZE)
+    hook = attach(daemon.mount, model, batches, embed_dim=512)
+    inputs, _ = next(iter(batches))
+    model(inputs)
+    hook.close()
+    until(lambda: len(daemon.sink.batches) == 1)
+    ((_, batch),) = daemon.sink.batches
+    with torch.no_grad():
+        expected = nn.functional.normalize(model[1](model[0](inputs)), dim=1)
+    np.testing.assert_allclose(batch.embeddings, expected, atol=1e-3)
+
+
 @pytest.mark.parametrize("shape", [(4, 5), (4, 2, 2)])
 def test_classifiers_over_positions_are_averaged(daemon: HookDaemon, shape: tuple[int, ...]) -> None:
     layer: nn.Module = nn.Linear(5, CLASSES) if len(shape) == 2 else nn.Conv2d(4, CLASSES, 1)
@@ -368,7 +382,7 @@ def test_arguments_that_can_never_work_are_refused_at_once(tmp_path: Path) -> No
         ("in order", (model, loader(in_order=False, num_workers=1, multiprocessing_context="fork")), {}),
         ("no Linear", (nn.Conv2d(1, 1, 1), loader()), {}),
         ("no layer 'head'", (model, loader()), {"classifier": "head"}),
-        ("embed_dim=65", (model, loader()), {"embed_dim": 65}),
+        ("embed_dim=4097", (model, loader()), {"embed_dim": 4097}),
         ("lookahead=-1", (model, loader()), {"lookahead": -1}),
         ("queue_batches=0: give 1", (model, loader()), {"queue_batches": 0}),
         ("epoch=None: give the number", (model, loader()), {"epoch": None}),

@@ -2,7 +2,7 @@
 
 A module or test marked `both_bindings` runs once over each binding. One marked `both_modes` runs once more in immutable
 mounts, which are over the kernel's own protocol. Of such a module, tests marked `kernel_binding` run over the kernel's
-own protocol alone, and in no immutable mount; tests marked `asked_opens` run in no immutable mount. The marker says
+own protocol alone, and in no immutable mount; tests marked `not_immutable` run in no immutable mount. The marker says
 why. Single parameters of a test can be marked so too. Nothing runs over pyfuse3 again only to have more workers.
 """
 
@@ -40,7 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     kinds = ["kernel"]
     if marked("both_bindings") and not marked("kernel_binding"):
         kinds = [*BINDINGS]
-    if marked("both_modes") and not marked("kernel_binding") and not marked("asked_opens"):
+    if marked("both_modes") and not marked("kernel_binding") and not marked("not_immutable"):
         kinds.append(IMMUTABLE)
     if len(kinds) > 1:
         metafunc.parametrize("binding", kinds, indirect=True, scope="module")
@@ -63,7 +63,7 @@ def _is_left_out(item: pytest.Item) -> bool:
     wanted = [parameters.get(name) for name in ("workers", "mount", "lasting")]
     wanted += [options.get("workers")] if isinstance(options, dict) else []
     several = any(isinstance(count, int) and count > 1 for count in wanted)
-    left_out = {"pyfuse3": several, IMMUTABLE: item.get_closest_marker("asked_opens") is not None}
+    left_out = {"pyfuse3": several, IMMUTABLE: item.get_closest_marker("not_immutable") is not None}
     return left_out.get(binding, False) or (
         binding != "kernel" and item.get_closest_marker("kernel_binding") is not None
     )

@@ -19,8 +19,8 @@ CAPACITY_BYTES = 4 << 30
 
 
 @asynccontextmanager
-async def bare_on_disk(source: Source, place: Path, unasked: Kernel | None = None) -> AsyncIterator[Bare]:
-    """Everything fits into the store, which is made in the directory `place`; `unasked`: see `bare_filesystem`."""
+async def bare_on_disk(source: Source, place: Path, immutable: Kernel | None = None) -> AsyncIterator[Bare]:
+    """Everything fits into the store, which is made in the directory `place`; `immutable`: see `bare_filesystem`."""
     for name in ("content", "names"):
         (place / name).mkdir(parents=True)
     content, records = LmdbContent(place / "content"), LmdbRecords(place / "names", TABLES)
@@ -29,6 +29,6 @@ async def bare_on_disk(source: Source, place: Path, unasked: Kernel | None = Non
     # Nobody reads the pipe: once it is full, a batch of events costs what it costs, and is dropped.
     events = EventWriter(open_pipe()[1], counters)
     async with bare_filesystem(
-        source, content, records, place, events=events, counters=counters, alone=True, unasked=unasked
+        source, content, records, place, events=events, counters=counters, alone=True, immutable=immutable
     ) as bare:
         yield bare

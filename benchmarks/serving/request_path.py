@@ -29,8 +29,8 @@ from benchmarks.common.sources import write
 from benchmarks.serving.bare import bare_on_disk
 from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles
+from spiderfs.fuse.immutable_operations import ImmutableOperations
 from spiderfs.fuse.operations import Operations
-from spiderfs.fuse.unopened import UnopenedOperations
 from spiderfs.fuse.wire import Opcode
 from spiderfs.linux.process_table import started_at
 from spiderfs.shared.attached_trainers import Attached
@@ -39,8 +39,8 @@ from spiderfs.store.store import Content, ContentKey
 from spiderfs.testing import Bare, FakeKernel
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE
+from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 from spiderfs.vfs.redirect_table import redirect_row
-from spiderfs.vfs.unopened_files import UnopenedFilesystem
 
 FILES = 1000
 FILE_BYTES = 2000
@@ -112,16 +112,16 @@ async def measure(directory: Path, rounds: int) -> dict[str, float]:
         await bare.fetcher.drain()
         found = parts(asked, bare)
     kernel = FakeKernel()
-    async with bare_on_disk(source, directory / "immutable", unasked=kernel) as bare:
+    async with bare_on_disk(source, directory / "immutable", immutable=kernel) as bare:
         filesystem = bare.filesystem
-        assert isinstance(filesystem, UnopenedFilesystem)
+        assert isinstance(filesystem, ImmutableFilesystem)
         asked = await asked_of(
-            bare, UnopenedOperations(filesystem, bare.counters, kernel.push, kernel.drop_pages), rounds
+            bare, ImmutableOperations(filesystem, bare.counters, kernel.push, kernel.drop_pages), rounds
         )
         for inode in asked.inodes:
-            await filesystem.read_unopened(inode, 0, FILE_BYTES + 1, asked.caller)
+            await filesystem.read_immutable(inode, 0, FILE_BYTES + 1, asked.caller)
         await bare.fetcher.drain()
-        return found | unasked_parts(asked, bare)
+        return found | immutable_parts(asked, bare)
 
 
 async def asked_of(bare: Bare, operations: Operations, rounds: int) -> Asked:
@@ -168,7 +168,7 @@ def parts(asked: Asked, bare: Bare) -> dict[str, float]:
     return found
 
 
-def unasked_parts(asked: Asked, bare: Bare) -> dict[str, float]:
+def immutable_parts(asked: Asked, bare: Bare) -> dict[str, float]:
     found = {
         "immutable: READ, all of it": asked.microseconds(asked.read),
         "immutable: LOOKUP, all of it": asked.microseconds(asked.look_up),

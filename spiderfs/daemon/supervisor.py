@@ -124,7 +124,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
         os.fspath(options.source),
         options.allow_other,
         options.exec,
-        opens_are_asked=not options.immutable,
+        immutable=options.immutable,
     )
     connection = mounts.open_abort(options.mountpoint)
     start_log = partial(start_logging, options.log_level, options.log_file, options.cache_dir, foreground)

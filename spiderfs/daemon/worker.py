@@ -20,12 +20,12 @@ from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.kernel import Kernel, Serving
 from spiderfs.fuse.passthrough import KernelBackingFiles, Passthrough
 from spiderfs.shared.attached_trainers import published_trainers
-from spiderfs.vfs.control_files import Control, UnopenedControl
+from spiderfs.vfs.control_files import Control, ImmutableControl
 from spiderfs.vfs.fetcher import Episode
 from spiderfs.vfs.filesystem import Filesystem
+from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 from spiderfs.vfs.read_ahead import ReadAhead
 from spiderfs.vfs.redirects import Redirects
-from spiderfs.vfs.unopened_files import UnopenedFilesystem
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +83,9 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         make_control: Callable[..., Control] = Control
         make_filesystem: Callable[..., Filesystem] = Filesystem
         if immutable:
-            make_control = partial(UnopenedControl, forget_name=kernel.forget_name)
+            make_control = partial(ImmutableControl, forget_name=kernel.forget_name)
             make_filesystem = partial(
-                UnopenedFilesystem,
+                ImmutableFilesystem,
                 doubt=kernel.doubt,
                 pusher_threads=context.pusher_threads,
             )

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from spiderfs.errors import MountError
 from spiderfs.fuse import session, wire
+from spiderfs.fuse.immutable_operations import ImmutableOperations
 from spiderfs.fuse.kernel import Kernel, Serving
 from spiderfs.fuse.operations import Operations
-from spiderfs.fuse.unopened import UnopenedOperations
-from spiderfs.vfs.unopened_files import UnopenedFilesystem
+from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 
 
 class KernelBinding:
@@ -28,8 +28,8 @@ class KernelBinding:
     async def serve(self, serving: Serving) -> None:
         filesystem, counters = serving.filesystem, serving.counters
         operations = (
-            UnopenedOperations(filesystem, counters, self.push, self.drop_pages)
-            if isinstance(filesystem, UnopenedFilesystem)
+            ImmutableOperations(filesystem, counters, self.push, self.drop_pages)
+            if isinstance(filesystem, ImmutableFilesystem)
             else Operations(filesystem, counters, self.push, serving.handles, serving.passthrough)
         )
         await session.serve(
@@ -80,14 +80,14 @@ class KernelBinding:
 
 
 def mount(
-    binding: str, at: Path, source: str, allow_other: bool, programs_run: bool, opens_are_asked: bool = True
+    binding: str, at: Path, source: str, allow_other: bool, programs_run: bool, immutable: bool = False
 ) -> Kernel:
     """Mount, and answer the kernel's first question (INIT); raises MountError.
 
-    `opens_are_asked`: whether the kernel is to ask for each open (`unopened.py`).
+    `immutable`: whether the kernel is to open files without asking (`immutable_operations.py`).
     """
     speak = BINDINGS[binding]()
-    return speak(session.mount(at, source, allow_other, programs_run, opens_are_asked))
+    return speak(session.mount(at, source, allow_other, programs_run, immutable))
 
 
 def _kernel() -> Callable[[int], Kernel]:

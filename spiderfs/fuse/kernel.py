@@ -46,7 +46,7 @@ class Kernel(Protocol):
         """Answer requests until the file system is unmounted."""
 
     def push(self, inode: int, content: bytes) -> None:
-        """Give the kernel a whole file's content unasked.
+        """Give the kernel a whole file's content, for which it has not asked.
 
         Blocks while a page of the file waits for an answer to a READ. Nothing happens if the kernel does not know the
         inode.

@@ -60,15 +60,15 @@ STANDBY_S = 0.1
 _INIT_PATIENCE_MS = 10_000
 
 
-def mount(at: Path, source: str, allow_other: bool, programs_run: bool, opens_are_asked: bool = True) -> int:
+def mount(at: Path, source: str, allow_other: bool, programs_run: bool, immutable: bool = False) -> int:
     """Mount, answer INIT, and return the FUSE descriptor; raises MountError."""
-    descriptor = mounts.mount(at, source, allow_other, programs_run, opens_are_asked)
+    descriptor = mounts.mount(at, source, allow_other, programs_run, immutable)
     if not select.select([descriptor], [], [], _INIT_PATIENCE_MS / 1000)[0]:
         raise MountError(f"the kernel does not talk to the mount on {at}")
     request = memoryview(os.read(descriptor, wire.REQUEST_BYTES))
     _, opcode, unique, *_ = wire.IN_HEADER.unpack_from(request)
     assert opcode == wire.Opcode.INIT
-    _write(descriptor, unique, 0, wire.init_out(request[wire.IN_HEADER.size :], opens_are_asked))
+    _write(descriptor, unique, 0, wire.init_out(request[wire.IN_HEADER.size :], immutable))
     mounts.widen_read_ahead(at)
     os.set_blocking(descriptor, False)
     return descriptor

@@ -179,7 +179,7 @@ def init_again() -> bytes:
     return IN_HEADER.pack(IN_HEADER.size + len(body), Opcode.INIT, 2, 0, 0, 0, 0, 0) + body
 
 
-def init_out(body: memoryview, opens_are_asked: bool = True) -> bytes:
+def init_out(body: memoryview, immutable: bool = False) -> bytes:
     """The answer to INIT: the part of the kernel's offer that spiderfs accepts.
 
     Where no open is asked for, one that truncates has to be another request (SETATTR), which can be refused.
@@ -188,7 +188,7 @@ def init_out(body: memoryview, opens_are_asked: bool = True) -> bytes:
     if offered & InitFlag.INIT_EXT:
         offered |= further << 32
     taken = _WANTED & offered
-    if not opens_are_asked:
+    if immutable:
         taken &= ~InitFlag.ATOMIC_O_TRUNC
     return _INIT_OUT.pack(
         MAJOR,

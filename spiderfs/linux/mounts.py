@@ -192,16 +192,16 @@ def check_mountable(path: str | Path) -> None:
         raise MountError(f"the mount point {path} is not a directory: choose or create one")
 
 
-def mount(path: str | Path, source: str, allow_other: bool, programs_run: bool, opens_are_asked: bool = True) -> int:
+def mount(path: str | Path, source: str, allow_other: bool, programs_run: bool, immutable: bool = False) -> int:
     """Mount at this path and return the descriptor from which the kernel's requests are read.
 
     `source` is the name that the mount table shows; `programs_run` says whether programs in the mount may be run, and
-    `opens_are_asked` whether the daemon is asked for each open.
+    `immutable` whether the kernel opens files without asking the daemon.
     """
     options = ["allow_other"] if allow_other else []
     # With default_permissions the kernel checks permissions. Without allow_other only the daemon's own user gets in,
     # and the daemon refuses opens to write, if it is asked.
-    if allow_other or not opens_are_asked:
+    if allow_other or immutable:
         options.append("default_permissions")
     here = canonical(path)
     if os.geteuid() == 0:

@@ -27,9 +27,10 @@ from spiderfs.store.store import Content, Records
 from spiderfs.vfs.answer_types import EventSink
 from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import Catalogue
-from spiderfs.vfs.control_files import Control, ControlChannel, UnopenedControl
+from spiderfs.vfs.control_files import Control, ControlChannel, ImmutableControl
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.filesystem import Filesystem
+from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.pending_reads import PendingReads
 from spiderfs.vfs.read_ahead import ReadAhead
@@ -37,7 +38,6 @@ from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings
 from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.supply import Supply
-from spiderfs.vfs.unopened_files import UnopenedFilesystem
 from spiderfs.views.tree import Forms
 
 READ_AHEAD_BLOCKS = 8
@@ -102,15 +102,15 @@ async def bare_filesystem(
     control: ControlChannel | None = None,
     counters: Counters | None = None,
     alone: bool = False,
-    unasked: Kernel | None = None,
+    immutable: Kernel | None = None,
     forms: Forms | None = None,
     pusher_threads: SharedNumbers | None = None,
     clock: Callable[[], float] = steady_clock.now,
 ) -> AsyncIterator[Bare]:
     """The file system over these parts, which stay the caller's to close; its locks and snapshots lie in `directory`.
 
-    `alone` has the meaning that it has for `Fetcher`. `unasked`: a kernel that opens files without asking; the file
-    system is an `UnopenedFilesystem`, which `pusher_threads` ask too. `forms`: those that `source`, a `ViewSource`,
+    `alone` has the meaning that it has for `Fetcher`. `immutable`: a kernel that opens files without asking; the file
+    system is an `ImmutableFilesystem`, which `pusher_threads` ask too. `forms`: those that `source`, a `ViewSource`,
     shows. The root is known, and all that was fetched is in the store at the end.
     """
     counters = counters or SharedCounters(1).row(0)
@@ -136,11 +136,11 @@ async def bare_filesystem(
     redirects = Redirects(records, PendingReads())
     make_control: Callable[..., Control] = Control
     make_filesystem: Callable[..., Filesystem] = Filesystem
-    if unasked is not None:
-        make_control = partial(UnopenedControl, forget_name=unasked.forget_name)
+    if immutable is not None:
+        make_control = partial(ImmutableControl, forget_name=immutable.forget_name)
         make_filesystem = partial(
-            UnopenedFilesystem,
-            doubt=unasked.doubt,
+            ImmutableFilesystem,
+            doubt=immutable.doubt,
             pusher_threads=pusher_threads or SharedNumbers(1024),
         )
         settings = (settings or Settings())._replace(checked_since_s=clock())

@@ -231,8 +231,8 @@ class Control:
             return 0
 
 
-class UnopenedControl(Control):
-    """The directory where the kernel opens files without asking (`unopened_files.py`).
+class ImmutableControl(Control):
+    """The directory of an immutable mount, where the kernel opens files without asking (`immutable_filesystem.py`).
 
     Each look-up of a name gives an inode of its own, which stands for one opening as a handle does in the other mode.
     So nobody finds the pages or the text of another opening. Such an inode has no text until somebody reads from it.

@@ -137,13 +137,13 @@ def test_a_request_at_which_each_worker_dies_is_answered_with_an_error(
     wanted = write_files(source, {f"{number}": 20_000 + number for number in range(8)} | {"deadly": 20_000})
     del wanted["deadly"]
     request, method = (
-        ("READ", "UnopenedFilesystem.read_unopened") if binding == "immutable" else ("OPEN", "Filesystem.open")
+        ("READ", "ImmutableFilesystem.read_immutable") if binding == "immutable" else ("OPEN", "Filesystem.open")
     )
     first = f"""{SHORT_PAUSES}
 import os
 import trio
 from spiderfs.vfs.filesystem import Filesystem
-from spiderfs.vfs.unopened_files import UnopenedFilesystem
+from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 
 make_local = {method}
 

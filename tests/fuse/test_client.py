@@ -120,7 +120,7 @@ def subject(request: pytest.FixtureRequest, mount: Mounted) -> Subject:
 
 
 _ENOUGH = ("empty", "train/112000", "large")
-_SAME = pytest.mark.asked_opens("names of all kinds are looked up in the same way there")
+_SAME = pytest.mark.not_immutable("names of all kinds are looked up in the same way there")
 
 
 @pytest.mark.parametrize("name", [name if name in _ENOUGH else pytest.param(name, marks=_SAME) for name in SIZES])
@@ -224,10 +224,10 @@ def test_errors_are_those_of_the_mount(subject: Subject, path: str) -> None:
     assert errors[0] == errors[1]
 
 
-_ASKED = pytest.mark.asked_opens("root can open a file there, but not write to it")
+_NOT_IMMUTABLE = pytest.mark.not_immutable("root can open a file there, but not write to it")
 
 
-@pytest.mark.parametrize("mode", ["wb", "xb", *(pytest.param(mode, marks=_ASKED) for mode in ("ab", "r+b"))])
+@pytest.mark.parametrize("mode", ["wb", "xb", *(pytest.param(mode, marks=_NOT_IMMUTABLE) for mode in ("ab", "r+b"))])
 @pytest.mark.both_modes
 def test_nothing_can_be_written(mount: Mounted, mode: str, binding: str) -> None:
     wanted = errno.EEXIST if mode == "xb" else errno.EROFS

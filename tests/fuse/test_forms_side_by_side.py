@@ -224,7 +224,7 @@ def test_another_recipe_of_the_same_name_is_another_view(source: Path, tmp_path:
             assert (views(mount) / "small" / name).read_bytes() == expected
 
 
-@pytest.mark.asked_opens("an immutable mount believes that nothing changes")
+@pytest.mark.not_immutable("an immutable mount believes that nothing changes")
 def test_a_change_at_the_source_is_a_new_version_in_every_form(source: Path, tmp_path: Path) -> None:
     name = "train/0/0.jpg"
     with mounted(source, tmp_path / "m", views="small:jpeg:64:80", ttl="0s") as mount:

@@ -117,7 +117,7 @@ def test_64_threads_of_one_file_share_one_fetch(source: Path, tmp_path: Path, na
         assert mount.metric("origin_bytes") == len(content)
 
 
-@pytest.mark.asked_opens("a READ brings them")
+@pytest.mark.not_immutable("a READ brings them")
 def test_bytes_that_an_open_has_fetched_need_no_read(tmp_path: Path) -> None:
     """The kernel has been given it; but not while another handle's READ may have locked its pages."""
     (tmp_path / "source").mkdir()

@@ -100,7 +100,7 @@ OTHERWISE = (
     "read-only-4",
     "unmounting-and-crashes-3",
 )
-_ASKED = pytest.mark.asked_opens("is otherwise in an immutable mount")
+_NOT_IMMUTABLE = pytest.mark.not_immutable("is otherwise in an immutable mount")
 
 
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
@@ -109,7 +109,7 @@ def marks_of(name: str) -> list[pytest.MarkDecorator]:
         marks.append(pytest.mark.kernel_binding("with pyfuse3 there are no views"))
     if name.startswith("immutable-mounts"):
         marks.append(pytest.mark.kernel_binding("its mounts are immutable as it is"))
-    return [*marks, _ASKED] if name in OTHERWISE else marks
+    return [*marks, _NOT_IMMUTABLE] if name in OTHERWISE else marks
 
 
 @pytest.fixture

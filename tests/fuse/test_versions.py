@@ -17,7 +17,7 @@ from mounting import eventually, mounted
 from spiderfs.client import Client
 
 pytestmark = pytest.mark.both_bindings
-_ASKED = pytest.mark.asked_opens("what the source is asked between two of its answers is otherwise")
+_NOT_IMMUTABLE = pytest.mark.not_immutable("what the source is asked between two of its answers is otherwise")
 
 YEAR_2400_S = 13_569_465_600
 # What a version needs to settle (`core/settling.py`), and some time for a busy machine.
@@ -72,7 +72,7 @@ def test_everything_may_be_believed_for_ever(source: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "options",
-    [pytest.param({"ttl": "0s"}, marks=_ASKED), {}, {"ttl": "0s", "workers": 2}, {"sample_max_bytes": 4}],
+    [pytest.param({"ttl": "0s"}, marks=_NOT_IMMUTABLE), {}, {"ttl": "0s", "workers": 2}, {"sample_max_bytes": 4}],
 )
 @pytest.mark.both_modes
 def test_bytes_that_were_read_while_they_were_written_do_not_stay(
@@ -153,7 +153,7 @@ def test_bytes_that_a_look_up_has_read_serve_only_the_next_open(source: Path, tm
 
 
 @pytest.mark.parametrize("named", ["file", "fil?"])
-@_ASKED
+@_NOT_IMMUTABLE
 def test_a_file_that_has_not_settled_is_warmed_when_it_has(source: Path, tmp_path: Path, named: str) -> None:
     with mounted(source, tmp_path / "place", ttl="0s") as mount:
         (source / "file").write_bytes(b"half of it")

@@ -103,10 +103,10 @@ class Files(Dataset[tuple[Tensor, int]]):
         return inputs, label
 
 
-_ASKED = pytest.mark.asked_opens("only the following of a plan could be otherwise")
+_NOT_IMMUTABLE = pytest.mark.not_immutable("only the following of a plan could be otherwise")
 
 
-@pytest.mark.parametrize("plan", [pytest.param(False, marks=_ASKED), True])
+@pytest.mark.parametrize("plan", [pytest.param(False, marks=_NOT_IMMUTABLE), True])
 @pytest.mark.both_modes
 def test_a_model_trains_on_the_harder_half(source: Path, tmp_path: Path, plan: bool) -> None:
     with mounted(source, tmp_path, plan="on" if plan else "off", **OPTIONS) as mount:

@@ -102,7 +102,7 @@ def plain_losses(images: Path) -> list[float]:
     return list(train(images))
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.asked_opens("several workers do more")), 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.not_immutable("several workers do more")), 2])
 @pytest.mark.both_bindings
 @pytest.mark.both_modes
 def test_training_over_a_mount_is_training(

@@ -13,7 +13,7 @@ from spiderfs.errors import Busy, ConfigError, ReadOnly, TryAgain
 from spiderfs.shared.layout import RunLayout
 from spiderfs.vfs import snapshots as module
 from spiderfs.vfs.catalogue import FIRST_INODE
-from spiderfs.vfs.control_files import CONTROL_INODE, FILES, UnopenedControl
+from spiderfs.vfs.control_files import CONTROL_INODE, FILES, ImmutableControl
 
 OWNER, STRANGER = 1000, 1001
 
@@ -24,7 +24,7 @@ class Harness:
         self.manager = Manager()
         self.forgotten: list[tuple[int, bytes]] = []
         self.control, self.other = (
-            UnopenedControl(self.manager, self.run, OWNER, worker, lambda *name: self.forgotten.append(name))
+            ImmutableControl(self.manager, self.run, OWNER, worker, lambda *name: self.forgotten.append(name))
             for worker in range(2)
         )
 

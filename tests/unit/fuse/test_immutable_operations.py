@@ -10,23 +10,23 @@ import trio
 
 from spiderfs.errors import NoAttribute, ReadOnly
 from spiderfs.fuse import wire
-from spiderfs.fuse.unopened import ReadDelivery, UnopenedOperations
+from spiderfs.fuse.immutable_operations import ImmutableOperations, ReadDelivery
 from spiderfs.fuse.wire import InitFlag, Opcode
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.testing import FakeKernel, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.control_files import CONTROL_INODE
-from spiderfs.vfs.unopened_files import UnopenedFilesystem
+from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 
 CALLER = Caller(0, 0, 1)
 
 
 def test_an_open_that_truncates_is_a_request_of_its_own() -> None:
     body = memoryview(struct.pack("<IIII", 7, 40, 1 << 17, 0xFFFFFFFF) + bytes(48))
-    for asked in (True, False):
-        (flags,) = struct.unpack_from("<12xI", wire.init_out(body, asked))
-        assert bool(flags & InitFlag.ATOMIC_O_TRUNC) == asked
+    for immutable in (True, False):
+        (flags,) = struct.unpack_from("<12xI", wire.init_out(body, immutable))
+        assert bool(flags & InitFlag.ATOMIC_O_TRUNC) != immutable
         assert flags & InitFlag.DO_READDIRPLUS
 
 
@@ -42,9 +42,9 @@ def test_opens_are_not_answered_and_spoilt_pages_are_dropped(tmp_path: Path) -> 
         source, content, kernel = MemorySource(), MemoryContent(), FakeKernel()
         source.add(b"file", b"content")
         content.set_capacity(1 << 20)
-        async with bare_filesystem(source, content, MemoryRecords(TABLES), tmp_path, unasked=kernel) as bare:
-            assert isinstance(bare.filesystem, UnopenedFilesystem)
-            operations = UnopenedOperations(bare.filesystem, bare.counters, kernel.push, kernel.drop_pages)
+        async with bare_filesystem(source, content, MemoryRecords(TABLES), tmp_path, immutable=kernel) as bare:
+            assert isinstance(bare.filesystem, ImmutableFilesystem)
+            operations = ImmutableOperations(bare.filesystem, bare.counters, kernel.push, kernel.drop_pages)
             handlers = operations.handlers()
             assert Opcode.OPEN not in handlers
             assert Opcode.RELEASE not in handlers

@@ -1,15 +1,15 @@
-"""The adapter where the kernel opens files without asking (`-o immutable`).
+"""The adapter of an immutable mount, where the kernel opens files without asking (`-o immutable`).
 
 The first OPEN is answered with ENOSYS. For the kernel that means success, here and for all later opens of the mount
 (FUSE_NO_OPEN_SUPPORT): it sends no further OPEN and no RELEASE, and treats each handle as one that keeps the pages. It
-says nothing of who opens a file to write.
+does not say that somebody opens a file to write.
 
 **Nobody may write into the pages of a file, which are all readers'.** The kernel puts what is written there before it
 sends WRITE. But before that, write(2) and truncate(2) take away the permissions that the file gives to a program
 (file_remove_privs): the kernel asks how long the attribute `security.capability` is, and if there is one, it has it
-removed. So it is told that there is one; REMOVEXATTR is refused, and so is the call, with no page touched. Who asks
-what the capabilities are is told that there are none. A store through a shared mapping asks nobody. The kernel writes
-such a page back later; then WRITE is refused, and the pages are dropped.
+removed. So the daemon says that there is one, and refuses REMOVEXATTR: the call fails, and no page is touched. A
+program that asks what the capabilities are is told that there are none. A store through a shared mapping asks nobody.
+The kernel writes such a page back later; then WRITE is refused, and the pages are dropped.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from spiderfs.fuse.wire import Opcode
 from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.metrics import Counters
 from spiderfs.vfs.answer_types import Caller
-from spiderfs.vfs.unopened_files import UnopenedFilesystem
+from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 
 _CAPABILITY = b"security.capability"
 
 
-class UnopenedOperations(Operations):
+class ImmutableOperations(Operations):
+    _fs: ImmutableFilesystem
+
     def __init__(
         self,
-        filesystem: UnopenedFilesystem,
+        filesystem: ImmutableFilesystem,
         counters: Counters,
         push: Callable[[int, bytes], None],
         drop_pages: Callable[[int, int, int], None],
     ) -> None:
         """`push` and `drop_pages`: see `Kernel`."""
         super().__init__(filesystem, counters, push, Handles(sole=False))
-        self._unopened = filesystem
         self._spoilt = _Spoilt(drop_pages)
 
     def handlers(self) -> dict[int, Handler]:
@@ -51,27 +52,27 @@ class UnopenedOperations(Operations):
         return answered
 
     async def forget(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
-        await self._unopened.forget(inode)
+        await self._fs.forget(inode)
         return None
 
     async def batch_forget(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         for forgotten in wire.forgotten(body):
-            await self._unopened.forget(forgotten)
+            await self._fs.forget(forgotten)
         return None
 
     async def getattr(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         (flags,) = wire.unpacked(wire.FIRST_WORD, body)
-        return wire.attr_out(await self._unopened.getattr(inode, bool(flags & wire.GETATTR_FH), caller.uid))
+        return wire.attr_out(await self._fs.getattr(inode, bool(flags & wire.GETATTR_FH), caller.uid))
 
     async def read(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         _, offset, size = wire.unpacked(wire.READ_IN, body)
         delivery = ReadDelivery(size, number)
-        piece = await self._unopened.read_unopened(inode, offset, size, caller, delivery)
+        piece = await self._fs.read_immutable(inode, offset, size, caller, delivery)
         return None if delivery.done else piece
 
     async def getxattr(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         (size,) = wire.unpacked(wire.FIRST_WORD, body)
-        if size == 0 and body[wire.GETXATTR_IN_BYTES : -1] == _CAPABILITY and not self._unopened.may_be_written(inode):
+        if size == 0 and body[wire.GETXATTR_IN_BYTES : -1] == _CAPABILITY and not self._fs.may_be_written(inode):
             return wire.GETXATTR_OUT.pack(1)
         return await super().getxattr(inode, body, caller, number)
 
@@ -79,7 +80,7 @@ class UnopenedOperations(Operations):
         _, offset, size = wire.unpacked(wire.READ_IN, body)
         data = bytes(body[wire.WRITE_IN_BYTES : wire.WRITE_IN_BYTES + size])
         try:
-            return wire.WRITE_OUT.pack(await self._unopened.write_unopened(inode, data))
+            return wire.WRITE_OUT.pack(await self._fs.write_immutable(inode, data))
         except ReadOnly:
             self._spoilt.add((inode, offset, size))
             raise

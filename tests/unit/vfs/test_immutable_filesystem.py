@@ -24,9 +24,9 @@ from spiderfs.testing import Bare, FakeKernel, MemoryContent, MemorySource, bare
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, TABLES
 from spiderfs.vfs.fetcher import Interlock
+from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 from spiderfs.vfs.redirect_table import redirect_row
 from spiderfs.vfs.rules import FOREVER_S, Settings
-from spiderfs.vfs.unopened_files import UnopenedFilesystem
 from spiderfs.views.recipe import Recipe
 from spiderfs.views.source import ViewSource
 from spiderfs.views.tree import Forms
@@ -66,14 +66,14 @@ class Harness:
 
     def __init__(self, source: MemorySource, kernel: FakeKernel, bare: Bare, events: Events, records: MemoryRecords):
         self.source, self.kernel, self.bare, self.events, self.records = source, kernel, bare, events, records
-        assert isinstance(bare.filesystem, UnopenedFilesystem)
+        assert isinstance(bare.filesystem, ImmutableFilesystem)
         self.fs = bare.filesystem
 
     async def lookup(self, name: bytes) -> int:
         return (await self.fs.lookup(ROOT_INODE, name, CALLER)).attributes.inode
 
     async def read(self, inode: int, offset: int = 0, size: int = 100, caller: Caller = CALLER) -> bytes:
-        piece = bytes(await self.fs.read_unopened(inode, offset, size, caller))
+        piece = bytes(await self.fs.read_immutable(inode, offset, size, caller))
         self.bare.content.end_read()
         await self.bare.fetcher.drain()
         return piece
@@ -109,7 +109,7 @@ def run(directory: Path, test: Callable[[Harness], Awaitable[None]], forms: Form
         shown = ViewSource(source, forms, Makers(), longest, lambda name: None) if forms else source
         async with bare_filesystem(
             shown, content, records, directory, settings=SETTINGS, limits=SourceLimits(attempts=1), events=events,
-            alone=True, unasked=kernel, pusher_threads=threads, forms=forms,
+            alone=True, immutable=kernel, pusher_threads=threads, forms=forms,
         ) as bare:  # fmt: skip
             with trio.fail_after(20):
                 await test(Harness(source, kernel, bare, events, records))
@@ -175,7 +175,7 @@ def test_a_failure_is_no_other_reader_s(tmp_path: Path) -> None:
         with pytest.raises(SourceUnavailable):
             await harness.read(x)
         other = Caller(0, 0, os.getpid() + 1)
-        assert bytes(await harness.fs.read_unopened(x, 0, 100, other)) == b"content of x"
+        assert bytes(await harness.fs.read_immutable(x, 0, 100, other)) == b"content of x"
 
     run(tmp_path, test)
 
@@ -224,7 +224,7 @@ def test_nothing_can_be_written_and_no_mode_says_otherwise(tmp_path: Path) -> No
         entry = await harness.fs.lookup(ROOT_INODE, b"x", CALLER)
         assert entry.attributes.mode & 0o777 == 0o444
         with pytest.raises(ReadOnly):
-            await harness.fs.write_unopened(entry.attributes.inode, b"x")
+            await harness.fs.write_immutable(entry.attributes.inode, b"x")
         with pytest.raises(ReadOnly):
             await harness.fs.truncate(entry.attributes.inode)
 

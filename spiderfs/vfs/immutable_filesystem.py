@@ -1,8 +1,8 @@
-"""The file system where the kernel opens files without asking (`-o immutable`).
+"""The file system of an immutable mount, where the kernel opens files without asking (`-o immutable`).
 
-The kernel has been told that there is no OPEN (`fuse/unopened.py`). It then opens a file by itself, keeps the pages
-that it has of it, and never says that it was closed; each request about an open file names the inode alone. Other
-requests do what OPEN does in the other mode:
+The kernel has been told that there is no OPEN (`fuse/immutable_operations.py`). It opens a file by itself, keeps the
+pages of the file, and never says that the file was closed; each request about an open file names the inode alone. Other
+requests do the work of OPEN:
 
 - **The first READ**, the one at offset 0, makes a small file local and counts as an open of it. What the page cache
   answers is not seen.
@@ -31,7 +31,7 @@ from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry
 from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node
-from spiderfs.vfs.control_files import ControlAttributes, UnopenedControl
+from spiderfs.vfs.control_files import ControlAttributes, ImmutableControl
 from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.rules import FOREVER_S
 
@@ -44,13 +44,13 @@ _REPORTED = 4096
 _FAILURES, _SAME_CALL_S = 1024, 1.0
 
 
-class UnopenedFilesystem(Filesystem):
-    _control: UnopenedControl
+class ImmutableFilesystem(Filesystem):
+    _control: ImmutableControl
 
     def __init__(
         self,
         *,
-        control: UnopenedControl,
+        control: ImmutableControl,
         doubt: Callable[[int], None],
         pusher_threads: SharedNumbers,
         **parts: Any,
@@ -145,7 +145,7 @@ class UnopenedFilesystem(Filesystem):
 
     # -- contents
 
-    async def read_unopened(
+    async def read_immutable(
         self, inode: int, offset: int, size: int, caller: Caller, delivery: Delivery | None = None
     ) -> memoryview | bytes:
         """As `read`. The process that reads the file may answer through `delivery` before this returns."""
@@ -283,7 +283,7 @@ class UnopenedFilesystem(Filesystem):
     def may_be_written(self, inode: int) -> bool:
         return self._control.owns(inode)
 
-    async def write_unopened(self, inode: int, data: bytes) -> int:
+    async def write_immutable(self, inode: int, data: bytes) -> int:
         if not self.may_be_written(inode):
             raise ReadOnly("spiderfs is read-only")
         return await self._control.write_inode(inode, data)

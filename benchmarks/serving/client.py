@@ -35,7 +35,7 @@ from benchmarks.serving.peers import Mounted, mounted
 from benchmarks.serving.readers import open_read_close, read_all
 from benchmarks.serving.serve import FileSet, made_files, paths_below
 from spiderfs import client
-from spiderfs.client.mount_table import TABLE
+from spiderfs.client.client import TABLE
 from spiderfs.shared.bypass_terms import lost_record
 
 READER_COUNTS = (1, 4)

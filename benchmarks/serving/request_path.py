@@ -40,7 +40,7 @@ from spiderfs.testing import Bare, FakeKernel
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
-from spiderfs.vfs.redirect_table import redirect_row
+from spiderfs.vfs.redirects import redirect_row
 
 FILES = 1000
 FILE_BYTES = 2000

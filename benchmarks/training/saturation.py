@@ -56,7 +56,7 @@ from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.supply import Supply
+from spiderfs.vfs.on_demand import Supply
 from trainer_hook import Client, Declaration
 
 BATCH = 128

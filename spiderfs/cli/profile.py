@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spiderfs.cli.control_files import explained, find_mount, printable, read_control, read_stats
-from spiderfs.cli.parameters import Number
+from spiderfs.cli.simulate import Number
 from spiderfs.errors import UsageError
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.recipe import NO_VIEW, READY, parse_recipes
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from spiderfs.profiling.measure import Speeds, Wanted
 
 _MB = 1e6
+
+
+_COUNTS = ("encoded", "decoded", "augmented")
 
 
 @click.command()
@@ -238,9 +241,6 @@ def _show_profile(found: Profile, console: Console) -> None:
                 style="bold" if row["best"] else "",
             )
         console.print(table)
-
-
-_COUNTS = ("encoded", "decoded", "augmented")
 
 
 def _tables(found: Profile) -> list[str | None]:

@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spiderfs.cli.control_files import printable
-from spiderfs.cli.parameters import Number
 from spiderfs.errors import UsageError
 
 # numpy and rich are imported where they are used, so that `spiderfs --help` does not wait for them.
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+class Number(click.FloatRange):
+    """A number in a range; click alone lets nan pass, for it is neither below nor above."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        converted = super().convert(value, param, ctx)
+        if converted != converted:
+            self.fail(f"{value!r} is no number.", param, ctx)
+        return converted
 
 
 @click.command()

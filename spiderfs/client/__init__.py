@@ -15,8 +15,7 @@ import os
 from collections.abc import Callable
 from typing import IO, Any
 
-from spiderfs.client.client import AnyPath, Client
-from spiderfs.client.mount_table import TABLE
+from spiderfs.client.client import TABLE, AnyPath, Client
 
 __all__ = ["Client", "open", "read_bytes"]
 

@@ -28,9 +28,8 @@ from typing import NamedTuple, TypeVar, cast
 
 from spiderfs.errors import StoreCorrupt, StoreDamaged, StoreError
 from spiderfs.linux import steady_clock
-from spiderfs.shared.attached_trainers import published_trainers
+from spiderfs.shared.attached_trainers import Edition, edition_of, published_trainers
 from spiderfs.shared.bypass_terms import Terms, hit_record, lost_record, opened_pipe, pid_namespace, published_terms
-from spiderfs.shared.editions import Edition, edition_of
 from spiderfs.shared.layout import DATA_FILE, CacheLayout
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.content_reader import ContentReader
@@ -38,10 +37,18 @@ from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry, Node
 from spiderfs.vfs.fetch_lock import FetchLock
-from spiderfs.vfs.pending_reads import PendingReads
-from spiderfs.vfs.permissions import ANYBODY, Credentials, Ownership
-from spiderfs.vfs.redirects import Redirects, Who
-from spiderfs.vfs.rules import Believed, Settings, believed, directories_to_pass, is_provisional, left_s
+from spiderfs.vfs.redirects import PendingReads, Redirects, Who
+from spiderfs.vfs.rules import (
+    ANYBODY,
+    Believed,
+    Credentials,
+    Ownership,
+    Settings,
+    believed,
+    directories_to_pass,
+    is_provisional,
+    left_s,
+)
 
 # How often changed options and trainers are looked for: as often as workers do.
 FOLLOW_S = 0.02

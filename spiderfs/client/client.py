@@ -10,20 +10,21 @@ error is the mount's.
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import logging
 import os
+import select
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from spiderfs.client.cache import STORES, Cache, Gone
-from spiderfs.client.cached_file import CachedFile
-from spiderfs.client.mount_table import TABLE
 from spiderfs.errors import StoreCorrupt, StoreDamaged, StoreError
-from spiderfs.linux.mounts import canonical
+from spiderfs.linux.mounts import FSTYPE, MOUNT_TABLE, canonical, mounts
 from spiderfs.shared.bypass_terms import CLIENT_XATTR
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,127 @@ AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 RETRY_S = 0.25
 _CONTROL = b".spiderfs"
 _READ_MODES = {"r", "rt", "tr", "rb", "br"}
+
+
+class MountTable:
+    """The mount points of this process, as of the last call of `state`.
+
+    Reading `/proc/self/mountinfo` takes a tenth of a millisecond. An epoll on it, which says whether the table has
+    changed since the last epoll, takes a third of a microsecond (proc_pid_mounts(5)). Each open file of the table tells
+    of a change once, to the first thread that asks. So a process has one `MountTable`, and a child of fork opens the
+    file again.
+    """
+
+    def __init__(self) -> None:
+        self._state = 0
+        self._watch: select.epoll | None = None
+        self._file = -1
+        self._points: list[tuple[bytes, bool]] = []
+        self._beginning = threading.Lock()
+
+    def state(self) -> int:
+        """A number that changes whenever the table changes, and in a child of fork."""
+        watch = self._watch
+        if watch is None:
+            self._begin()
+        elif watch.poll(0):
+            self._read()
+        return self._state
+
+    def spiderfs_points(self) -> list[bytes]:
+        """The mount points on which a spiderfs mount is the topmost one; the longest paths come first."""
+        on_top = dict(self._points)
+        return sorted((point for point, ours in on_top.items() if ours), key=len, reverse=True)
+
+    def below(self, point: bytes) -> tuple[bytes, ...]:
+        """Prefixes of the paths below `point` that belong to other mounts."""
+        inner = (other for other, _ in self._points if other.startswith(point + b"/"))
+        return tuple(prefix for other in inner for prefix in (other, other + b"/"))
+
+    def _begin(self) -> None:
+        with self._beginning:
+            if self._watch is None:
+                self._file = os.open(MOUNT_TABLE, os.O_RDONLY | os.O_CLOEXEC)
+                watch = select.epoll()
+                watch.register(self._file, select.EPOLLPRI)
+                self._read()
+                self._watch = watch
+
+    def _read(self) -> None:
+        self._points = [(os.fsencode(mount.mountpoint), mount.fstype == FSTYPE) for mount in mounts()]
+        self._state += 1
+
+    def _after_fork(self) -> None:
+        self._beginning = threading.Lock()
+        # The child shares the parent's open file: the kernel would tell the child of a change, and not the parent.
+        if self._watch is not None:
+            self._watch.close()
+            os.close(self._file)
+            self._watch = None
+            self._state += 1
+
+
+TABLE = MountTable()
+os.register_at_fork(after_in_child=TABLE._after_fork)
+
+
+class CachedFile(io.BytesIO):
+    """The bytes of one version of a file, read-only; `io.BytesIO` does not copy what it is given to begin with."""
+
+    mode = "rb"
+
+    def __init__(self, content: bytes, name: Any) -> None:
+        super().__init__(content)
+        self.name = name
+        self._content = content
+        self._file: io.FileIO | None = None
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Move the position; a place before the beginning is an error, but io.BytesIO would go to the beginning."""
+        start = {os.SEEK_CUR: self.tell(), os.SEEK_END: len(self._content)}.get(whence, 0)
+        if start + offset < 0 and not self.closed:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return super().seek(offset, whence)
+
+    def peek(self, size: int = 0, /) -> bytes:
+        """The bytes from the present position on, without moving it."""
+        return self._content[self.tell() :]
+
+    def fileno(self) -> int:
+        """A descriptor of the same bytes, opened through the mount; its position is its own.
+
+        Raises io.UnsupportedOperation where the name means other bytes by now.
+        """
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+        if self._file is None:
+            file = io.FileIO(self.name)
+            if os.fstat(file.fileno()).st_size != len(self._content) or file.readall() != self._content:
+                file.close()
+                raise io.UnsupportedOperation("fileno")
+            self._file = file
+        os.lseek(self._file.fileno(), self.tell(), os.SEEK_SET)
+        return self._file.fileno()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        super().close()
+
+    def writable(self) -> bool:
+        return False
+
+    def write(self, _: Any, /) -> NoReturn:
+        raise io.UnsupportedOperation("write")
+
+    def writelines(self, _: Iterable[Any], /) -> NoReturn:
+        raise io.UnsupportedOperation("write")
+
+    def truncate(self, _: int | None = None, /) -> NoReturn:
+        raise io.UnsupportedOperation("truncate")
+
+    def getbuffer(self) -> memoryview:
+        return super().getbuffer().toreadonly()
 
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -16,7 +16,7 @@ from typing import IO, Any, NoReturn, cast
 from fsspec.spec import AbstractFileSystem
 
 from spiderfs import client
-from spiderfs.client.cached_file import CachedFile
+from spiderfs.client.client import CachedFile
 
 _TYPES = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFLNK: "link"}
 

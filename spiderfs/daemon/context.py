@@ -27,12 +27,11 @@ from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import DIRECTORY
 from spiderfs.shared.layout import DATA_FILE, CacheLayout, RunLayout
-from spiderfs.shared.names_asked import NamesAsked
 from spiderfs.shared.notice import Notice
 from spiderfs.shared.number_set import SharedNumbers
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
-from spiderfs.sources.faults import FaultState
-from spiderfs.sources.open import OpenedSource, open_source
+from spiderfs.sources.faults import FaultState, SlowSource
+from spiderfs.sources.open import open_source
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.single_flight import RecentTimeouts
 from spiderfs.store import environment
@@ -45,9 +44,9 @@ from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.pending_reads import PendingReads
+from spiderfs.vfs.on_demand import Supply
+from spiderfs.vfs.redirects import NamesAsked, PendingReads
 from spiderfs.vfs.shown_views import ShownViews
-from spiderfs.vfs.supply import Supply
 from spiderfs.views.pool import MakerPool
 from spiderfs.views.recipe import Recipe
 from spiderfs.views.source import ViewSource, unknown_length
@@ -71,7 +70,9 @@ _PUSHER_THREADS, _PUSHED_SAMPLES = 1 << 10, 1 << 16
 class MountContext:
     options: Options
     layout: CacheLayout
-    source: OpenedSource
+    source: SlowSource
+    root_fd: int
+    """A descriptor of the source's root, which stays valid when the mount hides the root."""
     counters: SharedCounters
     forms: Forms
     partition: Partition
@@ -147,7 +148,7 @@ class MountContext:
         makers = MakerPool(options.view_workers, options.sample_max_bytes, options.view_pixels)
         # A row of its own: two processes that add to one row could lose a count.
         counters = self.row(row + _rows_of_processes(options) - MANAGER_ROW)
-        source = ViewSource(self.source.everything, self.forms, makers, options.sample_max_bytes, counters.add)
+        source = ViewSource(self.source, self.forms, makers, options.sample_max_bytes, counters.add)
         # A reader's fetch never queues behind files that are pushed ahead.
         return ReadProcess(source, options.fetches + self.pushes, longest, before, deliver_to, cautious)
 
@@ -192,11 +193,12 @@ class MountContext:
             attempts=options.source_attempts,
             max_concurrent=options.fetches,
         )
-        shown, rng = TreeSource(self.source.shown, self.forms), random.Random()
+        # A source that is a mount of spiderfs has control files too.
+        shown = TreeSource(self.source, self.forms, (CONTROL_DIRECTORY, DIRECTORY))
         return SourceClient(
             shown,
             limits,
-            rng=rng,
+            rng=random.Random(),
             on_event=counters.add,
             on_reachable=counters.set_source_reachable,
             read=read,
@@ -236,13 +238,13 @@ def create_context(options: Options) -> MountContext:
     # Later the processes would find it out one by one.
     forms.fingerprint(forms.shown)
     listener = open_run_directory(layout.run)
-    faults = FaultState.in_memory(**options.source_faults())
+    source = open_source(os.fspath(options.source))
     reader, writer = open_pipe()
     return MountContext(
         options=options,
         layout=layout,
-        # A source that is a mount of spiderfs has control files too.
-        source=open_source(os.fspath(options.source), faults, CONTROL_DIRECTORY, DIRECTORY),
+        source=SlowSource(source, FaultState.in_memory(**options.source_faults())),
+        root_fd=source.root_fd,
         counters=SharedCounters(2 * _rows_of_processes(options) - MANAGER_ROW),
         forms=forms,
         partition=partition,

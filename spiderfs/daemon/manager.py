@@ -145,8 +145,8 @@ class Manager:
             else None,
         )
         self._warmer = Warmer(supply, options.sample_max_bytes, self._events.note)
-        packages = PackageDirectory(context.source.root_fd, layout.package_key)
-        self._packer = Packer(cache, supply, context.source.everything, packages)
+        packages = PackageDirectory(context.root_fd, layout.package_key)
+        self._packer = Packer(cache, supply, context.source, packages)
 
         # Users look at all of it, and change it.
         self._access_log = AccessLog(run, options.access_log, catalogue.path_of)

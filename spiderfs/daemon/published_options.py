@@ -12,8 +12,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
 from spiderfs.shared.bypass_terms import Terms, pid_namespace
 from spiderfs.shared.layout import RunLayout
-from spiderfs.vfs.permissions import Ownership
-from spiderfs.vfs.rules import FOREVER_S, Settings
+from spiderfs.vfs.rules import FOREVER_S, Ownership, Settings
 
 log = logging.getLogger(__name__)
 

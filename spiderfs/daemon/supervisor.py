@@ -41,8 +41,7 @@ from spiderfs.errors import MountError, SpiderfsError
 from spiderfs.fuse.bindings import mount
 from spiderfs.fuse.kernel import Kernel
 from spiderfs.linux import mounts
-from spiderfs.linux.parent_death import end_with_parent
-from spiderfs.linux.process_table import ended_status
+from spiderfs.linux.process_table import end_with_parent, ended_status
 from spiderfs.options.model import Options
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.store import environment

@@ -24,7 +24,7 @@ from spiderfs.vfs.control_files import Control, ImmutableControl
 from spiderfs.vfs.fetcher import Episode
 from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
-from spiderfs.vfs.read_ahead import ReadAhead
+from spiderfs.vfs.large_files import ReadAhead
 from spiderfs.vfs.redirects import Redirects
 
 log = logging.getLogger(__name__)

@@ -48,7 +48,7 @@ class Handles:
 
 
 class OpenDelivery:
-    """The answer to one OPEN of a small file, for the process that reads the file; see `sources/delivery.py`.
+    """The answer to one OPEN of a small file, for the process that reads the file; see `sources/source.py`.
 
     `number` is the kernel's number of the request. The handle is the inode, as `Filesystem.open` gives it.
     """

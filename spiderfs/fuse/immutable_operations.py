@@ -87,7 +87,7 @@ class ImmutableOperations(Operations):
 
 
 class ReadDelivery:
-    """The answer to one READ of `size` bytes from the beginning of a file; see `sources/delivery.py`."""
+    """The answer to one READ of `size` bytes from the beginning of a file; see `sources/source.py`."""
 
     __slots__ = ("_number", "_size", "done")
 

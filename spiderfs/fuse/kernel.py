@@ -7,10 +7,13 @@ mounts and makes one `Kernel` before it forks. A worker serves with it, every ot
 
 from __future__ import annotations
 
+import errno
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from spiderfs.errors import SpiderfsError
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.passthrough import Passthrough
 from spiderfs.fuse.resent_requests import HeldRequests
@@ -76,3 +79,17 @@ class Kernel(Protocol):
 
     def leave(self) -> None:
         """For a process that does not answer the kernel: the mount must not live for as long as it does."""
+
+
+log = logging.getLogger(__name__)
+
+
+def error_number(exc: Exception, counters: Counters) -> int:
+    """The errno for an exception of a handler. Logs an I/O error; logs and counts an exception that is not our own."""
+    if isinstance(exc, SpiderfsError):
+        if exc.errno == errno.EIO:
+            log.warning("%s", exc)
+        return exc.errno
+    counters.add("internal_errors")
+    log.error("unexpected error in a request handler", exc_info=exc)
+    return errno.EIO

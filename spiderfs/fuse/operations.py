@@ -10,8 +10,8 @@ import trio
 
 from spiderfs.errors import AttributeTooLong, InvalidArgument, ReadOnly, SourceTimeout
 from spiderfs.fuse import wire
-from spiderfs.fuse.error_numbers import error_number
 from spiderfs.fuse.handles import Handles, OpenDelivery, open_out
+from spiderfs.fuse.kernel import error_number
 from spiderfs.fuse.passthrough import Passthrough, passing_out
 from spiderfs.fuse.session import Body, Handler
 from spiderfs.fuse.wire import Opcode, OpenFlag
@@ -177,7 +177,7 @@ class Operations:
         raise ReadOnly("spiderfs is read-only")
 
     def error_number(self, exc: Exception) -> int:
-        """The errno for an exception that a handler has raised; logs and counts as `error_numbers.py` does."""
+        """The errno for an exception that a handler has raised; logs and counts as `kernel.py` does."""
         return error_number(exc, self._counters)
 
 

@@ -30,8 +30,7 @@ import trio
 
 from spiderfs.errors import MountError, ReadOnly, StoreCorrupt
 from spiderfs.fuse import session, wire
-from spiderfs.fuse.error_numbers import error_number
-from spiderfs.fuse.kernel import Serving
+from spiderfs.fuse.kernel import Serving, error_number
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry
 
 log = logging.getLogger(__name__)

@@ -24,6 +24,7 @@ import select
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,30 +108,21 @@ async def serve(
             nursery.start_soon(desk.attend)
 
 
+@dataclass
 class _Desk:
     """A worker's place for taking requests: its attendant, and the tasks that wait to attend again."""
 
-    def __init__(
-        self,
-        descriptor: int,
-        arrivals: select.epoll,
-        handlers: Mapping[int, Handler],
-        error_number: Callable[[Exception], int],
-        counters: Counters,
-        idle: Callable[[], None],
-        at_rest: Callable[[], bool],
-        held: HeldRequests,
-        nursery: trio.Nursery,
-    ) -> None:
-        self._descriptor = descriptor
-        self._arrivals = arrivals
-        self._handlers = handlers
-        self._error_number = error_number
-        self._counters = counters
-        self._idle = idle
-        self._at_rest = at_rest
-        self._held = held
-        self._nursery = nursery
+    descriptor: int
+    arrivals: select.epoll
+    handlers: Mapping[int, Handler]
+    error_number: Callable[[Exception], int]
+    counters: Counters
+    idle: Callable[[], None]
+    at_rest: Callable[[], bool]
+    held: HeldRequests
+    nursery: trio.Nursery
+
+    def __post_init__(self) -> None:
         self._buffer = bytearray(wire.REQUEST_BYTES)
         self._bodies = memoryview(self._buffer)[wire.IN_HEADER.size :]
         self._waiting = 0
@@ -150,19 +142,19 @@ class _Desk:
         woken = False
         pass_at = standby_until = 0.0
         while True:
-            self._idle()
+            self.idle()
             try:
-                length = os.readv(self._descriptor, (self._buffer,))
+                length = os.readv(self.descriptor, (self._buffer,))
             except BlockingIOError:
                 if woken:
-                    self._counters.add("queue_races")
+                    self.counters.add("queue_races")
                 self._tell()
                 now = time.monotonic()
                 if burst or woken:
                     standby_until = now + STANDBY_S
                     burst = 0
-                if now >= standby_until or self._waiting or not self._at_rest():
-                    await trio.lowlevel.wait_readable(self._descriptor)
+                if now >= standby_until or self._waiting or not self.at_rest():
+                    await trio.lowlevel.wait_readable(self.descriptor)
                     woken = True
                 elif now >= pass_at:
                     # Two passes: the task whose timer ends in the first one may be run after this task.
@@ -171,12 +163,12 @@ class _Desk:
                     pass_at = time.monotonic() + PASS_INTERVAL_S
                     woken = False
                 else:
-                    woken = bool(self._arrivals.poll(pass_at - now))
+                    woken = bool(self.arrivals.poll(pass_at - now))
                 continue
             except OSError as exc:
                 if exc.errno == errno.ENODEV:
                     # Nobody waits any more for what is still being answered, and the source may hang.
-                    self._nursery.cancel_scope.cancel()
+                    self.nursery.cancel_scope.cancel()
                     return
                 if exc.errno in (errno.ENOENT, errno.EINTR):
                     continue  # the caller was killed while its request was being read
@@ -187,10 +179,10 @@ class _Desk:
                 log.warning("ignored a request of the kernel of only %d bytes", length)
                 continue
             _, opcode, unique, inode, uid, gid, pid, _ = wire.IN_HEADER.unpack_from(self._buffer)
-            handler = self._handlers.get(opcode)
+            handler = self.handlers.get(opcode)
             if handler is None:
                 # To most kinds of requests the kernel takes ENOSYS as: do not ask again.
-                _write(self._descriptor, unique, errno.ENOSYS, b"")
+                _write(self.descriptor, unique, errno.ENOSYS, b"")
                 continue
             asked = self._bodies[: length - wire.IN_HEADER.size]
             if unique >= wire.RESENT:
@@ -205,20 +197,20 @@ class _Desk:
                 trap = answer.send(None)
             except StopIteration as done:
                 if done.value is not None:
-                    _write(self._descriptor, unique, 0, done.value)
+                    _write(self.descriptor, unique, 0, done.value)
                     self._answers += 1
             except Exception as exc:
-                _write(self._descriptor, unique, self._error_number(exc), b"")
+                _write(self.descriptor, unique, self.error_number(exc), b"")
                 self._answers += 1
             else:
                 self._leave()
                 try:
                     body = await _rest(answer, trap)
                 except Exception as exc:
-                    _write(self._descriptor, unique, self._error_number(exc), b"")
+                    _write(self.descriptor, unique, self.error_number(exc), b"")
                 else:
                     if body is not None:
-                        _write(self._descriptor, unique, 0, body)
+                        _write(self.descriptor, unique, 0, body)
                 self._answers += 1
                 self._waiting -= 1
                 if len(self._resting) >= _MOST_RESTING:
@@ -237,18 +229,18 @@ class _Desk:
         # It may have to wait, and the next request takes this place.
         kept = memoryview(bytes(asked))
         what = f"{wire.Opcode(opcode).name} of inode {inode}"
-        return self._held.answer(unique, what, lambda: self._handlers[opcode](inode, kept, caller, unique))
+        return self.held.answer(unique, what, lambda: self.handlers[opcode](inode, kept, caller, unique))
 
     def _tell(self) -> None:
         if self._answers:
-            self._counters.add("answers", self._answers)
+            self.counters.add("answers", self._answers)
             self._answers = 0
 
     def _leave(self) -> None:
         """Let another task become the attendant, since this one has to wait."""
         self._waiting += 1
         if not self._resting.unpark():
-            self._nursery.start_soon(self.attend)
+            self.nursery.start_soon(self.attend)
 
 
 def _write(descriptor: int, unique: int, error: int, body: bytes | memoryview) -> None:

@@ -1,14 +1,22 @@
-"""Facts from /proc about processes and threads, by the numbers that they have in the daemon's pid namespace."""
+"""Facts from /proc about processes and threads, by the numbers that they have in the daemon's pid namespace.
+
+How a process ends with its parent is here too.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 from pathlib import Path
 from typing import NamedTuple
 
 # Either of these capabilities lets a process read any file and pass any directory, see capabilities(7).
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 _MAY_READ_ALL = 1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH
+
+
+_PR_SET_PDEATHSIG = 1
 
 
 class Status(NamedTuple):
@@ -94,3 +102,12 @@ def is_our_own() -> bool:
         return os.readlink("/proc/self") == str(os.getpid())
     except OSError:
         return False
+
+
+def end_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
+    """Have the kernel send this process a signal when its parent has ended.
+
+    Returns whether the parent is still `parent`: one that ended before this call sends nothing.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    return os.getppid() == parent

@@ -15,6 +15,9 @@ from spiderfs.forms.partition import Split
 from spiderfs.options.units import Capacity, format_duration, format_size, parse_duration, parse_size
 from spiderfs.views.recipe import Recipe, format_recipes, parse_recipes
 
+# With these words `-o forms=` says that there is no split, or that the one of a profile is taken.
+ONE_FORM, AUTO = "none", "auto"
+
 
 def _octal(value: object) -> object:
     if isinstance(value, str):
@@ -43,10 +46,6 @@ def _or(word: str) -> BeforeValidator:
 
 def _written_or(word: str, write: Any = str) -> PlainSerializer:
     return PlainSerializer(lambda value: word if value is None else write(value))
-
-
-# With these words `-o forms=` says that there is no split, or that the one of a profile is taken.
-ONE_FORM, AUTO = "none", "auto"
 
 
 def _forms(value: object) -> object:

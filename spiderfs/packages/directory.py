@@ -1,6 +1,6 @@
 """Packages as files at the source: the only thing that a mount ever writes there.
 
-All packages lie in one directory in the source's root. No mount shows that directory (`sources/open.py`). A package is
+All packages lie in one directory in the source's root. No mount shows that directory (`views/tree.py`). A package is
 written under a temporary name, synced and renamed, so a name that ends in `.package` belongs to a whole package, and
 what a crash has left behind is removed later. Several mounts may share the directory: each of them may find that a
 package is gone, and each leaves the packages of the others alone. The directory and its packages must belong to this

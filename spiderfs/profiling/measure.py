@@ -26,6 +26,14 @@ _GREW = 1.15
 _FIRST_FILES = 16
 
 
+# Files whose names and bytes are read to see how fast they come.
+_FILES, _READ_AGAIN = 2_000, 64
+_STEPS = 20
+# Of so many equal passes the fastest counts, because others may have used the cores meanwhile. What is not cached needs
+# a mount for each.
+_PASSES = 3
+
+
 def files_below(root: Path, most: int) -> list[Path]:
     """The first regular files that are listed, which makes their names known to the mount."""
     return list(islice(_walk(root), most))
@@ -76,14 +84,6 @@ def _read_all(files: list[Path], readers: int) -> Reads:
     with ThreadPoolExecutor(readers) as pool:
         total = sum(pool.map(lambda path: len(path.read_bytes()), files))
     return Reads(len(files), total, time.perf_counter() - begin_s)
-
-
-# Files whose names and bytes are read to see how fast they come.
-_FILES, _READ_AGAIN = 2_000, 64
-_STEPS = 20
-# Of so many equal passes the fastest counts, because others may have used the cores meanwhile. What is not cached needs
-# a mount for each.
-_PASSES = 3
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from spiderfs.errors import MountError
 from spiderfs.linux.mounts import unmount_or_detach
-from spiderfs.linux.parent_death import end_with_parent
+from spiderfs.linux.process_table import end_with_parent
 
 # clock_getcpuclockid(3): the number of the clock of all threads of a process; glibc makes it so, and Python lacks it.
 _ALL_THREADS = 2

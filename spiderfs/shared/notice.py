@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import trio
 
-from spiderfs.shared.editions import Edition, edition_of
+from spiderfs.shared.attached_trainers import Edition, edition_of
 
 T = TypeVar("T")
 

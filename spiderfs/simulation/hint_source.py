@@ -30,6 +30,10 @@ from spiderfs.scorer.scoring import ScorerOptions, Scoring
 from spiderfs.trace.batch import TracedBatch
 from spiderfs.trace.format import Trace
 
+AUTO = "auto"
+# Embeddings have length 1, so no two are further apart.
+MAX_RADIUS = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
@@ -177,11 +181,6 @@ class _Hubs(Sequence[Hub]):
 
 def _damaged(reason: str) -> UsageError:
     return UsageError(f"the trace is damaged: {reason}: record another, or replay it without scoring anew")
-
-
-AUTO = "auto"
-# Embeddings have length 1, so no two are further apart.
-MAX_RADIUS = 2.0
 
 
 def chosen_settings(radii: str | None, neighbours: int | None) -> list[ScorerOptions]:

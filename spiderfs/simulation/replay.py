@@ -10,7 +10,9 @@ hub's bytes were at hand when the trace was recorded, it enters the cache withou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,14 +20,20 @@ from numpy.typing import NDArray
 
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import Hint
+from spiderfs.core.guided import Adjustable, Guided
+from spiderfs.core.hints import AtHand, Candidates, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored, WarmUp
+from spiderfs.core.learning.teaching import Teaching
+from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.plans.rank_news import RankNews
-from spiderfs.core.policy import Policy
-from spiderfs.simulation.planned_ranks import PlannedRanks
-from spiderfs.simulation.teacher import NEVER, Teacher
+from spiderfs.core.plans.rank_news import Come, Handed, Left, Planned, RankNews
+from spiderfs.core.policy import Key, Policy
 
 Counts = NDArray[np.int64]
+
+
+NEVER = -1
+# A replay takes all accesses of a trace for those of one reader.
+_READER = "trace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +138,196 @@ def replay(
     )
 
 
-# A replay takes all accesses of a trace for those of one reader.
-_READER = "trace"
+class Teacher:
+    """Gives the hints of a trace to a guided policy, each before its access, as the daemon does in a training."""
+
+    def __init__(
+        self, engine: Engine, sizes: Mapping[Key, int], hints: Sequence[tuple[int, Hint]], ratio: float | None
+    ) -> None:
+        self._engine = engine
+        self._sizes = sizes
+        self._hints = hints if isinstance(engine.policy, Guided) else ()
+        self._next = 0
+        # The bytes of samples that are at hand for the next hub or pins.
+        self._at_hand: dict[Key, int] = {}
+        self._epochs: Counter[str] = Counter()
+        self._teaching = Teaching(engine, self._size_of)
+        if ratio is not None:
+            self._set_ratio(ratio)
+        self.due = self._hints[0][0] if self._hints else NEVER
+
+    def give(self, number: int) -> None:
+        """Give all hints that are due before access `number`."""
+        while self.due == number:
+            self._give(self._hints[self._next][1])
+            self._next += 1
+            self.due = self._hints[self._next][0] if self._next < len(self._hints) else NEVER
+
+    def choose(self, course_id: str, key: Key, hit: bool) -> Key:
+        """The sample whose bytes a reader of this course gets for this one, which is cached if it is a `hit`."""
+        found = None if hit else self._teaching.stand_in(course_id, key)
+        return key if found is None else found
+
+    def served(self, course_id: str, key: Key, given: Key) -> None:
+        """A reader of this course asked for a sample, and gets these bytes."""
+        self._teaching.served(course_id, key, given)
+
+    def _give(self, hint: Hint) -> None:
+        teaching = self._teaching
+        match hint:
+            case Scored(course_id, keys, scores):
+                teaching.scored(course_id, keys, scores)
+            case AtHand(key, size):
+                self._at_hand[key] = size
+            case Hub():
+                teaching.hub_found(hint)
+                self._at_hand.clear()
+            case Candidates(course_id, hubs):
+                found = next((hub for hub in hubs if not teaching.is_hub(course_id, hub.key)), None)
+                # A hub that no access of the trace reads has no known size.
+                if found is not None:
+                    self._at_hand.update({found.key: self._sizes[found.key]} if found.key in self._sizes else {})
+                    teaching.hub_found(found)
+                    self._at_hand.clear()
+            case Ratio(ratio):
+                self._set_ratio(ratio)
+            case Epoch(course_id, accuracy):
+                teaching.epoch_ended(course_id, self._epochs[course_id], {}, accuracy)
+                self._epochs[course_id] += 1
+            case Labels(course_id, labels):
+                teaching.begin(course_id, course_id, labels)
+            case Pinning(course_id, keys):
+                for _ in teaching.pin(course_id, keys):
+                    pass
+                self._at_hand.clear()
+            case WarmUp(course_id, active):
+                teaching.warm_up(course_id, active)
+
+    def _set_ratio(self, ratio: float) -> None:
+        if isinstance(self._engine.policy, Adjustable):
+            self._teaching.pin_ratio(ratio)
+
+    def _size_of(self, key: Key) -> int | None:
+        return self._engine.members[key].size if key in self._engine.members else self._at_hand.get(key)
+
+
+@dataclass
+class _List:
+    """A list that some courses have in common; it is shared from the first exchange on."""
+
+    keys: Sequence[Key]
+    index_of: Mapping[Key, int]
+    shared: SharedList | None = None
+
+
+@dataclass
+class _Sharing:
+    """How far a rank has come in the epoch that it exchanges."""
+
+    epoch: PlannedEpoch
+    taken: int
+
+
+class PlannedRanks:
+    """Gives news of ranks to an engine, each before its access; the news are in that order.
+
+    Their plans overrule the policy, and so does what jobs that exchange still owe. The samples come in the order in
+    which they were exchanged when the trace was recorded. With another capacity or policy a mount would have exchanged
+    others, so a replay shows how the rules of eviction (`core/plans/foresight.py`) serve these orders. Nothing is
+    fetched ahead. Time is counted in accesses.
+    """
+
+    def __init__(self, engine: Engine, news: Sequence[tuple[int, RankNews]]) -> None:
+        self._engine = engine
+        self._news = news
+        self._next = 0
+        self._chance = random.Random(1).random
+        self._list_of = lists_of(one for _, one in news if isinstance(one, Planned))
+        self._sharing: dict[tuple[int, str], _Sharing] = {}
+        self.due = news[0][0] if news else NEVER
+
+    def give(self, number: int) -> None:
+        """Give all news that are due before access `number`."""
+        while self.due == number:
+            self._give(self._news[self._next][1], float(number))
+            self._next += 1
+            self.due = self._news[self._next][0] if self._next < len(self._news) else NEVER
+
+    def _give(self, news: RankNews, now_s: float) -> None:
+        match news:
+            case Planned():
+                self._plan(news, now_s)
+            case Come(rank, course_id, epoch, dispatched, taken):
+                self._engine.come(rank, course_id, epoch, dispatched, taken, now_s)
+                self._take(rank, course_id, epoch, taken)
+            case Handed():
+                self._hand(news)
+            case Left(rank):
+                for other, course_id in list(self._sharing):
+                    if other == rank:
+                        self._end(rank, course_id)
+                self._engine.unplan(rank)
+
+    def _plan(self, plan: Planned, now_s: float) -> None:
+        if plan.begun and not len(plan.keys):
+            self._end(plan.rank, plan.course_id)
+        known = self._list_of[plan.course_id]
+        order = np.fromiter((known.index_of[key] for key in plan.keys), np.uint32, len(plan.keys))
+        epoch = PlannedEpoch(plan.epoch, known.keys, known.index_of, order, plan.start)
+        self._engine.plan(plan.rank, plan.course_id, epoch, now_s, plan.begun)
+
+    def _hand(self, handed: Handed) -> None:
+        rank = handed.rank, handed.course_id
+        reader = self._engine.schedule.readers.get(rank)
+        if reader is None or reader.epoch.number != handed.epoch or reader.epoch.repeats:
+            return
+        epoch, shared = reader.epoch, self._shared(handed.course_id)
+        sharing = self._sharing.get(rank)
+        if sharing is None or sharing.epoch is not epoch:
+            self._sharing[rank] = _Sharing(epoch, handed.position)
+            shared.begin(rank, handed.course_id, np.unique(epoch.order[handed.position :]))
+            self._engine.owing_changed()
+        samples = [epoch.index_of[key] for key in handed.keys if key in epoch.index_of]
+        for position, sample in enumerate(samples, handed.position):
+            for key in epoch.swap(position, sample):
+                self._engine.owed.changed(key)
+        shared.dispatched(rank, samples)
+
+    def _take(self, rank: int, course_id: str, epoch: int, taken: int) -> None:
+        sharing = self._sharing.get((rank, course_id))
+        if sharing is not None and sharing.epoch.number == epoch and taken > sharing.taken:
+            sharing.taken += self._shared(course_id).taken((rank, course_id), taken - sharing.taken)
+
+    def _end(self, rank: int, course_id: str) -> None:
+        if self._sharing.pop((rank, course_id), None) is not None:
+            self._shared(course_id).end((rank, course_id))
+            self._engine.owing_changed()
+
+    def _shared(self, course_id: str) -> SharedList:
+        known = self._list_of[course_id]
+        if known.shared is None:
+            known.shared = SharedList(known.keys, known.index_of, self._chance, self._engine.owed.changed)
+            self._engine.share(id(known), known.shared)
+        return known.shared
+
+
+def lists_of(plans: Iterable[Planned]) -> dict[str, _List]:
+    """The list of each course: all samples of its plans; courses whose lists have a sample in common have one list."""
+    groups: list[tuple[dict[Key, None], set[str]]] = []
+    for plan in plans:
+        keys, courses = dict.fromkeys(plan.keys), {plan.course_id}
+        others = []
+        for group in groups:
+            if plan.course_id in group[1] or not group[0].keys().isdisjoint(keys):
+                keys, courses = group[0] | keys, group[1] | courses
+            else:
+                others.append(group)
+        groups = [*others, (keys, courses)]
+    found: dict[str, _List] = {}
+    for keys, courses in groups:
+        known = _List(list(keys), {key: sample for sample, key in enumerate(keys)})
+        found |= dict.fromkeys(courses, known)
+    return found
 
 
 class _Plans:

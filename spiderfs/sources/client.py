@@ -26,9 +26,8 @@ import trio
 
 from spiderfs.errors import SourceError, SourceTimeout, SourceUnavailable
 from spiderfs.linux.worker_threads import WorkerThreads
-from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.single_flight import RecentTimeouts
-from spiderfs.sources.source import Source, SourceStat, Version
+from spiderfs.sources.source import Delivery, Source, SourceStat, Version
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -26,6 +26,16 @@ from typing import NamedTuple, ParamSpec, TypeVar
 from spiderfs.errors import ConfigError, SourceUnavailable
 from spiderfs.sources.source import Source, SourceStat, Version
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Entries that one latency pays for in a scan: about what an NFS server packs into one READDIRPLUS exchange.
+ENTRIES_PER_LATENCY = 1000
+# How soon a call that waits notices a changed setting. 16 waiting threads cost some 800 wake-ups a second at most.
+_POLL_S = 0.02
+# A hanging call gives up after this long, so that a forgotten `hang` cannot hold a thread for ever.
+_LONGEST_HANG_S = 3600.0
+
 
 class Fault(NamedTuple):
     """One setting: the largest value it may take (the least is 0, which is also its default), and what it does."""
@@ -152,17 +162,6 @@ def _check(name: str, value: float) -> None:
         raise ConfigError(f"source.{name}={value:g} is out of range; give a number from 0 to {maximum:g}")
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-# Entries that one latency pays for in a scan: about what an NFS server packs into one READDIRPLUS exchange.
-ENTRIES_PER_LATENCY = 1000
-# How soon a call that waits notices a changed setting. 16 waiting threads cost some 800 wake-ups a second at most.
-_POLL_S = 0.02
-# A hanging call gives up after this long, so that a forgotten `hang` cannot hold a thread for ever.
-_LONGEST_HANG_S = 3600.0
-
-
 class SlowSource:
     """`inner`, with the faults that `faults` holds at the moment of each call.
 
@@ -204,15 +203,13 @@ class SlowSource:
             yield entry
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
-        self._exchange()
-        start = self._clock()
+        start = self._exchange()
         data = self._inner.read(path, offset, length, version)
         self._transfer(len(data), start)
         return data
 
     def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
-        self._exchange()
-        start = self._clock()
+        start = self._exchange()
         found, data = self._inner.read_present(path, most_bytes)
         self._transfer(len(data), start)
         return found, data
@@ -222,8 +219,8 @@ class SlowSource:
         self._closed = True
         self._inner.close()
 
-    def _exchange(self) -> None:
-        """Take the time, or raise the error, of one question to the server, before the inner source may answer."""
+    def _exchange(self) -> float:
+        """Take the time, or raise the error, of one question to the server; returns when that ended."""
         latency_s = self.faults.get("latency_ms") / 1000
         jitter = self.faults.get("latency_jitter")
         if latency_s and jitter:
@@ -237,9 +234,10 @@ class SlowSource:
         self._fail_if_gone()
         if self._random.random() < self.faults.get("error_rate"):
             raise SourceUnavailable("the source failed (drawn by source.error_rate)")
+        return self._clock()
 
     def _transfer(self, size: int, start: float) -> None:
-        """Wait until the shared line has carried so many bytes."""
+        """Wait until the shared line has carried `size` bytes."""
         self._wait(self.faults.reserve_line(size, start), while_same="bandwidth")
         self._fail_if_gone()
 

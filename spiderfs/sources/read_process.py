@@ -36,10 +36,8 @@ import outcome
 import trio
 
 from spiderfs.errors import SourceUnavailable
-from spiderfs.linux.parent_death import end_with_parent
-from spiderfs.linux.process_table import ended_status
-from spiderfs.sources.delivery import Delivery
-from spiderfs.sources.source import Source, Version, joined_time, split_time
+from spiderfs.linux.process_table import end_with_parent, ended_status
+from spiderfs.sources.source import Delivery, Source, Version, joined_time, split_time
 
 _NUMBER = struct.Struct("<I")
 # Request: offset, length, the version's size and mtime (seconds, nanoseconds); bytes of the path, of what a delivery

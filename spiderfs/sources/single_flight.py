@@ -26,6 +26,9 @@ _SLOTS = 4096
 _SLOT = struct.Struct("<qd")
 
 
+T = TypeVar("T")
+
+
 class RecentTimeouts:
     """Make this before the fork: only processes with the same hash seed find each other's notes.
 
@@ -49,9 +52,6 @@ class RecentTimeouts:
 
     def _at(self, hashed: int) -> int:
         return hashed % _SLOTS * _SLOT.size
-
-
-T = TypeVar("T")
 
 
 class _Flight:

@@ -14,15 +14,16 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+_SECOND_NS = 1_000_000_000
+# The largest file that the kernel knows of (loff_t).
+MAX_SIZE = (1 << 63) - 1
+
 
 class Version(NamedTuple):
     """Size and mtime, which tell one version of a file from another."""
 
     size: int
     mtime_ns: int
-
-
-_SECOND_NS = 1_000_000_000
 
 
 def split_time(time_ns: int) -> tuple[int, int]:
@@ -32,10 +33,6 @@ def split_time(time_ns: int) -> tuple[int, int]:
 
 def joined_time(seconds: int, nanoseconds: int) -> int:
     return seconds * _SECOND_NS + nanoseconds
-
-
-# The largest file that the kernel knows of (loff_t).
-MAX_SIZE = (1 << 63) - 1
 
 
 class SourceStat(NamedTuple):
@@ -93,3 +90,17 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Let go of what the source holds open; idempotent."""
+
+
+class Delivery(Protocol):
+    """One answer that waits for a file's content. Only the maker of the delivery knows what the answer means."""
+
+    done: bool
+    """Set once the answer was written, or once nobody waited for it any more: then nobody else may answer."""
+
+    def messages(self, size: int) -> tuple[bytes, bytes] | None:
+        """The two texts to write for a content of `size` bytes; None if the reading process must not answer.
+
+        The reading process writes the first text with the content behind it, and then the second one, each in one call;
+        no second one, if it is empty.
+        """

@@ -31,13 +31,12 @@ from spiderfs.vfs.control_files import Control, ControlChannel, ImmutableControl
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
+from spiderfs.vfs.large_files import ReadAhead
 from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.pending_reads import PendingReads
-from spiderfs.vfs.read_ahead import ReadAhead
-from spiderfs.vfs.redirects import Redirects
+from spiderfs.vfs.on_demand import Supply
+from spiderfs.vfs.redirects import PendingReads, Redirects
 from spiderfs.vfs.rules import Settings
 from spiderfs.vfs.shown_views import ShownViews
-from spiderfs.vfs.supply import Supply
 from spiderfs.views.tree import Forms
 
 READ_AHEAD_BLOCKS = 8

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Budget, Hint, Lost, Published
 from spiderfs.core.policy import Key, Policy
-from spiderfs.simulation.teacher import Teacher
+from spiderfs.simulation.replay import Teacher
 from spiderfs.trace.format import Trace
 
 

@@ -31,9 +31,8 @@ from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import Patience, SourceClient
-from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.single_flight import SingleFlight
-from spiderfs.sources.source import Version
+from spiderfs.sources.source import Delivery, Version
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
 from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import Node

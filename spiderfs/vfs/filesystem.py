@@ -2,9 +2,9 @@
 
 The way of a read, one method each: `lookup` answers from the catalogue, or asks the source; `open` makes a small file
 local; `read` takes its bytes out of the store. Other modules hold what these three need: who gets a stand-in
-(`stand_ins.py`), how long views are (`view_sizes.py`), files that are read as a whole (`small_files.py`) and in blocks
-(`large_files.py`), files that may still be written to (`provisional_files.py`), fetching (`fetcher.py`), directories
-that the source does not have (`own_directories.py`), and control files (`control_files.py`).
+(`stand_ins.py`), fetches that readers wait for (`on_demand.py`), files that are read as a whole (`small_files.py`) and
+in blocks (`large_files.py`), files that may still be written to (`provisional_files.py`), fetching (`fetcher.py`), and
+control files (`control_files.py`).
 
 A file handle is the inode itself, so any worker can answer any request. Only control files wait for the manager. A
 failing cache is never the reader's error: the bytes then come from the source. A name vanishes only when the source
@@ -36,30 +36,26 @@ from spiderfs.errors import (
     Stale,
 )
 from spiderfs.linux import steady_clock
-from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.single_flight import SingleFlight
-from spiderfs.sources.source import Source, SourceStat
+from spiderfs.sources.source import Delivery, Source, SourceStat
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Opened, OpenedDirectory
 from spiderfs.vfs.brought import Brought
-from spiderfs.vfs.catalogue import PROVISIONAL, Dentry, Node, join
+from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node, join
 from spiderfs.vfs.control_files import (
+    CONTROL_DIRECTORY,
     CONTROL_INODE,
     Control,
     ControlAttributes,
     is_control_handle,
 )
-from spiderfs.vfs.large_files import LargeFiles
-from spiderfs.vfs.on_demand import OnDemand
-from spiderfs.vfs.own_directories import OwnDirectories, no_entry, without_inode
+from spiderfs.vfs.large_files import LargeFiles, ReadAhead
+from spiderfs.vfs.on_demand import OnDemand, Supply
 from spiderfs.vfs.provisional_files import ProvisionalFiles
-from spiderfs.vfs.read_ahead import ReadAhead
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import FOREVER_S, Settings, is_provisional, left_s
 from spiderfs.vfs.small_files import SmallFiles
 from spiderfs.vfs.stand_ins import StandIns
-from spiderfs.vfs.supply import Supply
-from spiderfs.vfs.view_sizes import ViewSizes
 from spiderfs.vfs.xattrs import Xattrs
 from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY
 
@@ -70,6 +66,10 @@ NAME_MAX = 255
 # Directories whose listing the kernel may keep; forgetting one costs a reading of its names.
 _LISTINGS_KEPT = 65536
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
+# The directories that are no names of the source: `.spiderfs`, and in it `views` with a directory for each form of the
+# files (`views/tree.py`). What lies below one of those are names of the source, like those below the root.
+_OWN_DIRECTORIES = (CONTROL_INODE, VIEWS_INODE)
+_VIEWS = VIEWS_DIRECTORY.rpartition(b"/")[2]
 
 
 class Filesystem:
@@ -108,12 +108,8 @@ class Filesystem:
         self._listings_kept: dict[int, float] = {}
         self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(clock() * 1e9)
-        self._own = OwnDirectories(
-            control, supply.catalogue, supply.lister, self._control_attributes, self._attributes, self._entry
-        )
-        self._on_demand = OnDemand(supply, scattered)
+        self._on_demand = OnDemand(supply, scattered, clock)
         self._stand_ins = StandIns(supply, redirects, lambda: self.settings, clock)
-        self._sizes = ViewSizes(supply.views, self._on_demand, clock)
         self._small_files = SmallFiles(supply, self._on_demand, redirects, self._stand_ins, events, clock)
         self.large_files = LargeFiles(supply, self._on_demand, read_ahead, redirects, events, clock)
         self._brought = brought
@@ -138,8 +134,8 @@ class Filesystem:
 
     async def lookup(self, parent: int, name: bytes, caller: Caller) -> Entry:
         self._counters.add("lookups")
-        if self._own.answers(parent, name):
-            return await self._own.lookup(parent, name)
+        if parent in _OWN_DIRECTORIES or (parent == ROOT_INODE and name == CONTROL_DIRECTORY):
+            return await self._lookup_own(parent, name)
         if len(name) > NAME_MAX:
             raise NameTooLong(f"{len(name)} bytes")
         known = self._catalogue.find(parent, name)
@@ -162,8 +158,24 @@ class Filesystem:
             read = partial(self._look_up_at_source, parent, name, reads=True)
             found = await self._provisional_files.bring_along(directory, found, caller, read)
         if found is None:
-            return no_entry(self.settings.negative_ttl_s)
+            return _no_entry(self.settings.negative_ttl_s)
         return await self._answer(found, self._left_s(found), parent, caller)
+
+    async def _lookup_own(self, parent: int, name: bytes) -> Entry:
+        """The entry of a name in `.spiderfs`, in `views` there, or of `.spiderfs` in the root; raises NotFound."""
+        if parent == ROOT_INODE:
+            # Whoever opens a file below `views` passes the directory, which stays the same.
+            return Entry(self._control_attributes(self._control.getattr(CONTROL_INODE)), FOREVER_S)
+        if parent == CONTROL_INODE:
+            if name == _VIEWS and self._catalogue.forms.names:
+                return self._views()
+            return Entry(self._control_attributes(self._control.lookup(name)), 0.0)
+        dentry = await self._lister.form(name)
+        return _no_entry(FOREVER_S) if dentry is None else self._entry(dentry, FOREVER_S)
+
+    def _views(self) -> Entry:
+        # Their mode and owner, by which the kernel may have to let readers pass, are those of the root.
+        return Entry(self._attributes(VIEWS_INODE, self._catalogue.node(VIEWS_INODE).stat, FOREVER_S), FOREVER_S)
 
     def _left_s(self, name: Dentry) -> float:
         """How many more seconds a name is believed; 0 or less: ask the source."""
@@ -175,12 +187,12 @@ class Filesystem:
         if self._redirects.active and stat.S_ISREG(dentry.stat.mode):
             stand_in = await self._stand_ins.given(dentry, parent, caller)
             if stand_in is not None:
-                stand_in = await self._sizes.sized(stand_in)
+                stand_in = await self._on_demand.sized(stand_in)
                 return Entry(self._attributes(stand_in.inode, stand_in.stat, FOREVER_S), 0.0)
             if self._redirects.concerns(dentry.inode):
                 # The next reader of this name may be given another file, so the kernel has to ask for each of them.
                 left = 0.0
-        return self._entry(await self._sizes.sized_name(dentry), left)
+        return self._entry(await self._on_demand.sized_name(dentry), left)
 
     async def _look_up_at_source(
         self, parent: int, name: bytes, reads: bool = False
@@ -222,7 +234,7 @@ class Filesystem:
         return Entry(self._attributes(dentry.inode, dentry.stat, ttl_s), timeout_s)
 
     def _stale_entry(self, dentry: Dentry) -> Entry:
-        if self._sizes.is_unsized(dentry):
+        if self._on_demand.is_unsized(dentry):
             raise SourceUnavailable(f"{os.fsdecode(dentry.name)}: its view was not made yet, and the source is away")
         self._counters.add("lookups_stale")
         return self._entry(dentry, STALE_TTL_S)
@@ -246,7 +258,7 @@ class Filesystem:
     async def getattr(self, inode: int) -> Attributes:
         if self._control.owns(inode):
             return self._control_attributes(self._control.getattr(inode))
-        node = await self._sizes.sized(self._catalogue.node(inode))
+        node = await self._on_demand.sized(self._catalogue.node(inode))
         if node.is_directory:
             return self._attributes(inode, await self._directory(node), self._directory_attributes_ttl_s)
         return self._attributes(inode, node.stat, FOREVER_S)
@@ -270,7 +282,7 @@ class Filesystem:
 
     async def opendir(self, inode: int) -> OpenedDirectory:
         """Make sure that the listing is complete and fresh; the handle is the inode."""
-        if self._own.has(inode):
+        if inode in _OWN_DIRECTORIES:
             return OpenedDirectory(inode, keeps=False, kept=False)
         node = self._catalogue.node(inode)
         if not node.is_directory:
@@ -288,8 +300,8 @@ class Filesystem:
 
     async def readdir(self, inode: int, after: int, limit: int) -> list[tuple[bytes, Entry, int]]:
         """Up to `limit` entries behind position `after`: name, entry, position."""
-        if self._own.has(inode):
-            listed = enumerate(self._own.readdir(inode), 1)
+        if inode in _OWN_DIRECTORIES:
+            listed = enumerate(self._list_own(inode), 1)
             return [(name, entry, position) for position, (name, entry) in listed if position > after]
         if self._scattered():
             # Another worker may have answered the opendir.
@@ -299,9 +311,19 @@ class Filesystem:
             for dentry in self._catalogue.entries(inode, after, limit)
         ]
 
+    def _list_own(self, inode: int) -> list[tuple[bytes, Entry]]:
+        """Names and entries of `.spiderfs`, or of `views` in it, always in one order."""
+        if inode == VIEWS_INODE:
+            # The inodes of these depend on what makers make, which takes a tenth of a second to find out.
+            found = self._catalogue.node(VIEWS_INODE).stat
+            names = enumerate(self._catalogue.forms.names, 1)
+            return [(name, _without_inode(self._attributes(0, found, 0.0), position)) for position, name in names]
+        listed = [(name, Entry(self._control_attributes(found), 0.0)) for name, found in self._control.readdir()]
+        return [*listed, (_VIEWS, self._views())] if self._catalogue.forms.names else listed
+
     def _listed(self, dentry: Dentry) -> Entry:
-        if self._sizes.is_unsized(dentry):
-            return without_inode(self._attributes(0, dentry.stat, 0.0), dentry.inode)
+        if self._on_demand.is_unsized(dentry):
+            return _without_inode(self._attributes(0, dentry.stat, 0.0), dentry.inode)
         if self._redirects.active and self._redirects.concerns(dentry.inode):
             return self._entry(dentry, 0.0)
         return self._entry(dentry, self._left_s(dentry))
@@ -419,3 +441,13 @@ class Filesystem:
         if self._control.owns(inode):
             raise NoAttribute(name)
         return await self._xattrs.value(inode, name)
+
+
+def _no_entry(timeout_s: float) -> Entry:
+    """The answer that a name does not exist."""
+    return Entry(Attributes(0, 0, 0, 0, 0, 0, 0.0), timeout_s)
+
+
+def _without_inode(attributes: Attributes, shown: int) -> Entry:
+    """An entry of a listing: the kernel takes only the name of it, and asks for the rest when it needs that."""
+    return Entry(attributes._replace(inode=0, shown=shown), 0.0)

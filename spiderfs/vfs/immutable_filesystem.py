@@ -26,8 +26,7 @@ from typing import Any
 from spiderfs.core.events import HIT, PUSHED, UNREAD, UNSTORED
 from spiderfs.errors import ReadOnly, SourceUnavailable, SpiderfsError, Stale
 from spiderfs.shared.number_set import SharedNumbers
-from spiderfs.sources.delivery import Delivery
-from spiderfs.sources.source import SourceStat
+from spiderfs.sources.source import Delivery, SourceStat
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry
 from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node
@@ -77,8 +76,8 @@ class ImmutableFilesystem(Filesystem):
         before = self._redirects.noted(caller.pid)
         stand_in = await self._stand_ins.given(dentry, parent, caller)
         if stand_in is None:
-            return self._entry(await self._sizes.sized_name(dentry), 0.0)
-        stand_in = await self._sizes.sized(stand_in)
+            return self._entry(await self._on_demand.sized_name(dentry), 0.0)
+        stand_in = await self._on_demand.sized(stand_in)
         attributes = self._attributes(stand_in.inode, stand_in.stat, FOREVER_S)
         # The kernel may look a name up twice for one open. If the thread had looked another name up meanwhile, its note
         # would be about that one.
@@ -88,7 +87,7 @@ class ImmutableFilesystem(Filesystem):
         return Entry(attributes, 0.0)
 
     def _listed(self, dentry: Dentry) -> Entry:
-        if self._redirects.gives and stat.S_ISREG(dentry.stat.mode) and not self._sizes.is_unsized(dentry):
+        if self._redirects.gives and stat.S_ISREG(dentry.stat.mode) and not self._on_demand.is_unsized(dentry):
             return self._entry(dentry, 0.0)
         return super()._listed(dentry)
 
@@ -235,7 +234,7 @@ class ImmutableFilesystem(Filesystem):
 
     async def _sized_ahead(self, dentry: Dentry) -> Dentry:
         """A name with the size of what is shown; the manager is told of what was fetched for that."""
-        sized = await self._sizes.sized_ahead(dentry)
+        sized = await self._on_demand.sized_ahead(dentry)
         if sized is None:
             return dentry
         node, fetched = sized

@@ -1,4 +1,8 @@
-"""Fetches that a reader waits for: their time is counted, and a version that the source no longer has is reported."""
+"""Fetches that a reader waits for: their time is counted, and a version that the source no longer has is reported.
+
+A look-up of a file whose view was never made waits for a fetch too: the view says how long the file is
+(`shown_views.py`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import trio
 
@@ -19,11 +24,14 @@ from spiderfs.errors import (
     Stale,
     StoreError,
 )
-from spiderfs.sources.client import Patience
-from spiderfs.sources.delivery import Delivery
-from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.fetcher import Fetched
-from spiderfs.vfs.supply import Supply
+from spiderfs.metrics import Counters
+from spiderfs.sources.client import Patience, SourceClient
+from spiderfs.sources.source import Delivery
+from spiderfs.store.store import Content, Records
+from spiderfs.vfs.catalogue import Catalogue, Dentry, Node
+from spiderfs.vfs.fetcher import Fetched, Fetcher
+from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.shown_views import ShownViews
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +39,29 @@ log = logging.getLogger(__name__)
 _LOOKED_INTO = 32
 
 
+@dataclass(frozen=True)
+class Supply:
+    """One process's; each part has been given those that it needs of the others."""
+
+    content: Content
+    records: Records
+    client: SourceClient
+    catalogue: Catalogue
+    lister: Lister
+    fetcher: Fetcher
+    counters: Counters
+    views: ShownViews | None = None
+    """Where the mount shows views; see `Fetcher`."""
+
+
 class OnDemand:
     """Fetches for readers. All methods raise Stale for a version that the source no longer has, and SourceError."""
 
-    def __init__(self, supply: Supply, scattered: Callable[[], bool]) -> None:
+    def __init__(self, supply: Supply, scattered: Callable[[], bool], clock: Callable[[], float]) -> None:
         """`scattered`: see `Filesystem`."""
         self._scattered = scattered
+        self._now = clock
+        self._views = supply.views
         self._catalogue = supply.catalogue
         self._client = supply.client
         self._fetcher = supply.fetcher
@@ -44,12 +69,44 @@ class OnDemand:
         # What look-ups have fetched to learn the size, for the opens that follow: these take it out.
         self.looked_into: OrderedDict[int, Fetched] = OrderedDict()
 
-    async def look_into(self, node: Node) -> Fetched:
-        """Fetch a whole file for a look-up, and have it at hand for the open that follows."""
+    # -- sizes of views
+
+    async def sized(self, node: Node) -> Node:
+        """The file with the size of what is shown of it, for which a view may have to be made.
+
+        The reader waits here and not in the open that follows, so that open counts as one that has waited.
+        """
+        if self._views is None or not self.is_unsized(node):
+            return node
         fetched = self.looked_into[node.inode] = await self.fetch(node)
         if len(self.looked_into) > _LOOKED_INTO:
             self.looked_into.popitem(last=False)
-        return fetched
+        return await self._views.noted(node, len(fetched.payload))
+
+    async def sized_name(self, dentry: Dentry) -> Dentry:
+        """The same for a name."""
+        if not self.is_unsized(dentry):
+            return dentry
+        return dentry._replace(stat=(await self.sized(self._catalogue.node(dentry.inode))).stat)
+
+    async def sized_ahead(self, dentry: Dentry) -> tuple[Node, Fetched] | None:
+        """The file that a name means with its size, and what was fetched for that; None if the size is known.
+
+        No reader waits, and none opens the file next.
+        """
+        if self._views is None or not self.is_unsized(dentry):
+            return None
+        node = self._catalogue.node(dentry.inode)
+        fetched = await self.fetch(node, is_read=False)
+        return await self._views.noted(node, len(fetched.payload)), fetched
+
+    def is_unsized(self, file: Node | Dentry) -> bool:
+        """Whether the size of what is shown of a file is unknown until the file is fetched for the first time."""
+        if self._views is None or not file.stat.viewed:
+            return False
+        return self._views.is_unknown(file.stat, file.settles_at, self._now())
+
+    # -- contents
 
     async def fetch(
         self,

@@ -22,11 +22,10 @@ from spiderfs.vfs.answer_types import Caller, Opened
 from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import PROVISIONAL, Dentry, Node, join
 from spiderfs.vfs.large_files import LargeFiles
-from spiderfs.vfs.on_demand import OnDemand
+from spiderfs.vfs.on_demand import OnDemand, Supply
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings, is_provisional
 from spiderfs.vfs.small_files import SmallFiles
-from spiderfs.vfs.supply import Supply
 
 # How often a file may change while it is looked up.
 _CHANGES = 8

@@ -1,8 +1,10 @@
 """Chooses for one thread between the file that it asks for and a stand-in; workers and clients both choose so.
 
-The policy decides which sample stands in for which, and the manager writes that into the table (`redirect_table.py`). A
-process that has such a row still has to choose: it finds out whether the thread belongs to a trainer, and whether the
-file itself is at hand. `stand_ins.py` asks this module at the look-ups and opens of a worker.
+The policy decides which sample stands in for which, and the manager writes a row of the table of redirects: which inode
+is the stand-in for which other one, for the readers of one course. The table lies in the store, so a new worker knows
+all redirects at once, and no worker has to ask the manager. A process that finds such a row still has to choose: it
+finds out whether the thread belongs to a trainer, and whether the file itself is at hand. `stand_ins.py` asks this
+module at the look-ups and opens of a worker.
 
 A thread of an attached trainer, or of a process below one, may be given a stand-in. The stand-in is another sample,
 with the same label, of a list that this trainer has declared (the manager writes no other rows). Every other thread,
@@ -18,26 +20,65 @@ then opens it gets one file.
 
 from __future__ import annotations
 
+import mmap
+import struct
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import Literal, NamedTuple
 
 from spiderfs.linux.process_table import Status, is_our_own, session_of, started_at, status_of
 from spiderfs.shared.attached_trainers import Attached
-from spiderfs.store.store import Records
-from spiderfs.vfs.pending_reads import PendingReads
-from spiderfs.vfs.permissions import Credentials
-from spiderfs.vfs.redirect_table import stand_in_of, stand_ins_of
-from spiderfs.vfs.rules import Cached, Settings, is_at_hand
+from spiderfs.store.store import Records, Row
+from spiderfs.vfs.rules import Cached, Credentials, Settings, is_at_hand
+
+TABLE = "redirect"
+# A row's key: the inode that a reader asks for, and the number of the course. In this order all rows of an inode lie
+# side by side.
+_KEY = struct.Struct(">QI")
+_INODE = struct.Struct(">Q")
+_ROWS_AT_A_TIME = 1000
+
 
 LEASE_S = 2.0
 IDENTITY_S = 1.0
 # The open of a system call follows its look-up at once, however long a busy machine takes for that.
 NOTED_S = 5.0
-# So many threads and so many leases are remembered; when there are more, all of them are forgotten at once.
+# Threads, and leases, that are remembered; when there are more, all of them are forgotten at once.
 _REMEMBERED = 65536
 # Processes on the way up from a loader's worker to the trainer; a container's init is further than any trainer.
 _DEPTH = 32
+
+
+def redirect_row(course_number: int, wanted: int, stand_in: int | None) -> Row:
+    """The row by which the readers of a course get `stand_in` for `wanted`; None deletes the row."""
+    return TABLE, _KEY.pack(wanted, course_number), None if stand_in is None else _INODE.pack(stand_in)
+
+
+def redirect_rows(records: Records) -> list[tuple[int, int, int]]:
+    """All redirects: the wanted inode, the course's number, the stand-in."""
+    return list(each_redirect(records))
+
+
+def each_redirect(records: Records) -> Iterator[tuple[int, int, int]]:
+    """All redirects of a table of any length: it is read in pieces, and each piece shows the table as it is then."""
+    start = b""
+    while rows := records.scan(TABLE, start, _ROWS_AT_A_TIME):
+        yield from ((*_KEY.unpack(key), _INODE.unpack(value)[0]) for key, value in rows)
+        # The least key behind the last one.
+        start = rows[-1][0] + b"\0"
+
+
+def stand_in_of(records: Records, wanted: int, course_number: int) -> int | None:
+    """The stand-in that the readers of one course may be given for an inode; None if there is none."""
+    row = records.get(TABLE, _KEY.pack(wanted, course_number))
+    return None if row is None else int(_INODE.unpack(row)[0])
+
+
+def stand_ins_of(records: Records, wanted: int, limit: int) -> list[int]:
+    """The stand-ins of an inode, one for each course that has one for it; `limit` of them at most."""
+    rows = records.scan(TABLE, _KEY.pack(wanted, 0), limit)
+    return [_INODE.unpack(value)[0] for key, value in rows if _KEY.unpack(key)[0] == wanted]
+
 
 Who = Literal["off", "trainer", "all"]
 
@@ -48,6 +89,54 @@ class Identity(NamedTuple):
     trainer: Attached | None
     status: Status | None
     until: float
+
+
+class PendingReads:
+    """The result of each thread's latest look-up, kept for the open that follows it: memory that all workers share.
+
+    The kernel sends a look-up and then an open, perhaps to another worker, and the open only says which inode it opens.
+    So the look-up leaves a note: which file the thread had asked for, and which one it got. There is one slot for each
+    thread, by the thread's number.
+
+    A thread does one thing at a time, so a slot has one writer. Where two threads share a slot, the earlier note can
+    only get lost, and the open is then taken at face value.
+
+    No open need follow a look-up: stat(2) makes a look-up too. Its note is void once the thread looks another name up,
+    opens something, or lets time pass. One mistake remains possible: a thread calls stat on X, is given H, and as its
+    very next open opens H by H's own name, which the kernel still knew. That open is taken for an open of X.
+    """
+
+    _SLOTS = 8192
+    _SLOT = struct.Struct("<QQQd")  # thread, wanted inode, given inode, time
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, self._SLOTS * self._SLOT.size)
+
+    def put(self, thread: int, wanted: int, given: int, now: float) -> None:
+        self._SLOT.pack_into(self._map, self._at(thread), thread, wanted, given, now)
+
+    def look(self, thread: int, since: float) -> tuple[int, int] | None:
+        """The thread's note, which stays: the inode that it had asked for, and the one that it was given.
+
+        None if it has none, or one from before `since`.
+        """
+        noted, wanted, given, when = self._SLOT.unpack_from(self._map, self._at(thread))
+        return (int(wanted), int(given)) if noted == thread and when >= since else None
+
+    def take(self, thread: int, given: int, since: float) -> int | None:
+        """Take the thread's note: the inode that it had asked for when it was given `given`.
+
+        None if the note says something else, or is from before `since`. The note is gone afterwards in any case.
+        """
+        at = self._at(thread)
+        noted, wanted, was_given, when = self._SLOT.unpack_from(self._map, at)
+        if noted != thread:
+            return None
+        self._SLOT.pack_into(self._map, at, 0, 0, 0, 0.0)
+        return int(wanted) if was_given == given and when >= since else None
+
+    def _at(self, thread: int) -> int:
+        return thread % self._SLOTS * self._SLOT.size
 
 
 class Redirects:
@@ -197,3 +286,25 @@ class Redirects:
 def _is_above(process: Status, below: int) -> bool:
     """Whether `below` is the process itself, or a child that the process has made; not an orphan that came to it."""
     return below == process.process or not process.is_init or session_of(below) == session_of(process.process)
+
+
+class NamesAsked:
+    """Which workers have the kernel ask for each name: memory that all processes of a mount share.
+
+    In an immutable mount the kernel believes names for good, until a trainer comes that may be given stand-ins. From
+    then on each worker answers names for the next open alone. The kernel has to forget the names that it was told
+    before, and with them the pages of files. Each worker sets a row of its own, and its successor finds the row.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._rows = memoryview(mmap.mmap(-1, workers))
+
+    def set(self, worker: int, asked: bool) -> None:
+        self._rows[worker] = asked
+
+    def by(self, worker: int) -> bool:
+        return bool(self._rows[worker])
+
+    def by_all(self) -> bool:
+        return all(self._rows[: self._workers])

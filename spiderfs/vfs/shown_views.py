@@ -32,9 +32,6 @@ class ShownViews:
             found.viewed and found.original_size is None and 0 < found.size <= self._longest_bytes and settles_at <= now
         )
 
-    def node(self, inode: int) -> Node:
-        return self._catalogue.node(inode)
-
     def request(self, node: Node) -> tuple[int, bool]:
         """With how many bytes the view is asked for (`views/source.py`), and whether there will be exactly so many."""
         if node.stat.original_size is None:

@@ -8,14 +8,13 @@ from functools import partial
 
 from spiderfs.core.events import FETCHED, HIT
 from spiderfs.shared.attached_trainers import Attached
-from spiderfs.sources.delivery import Delivery
+from spiderfs.sources.source import Delivery
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller, EventSink, Opened
 from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.on_demand import OnDemand
+from spiderfs.vfs.on_demand import OnDemand, Supply
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.stand_ins import StandIns
-from spiderfs.vfs.supply import Supply
 
 
 class SmallFiles:

@@ -20,10 +20,9 @@ from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import Dentry, Node
 from spiderfs.vfs.fetcher import Fetcher
-from spiderfs.vfs.permissions import ANYBODY, Credentials
+from spiderfs.vfs.on_demand import Supply
 from spiderfs.vfs.redirects import Redirects
-from spiderfs.vfs.rules import Settings, directories_to_pass
-from spiderfs.vfs.supply import Supply
+from spiderfs.vfs.rules import ANYBODY, Credentials, Settings, directories_to_pass
 
 log = logging.getLogger(__name__)
 

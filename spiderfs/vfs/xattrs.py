@@ -12,9 +12,9 @@ from spiderfs.linux import steady_clock
 from spiderfs.shared.bypass_terms import CLIENT_XATTR
 from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Member
 from spiderfs.vfs.catalogue import ROOT_INODE, Node
+from spiderfs.vfs.on_demand import Supply
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings, is_provisional
-from spiderfs.vfs.supply import Supply
 
 log = logging.getLogger(__name__)
 

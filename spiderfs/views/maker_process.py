@@ -12,9 +12,9 @@ import os
 import resource
 import sys
 
-from spiderfs.linux.parent_death import end_with_parent
+from spiderfs.linux.process_table import end_with_parent
 from spiderfs.views.making import make
-from spiderfs.views.messages import ANSWER, MADE, REQUEST_BYTES, Unmade, parse_request
+from spiderfs.views.recipe import ANSWER, MADE, REQUEST_BYTES, Unmade, parse_request
 
 # Readers and the mount go first: nice(2) says that this is the lowest of 20 steps.
 _NICE = 19

@@ -21,8 +21,7 @@ from typing import Any
 
 from PIL import Image, ImageFile, UnidentifiedImageError, WebPImagePlugin
 
-from spiderfs.views.messages import Unmade
-from spiderfs.views.recipe import Recipe
+from spiderfs.views.recipe import Recipe, Unmade
 
 # A change of this module that makes other bytes gets a new number: views that were made before are then made anew.
 REVISION = 3

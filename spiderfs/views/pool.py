@@ -23,8 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from spiderfs.views.messages import ANSWER, MADE, Unmade, request
-from spiderfs.views.recipe import Recipe
+from spiderfs.views.recipe import ANSWER, MADE, Recipe, Unmade, request
 
 # 50 megapixels take 200 MB decoded, and as much again while they are turned into rows; Python and Pillow take 0.2 GB.
 _MEMORY_BYTES = 1 << 30

@@ -10,9 +10,8 @@ from typing import Protocol
 
 from spiderfs.errors import ViewFailed
 from spiderfs.sources.source import Source, Version
-from spiderfs.views.messages import REASONS, Unmade
 from spiderfs.views.pool import MakerLost
-from spiderfs.views.recipe import ORIGINAL, Recipe
+from spiderfs.views.recipe import ORIGINAL, REASONS, Recipe, Unmade
 from spiderfs.views.tree import Forms, TreeSource
 
 log = logging.getLogger(__name__)

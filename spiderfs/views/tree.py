@@ -12,13 +12,17 @@ directory of its own in `.spiderfs/views`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import xxhash
 
+from spiderfs.errors import SourceNotFound
 from spiderfs.sources.source import Source, SourceStat, Version
 from spiderfs.views.recipe import ORIGINAL, Recipe
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 VIEWS_DIRECTORY = b".spiderfs/views"
 ROOT_LINK = b"../.."
@@ -116,33 +120,38 @@ class Forms:
 
 
 class TreeSource:
-    """`inner` at every path at which a form of it is shown: names, attributes, and the originals' bytes."""
+    """`inner` at every path at which a form of it is shown: names, attributes, and the originals' bytes.
 
-    def __init__(self, inner: Source, forms: Forms) -> None:
+    The entries `hidden` of the source's root are not shown; what lies below them can still be read by its path.
+    """
+
+    def __init__(self, inner: Source, forms: Forms, hidden: Container[bytes] = ()) -> None:
         self._inner = inner
         self._forms = forms
+        self._hidden = hidden
         self.statvfs = inner.statvfs
+        self.read_present, self.readlink = self._at_place(inner.read_present), self._at_place(inner.readlink)
+        self.listxattr, self.getxattr = self._at_place(inner.listxattr), self._at_place(inner.getxattr)
+
+    def _at_place(self, ask: Callable[Concatenate[bytes, P], T]) -> Callable[Concatenate[bytes, P], T]:
+        def asked(path: bytes, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            return ask(self._forms.place(path).path, *args, **kwargs)
+
+        return asked
 
     def stat(self, path: bytes) -> SourceStat:
-        return self._inner.stat(self._forms.place(path).path)
+        path = self._forms.place(path).path
+        if path in self._hidden:
+            raise SourceNotFound(f"{os.fsdecode(path)} is not shown")
+        return self._inner.stat(path)
 
     def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
-        return self._inner.scan(self._forms.place(path).path)
+        path = self._forms.place(path).path
+        entries = self._inner.scan(path)
+        return entries if path else (entry for entry in entries if entry[0] not in self._hidden)
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         return self._inner.read(self._forms.place(path).path, offset, length, version)
-
-    def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
-        return self._inner.read_present(self._forms.place(path).path, most_bytes)
-
-    def readlink(self, path: bytes) -> bytes:
-        return self._inner.readlink(self._forms.place(path).path)
-
-    def listxattr(self, path: bytes) -> list[str]:
-        return self._inner.listxattr(self._forms.place(path).path)
-
-    def getxattr(self, path: bytes, name: str) -> bytes | None:
-        return self._inner.getxattr(self._forms.place(path).path, name)
 
     def close(self) -> None:
         self._inner.close()

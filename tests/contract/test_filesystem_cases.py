@@ -31,8 +31,7 @@ from spiderfs.store.store import Content, Records
 from spiderfs.testing import FakeKernel, MemoryContent, bare_filesystem
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
-from spiderfs.vfs.permissions import Ownership
-from spiderfs.vfs.rules import Settings
+from spiderfs.vfs.rules import Ownership, Settings
 
 NOT_UTF8 = b"caf\xe9-\xff.bin"
 LONGEST_NAME = b"n" * 255

@@ -42,7 +42,7 @@ from spiderfs.packages.format import (
 from spiderfs.sources.source import Source, Version
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.supply import Supply
+from spiderfs.vfs.on_demand import Supply
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.supply import Supply
+from spiderfs.vfs.on_demand import Supply
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from spiderfs.errors import ConfigError, SpiderfsError, Stale
 from spiderfs.linux import steady_clock
 from spiderfs.store.store import BLOCK_BYTES, ContentKey, Member
 from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.supply import Supply
+from spiderfs.vfs.on_demand import Supply
 
 log = logging.getLogger(__name__)
 

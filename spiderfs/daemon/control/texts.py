@@ -29,7 +29,7 @@ from spiderfs.options.units import round_size
 from spiderfs.shared.escapes import escaped, escaped_path
 from spiderfs.store.store import Content, ContentKey, Member, Records
 from spiderfs.vfs.catalogue import Catalogue
-from spiderfs.vfs.redirect_table import each_redirect
+from spiderfs.vfs.redirects import each_redirect
 from spiderfs.views.recipe import NO_VIEW, ORIGINAL
 
 

@@ -47,7 +47,7 @@ from spiderfs.protocol import Batch, EpochEnd, Exchange, Plan, Progress
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.trace.format import Kind
 from spiderfs.trace.recording import Recording, news_noted_in, noted_in
-from spiderfs.vfs.supply import Supply
+from spiderfs.vfs.on_demand import Supply
 
 # Workers look for news of trainers fifty times a second; one that does not come to it is not waited for any longer.
 _ASKED_S, _LOOK_S = 1.0, 0.005

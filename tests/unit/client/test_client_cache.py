@@ -35,7 +35,7 @@ from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry
 from spiderfs.vfs.fetch_lock import FetchLock
-from spiderfs.vfs.redirect_table import redirect_row
+from spiderfs.vfs.redirects import redirect_row
 from spiderfs.vfs.rules import FOREVER_S
 
 TERMS = Terms(
@@ -334,7 +334,7 @@ _REDIRECTING = """
 import sys
 from pathlib import Path
 from spiderfs.vfs.catalogue import TABLES
-from spiderfs.vfs.redirect_table import redirect_row
+from spiderfs.vfs.redirects import redirect_row
 from spiderfs.store.records import LmdbRecords
 LmdbRecords(Path(sys.argv[1]), TABLES).put([redirect_row(*map(int, sys.argv[2:]))])
 """

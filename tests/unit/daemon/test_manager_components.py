@@ -16,9 +16,8 @@ from spiderfs.errors import ConfigError, StoreFull
 from spiderfs.metrics import GAUGES
 from spiderfs.options.model import Options
 from spiderfs.shared.bypass_terms import published_terms
-from spiderfs.sources.delivery import Delivery
 from spiderfs.sources.faults import FAULTS
-from spiderfs.sources.source import Version
+from spiderfs.sources.source import Delivery, Version
 from spiderfs.store import environment
 from spiderfs.vfs.control_files import FILES
 

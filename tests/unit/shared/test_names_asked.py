@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from spiderfs.shared.names_asked import NamesAsked
+from spiderfs.vfs.redirects import NamesAsked
 
 
 def test_other_processes_see_what_each_worker_has_said() -> None:

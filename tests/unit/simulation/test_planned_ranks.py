@@ -18,8 +18,7 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.rank_news import Come, Handed, Left, Planned, RankNews
 from spiderfs.policies.lru import LRU
-from spiderfs.simulation.planned_ranks import lists_of
-from spiderfs.simulation.replay import Replay, replay
+from spiderfs.simulation.replay import Replay, lists_of, replay
 from spiderfs.trace.format import TraceWriter, read_trace
 from trainer_hook.loader.epoch_order import OwnOrder
 

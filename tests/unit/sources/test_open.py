@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from spiderfs.errors import ConfigError, SourceNotFound, SourceUnavailable
-from spiderfs.sources.faults import FaultState
-from spiderfs.sources.open import OpenedSource, open_source
+from spiderfs.sources.faults import FaultState, SlowSource
+from spiderfs.sources.open import open_source
+from spiderfs.views.tree import Forms, TreeSource
 
 HIDDEN, OTHER = b".packages", b".other"
 
@@ -27,38 +28,41 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def source(root: Path, tmp_path: Path) -> Iterator[OpenedSource]:
-    source = open_source(str(root), FaultState.create(tmp_path / "faults"), HIDDEN, OTHER)
+def source(root: Path, tmp_path: Path) -> Iterator[SlowSource]:
+    source = SlowSource(open_source(str(root)), FaultState.create(tmp_path / "faults"))
     yield source
     source.close()
     source.faults.close()
 
 
-def test_some_entries_of_the_root_are_not_shown(source: OpenedSource) -> None:
-    assert [name for name, _ in source.shown.scan(b"")] == [b"below"]
-    assert [name for name, _ in source.shown.scan(b"below")] == [HIDDEN], "a user's file of that name"
+@pytest.fixture
+def shown(source: SlowSource) -> TreeSource:
+    return TreeSource(source, Forms(), (HIDDEN, OTHER))
+
+
+def test_some_entries_of_the_root_are_not_shown(shown: TreeSource) -> None:
+    assert [name for name, _ in shown.scan(b"")] == [b"below"]
+    assert [name for name, _ in shown.scan(b"below")] == [HIDDEN], "a user's file of that name"
     for name in (HIDDEN, OTHER):
         with pytest.raises(SourceNotFound):
-            source.shown.stat(name)
-    assert stat.S_ISDIR(source.shown.stat(b"").mode)
+            shown.stat(name)
+    assert stat.S_ISDIR(shown.stat(b"").mode)
 
 
-def test_the_mount_itself_sees_everything(source: OpenedSource) -> None:
-    assert {name for name, _ in source.everything.scan(b"")} == {b"below", HIDDEN, OTHER}
+def test_the_mount_itself_sees_everything(source: SlowSource) -> None:
+    assert {name for name, _ in source.scan(b"")} == {b"below", HIDDEN, OTHER}
     path = HIDDEN + b"/one"
-    assert source.everything.read(path, 0, 5, source.everything.stat(path).version) == b"bytes"
+    assert source.read(path, 0, 5, source.stat(path).version) == b"bytes"
 
 
-def test_faults_concern_all_of_it(source: OpenedSource) -> None:
+def test_faults_concern_all_of_it(source: SlowSource, shown: TreeSource) -> None:
     source.faults.set("gone", 1)
-    for view in (source.everything, source.shown):
+    for view in (source, shown):
         with pytest.raises(SourceUnavailable):
             view.stat(b"below")
 
 
 @pytest.mark.parametrize("named", ["s3://bucket/train", "https://example.org/train"])
-def test_a_source_of_an_unknown_kind_is_refused(named: str, tmp_path: Path) -> None:
-    faults = FaultState.create(tmp_path / "faults")
+def test_a_source_of_an_unknown_kind_is_refused(named: str) -> None:
     with pytest.raises(ConfigError, match="name a directory"):
-        open_source(named, faults, HIDDEN)
-    faults.close()
+        open_source(named)

@@ -25,7 +25,7 @@ from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, TABLES
 from spiderfs.vfs.fetcher import Interlock
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
-from spiderfs.vfs.redirect_table import redirect_row
+from spiderfs.vfs.redirects import redirect_row
 from spiderfs.vfs.rules import FOREVER_S, Settings
 from spiderfs.views.recipe import Recipe
 from spiderfs.views.source import ViewSource

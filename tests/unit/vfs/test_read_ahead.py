@@ -19,10 +19,10 @@ from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.testing import MemoryContent, MemorySource
-from spiderfs.vfs import read_ahead as module
+from spiderfs.vfs import large_files as module
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
-from spiderfs.vfs.read_ahead import ReadAhead
+from spiderfs.vfs.large_files import ReadAhead
 
 DEPTH = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.vfs.redirect_table import redirect_row, redirect_rows, stand_in_of, stand_ins_of
+from spiderfs.vfs.redirects import redirect_row, redirect_rows, stand_in_of, stand_ins_of
 
 TABLES = ("redirect",)
 WANTED, GIVEN, OTHER = 70_001, 70_002, 70_003
@@ -22,7 +22,7 @@ def test_rows_are_taken_away_again() -> None:
 
 
 def test_a_table_of_redirects_is_read_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.vfs.redirect_table._ROWS_AT_A_TIME", 3)
+    monkeypatch.setattr("spiderfs.vfs.redirects._ROWS_AT_A_TIME", 3)
     records = MemoryRecords(TABLES)
     rows = [(wanted, number, 7) for wanted in range(5) for number in (1, 2)]
     records.put([redirect_row(number, wanted, given) for wanted, number, given in rows])

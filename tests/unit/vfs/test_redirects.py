@@ -16,11 +16,8 @@ from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.vfs.catalogue import TABLES
-from spiderfs.vfs.pending_reads import PendingReads
-from spiderfs.vfs.permissions import Credentials, Ownership
-from spiderfs.vfs.redirect_table import redirect_row
-from spiderfs.vfs.redirects import IDENTITY_S, LEASE_S, NOTED_S, Redirects
-from spiderfs.vfs.rules import Settings
+from spiderfs.vfs.redirects import IDENTITY_S, LEASE_S, NOTED_S, PendingReads, Redirects, redirect_row
+from spiderfs.vfs.rules import Credentials, Ownership, Settings
 
 WANTED, GIVEN, OTHER = 70_001, 70_002, 70_003
 
@@ -269,7 +266,7 @@ _FIRST = r"""
 import os, signal, sys, time
 from spiderfs.linux.process_table import is_our_own, started_at
 from spiderfs.shared.attached_trainers import Attached
-from spiderfs.vfs.pending_reads import PendingReads
+from spiderfs.vfs.redirects import PendingReads
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.store.memory_records import MemoryRecords
 assert os.getpid() == 1

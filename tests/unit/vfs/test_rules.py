@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spiderfs.sources.source import SourceStat
-from spiderfs.vfs.permissions import ANYBODY, Credentials, Ownership
 from spiderfs.vfs.rules import (
+    ANYBODY,
     FOREVER_S,
     Believed,
+    Credentials,
+    Ownership,
     Settings,
     believed,
     directories_to_pass,

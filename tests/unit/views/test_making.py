@@ -13,8 +13,7 @@ from images import image_file, opened, picture
 from PIL import Image
 
 from spiderfs.views.making import fingerprint, make
-from spiderfs.views.messages import REASONS, Unmade
-from spiderfs.views.recipe import READY, Recipe
+from spiderfs.views.recipe import READY, REASONS, Recipe, Unmade
 
 MOST = 1_000_000
 SMALL = {form: Recipe(form, 64, 90 if form == "jpeg" else 0) for form in ("jpeg", "bmp", "png", "npy")}

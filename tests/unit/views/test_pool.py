@@ -14,9 +14,8 @@ from images import image_file, opened, picture
 
 from spiderfs.views import pool as pool_module
 from spiderfs.views.making import make
-from spiderfs.views.messages import Unmade
 from spiderfs.views.pool import MakerLost, MakerPool, Starved, TakesTooLong
-from spiderfs.views.recipe import Recipe
+from spiderfs.views.recipe import Recipe, Unmade
 
 RECIPE = Recipe("jpeg", 64, 90)
 MOST = 50_000_000

@@ -12,9 +12,8 @@ from spiderfs.errors import SourceChanged, ViewFailed
 from spiderfs.sources.source import Version
 from spiderfs.testing import MemorySource
 from spiderfs.views.making import make
-from spiderfs.views.messages import Unmade
 from spiderfs.views.pool import MakerLost
-from spiderfs.views.recipe import Recipe
+from spiderfs.views.recipe import Recipe, Unmade
 from spiderfs.views.source import ViewSource, unknown_length
 from spiderfs.views.tree import Forms
 

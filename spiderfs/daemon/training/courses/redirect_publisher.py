@@ -15,7 +15,7 @@ import trio
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.training.courses.courses import Course, Courses
 from spiderfs.store.store import Records
-from spiderfs.vfs.redirect_table import redirect_row, redirect_rows
+from spiderfs.vfs.redirects import redirect_row, redirect_rows
 
 
 class RedirectPublisher:

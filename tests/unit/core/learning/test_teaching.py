@@ -32,7 +32,7 @@ from spiderfs.core.policy import Key
 from spiderfs.errors import ConfigError
 from spiderfs.policies import POLICIES
 from spiderfs.policies.spider import HOMOPHILY, Spider
-from spiderfs.simulation.teacher import Teacher
+from spiderfs.simulation.replay import Teacher
 
 SIZE = 10
 LABELS: dict[Key, int] = {key: key % 2 for key in range(20)}

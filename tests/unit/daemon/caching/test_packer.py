@@ -21,14 +21,14 @@ from spiderfs.policies.impact import Impact
 from spiderfs.policies.parts import impact_course
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.local import LocalSource
-from spiderfs.sources.open import HidingSource
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.testing import MemoryContent
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.supply import Supply
+from spiderfs.vfs.on_demand import Supply
+from spiderfs.views.tree import Forms, TreeSource
 
 SAMPLES, SIZE = 40, 100
 # The first half is easy, and so packed: ten in a package.
@@ -59,7 +59,7 @@ class Harness:
         self.counters = SharedCounters(1)
         row = self.counters.row(0)
         self.client = SourceClient(
-            HidingSource(self.source, DIRECTORY),
+            TreeSource(self.source, Forms(), (DIRECTORY,)),
             SourceLimits(attempts=1),
             rng=random.Random(1),
             on_event=lambda event: None,

@@ -27,15 +27,14 @@ from spiderfs.errors import SourceUnavailable, StoreError, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.sources.client import Patience, SourceClient, SourceLimits
-from spiderfs.sources.delivery import Delivery
-from spiderfs.sources.source import Version
+from spiderfs.sources.source import Delivery, Version
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import LANDING, ContentKey
 from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
 from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
 from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.supply import Supply
+from spiderfs.vfs.on_demand import Supply
 
 SIZE, LARGE = 1000, 50_000
 TRAINER = 7

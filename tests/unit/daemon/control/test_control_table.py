@@ -24,7 +24,7 @@ from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import ContentKey, Keep
 from spiderfs.vfs.catalogue import TABLES, Catalogue
-from spiderfs.vfs.redirect_table import redirect_row
+from spiderfs.vfs.redirects import redirect_row
 
 # Their lists are some 3 MB.
 FILES = 30_000

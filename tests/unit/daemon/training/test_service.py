@@ -46,8 +46,8 @@ from spiderfs.trace.format import Kind, read_trace
 from spiderfs.trace.recording import Recording
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
-from spiderfs.vfs.redirect_table import redirect_rows
-from spiderfs.vfs.supply import Supply
+from spiderfs.vfs.on_demand import Supply
+from spiderfs.vfs.redirects import redirect_rows
 
 SAMPLES, SIZE = 40, 100
 

@@ -16,7 +16,7 @@ from spiderfs.metrics import SharedCounters
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.testing import MemoryContent
 from spiderfs.vfs.catalogue import TABLES
-from spiderfs.vfs.redirect_table import redirect_row, redirect_rows
+from spiderfs.vfs.redirects import redirect_row, redirect_rows
 
 
 class Harness:

@@ -66,9 +66,7 @@ COUNTERS = (
         "Part of `opens` and `opens_hit`. What is read after them is in neither `reads` nor `block_reads`.",
     ),
     Definition(
-        "client_opens",
-        "Opens that spiderfs.client served without the mount",
-        "Part of `opens` and `opens_hit`.",
+        "client_opens", "Opens that spiderfs.client served without the mount", "Part of `opens` and `opens_hit`."
     ),
     Definition(
         "redirects",
@@ -86,11 +84,7 @@ COUNTERS = (
         "READ requests that the daemon answered; the kernel answers others from its page cache",
         "Far fewer than the files read is good.",
     ),
-    Definition(
-        "read_bytes",
-        "Bytes with which the daemon answered READ requests",
-        "Without what the page cache gave.",
-    ),
+    Definition("read_bytes", "Bytes with which the daemon answered READ requests", "Without what the page cache gave."),
     Definition(
         "block_reads",
         "Blocks of large files that READ requests needed",
@@ -127,9 +121,7 @@ COUNTERS = (
         "Alert on growth: the machine is short of memory, or overloaded; the log names the first file.",
     ),
     Definition(
-        "source_requests",
-        "Calls to the source, of all kinds",
-        "The load on the server, stats and scans included.",
+        "source_requests", "Calls to the source, of all kinds", "The load on the server, stats and scans included."
     ),
     Definition(
         "source_retries",
@@ -196,11 +188,7 @@ COUNTERS = (
         "Records that left landing before the manager could keep them",
         "Rising: files come faster than the manager decides, or landing is small for them.",
     ),
-    Definition(
-        "warmed",
-        "Files fetched on the user's request",
-        "The progress of a request is in `.spiderfs/warm`.",
-    ),
+    Definition("warmed", "Files fetched on the user's request", "The progress of a request is in `.spiderfs/warm`."),
     Definition(
         "planned_opens",
         "Opens by trainers that follow a published plan, of samples of its list",
@@ -227,11 +215,7 @@ COUNTERS = (
         "Packages of small files written to the source",
         "Only with `packages=source`. Nothing is read for them: they are made of what readers were given.",
     ),
-    Definition(
-        "package_bytes_written",
-        "Bytes of those packages",
-        "What the source has to store, and was sent.",
-    ),
+    Definition("package_bytes_written", "Bytes of those packages", "What the source has to store, and was sent."),
     Definition(
         "packages_loaded",
         "Packages read from the source",
@@ -372,20 +356,14 @@ GAUGES = (
         "Above `capacity_bytes` only for the moment in which a smaller capacity is being made true.",
     ),
     Definition(
-        "entries",
-        "Records in the cache, landing included",
-        "`used_bytes / entries` is the mean size of a record.",
+        "entries", "Records in the cache, landing included", "`used_bytes / entries` is the mean size of a record."
     ),
     Definition(
         "disk_bytes",
         "Bytes of the store's files, in which a small sample takes whole pages",
         "Leave this much room on the disk: about 11 % above `used_bytes` for files of 100 kB, more for small ones.",
     ),
-    Definition(
-        "known_files",
-        "Names in the catalogue",
-        "Equals the names of the source after a full scan.",
-    ),
+    Definition("known_files", "Names in the catalogue", "Equals the names of the source after a full scan."),
     Definition(
         "hit_ratio",
         "Share of the opens, those that were not seen among them, that did not wait for the source",
@@ -398,20 +376,10 @@ GAUGES = (
         "Compared with the mean file size: the share that the source still serves.",
     ),
     Definition(
-        "source_reachable",
-        "1 while the source answers, else 0",
-        "Alert on 0. Cached files are served all the same.",
+        "source_reachable", "1 while the source answers, else 0", "Alert on 0. Cached files are served all the same."
     ),
-    Definition(
-        "workers",
-        "Worker processes",
-        "As configured.",
-    ),
-    Definition(
-        "uptime_seconds",
-        "Seconds since the mount",
-        "A fall is a new mount: counters begin at 0.",
-    ),
+    Definition("workers", "Worker processes", "As configured."),
+    Definition("uptime_seconds", "Seconds since the mount", "A fall is a new mount: counters begin at 0."),
 )
 
 # What the sections hold, one value each; which sections there are depends on the policy.

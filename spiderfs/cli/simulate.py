@@ -37,9 +37,7 @@ class Number(click.FloatRange):
     help="Capacities, separated by commas: bytes, sizes (5GiB), or percent of the bytes of all distinct samples.",
 )
 @click.option(
-    "--ratio",
-    type=Number(0, 1),
-    help="Share of the importance section, for spider [default: the recorded shares]",
+    "--ratio", type=Number(0, 1), help="Share of the importance section, for spider [default: the recorded shares]"
 )
 @click.option(
     "--radius",
@@ -52,10 +50,7 @@ class Number(click.FloatRange):
     help="Compute the scores again, of so many nearest neighbours at most [default: 500, as in a mount]",
 )
 @click.option(
-    "--epoch",
-    "epoch_length",
-    type=click.IntRange(min=1),
-    help="Accesses in an epoch [default: as many as samples]",
+    "--epoch", "epoch_length", type=click.IntRange(min=1), help="Accesses in an epoch [default: as many as samples]"
 )
 @click.option(
     "--plans", is_flag=True, help="Follow the recorded plans of trainings, and count what jobs that exchange are owed."

@@ -36,10 +36,7 @@ def umount(mountpoint: str, lazy: bool) -> None:
             # dead daemon. Only a lazy unmount works then.
             lazy = isinstance(exc, TimeoutError) or exc.errno == errno.ENOTCONN
             if isinstance(exc, TimeoutError):
-                click.echo(
-                    f"spiderfs: {mountpoint} does not answer: it is detached without its daemon",
-                    err=True,
-                )
+                click.echo(f"spiderfs: {mountpoint} does not answer: it is detached without its daemon", err=True)
     unmount(mount.mountpoint, lazy)
     same = (other.mountpoint for other in mounts() if other.device == mount.device)
     others = [str(path) for path in same if path != mount.mountpoint]

@@ -39,6 +39,7 @@ from spiderfs.options.types import (
     Policy,
     Radius,
     Seconds,
+    Share,
     SizeBytes,
     StandIns,
     Switch,
@@ -63,7 +64,6 @@ __all__ = [
 # The two options that the command line takes as arguments.
 ARGUMENTS = ("source", "mountpoint")
 
-LIVE: dict[str, Any] = {"live": True}
 # Nobody writes a longer file of options; the limit ends the reading of a device such as /dev/zero.
 _TOML_BYTES = 1 << 20
 
@@ -88,289 +88,224 @@ class OptionRow(NamedTuple):
     help: str
 
 
+def option(description: str, example: object, *, live: bool = False, default_text: str = "", **field: Any) -> Any:
+    """One row of the table; `live`: can be changed while mounted. `default_text` says what a default depends on."""
+    extra: dict[str, Any] = {"live": live, "default_text": default_text}
+    return Field(description=description, examples=[example], json_schema_extra=extra, **field)
+
+
 class Options(BaseModel):
     """The values of all options of one mount."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    source: AbsolutePath = Field(description="the directory to show", examples=["/nfs/imagenet"])
-    mountpoint: AbsolutePath = Field(description="where to show it", examples=["/mnt/imagenet"])
-    cache_dir: AbsolutePath = Field(
-        description="directory of the cache, on a local disk; one mount at a time may use it",
-        examples=["/scratch/spiderfs"],
-        json_schema_extra={"default_text": "/var/cache/spiderfs/HASH as root, else ~/.cache/spiderfs/HASH"},
+    source: AbsolutePath = option("the directory to show", "/nfs/imagenet")
+    mountpoint: AbsolutePath = option("where to show it", "/mnt/imagenet")
+    cache_dir: AbsolutePath = option(
+        "directory of the cache, on a local disk; one mount at a time may use it",
+        "/scratch/spiderfs",
+        default_text="/var/cache/spiderfs/HASH as root, else ~/.cache/spiderfs/HASH",
     )
     # The default is a number of bytes, because a share needs the size of the source, and measuring a million files over
     # NFS takes minutes.
-    capacity: Budget = Field(
+    capacity: Budget = option(
+        "how much the cache may hold: a number of bytes, 20GiB, 100MB, or 20% (of the source)",
+        "20GiB",
         default=Capacity(10 * 2**30, "bytes"),
-        description="how much the cache may hold: a number of bytes, 20GiB, 100MB, or 20% (of the source)",
-        examples=["20GiB"],
-        json_schema_extra=LIVE,
+        live=True,
     )
-    policy: Policy = Field(
+    policy: Policy = option(
+        "what ranks the samples; spider follows the hook, and without a hook keeps what came first",
+        "lru",
         default="spider",
-        description="what ranks the samples; spider follows the hook, and without a hook keeps what came first",
-        examples=["lru"],
-        json_schema_extra=LIVE,
+        live=True,
     )
-    ttl: Seconds = Field(
+    ttl: Seconds = option(
+        "how long a name and its attributes are believed before the source is asked again; with immutable, for good",
+        "5min",
         default=3600.0,
-        description="how long a name and its attributes are believed before the source is asked again; with immutable,"
-        " for good",
-        examples=["5min"],
-        json_schema_extra=LIVE,
+        live=True,
     )
-    negative_ttl: Seconds = Field(
-        default=2.0,
-        description="how long a name is believed not to exist",
-        examples=["2s"],
-        json_schema_extra=LIVE,
-    )
-    dir_ttl: Seconds = Field(
+    negative_ttl: Seconds = option("how long a name is believed not to exist", "2s", default=2.0, live=True)
+    dir_ttl: Seconds = option(
+        "how long a directory's listing is believed before the next opendir compares its mtime",
+        "1s",
         default=1.0,
-        description="how long a directory's listing is believed before the next opendir compares its mtime",
-        examples=["1s"],
-        json_schema_extra=LIVE,
+        live=True,
     )
-    sample_max_bytes: Annotated[SizeBytes, Field(gt=0)] = Field(
+    sample_max_bytes: Annotated[SizeBytes, Field(gt=0)] = option(
+        "files up to this size are cached whole when they are opened, larger files in blocks of 1 MiB",
+        "8MiB",
         default=8 * 2**20,
-        description="files up to this size are cached whole when they are opened, larger files in blocks of 1 MiB",
-        examples=["8MiB"],
     )
-    large_share: Number = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description="share of the capacity that the blocks of large files may take",
-        examples=[0.5],
-    )
-    partials_share: Number = Field(
+    large_share: Share = option("share of the capacity that the blocks of large files may take", 0.5, default=0.5)
+    partials_share: Number = option(
+        "share of the capacity that partly augmented samples may take, which loaders keep there"
+        " (trainer_hook.refurbish)",
+        0.5,
         default=0.5,
         ge=0,
         le=MOST_AUGMENTED,
-        description="share of the capacity that partly augmented samples may take, which loaders keep there"
-        " (trainer_hook.refurbish)",
-        examples=[0.5],
     )
-    binding: Literal["kernel", "pyfuse3"] = Field(
-        default="kernel",
-        description="what speaks to the kernel: spiderfs itself, or pyfuse3 (see docs/BINDINGS.md) with one worker,"
+    binding: Literal["kernel", "pyfuse3"] = option(
+        "what speaks to the kernel: spiderfs itself, or pyfuse3 (see docs/BINDINGS.md) with one worker,"
         " and without kept listings and passthrough",
-        examples=["pyfuse3"],
+        "pyfuse3",
+        default="kernel",
     )
-    immutable: Switch = Field(
-        default=False,
-        description="files at the source do not change while mounted, as nearly all training data do not: names are"
+    immutable: Switch = option(
+        "files at the source do not change while mounted, as nearly all training data do not: names are"
         " believed for good, whatever ttl says, and the kernel opens files without asking",
-        examples=["on"],
+        "on",
+        default=False,
     )
-    workers: int = Field(
+    workers: int = option(
+        "number of processes that answer the kernel",
+        2,
         default_factory=default_workers,
         ge=1,
         le=64,
-        description="number of processes that answer the kernel",
-        examples=[2],
-        json_schema_extra={"default_text": "1 with up to 4 cores, else a quarter of the cores, at most 4"},
+        default_text="1 with up to 4 cores, else a quarter of the cores, at most 4",
     )
-    fetches: int = Field(
-        default=16,
-        ge=1,
-        le=1024,
-        description="requests that each worker may have at the source at one time",
-        examples=[16],
+    fetches: int = option("requests that each worker may have at the source at one time", 16, default=16, ge=1, le=1024)
+    read_ahead: int = option(
+        "blocks of 1 MiB that are fetched ahead of a reader of a large file", 8, default=8, ge=0, le=1024
     )
-    read_ahead: int = Field(
-        default=8,
-        ge=0,
-        le=1024,
-        description="blocks of 1 MiB that are fetched ahead of a reader of a large file",
-        examples=[8],
-    )
-    substitute: Literal["off", "trainer", "all"] = Field(
+    substitute: Literal["off", "trainer", "all"] = option(
+        "who may get a stand-in, a cached sample of the same label, for a sample that is not cached",
+        "off",
         default="trainer",
-        description="who may get a stand-in, a cached sample of the same label, for a sample that is not cached",
-        examples=["off"],
     )
-    substitute_when: Literal["late", "miss"] = Field(
+    substitute_when: Literal["late", "miss"] = option(
+        "stand-ins for what nobody has begun to fetch (late), or for all that is not cached (miss)",
+        "miss",
         default="late",
-        description="stand-ins for what nobody has begun to fetch (late), or for all that is not cached (miss)",
-        examples=["miss"],
-        json_schema_extra=LIVE,
+        live=True,
     )
-    plan: Switch = Field(
+    plan: Switch = option(
+        "follow the plans that trainers publish: evict what is needed last, and fetch ahead",
+        "off",
         default=True,
-        description="follow the plans that trainers publish: evict what is needed last, and fetch ahead",
-        examples=["off"],
-        json_schema_extra=LIVE,
+        live=True,
     )
-    packages: Literal["off", "source"] = Field(
-        default="off",
-        description="whether missed samples are written into packages at the source, for policy=impact",
-        examples=["source"],
+    packages: Literal["off", "source"] = option(
+        "whether missed samples are written into packages at the source, for policy=impact", "source", default="off"
     )
-    views: Views = Field(
-        default={},
-        description="recipes of views, NAME:FORMAT:SHORT_SIDE[:QUALITY] with + between them; in a TOML file each is a"
+    views: Views = option(
+        "recipes of views, NAME:FORMAT:SHORT_SIDE[:QUALITY] with + between them; in a TOML file each is a"
         " table [views.NAME]",
-        examples=["small:jpeg:192:85"],
-        json_schema_extra={"default_text": "none"},
+        "small:jpeg:192:85",
+        default={},
+        default_text="none",
     )
-    view: str = Field(
+    view: str = option(
+        f"show images in another form: one of `views`, or {', '.join(READY)}; none shows originals",
+        "jpeg256",
         default=NO_VIEW,
-        description=f"show images in another form: one of `views`, or {', '.join(READY)}; none shows originals",
-        examples=["jpeg256"],
     )
-    forms: Forms = Field(
-        default=ONE_FORM,
-        description="how the capacity is split among originals, views (of `view`) and partly augmented samples, in"
+    forms: Forms = option(
+        "how the capacity is split among originals, views (of `view`) and partly augmented samples, in"
         " percent; auto takes the best split that 'spiderfs profile' has found",
-        examples=["50-30-20"],
+        "50-30-20",
+        default=ONE_FORM,
     )
-    view_workers: int = Field(
+    view_workers: int = option(
+        "processes that make views, for each worker and for what is fetched ahead",
+        2,
         default_factory=default_view_workers,
         ge=1,
         le=256,
-        description="processes that make views, for each worker and for what is fetched ahead",
-        examples=[2],
-        json_schema_extra={"default_text": "half of the cores"},
+        default_text="half of the cores",
     )
-    view_megapixels: Number = Field(
-        default=50.0,
-        gt=0,
-        le=1000,
-        description="images with more million pixels are shown as they are",
-        examples=[50],
+    view_megapixels: Number = option(
+        "images with more million pixels are shown as they are", 50, default=50.0, gt=0, le=1000
     )
-    ratio_start: Number = Field(
+    ratio_start: Share = option(
+        "share of the cache for important samples at first; hubs and their stand-ins have the rest",
+        0.9,
         default=0.9,
-        ge=0,
-        le=1,
-        description="share of the cache for important samples at first; hubs and their stand-ins have the rest",
-        examples=[0.9],
-        json_schema_extra=LIVE,
+        live=True,
     )
-    ratio_end: Number = Field(
-        default=0.8,
-        ge=0,
-        le=1,
-        description="the same share after `ratio_epochs` epochs",
-        examples=[0.8],
-        json_schema_extra=LIVE,
-    )
-    ratio_epochs: int = Field(
+    ratio_end: Share = option("the same share after `ratio_epochs` epochs", 0.8, default=0.8, live=True)
+    ratio_epochs: int = option(
+        "epochs over which the share falls to ratio_end: about as many as the training has",
+        90,
         default=100,
         ge=1,
-        description="epochs over which the share falls to ratio_end: about as many as the training has",
-        examples=[90],
-        json_schema_extra=LIVE,
+        live=True,
     )
-    hub_stand_ins: StandIns = Field(
+    hub_stand_ins: StandIns = option(
+        "how often a hub may stand in during an epoch of a training; unlimited as in SpiderCache's paper",
+        "unlimited",
         default=8,
-        description="how often a hub may stand in during an epoch of a training; unlimited as in SpiderCache's paper",
-        examples=["unlimited"],
-        json_schema_extra=LIVE,
+        live=True,
     )
-    hub_neighbours: Neighbours = Field(
+    hub_neighbours: Neighbours = option(
+        "for how many samples, its nearest ones, a hub may stand in; unlimited as in SpiderCache's paper",
+        "unlimited",
         default=64,
-        description="for how many samples, its nearest ones, a hub may stand in; unlimited as in SpiderCache's paper",
-        examples=["unlimited"],
-        json_schema_extra=LIVE,
+        live=True,
     )
-    neighbours: int = Field(
+    neighbours: int = option(
+        "so many neighbours of a sample count at most, the nearest ones; 500 as in SpiderCache's paper",
+        200,
         default=500,
         ge=1,
         le=1000,
-        description="so many neighbours of a sample count at most, the nearest ones; 500 as in SpiderCache's paper",
-        examples=[200],
     )
-    radius: Radius = Field(
-        default=None,
-        description="distance (0 to 2) below which two samples are neighbours; auto takes it from the embeddings",
-        examples=[0.5],
+    radius: Radius = option(
+        "distance (0 to 2) below which two samples are neighbours; auto takes it from the embeddings", 0.5, default=None
     )
-    uid: Owner = Field(default=None, description="owner shown for every file", examples=[1000])
-    gid: Owner = Field(default=None, description="group shown for every file", examples=[1000])
-    file_mode: Mode = Field(default=None, description="permissions shown for every file, octal", examples=["0444"])
-    dir_mode: Mode = Field(default=None, description="permissions shown for every directory, octal", examples=["0555"])
-    allow_other: Switch = Field(default=False, description="let other users read the mount too", examples=["on"])
-    exec: Switch = Field(
+    uid: Owner = option("owner shown for every file", 1000, default=None)
+    gid: Owner = option("group shown for every file", 1000, default=None)
+    file_mode: Mode = option("permissions shown for every file, octal", "0444", default=None)
+    dir_mode: Mode = option("permissions shown for every directory, octal", "0555", default=None)
+    allow_other: Switch = option("let other users read the mount too", "on", default=False)
+    exec: Switch = option("let programs in the mount be run; `noexec` is the same as exec=off", "off", default=True)
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "the least serious messages that are logged", "info", default="info"
+    )
+    log_file: OptionalPath = option("file to log to instead of the system's log", "/var/log/spiderfs.log", default=None)
+    trace: OptionalPath = option(
+        "record every access in this file, for 'spiderfs simulate'", "/tmp/epoch.trace", default=None
+    )
+    trace_embeddings: Switch = option(
+        "trace embeddings too, for 'spiderfs simulate --radius': about 160 bytes a sample and epoch",
+        "off",
         default=True,
-        description="let programs in the mount be run; `noexec` is the same as exec=off",
-        examples=["off"],
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="the least serious messages that are logged", examples=["info"]
-    )
-    log_file: OptionalPath = Field(
-        default=None, description="file to log to instead of the system's log", examples=["/var/log/spiderfs.log"]
-    )
-    trace: OptionalPath = Field(
-        default=None,
-        description="record every access in this file, for 'spiderfs simulate'",
-        examples=["/tmp/epoch.trace"],
-    )
-    trace_embeddings: Switch = Field(
-        default=True,
-        description="trace embeddings too, for 'spiderfs simulate --radius': about 160 bytes a sample and epoch",
-        examples=["off"],
-    )
-    access_log: Switch = Field(default=True, description="list recent accesses in .spiderfs/log", examples=["off"])
-    source_latency_ms: Number = Field(
+    access_log: Switch = option("list recent accesses in .spiderfs/log", "off", default=True)
+    source_latency_ms: Number = option(
+        "for experiments: milliseconds that every request to the source takes longer",
+        5,
         default=0.0,
         ge=0,
         le=3_600_000,
-        description="for experiments: milliseconds that every request to the source takes longer",
-        examples=[5],
-        json_schema_extra=LIVE,
+        live=True,
     )
-    source_latency_jitter: Number = Field(
+    source_latency_jitter: Number = option(
+        "for experiments: random spread of that time, the sigma of a lognormal factor",
+        0.2,
         default=0.0,
         ge=0,
         le=5,
-        description="for experiments: random spread of that time, the sigma of a lognormal factor",
-        examples=[0.2],
-        json_schema_extra=LIVE,
+        live=True,
     )
-    source_bandwidth: BytesPerSecond = Field(
-        default=0,
-        description="for experiments: the most bytes that the source delivers in a second",
-        examples=["100MB"],
-        json_schema_extra=LIVE,
+    source_bandwidth: BytesPerSecond = option(
+        "for experiments: the most bytes that the source delivers in a second", "100MB", default=0, live=True
     )
-    source_error_rate: Number = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="for experiments: share of the requests to the source that fail",
-        examples=[0.01],
-        json_schema_extra=LIVE,
+    source_error_rate: Share = option(
+        "for experiments: share of the requests to the source that fail", 0.01, default=0.0, live=True
     )
-    source_hang: Switch = Field(
-        default=False,
-        description="for experiments: let requests to the source never return",
-        examples=["on"],
-        json_schema_extra=LIVE,
+    source_hang: Switch = option(
+        "for experiments: let requests to the source never return", "on", default=False, live=True
     )
-    source_gone: Switch = Field(
-        default=False,
-        description="for experiments: let the source be unreachable",
-        examples=["on"],
-        json_schema_extra=LIVE,
+    source_gone: Switch = option("for experiments: let the source be unreachable", "on", default=False, live=True)
+    source_timeout_s: Number = option(
+        "seconds after which the mount gives up a request to the source", 30, default=30.0, gt=0, le=86_400
     )
-    source_timeout_s: Number = Field(
-        default=30.0,
-        gt=0,
-        le=86_400,
-        description="seconds after which the mount gives up a request to the source",
-        examples=[30],
-    )
-    source_attempts: int = Field(
-        default=4,
-        ge=1,
-        le=100,
-        description="how often a request is tried before a reader gets an error",
-        examples=[4],
+    source_attempts: int = option(
+        "how often a request is tried before a reader gets an error", 4, default=4, ge=1, le=100
     )
 
     @model_validator(mode="before")

@@ -77,6 +77,7 @@ Budget = Annotated[Capacity, BeforeValidator(Capacity.parse), PlainSerializer(st
 SizeBytes = Annotated[int, BeforeValidator(parse_size), PlainSerializer(format_size)]
 Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration)]
 Number = Annotated[float, PlainSerializer(_decimal)]
+Share = Annotated[Number, Field(ge=0, le=1)]
 Switch = Annotated[bool, PlainSerializer(lambda value: "on" if value else "off")]
 # None means: what the source shows.
 Owner = Annotated[int | None, Field(ge=0, lt=2**32 - 1), _or("source"), _written_or("source")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -53,13 +53,37 @@ class Field(NamedTuple):
     required: bool = True
 
 
+Uint8s = Annotated[Array, Field("|u1", 1)]
+Uint32s = Annotated[Array, Field("<u4", 1)]
+Uint64s = Annotated[Array, Field("<u8", 1)]
+Int32s = Annotated[Array, Field("<i4", 1)]
+Float16s = Annotated[Array, Field("<f2", 1)]
+Float16Rows = Annotated[Array, Field("<f2", 2)]
+Float32s = Annotated[Array, Field("<f4", 1)]
+
+
 @dataclass(frozen=True, eq=False)
 class Message:
-    """The base of all messages; `SCALARS` and `ARRAYS` are the types of the fields in a frame."""
+    """The base of all messages; `SCALARS` and `ARRAYS` are the types of the fields in a frame, by the annotations."""
 
     TYPE: ClassVar[str]
     SCALARS: ClassVar[Mapping[str, type]] = {}
     ARRAYS: ClassVar[Mapping[str, Field]] = {}
+
+    def __init_subclass__(cls) -> None:
+        scalars: dict[str, type] = {}
+        arrays: dict[str, Field] = {}
+        hints = get_type_hints(cls, include_extras=True)
+        for name in cls.__annotations__:
+            hint = hints[name]
+            is_optional = type(None) in get_args(hint)
+            if is_optional:
+                hint = get_args(hint)[0]
+            if get_origin(hint) is Annotated:
+                arrays[name] = hint.__metadata__[0]._replace(required=not is_optional)
+            else:
+                scalars[name] = hint
+        cls.SCALARS, cls.ARRAYS = scalars, arrays
 
     def check(self, limits: Limits) -> None:
         """Raise ProtocolError unless the fields agree with each other and with the limits."""
@@ -92,17 +116,6 @@ class Hello(Message):
     """
 
     TYPE = "hello"
-    SCALARS: ClassVar = {
-        "client": str,
-        "job": str,
-        "name": str,
-        "rank": int,
-        "world_size": int,
-        "epoch": int,
-        "epochs": int,
-        "resume": bool,
-        "scores_from": str,
-    }
     client: str
     job: str
     name: str | None = None
@@ -135,14 +148,12 @@ class Samples(Message):
     """
 
     TYPE = "samples"
-    SCALARS: ClassVar = {"list": str, "split": str, "total": int, "first": int, "teaches": bool}
-    ARRAYS: ClassVar = {"labels": Field("<i4", 1), "paths": Field("|u1", 1)}
     list: str
     split: str
     total: int
     first: int
-    labels: Array
-    paths: Array
+    labels: Int32s
+    paths: Uint8s
     teaches: bool | None = None
 
     def check(self, limits: Limits) -> None:
@@ -171,20 +182,13 @@ class Batch(Message):
     """
 
     TYPE = "batch"
-    SCALARS: ClassVar = {"list": str, "epoch": int, "step": int}
-    ARRAYS: ClassVar = {
-        "indices": Field("<u4", 1),
-        "embeddings": Field("<f2", 2),
-        "losses": Field("<f2", 1, required=False),
-        "labels": Field("<i4", 1, required=False),
-    }
     list: str
     epoch: int
     step: int
-    indices: Array
-    embeddings: Array
-    losses: Array | None = None
-    labels: Array | None = None
+    indices: Uint32s
+    embeddings: Float16Rows
+    losses: Float16s | None = None
+    labels: Int32s | None = None
 
     def check(self, limits: Limits) -> None:
         rows = len(self.indices)
@@ -205,7 +209,6 @@ class EpochEnd(Message):
     """
 
     TYPE = "epoch_end"
-    SCALARS: ClassVar = {"epoch": int, "accuracy": float, "unmatched": int}
     epoch: int
     accuracy: float | None = None
     unmatched: int | None = None
@@ -224,13 +227,11 @@ class Plan(Message):
     """
 
     TYPE = "plan"
-    SCALARS: ClassVar = {"list": str, "epoch": int, "position": int, "begun": bool}
-    ARRAYS: ClassVar = {"order": Field("<u4", 1)}
     list: str
     epoch: int
     position: int
     begun: bool
-    order: Array
+    order: Uint32s
 
     def check(self, limits: Limits) -> None:
         demand(len(self.order) <= limits.samples, f"a plan of {len(self.order)} samples", "too-large")
@@ -245,7 +246,6 @@ class Progress(Message):
     """
 
     TYPE = "progress"
-    SCALARS: ClassVar = {"list": str, "epoch": int, "dispatched": int, "taken": int}
     list: str
     epoch: int
     dispatched: int
@@ -264,15 +264,13 @@ class Exchange(Message):
     """
 
     TYPE = "exchange"
-    SCALARS: ClassVar = {"list": str, "request": int, "epoch": int, "position": int, "taken": int}
-    ARRAYS: ClassVar = {"dispatched": Field("<u4", 1), "wanted": Field("<u4", 1)}
     list: str
     request: int
     epoch: int
     position: int
     taken: int
-    dispatched: Array
-    wanted: Array
+    dispatched: Uint32s
+    wanted: Uint32s
 
     def check(self, limits: Limits) -> None:
         demand(len(self.wanted) <= limits.batch, f"{len(self.wanted)} wanted samples", "too-large")
@@ -284,7 +282,6 @@ class ScoresRequest(Message):
     """Ask for the scores of a list; `request` comes back in the answer."""
 
     TYPE = "scores_request"
-    SCALARS: ClassVar = {"list": str, "request": int}
     list: str
     request: int
 
@@ -294,7 +291,6 @@ class CachedRequest(Message):
     """Ask which samples of a list are in the cache; `request` comes back in the answer."""
 
     TYPE = "cached_request"
-    SCALARS: ClassVar = {"list": str, "request": int}
     list: str
     request: int
 
@@ -307,11 +303,9 @@ class Pin(Message):
     """
 
     TYPE = "pin"
-    SCALARS: ClassVar = {"list": str, "request": int}
-    ARRAYS: ClassVar = {"indices": Field("<u4", 1)}
     list: str
     request: int
-    indices: Array
+    indices: Uint32s
 
     def check(self, limits: Limits) -> None:
         demand(len(self.indices) <= limits.samples, f"{len(self.indices)} samples pinned", "too-large")
@@ -325,7 +319,6 @@ class WarmUp(Message):
     """
 
     TYPE = "warm_up"
-    SCALARS: ClassVar = {"list": str, "active": bool}
     list: str
     active: bool
 
@@ -340,7 +333,6 @@ class PartialSamples(Message):
     """
 
     TYPE = "partials"
-    SCALARS: ClassVar = {"client": str, "store": str, "wanted_bytes": float, "job": str, "samples": int}
     client: str
     store: str
     wanted_bytes: float
@@ -364,10 +356,8 @@ class Keep(Message):
     """
 
     TYPE = "keep"
-    SCALARS: ClassVar = {"bytes": int}
-    ARRAYS: ClassVar = {"inodes": Field("<u8", 1)}
     bytes: int
-    inodes: Array
+    inodes: Uint64s
 
     def check(self, limits: Limits) -> None:
         demand(1 <= len(self.inodes) <= 2, f"{len(self.inodes)} inodes: 1 or 2")
@@ -381,9 +371,8 @@ class Turn(Message):
     """
 
     TYPE = "turn"
-    ARRAYS: ClassVar = {"generation": Field("<u8", 1), "indices": Field("<u4", 1)}
-    generation: Array
-    indices: Array
+    generation: Uint64s
+    indices: Uint32s
 
     def check(self, limits: Limits) -> None:
         demand(len(self.generation) == 1 and bool(self.generation[0]), "give one generation, of 1 or more")
@@ -405,7 +394,6 @@ class Ok(Message):
     """A message was acted on. `answers` is its type: hello, samples (after the last message of a list), or goodbye."""
 
     TYPE = "ok"
-    SCALARS: ClassVar = {"answers": str}
     answers: str
 
 
@@ -414,7 +402,6 @@ class Error(Message):
     """A message was refused; `code` is for programs, `text` is one line for people."""
 
     TYPE = "error"
-    SCALARS: ClassVar = {"code": str, "text": str}
     code: str
     text: str
 
@@ -424,7 +411,6 @@ class Warn(Message):
     """A message was acted on, but not all of it could be used."""
 
     TYPE = "warning"
-    SCALARS: ClassVar = {"text": str}
     text: str
 
 
@@ -437,12 +423,10 @@ class Scores(Message):
     """
 
     TYPE = "scores"
-    SCALARS: ClassVar = {"list": str, "request": int, "follows_plans": bool}
-    ARRAYS: ClassVar = {"scores": Field("<f4", 1)}
     list: str
     request: int
     follows_plans: bool
-    scores: Array
+    scores: Float32s
 
     def check(self, limits: Limits) -> None:
         demand(bool((np.isfinite(self.scores) & (self.scores >= 0)).all()), "a score is negative or not finite")
@@ -453,12 +437,10 @@ class Cached(Message):
     """One bit for each sample of the list: whether it is cached. The first is the lowest bit of the first byte."""
 
     TYPE = "cached"
-    SCALARS: ClassVar = {"list": str, "request": int, "count": int}
-    ARRAYS: ClassVar = {"bitmap": Field("|u1", 1)}
     list: str
     request: int
     count: int
-    bitmap: Array
+    bitmap: Uint8s
 
     def check(self, limits: Limits) -> None:
         demand(len(self.bitmap) == (self.count + 7) // 8, f"{len(self.bitmap)} bytes for {self.count} bits")
@@ -473,7 +455,6 @@ class Pinned(Message):
     """The answer to `pin`: `count` of its samples are pinned; those that are not cached stay once they are read."""
 
     TYPE = "pinned"
-    SCALARS: ClassVar = {"list": str, "request": int, "count": int}
     list: str
     request: int
     count: int
@@ -484,11 +465,9 @@ class Given(Message):
     """The samples that a trainer is to take, one for each that it wanted; none if it is to go on as it planned."""
 
     TYPE = "given"
-    SCALARS: ClassVar = {"list": str, "request": int}
-    ARRAYS: ClassVar = {"indices": Field("<u4", 1)}
     list: str
     request: int
-    indices: Array
+    indices: Uint32s
 
 
 @dataclass(frozen=True, eq=False)
@@ -496,7 +475,6 @@ class Room(Message):
     """The answer to `partials`: the bytes that may be kept under this name, and the most of one sample."""
 
     TYPE = "room"
-    SCALARS: ClassVar = {"room_bytes": float, "most_bytes": int}
     room_bytes: float
     most_bytes: int
 
@@ -506,9 +484,8 @@ class Turns(Message):
     """The answer to `turn`: the generation of each sample, and of new ones that whose place they take (0: none)."""
 
     TYPE = "turns"
-    ARRAYS: ClassVar = {"generations": Field("<u8", 1), "replaces": Field("<u8", 1)}
-    generations: Array
-    replaces: Array
+    generations: Uint64s
+    replaces: Uint64s
 
     def check(self, limits: Limits) -> None:
         demand(len(self.generations) == len(self.replaces), "two numbers for each sample")

@@ -153,11 +153,7 @@ class SourceClient:
         return await self._in_time(self._threads.run, (function, *args), patience, limit_s)
 
     async def _in_time(
-        self,
-        ask: Callable[[*Ts], Awaitable[T]],
-        args: tuple[*Ts],
-        patience: Patience,
-        limit_s: float | None = None,
+        self, ask: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts], patience: Patience, limit_s: float | None = None
     ) -> T:
         try:
             while True:

@@ -42,13 +42,7 @@ from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Opened, OpenedDirectory
 from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node, join
-from spiderfs.vfs.control_files import (
-    CONTROL_DIRECTORY,
-    CONTROL_INODE,
-    Control,
-    ControlAttributes,
-    is_control_handle,
-)
+from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
 from spiderfs.vfs.large_files import LargeFiles, ReadAhead
 from spiderfs.vfs.on_demand import OnDemand, Supply
 from spiderfs.vfs.provisional_files import ProvisionalFiles

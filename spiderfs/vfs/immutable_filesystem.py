@@ -47,12 +47,7 @@ class ImmutableFilesystem(Filesystem):
     _control: ImmutableControl
 
     def __init__(
-        self,
-        *,
-        control: ImmutableControl,
-        doubt: Callable[[int], None],
-        pusher_threads: SharedNumbers,
-        **parts: Any,
+        self, *, control: ImmutableControl, doubt: Callable[[int], None], pusher_threads: SharedNumbers, **parts: Any
     ) -> None:
         """`doubt`: see `Kernel.doubt`. `parts` are those of `Filesystem`."""
         super().__init__(control=control, **parts)

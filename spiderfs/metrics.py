@@ -450,7 +450,7 @@ class SharedCounters:
         return self.total(_UNREACHABLE_CELL) == 0
 
     def histogram(self, name: str) -> tuple[list[int], float]:
-        """The count in each bucket, of which there is one more than in BUCKETS_US, and the sum in seconds."""
+        """The count in each bucket, and the sum in seconds; there is one bucket more than in BUCKETS_US."""
         first = _HISTOGRAM_AT[name]
         counts = [self.total(first + index) for index in range(len(BUCKETS_US) + 1)]
         return counts, self.total(first + _HISTOGRAM_CELLS - 1) / 1e6

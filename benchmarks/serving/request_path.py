@@ -155,7 +155,7 @@ def parts(asked: Asked, bare: Bare) -> dict[str, float]:
         "who asks, with no trainer": asked.microseconds(lambda _: redirects.attended),
         "counters": asked.microseconds(lambda _: counters.add("opens")),
         "histogram": asked.microseconds(lambda _: counters.observe("open_hit_seconds", 30e-6)),
-        "event": asked.microseconds(lambda inode: events.note(inode, FILE_BYTES, 0, me)),
+        "event": asked.microseconds(lambda inode: events.record_access(inode, FILE_BYTES, 0, me)),
         "OPEN, all of it": asked.microseconds(lambda inode: asked.answer(Opcode.OPEN, inode, open_in)),
         "READ, all of it": asked.microseconds(asked.read),
         "RELEASE, all of it": asked.microseconds(

@@ -43,18 +43,15 @@ def status(mountpoint: str | None, watch: bool, as_json: bool) -> None:
 
 
 def _list_mounts(as_json: bool) -> None:
-    listed = [{"source": mount.source, "mountpoint": str(mount.mountpoint), **_state(mount)} for mount in _mounts()]
+    # The topmost spiderfs mount of each mount point.
+    on_top = {mount.mountpoint: mount for mount in spiderfs_mounts()}.values()
+    listed = [{"source": mount.source, "mountpoint": str(mount.mountpoint), **_state(mount)} for mount in on_top]
     if as_json:
         click.echo(json.dumps(listed, indent=2))
     elif not listed:
         click.echo("there is no spiderfs mount")
     for entry in [] if as_json else listed:
         click.echo(printable(f"{entry['source']} on {entry['mountpoint']}: {entry['state']}"))
-
-
-def _mounts() -> list[Mount]:
-    """The topmost spiderfs mount of each mount point."""
-    return list({mount.mountpoint: mount for mount in spiderfs_mounts()}.values())
 
 
 def _state(mount: Mount) -> dict[str, Any]:

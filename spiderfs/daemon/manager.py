@@ -144,7 +144,7 @@ class Manager:
             if options.immutable
             else None,
         )
-        self._warmer = Warmer(supply, options.sample_max_bytes, self._events.note)
+        self._warmer = Warmer(supply, options.sample_max_bytes, self._events.record_access)
         packages = PackageDirectory(context.root_fd, layout.package_key)
         self._packer = Packer(cache, supply, context.source, packages)
 

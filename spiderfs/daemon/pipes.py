@@ -58,7 +58,7 @@ class EventWriter:
         self._batch: list[bytes] = []
         self._noted = trio.Event()
 
-    def note(
+    def record_access(
         self,
         inode: int,
         size: int,

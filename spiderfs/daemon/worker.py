@@ -114,7 +114,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
                 if not kernel.forget_names():
                     log.warning("this kernel cannot forget names: files that were looked up before get no stand-in")
                 else:
-                    events.note(0, 0, FORGOTTEN, 0)
+                    events.record_access(0, 0, FORGOTTEN, 0)
             context.names_asked.set(index, redirects.gives)
 
         # A worker that replaces another one must not tell the kernel to believe a name.

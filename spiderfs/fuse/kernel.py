@@ -28,7 +28,7 @@ class Serving:
     filesystem: Filesystem
     counters: Counters
     idle: Callable[[], None]
-    """To be called before a request is looked for: the bytes of which the last answer was a view may go."""
+    """To be called before each look for a request: the store may then drop the bytes that the last answer showed."""
     handles: Handles
     held: HeldRequests
     passthrough: Passthrough | None = None

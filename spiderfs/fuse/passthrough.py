@@ -38,7 +38,8 @@ _BACKING_ID = struct.Struct("<I")
 # 6.9. Anything else may pass.
 _REFUSED = (errno.EPERM, errno.ELOOP, errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP)
 # Registering a file and giving it up takes 100 us, as long as the rest of an open. So a file stays registered for some
-# seconds after its last handle: a reader that opens it for every sample in it finds it registered. So many may stay.
+# seconds after its last handle, and a reader that opens it for every sample in it finds it registered; at most
+# _LINGERING files stay.
 LINGER_S, _LINGERING = 2.0, 256
 
 

@@ -41,9 +41,9 @@ F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 _MAX_TASKS = session.MAX_WAITING
 # libfuse answers the repeated INIT in less than a millisecond.
 _HANDSHAKE_S = 10.0
-# So long a read that finds nothing may hold up this process.
+# How long a read that finds nothing may hold up this process.
 _HELD_UP_S = 0.05
-# So long the last answer may stay a view of the store when nobody asks for anything.
+# How long the last answer may stay a view of the store when nobody asks for anything.
 _VIEW_S = 0.02
 # A listing is not told how much room there is: as many names as fit into what getdents64(2) of glibc asks for.
 _NAMES = wire.most_names(32768)

@@ -28,9 +28,9 @@ from spiderfs.metrics import Counters
 
 T = TypeVar("T")
 
-# A request that is begun alone first lets others be answered, so that the mount gets on between two deaths: for so long
-# after the first death, then twice as long after each further one, up to a longest. (With 0.02 s after each, readers on
-# a busy machine got 3 files in the 20 s that it took to refuse the request.)
+# A request that is begun alone first lets others be answered, so that the mount gets on between two deaths: the first
+# time after the first death, then twice as long after each further one, up to the longest. (With 0.02 s after each,
+# readers on a busy machine got 3 files in the 20 s that it took to refuse the request.)
 FIRST_BEHIND_S, LONGEST_BEHIND_S = 0.025, 1.0
 # Counts that are published at most, those of the latest deaths: a worker begins no more requests than these.
 PUBLISHED = 512
@@ -100,7 +100,7 @@ class HeldRequests:
         """Return what `handle` does, with a note of the request until it has; `what` names the request in errors.
 
         Raises DeadlyRequest, and handles nothing, if `refused_after` workers have died at this request. A note outlives
-        a BaseException, of which the worker ends.
+        a BaseException, which ends the worker.
         """
         deaths = 0 if number in self._settled else self._deaths_at(number)
         if deaths >= self._refused_after:

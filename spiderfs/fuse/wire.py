@@ -77,7 +77,7 @@ _STAT_BLOCK_BYTES = 512
 # Programs read in pieces of st_blksize. Pillow, which reads through Python's buffer, gets a file of 112 kB by three
 # READs if that is 4 KiB, and by one if it is the whole file.
 _LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 4 << 10, 256 << 10
-# Of larger files programs read small parts here and there, of which a buffer should bring no more than it has to.
+# Programs read small parts of larger files here and there, so a buffer should bring no more than it has to.
 _READ_WHOLE_BYTES = 8 << 20
 
 

@@ -19,7 +19,7 @@ import trio
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-# A thread ends when no call has come for so long.
+# A thread ends when no call has come for this long.
 _IDLE_S = 10.0
 
 

@@ -26,7 +26,7 @@ from spiderfs.sources.source import SourceStat
 
 DIRECTORY = b".spiderfs-packages"
 _TEMPORARY = b".new-"
-# No mount still writes a temporary file that is so old.
+# An older temporary file is written by no mount any more.
 _ABANDONED_S = 3600.0
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 

@@ -97,7 +97,7 @@ def index_bytes(header: bytes) -> int:
 
 
 def read_index(package: bytes, package_bytes: int, key: bytes) -> Index:
-    """The index of a package that has `package_bytes` bytes, of which `package` holds at least header and index.
+    """The index of a package that has `package_bytes` bytes; `package` holds at least its header and index.
 
     Raises StoreDamaged, also if the package was sealed with another key.
     """

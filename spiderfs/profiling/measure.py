@@ -21,7 +21,7 @@ from spiderfs.views.recipe import NO_VIEW
 
 # Files of one look at the source, for each reader; the more readers, the more files.
 _FILES_EACH = 12
-# More readers count only if they bring so many times the bytes.
+# More readers count only if they bring this many times the bytes.
 _GREW = 1.15
 _FIRST_FILES = 16
 
@@ -29,7 +29,7 @@ _FIRST_FILES = 16
 # Files whose names and bytes are read to see how fast they come.
 _FILES, _READ_AGAIN = 2_000, 64
 _STEPS = 20
-# Of so many equal passes the fastest counts, because others may have used the cores meanwhile. What is not cached needs
+# Equal passes, the fastest of which counts, because others may have used the cores meanwhile. What is not cached needs
 # a mount for each.
 _PASSES = 3
 
@@ -106,7 +106,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Speeds:
-    """What is known of a mount without a loader: of a training that has so many `samples`."""
+    """What is known of a mount without a loader; `samples` is how many the training has."""
 
     source: SourceSpeed
     reads: dict[str, Reads]

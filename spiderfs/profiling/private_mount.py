@@ -26,6 +26,16 @@ from spiderfs.linux.process_table import end_with_parent
 
 # clock_getcpuclockid(3): the number of the clock of all threads of a process; glibc makes it so, and Python lacks it.
 _ALL_THREADS = 2
+# What decides how fast samples come, and nothing that names a file or a port of the mount beside.
+_SETTINGS = (
+    "immutable", "binding", "workers", "fetches", "sample_max_bytes", "views", "view_workers", "view_megapixels",
+    "source.latency_ms", "source.latency_jitter", "source.bandwidth", "source.timeout_s", "source.attempts",
+)  # fmt: skip
+# More than is ever read here, so that nothing is evicted. It is a limit, no room that is taken.
+_CAPACITY = "64GiB"
+_PROGRAM = "from spiderfs.cli.main import main; from spiderfs.profiling.private_mount import serve; serve(main)"
+_PATIENCE_S = 60.0
+_LOOK_S = 0.01
 
 
 def tree_cpu_seconds(root: int) -> float:
@@ -40,27 +50,10 @@ def tree_cpu_seconds(root: int) -> float:
     return total
 
 
-# What decides how fast samples come, and nothing that names a file or a port of the mount beside.
-_SETTINGS = (
-    "immutable", "binding", "workers", "fetches", "sample_max_bytes", "views", "view_workers", "view_megapixels",
-    "source.latency_ms", "source.latency_jitter", "source.bandwidth", "source.timeout_s", "source.attempts",
-)  # fmt: skip
-# More than is ever read here, so that nothing is evicted. It is a limit, no room that is taken.
-_CAPACITY = "64GiB"
-_PROGRAM = "from spiderfs.cli.main import main; from spiderfs.profiling.private_mount import serve; serve(main)"
-_PATIENCE_S = 60.0
-_LOOK_S = 0.01
-
-
 @dataclass(frozen=True)
 class PrivateMount:
     root: Path
     pid: int
-
-    def stats(self) -> dict[str, int]:
-        """The figures of `stats.json`."""
-        figures: dict[str, int] = json.loads((self.root / ".spiderfs/stats.json").read_bytes())
-        return figures
 
     def cpu_s(self) -> float:
         """CPU time of all processes of this mount until now."""
@@ -68,8 +61,8 @@ class PrivateMount:
 
     def bytes_of_a_sample(self) -> float:
         """The mean of what is cached."""
-        stats = self.stats()
-        return stats["used_bytes"] / max(1, stats["entries"])
+        stats = json.loads((self.root / ".spiderfs/stats.json").read_bytes())
+        return float(stats["used_bytes"] / max(1, stats["entries"]))
 
 
 def settings_in(config: str) -> dict[str, str]:

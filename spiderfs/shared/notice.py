@@ -21,7 +21,7 @@ class Notice:
     def __init__(self, workers: int) -> None:
         self._events = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(workers)]
 
-    def give(self) -> None:
+    def wake_workers(self) -> None:
         """Wake each worker, now or when it waits next."""
         for event in self._events:
             os.eventfd_write(event, 1)
@@ -33,7 +33,7 @@ class Notice:
             try:
                 publish(what)
             finally:
-                self.give()
+                self.wake_workers()
 
         return published
 

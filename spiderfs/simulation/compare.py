@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import Hint
-from spiderfs.core.plans.rank_news import RankNews
 from spiderfs.errors import UsageError
 from spiderfs.options.units import Capacity, round_size
 from spiderfs.policies import POLICIES
@@ -69,7 +66,8 @@ def compare(
             hints = hint_source.hints(POLICIES[policy], setting)
             began = perf_counter()
             known = () if policy == BOUND else news
-            result = _replayed(policy, accesses, capacity_bytes, epoch_length, ratio, hints, known)
+            engine = Engine(policy_for(POLICIES[policy], accesses), capacity_bytes)
+            result = replay(engine, accesses, epoch_length, hints, ratio=ratio, news=known)
             results.append(
                 {
                     "policy": policy,
@@ -93,19 +91,6 @@ def compare(
         "scorings": hint_source.scorings,
         "results": results,
     }
-
-
-def _replayed(
-    policy: str,
-    accesses: Accesses,
-    capacity_bytes: int,
-    epoch_length: int,
-    ratio: float | None,
-    hints: list[tuple[int, Hint]],
-    news: Sequence[tuple[int, RankNews]],
-) -> Replay:
-    engine = Engine(policy_for(POLICIES[policy], accesses), capacity_bytes)
-    return replay(engine, accesses, epoch_length, hints, ratio=ratio, news=news)
 
 
 def _figures(result: Replay) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Where the hints of a replay come from: `spiderfs simulate` uses the recorded ones, or scores the batches anew.
 
-those of a mount (`scorer/`), and they get the same batches in the same order; batches that the mount scored together
-are scored together here. So with the settings of the mount they find the same scores again. The scores and hubs that
-they find become the hints of a replay, each where its batch came; lists, pins, ends of epochs and the ratio stay as
-they were recorded. Which hub a batch gets is left to the replay: the best of its samples that is no hub yet.
+The scorings are those of a mount (`scorer/`), and they get the same batches in the same order; batches that the mount
+scored together are scored together here. So with the settings of the mount they find the same scores again. The scores
+and hubs that they find become the hints of a replay, each where its batch came; lists, pins, ends of epochs and the
+ratio stay as they were recorded. Which hub a batch gets is left to the replay: the best of its samples that is no hub
+yet.
 
 A trace has the embeddings of the samples that were served while it was recorded. If stand-ins were served, the samples
 that they stood in for have old embeddings. A trace that was recorded without stand-ins (`substitute=off`) has the right
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -166,13 +167,7 @@ class _Hubs(Sequence[Hub]):
     def __len__(self) -> int:
         return len(self._ids)
 
-    @overload
-    def __getitem__(self, place: int) -> Hub: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Hub]: ...
-    def __getitem__(self, place: int | slice) -> Hub | list[Hub]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
+    def __getitem__(self, place: int) -> Hub:  # type: ignore[override]  # nobody asks for a slice
         key = self._keys[self._ids[place]]
         its = slice(int(self._ends[place - 1]) if place else 0, int(self._ends[place]))
         neighbours = [self._keys[index] for index in self._neighbours[its].tolist()]

@@ -11,7 +11,7 @@ threads wait at the same pipe, and the kernel wakes one of them.
 
 A read may come with a **delivery**: the reading process then writes the bytes and an answer to a descriptor before it
 reports to its parent, so that the reader has them two wake-ups sooner. The reader's next request may then be about a
-read of which the parent has not heard yet. So deliveries are counted in shared memory before they are made, and a
+read that the parent has not heard of yet. So deliveries are counted in shared memory before they are made, and a
 parent that has to know what was read waits until it has `caught_up`.
 
 The reading process ends with its parent (PR_SET_PDEATHSIG, and the end of the pipe). If it dies first, the parent's
@@ -85,7 +85,7 @@ class ReadProcess:
         self._longest = longest
         self._deliver_to = deliver_to
         self._slot_bytes = -(-(_HEADER_BYTES + longest) // mmap.PAGESIZE) * mmap.PAGESIZE
-        # A file in memory, of which only those pages exist that were touched.
+        # A file in memory: only the pages that were touched exist.
         memory = os.memfd_create("spiderfs-reads")
         self._count_at = limit * self._slot_bytes
         os.ftruncate(memory, self._count_at + mmap.PAGESIZE)
@@ -166,7 +166,7 @@ class ReadProcess:
 
     @property
     def behind(self) -> bool:
-        """Whether the process has made, or is making, a delivery of which `attend` has not heard yet."""
+        """Whether the process has made, or is making, a delivery that `attend` has not heard of yet."""
         return bool(_COUNT.unpack_from(self._view, self._count_at)[0] != self._heard)
 
     async def caught_up(self) -> None:

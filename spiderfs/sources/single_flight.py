@@ -39,7 +39,7 @@ class RecentTimeouts:
         self._map = mmap.mmap(-1, _SLOTS * _SLOT.size)
         self._clock = clock
 
-    def note(self, question: Hashable) -> None:
+    def add(self, question: Hashable) -> None:
         """Note that somebody has waited in vain for the answer to this question."""
         hashed = hash(question)
         _SLOT.pack_into(self._map, self._at(hashed), hashed, self._clock())
@@ -99,7 +99,7 @@ class SingleFlight:
         try:
             mine.value.append(await ask())
         except SourceTimeout as exc:
-            self._timeouts.note(key)
+            self._timeouts.add(key)
             mine.error = exc
             raise
         except Exception as exc:

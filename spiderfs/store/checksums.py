@@ -20,8 +20,7 @@ _LENGTH = struct.Struct("<Q")
 _HEADER_OF_ONE = struct.Struct("<QQ")
 _PIECES = BLOCK_BYTES // PIECE_BYTES
 _ALL = (1 << _PIECES) - 1
-# Files of which `SoundPieces` remembers anything. When it forgets a file, the file has to be read through READ once
-# more.
+# Files that `SoundPieces` remembers. When it forgets a file, the file has to be read through READ once more.
 _FILES = 65536
 
 

@@ -84,11 +84,6 @@ class LmdbContent:
 
     # -- reading, on the event loop's thread
 
-    def _transaction(self) -> lmdb.Transaction:
-        if self._reader is None:
-            self._reader = self._env.begin(self._content, buffers=True)
-        return self._reader
-
     def end_read(self) -> None:
         if self._reader is not None:
             self._reader.abort()
@@ -96,7 +91,9 @@ class LmdbContent:
 
     def _record(self, key: ContentKey) -> memoryview | None:
         try:
-            found: memoryview | None = self._transaction().get(KEY.pack(*key))  # type: ignore[assignment]
+            if self._reader is None:
+                self._reader = self._env.begin(self._content, buffers=True)
+            found: memoryview | None = self._reader.get(KEY.pack(*key))  # type: ignore[assignment]
         except lmdb.Error as exc:
             raise translate(exc) from exc
         return found

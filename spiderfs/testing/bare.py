@@ -60,7 +60,7 @@ class Bare:
 class NoEvents:
     """An `EventSink` that drops all events."""
 
-    def note(
+    def record_access(
         self,
         inode: int,
         size: int,

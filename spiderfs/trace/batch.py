@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 RECORD_BYTES = 32
 # The offset of the byte that names the kind of a record.
 KIND_AT = 28
-# A record carries so many bytes of a batch: those before its kind.
+# The bytes of a batch that a record carries: those before its kind.
 CARRIED = KIND_AT
 
 
@@ -61,7 +61,7 @@ def byte_count(rows: int, dimension: int, with_losses: bool) -> int:
 
 
 def records_for(length: int) -> int:
-    """The number of records that carry so many bytes."""
+    """The number of records that carry `length` bytes."""
     return -(-length // CARRIED)
 
 

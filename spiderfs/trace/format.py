@@ -70,7 +70,7 @@ RECORD_FIELDS = struct.Struct("<dQQIBBH")
 
 # The largest size of one file, and of all accesses together, that a trace may have: larger ones mean a damaged trace.
 MOST_BYTES, _MOST_BYTES_IN_ALL = 1 << 50, 1 << 62
-# The writer buffers so many records, 128 KiB: it writes once in some seconds of training, and a crash loses little.
+# Records that the writer buffers, 128 KiB: it writes once in some seconds of training, and a crash loses little.
 BUFFERED_RECORDS = 4096
 
 
@@ -111,7 +111,7 @@ class Kind(IntEnum):
     AT_HAND = 14
     """The bytes of a sample, `size` of them, were at hand when the HUB or the PINS that come next were placed."""
     BUDGET = 15
-    """The cache got a capacity of `size` bytes, `key` of which are room for landing."""
+    """The cache got a capacity of `size` bytes; `key` bytes of it are room for landing."""
     LOST = 16
     """A member, or its block, left the cache because the store lost it, or because the user evicted it."""
     PUBLISHED = 17

@@ -74,7 +74,7 @@ class OpenedDirectory(NamedTuple):
 class EventSink(Protocol):
     """Takes a note of each read, for the policies; see `core/events.py`."""
 
-    def note(
+    def record_access(
         self,
         inode: int,
         size: int,

@@ -76,11 +76,11 @@ class Brought:
         """Forget that an open of this thread had failed: what it looks up next is another affair."""
         self._records.put(_THREAD.pack(thread), _FAILED_AT.pack(0.0))
 
-    def note(self, thread: int, inode: int, handle: int, request: int = 0) -> None:
+    def remember_read(self, thread: int, inode: int, handle: int, request: int = 0) -> None:
         """Note that a look-up of the thread has read this version, and under which handle its bytes are kept."""
         self._records.put(_READ.pack(thread, inode), _NOTE.pack(handle, time.monotonic(), request))
 
-    def noted(self, thread: int, inode: int) -> bool:
+    def has_unused_read(self, thread: int, inode: int) -> bool:
         """Whether a look-up of the thread has read this version, and no open has followed."""
         noted = self._noted(thread, inode)
         return noted is not None and not noted[1]
@@ -94,7 +94,7 @@ class Brought:
         if noted is None or noted[1] not in (0, caller.request):
             return None
         if not noted[1]:
-            self.note(caller.pid, inode, instead or noted[0], request)
+            self.remember_read(caller.pid, inode, instead or noted[0], request)
         return noted[0]
 
     def _noted(self, thread: int, inode: int) -> tuple[int, int] | None:

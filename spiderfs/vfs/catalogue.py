@@ -197,7 +197,7 @@ class Catalogue:
         return self.paths([inode])[0]
 
     def paths(self, inodes: Iterable[int]) -> list[bytes]:
-        """The paths of many inodes, `?` for each of which nothing is recorded."""
+        """The paths of many inodes; `?` where nothing is recorded of an inode."""
         rows = self._records.get_many("inode", [_INODE_KEY.pack(inode) for inode in inodes])
         return [b"?" if row is None else row[_STAT.size :] for row in rows]
 
@@ -483,7 +483,7 @@ class Catalogue:
                     return inode, None
                 known, settles_at = _stat_of(row, 0)
                 other = row[_STAT.size :]
-                same = stat.S_ISDIR(known.mode) if version is None else _file_version(known) == version
+                same = stat.S_ISDIR(known.mode) == (version is None) and version in (None, known.version)
                 if other == path and same:
                     return inode, settles_at
             elif other == path:
@@ -528,10 +528,6 @@ class Catalogue:
 
     def record_fact(self, name: str, value: bytes) -> None:
         self._records.put([("facts", name.encode(), value)])
-
-
-def _file_version(known: SourceStat) -> Version | None:
-    return None if stat.S_ISDIR(known.mode) else known.version
 
 
 def _version_hash(path: bytes, version: Version | None, view: bytes) -> int:

@@ -41,7 +41,7 @@ CONTROL_INODE = 2
 # A write of fewer bytes without a line's end is a whole command (echo -n); a longer one is a piece of a list that goes
 # on in the next write. Programs that write through stdio(3) do so in pieces of exactly this size.
 _COMMAND_BYTES = 4096
-# No path or option is so long.
+# Longer than any path or option.
 MAX_LINE_BYTES = 1 << 20
 
 
@@ -70,7 +70,7 @@ FILES = (
     ControlFile(b"version", 0o444, "version of spiderfs"),
 )
 _FIRST_INODE = CONTROL_INODE + 1
-# So many inodes each file can have beside its first one; no more than `snapshots.MAX_SNAPSHOTS` are read from.
+# Inodes that each file can have beside its first one; no more than `snapshots.MAX_SNAPSHOTS` are read from.
 _FURTHER_INODES = (FIRST_INODE - _FIRST_INODE) // len(FILES) - 1
 _LOG = next(index for index, file in enumerate(FILES) if file.name == b"log")
 _MARK = 1 << 63
@@ -318,7 +318,7 @@ class ImmutableControl(Control):
         await trio.to_thread.run_sync(self._forget_name, CONTROL_INODE, name, abandon_on_cancel=True)
 
     def _unused(self, inode: int) -> int:
-        """Another inode of the file with this one, of which there is no snapshot, and so nobody who reads from it."""
+        """Another inode of the same file. It has no snapshot, so nobody reads from it."""
         while True:
             unused = inode + len(FILES) * (1 + secrets.randbelow(_FURTHER_INODES))
             if self._snapshots.size(_handle(unused)) is None:

@@ -228,7 +228,7 @@ class Fetcher:
             self._failed(exc)
             return False
 
-    async def has_come(self, key: ContentKey) -> bool:
+    async def has_arrived(self, key: ContentKey) -> bool:
         """Whether a fetch that is under way here has brought its bytes, though this process had yet to hear of it."""
         if not self._flights.has(key):
             return False
@@ -291,7 +291,7 @@ class Fetcher:
         view = partial(self._read_view, self._views, node, delivery, patience)
         fetched = await self._flights.run(key, partial(self._fetch_once, key, view, patience))
         # Another process may have fetched it in this moment, or in a mount whose names were lost.
-        await self._views.noted(node, len(fetched.payload))
+        await self._views.with_size(node, len(fetched.payload))
         return fetched
 
     async def drain(self) -> None:
@@ -317,11 +317,11 @@ class Fetcher:
         length, exact = views.request(node)
         version = node.version
         payload = await self._read(node.path, 0, length, version, version.size, delivery if exact else None, patience)
-        noted = await views.noted(node, len(payload))
-        if noted.stat.size == len(payload):
+        sized = await views.with_size(node, len(payload))
+        if sized.stat.size == len(payload):
             return payload
-        # Another process was the first to fetch the file, and has got something else.
-        return await self._read_view(views, noted, None, patience)
+        # Another process fetched the file first, and got a view of another length.
+        return await self._read_view(views, sized, None, patience)
 
     async def _fetch_provisional(self, key: ContentKey, node: Node, read: Callable[[], Awaitable[bytes]]) -> Fetched:
         payload = await read()

@@ -68,7 +68,7 @@ class ImmutableFilesystem(Filesystem):
             return self._entry(await self._sized_ahead(dentry), 0.0 if gives else left)
         if not gives:
             return await super()._answer(dentry, left, parent, caller)
-        before = self._redirects.noted(caller.pid)
+        before = self._redirects.last_lookup(caller.pid)
         stand_in = await self._stand_ins.given(dentry, parent, caller)
         if stand_in is None:
             return self._entry(await self._on_demand.sized_name(dentry), 0.0)
@@ -78,7 +78,12 @@ class ImmutableFilesystem(Filesystem):
         # would be about that one.
         if before != (dentry.inode, stand_in.inode):
             trainer = self._redirects.trainer_of(caller.pid)
-            self._note_given(attributes, caller.pid, trainer.number if trainer else 0, dentry.inode)
+            # No open will tell of the stand-in.
+            self._counters.add("redirects")
+            number = trainer.number if trainer else 0
+            self._events.record_access(
+                attributes.inode, attributes.size, HIT, caller.pid, trainer=number, wanted=dentry.inode
+            )
         return Entry(attributes, 0.0)
 
     def _listed(self, dentry: Dentry) -> Entry:
@@ -103,7 +108,7 @@ class ImmutableFilesystem(Filesystem):
         return await super()._directory(node)
 
     def _attributes(self, inode: int, found: SourceStat, timeout_s: float) -> Attributes:
-        """Without the permission to write: who opened a file to write could spoil the pages of all readers."""
+        """Without the permission to write: a writer could spoil the pages of all readers."""
         # Not with _replace, which takes 1 us.
         mode, uid, gid = self.settings.ownership.shown(found)
         if stat.S_ISREG(mode):
@@ -131,7 +136,7 @@ class ImmutableFilesystem(Filesystem):
             return found
         node = self._catalogue.node(inode)
         if is_open and not self._catalogue.still_names(node):
-            # Who has a file open goes on with its version. The next open is to ask all the same.
+            # A reader that has the file open goes on with its version. The next open has to ask all the same.
             return found._replace(timeout_s=0.0)
         if not is_open:
             await self._on_demand.check_still_named(node)
@@ -167,13 +172,10 @@ class ImmutableFilesystem(Filesystem):
             raise
         except SourceUnavailable as exc:
             if offset == 0 and caller.pid not in self._pusher_threads:
-                self._note_failure(inode, caller, exc)
+                if len(self._failed) >= _FAILURES:
+                    self._failed.clear()
+                self._failed[inode, caller.pid] = self._now(), type(exc), str(exc)
             raise
-
-    def _note_failure(self, inode: int, caller: Caller, exc: SourceUnavailable) -> None:
-        if len(self._failed) >= _FAILURES:
-            self._failed.clear()
-        self._failed[inode, caller.pid] = self._now(), type(exc), str(exc)
 
     def _raise_if_just_failed(self, inode: int, caller: Caller) -> None:
         """Fail as the thread's last READ did, once.
@@ -217,13 +219,8 @@ class ImmutableFilesystem(Filesystem):
         """The number of the trainer for which a file is opened as itself, else 0: a stand-in was told before."""
         if not self._redirects.attended or (trainer := self._redirects.trainer_of(caller.pid)) is None:
             return 0
-        noted = self._redirects.noted(caller.pid)
-        return 0 if noted is not None and noted[1] == inode != noted[0] else trainer.number
-
-    def _note_given(self, stand_in: Attributes, pid: int, trainer: int, wanted: int) -> None:
-        """Account for a stand-in that a reader was given at a look-up, where no open will tell of it."""
-        self._counters.add("redirects")
-        self._events.note(stand_in.inode, stand_in.size, HIT, pid, trainer=trainer, wanted=wanted)
+        last = self._redirects.last_lookup(caller.pid)
+        return 0 if last is not None and last[1] == inode != last[0] else trainer.number
 
     # -- what pushers ask for
 
@@ -245,7 +242,7 @@ class ImmutableFilesystem(Filesystem):
         """
         node, key = self._catalogue.node(inode), ContentKey(inode)
         is_first = offset == 0
-        if not node.stat.size or self._fetcher.stored(key) or await self._fetcher.has_come(key):
+        if not node.stat.size or self._fetcher.stored(key) or await self._fetcher.has_arrived(key):
             if is_first:
                 self._note_pushed(node, HIT)
             return None
@@ -262,7 +259,7 @@ class ImmutableFilesystem(Filesystem):
         return memoryview(fetched.payload)[offset : offset + size]
 
     def _note_pushed(self, node: Node, where: int) -> None:
-        self._events.note(node.inode, node.stat.size, where | PUSHED, 0)
+        self._events.record_access(node.inode, node.stat.size, where | PUSHED, 0)
         # Many wait for this: the manager pushes the next one.
         self._events.flush()
 

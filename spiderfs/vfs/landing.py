@@ -17,9 +17,9 @@ from spiderfs.errors import StoreCorrupt, StoreError
 from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.store.store import Content, ContentKey
 
-# So many bytes are held in memory beside the transit; a crash loses no more than these.
+# Bytes that may wait in memory beside the transit; a crash loses no more than these.
 WAITING_BYTES = 32 << 20
-# A payload in a dictionary takes so much beside its own bytes: its object, its key, its entry. Measured: 255.
+# Bytes that a payload in a dictionary takes beside its own: for its object, its key, its entry. Measured: 255.
 ENTRY_BYTES = 256
 # The most that goes into one transaction, for which other processes wait: 8 MiB take some 10 ms.
 BATCH_BYTES = 8 << 20

@@ -133,7 +133,7 @@ class LargeFiles:
         self._counters.add("opens_hit")
         if self._redirects.attended and (reader := self._redirects.trainer_of(caller.pid)) is not None:
             wanted = self._redirects.wanted(caller.pid, node.inode) or node.inode
-            self._events.note(node.inode, 0, OPENED, caller.pid, trainer=reader.number, wanted=wanted)
+            self._events.record_access(node.inode, 0, OPENED, caller.pid, trainer=reader.number, wanted=wanted)
 
     # -- reading
 
@@ -179,7 +179,7 @@ class LargeFiles:
         # The policies cannot keep a block of a provisional version, which one open alone sees.
         if node.settles_at != math.inf:
             size = min(BLOCK_BYTES, node.stat.size - (block - 1) * BLOCK_BYTES)
-            self._events.note(node.inode, size, where, 0, block)
+            self._events.record_access(node.inode, size, where, 0, block)
 
     # -- what the kernel reads by itself
 
@@ -216,7 +216,7 @@ class LargeFiles:
         blocks = math.ceil(size / BLOCK_BYTES)
         until = told + min(blocks, PASSED_BLOCKS)
         for block in (number % blocks for number in range(told, until)):
-            self._events.note(inode, min(BLOCK_BYTES, size - block * BLOCK_BYTES), HIT, 0, block + 1)
+            self._events.record_access(inode, min(BLOCK_BYTES, size - block * BLOCK_BYTES), HIT, 0, block + 1)
         if len(self._passed) >= _PASSED_FILES:
             self._passed.clear()
         self._passed[inode] = (now, until % blocks)

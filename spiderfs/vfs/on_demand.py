@@ -81,7 +81,7 @@ class OnDemand:
         fetched = self.looked_into[node.inode] = await self.fetch(node)
         if len(self.looked_into) > _LOOKED_INTO:
             self.looked_into.popitem(last=False)
-        return await self._views.noted(node, len(fetched.payload))
+        return await self._views.with_size(node, len(fetched.payload))
 
     async def sized_name(self, dentry: Dentry) -> Dentry:
         """The same for a name."""
@@ -98,7 +98,7 @@ class OnDemand:
             return None
         node = self._catalogue.node(dentry.inode)
         fetched = await self.fetch(node, is_read=False)
-        return await self._views.noted(node, len(fetched.payload)), fetched
+        return await self._views.with_size(node, len(fetched.payload)), fetched
 
     def is_unsized(self, file: Node | Dentry) -> bool:
         """Whether the size of what is shown of a file is unknown until the file is fetched for the first time."""

@@ -74,7 +74,7 @@ class ProvisionalFiles:
                 break
             if not 0 < dentry.stat.size <= self._settings().sample_max_bytes:
                 break
-            if self._brought.noted(caller.pid, dentry.inode):
+            if self._brought.has_unused_read(caller.pid, dentry.inode):
                 break  # by the first of two look-ups
             node = Node(dentry.inode, join(directory, dentry.name), dentry.stat, dentry.settles_at)
             handle = self._brought.new_handle()
@@ -95,7 +95,7 @@ class ProvisionalFiles:
             except SourceUnavailable:
                 break  # The open will meet the same error, and report it.
             if kept or self._brought.keep(ContentKey(handle), content):
-                self._brought.note(caller.pid, dentry.inode, handle)
+                self._brought.remember_read(caller.pid, dentry.inode, handle)
             break
         return dentry
 
@@ -121,7 +121,9 @@ class ProvisionalFiles:
         started, asked_s = time.perf_counter(), self._now()
         if node.stat.size:
             await self._on_demand.fetch(_for_one_open(node, handle))
-        if self._brought.noted(caller.pid, node.inode) and (unused := self._brought.take(caller, node.inode, handle)):
+        if self._brought.has_unused_read(caller.pid, node.inode) and (
+            unused := self._brought.take(caller, node.inode, handle)
+        ):
             self._brought.close(unused)
         self._counters.add("opens")
         self._counters.observe("open_miss_seconds", time.perf_counter() - started)

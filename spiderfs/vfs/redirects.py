@@ -270,11 +270,11 @@ class Redirects:
         given = self.choose(wanted, trainer, lambda inode: inode in self._pushed or is_at_hand(inode, cached, settings))
         return given if given != wanted and cached.stored(given) else None
 
-    def note(self, thread: int, wanted: int, given: int) -> None:
+    def remember_lookup(self, thread: int, wanted: int, given: int) -> None:
         """Remember what the thread has asked for, for its open that follows; call this at each of its look-ups."""
         self._reads.put(thread, wanted, given, self._clock())
 
-    def noted(self, thread: int) -> tuple[int, int] | None:
+    def last_lookup(self, thread: int) -> tuple[int, int] | None:
         """What the thread asked for at its last look-up, and what it was given, as inodes; the note stays."""
         return self._reads.look(thread, self._clock() - NOTED_S)
 

@@ -33,12 +33,12 @@ class ShownViews:
         )
 
     def request(self, node: Node) -> tuple[int, bool]:
-        """With how many bytes the view is asked for (`views/source.py`), and whether there will be exactly so many."""
+        """The length by which a view is asked for (`views/source.py`), and whether that is exactly its length."""
         if node.stat.original_size is None:
             return unknown_length(self._longest_bytes), False
         return node.stat.size, True
 
-    async def noted(self, node: Node, size: int) -> Node:
+    async def with_size(self, node: Node, size: int) -> Node:
         """The file with the size of its view: the one that was noted first, this one if there was none."""
         if node.stat.original_size is not None:
             return node

@@ -57,7 +57,7 @@ class SmallFiles:
         fetched = self._looked_into.pop(node.inode, None)
         key = ContentKey(node.inode)
         there = fetched is not None or not node.stat.size or self._fetcher.stored(key)
-        if not there and not await self._fetcher.has_come(key):
+        if not there and not await self._fetcher.has_arrived(key):
             if believed is not None:
                 self._stand_ins.send_back(node, believed, caller)
             fetched = await self._on_demand.fetch(node, delivery=delivery)
@@ -89,7 +89,7 @@ class SmallFiles:
         self._counters.add("opens_hit")
         self._counters.observe("open_hit_seconds", time.perf_counter() - started)
         # Without keywords, which take 0.1 us here.
-        self._events.note(inode, size, HIT, caller.pid, 0, trainer, wanted)
+        self._events.record_access(inode, size, HIT, caller.pid, 0, trainer, wanted)
 
     def note_fetched(self, node: Node, pid: int, trainer: int, wanted: int, asked_s: float, where: int) -> None:
         """Tell the policies of an open that had to fetch the file, and where the bytes lie now.
@@ -98,7 +98,7 @@ class SmallFiles:
         """
         if where != FETCHED:
             self._counters.add("opens_uncached")
-        self._events.note(node.inode, node.stat.size, where, pid, trainer=trainer, wanted=wanted, at_s=asked_s)
+        self._events.record_access(node.inode, node.stat.size, where, pid, trainer=trainer, wanted=wanted, at_s=asked_s)
 
     async def read(self, node: Node, offset: int, size: int) -> memoryview:
         """For a read that has found nothing here: the bytes have left the store since the open."""

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 MAX_SNAPSHOTS, MAX_BYTES = 256, 2 << 30
 # How much of both one other user may take, and all of them together.
 _SHARE, _SHARES = 0.25, 0.75
-# A snapshot that grows by so much compares all of them with the limit again: 20 us if few are open.
+# A snapshot that grows by these bytes compares all of them with the limit again: 20 us if few are open.
 _LOOK_AGAIN_BYTES = 1 << 20
 # A worker keeps this many texts in memory at most, each of them at most this long.
 _UNWRITTEN_MOST, _UNWRITTEN_BYTES = 16, 1 << 20
@@ -56,7 +56,7 @@ class Snapshots:
         return Snapshot(self, self._run, self._worker, handle, uid)
 
     def check(self, uid: int, more: int = 0) -> None:
-        """Raise TryAgain if so many more of this user's would be too many, NoRoom if they are too long."""
+        """Raise TryAgain if `more` snapshots of this user would be too many, NoRoom if all of them are too long."""
         there = self._there()
         limits = [(1.0, [size for _, size in there])]
         if uid not in self._trusted:

@@ -70,7 +70,7 @@ class StandIns:
         stand_in = self._redirects.stand_in(dentry.inode, trainer, self._cached, self._settings())
         node = None if stand_in is None else await self._openable(stand_in, parent, caller)
         # Noted also if it gets the file itself: a note of an earlier look-up, which no open has followed, is void now.
-        self._redirects.note(caller.pid, dentry.inode, dentry.inode if node is None else node.inode)
+        self._redirects.remember_lookup(caller.pid, dentry.inode, dentry.inode if node is None else node.inode)
         return node
 
     async def _openable(self, stand_in: int, parent: int, caller: Caller) -> Node | None:
@@ -121,5 +121,5 @@ class StandIns:
         if self._redirects.stand_in(node.inode, trainer, self._cached, self._settings()) is not None:
             # Only once: a reader that opens without a name (/proc/self/fd) comes back without a look-up, and then gets
             # the file itself.
-            self._redirects.note(caller.pid, node.inode, node.inode)
+            self._redirects.remember_lookup(caller.pid, node.inode, node.inode)
             raise Stale(f"{os.fsdecode(node.path)} has a stand-in")

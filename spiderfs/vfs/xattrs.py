@@ -73,16 +73,13 @@ class Xattrs:
     def _state(self, node: Node) -> str:
         if is_provisional(node.settles_at, self._now()):
             return "provisional"
-        cached, records = self._cached_records(node)
-        if cached == records:
-            return "cached"
-        return f"partial {cached}/{records}" if cached else "uncached"
-
-    def _cached_records(self, node: Node) -> tuple[int, int]:
-        """How many of the file's records are in the store, and how many it has."""
         if node.stat.size <= self._settings().sample_max_bytes:
-            return int(node.stat.size == 0 or self._fetcher.stored(ContentKey(node.inode))), 1
-        return self._fetcher.stored_blocks(node.inode), -(-node.stat.size // BLOCK_BYTES)
+            stored = node.stat.size == 0 or self._fetcher.stored(ContentKey(node.inode))
+            return "cached" if stored else "uncached"
+        cached, blocks = self._fetcher.stored_blocks(node.inode), -(-node.stat.size // BLOCK_BYTES)
+        if cached == blocks:
+            return "cached"
+        return f"partial {cached}/{blocks}" if cached else "uncached"
 
     def _section(self, node: Node) -> str:
         member = self._member(node)
@@ -104,18 +101,12 @@ class Xattrs:
         paths = [self._catalogue.node(inode).path for inode in self._redirects.stand_ins(node.inode)]
         return "\n".join(os.fsdecode(path) for path in paths) or "itself"
 
-    def _inode(self, node: Node) -> str:
-        return str(node.inode)
-
-    def _version(self, node: Node) -> str:
-        return f"{node.stat.size} {node.stat.mtime_ns}"
-
 
 _OWN: dict[str, Callable[[Xattrs, Node], str]] = {
     "state": Xattrs._state,
     "section": Xattrs._section,
     "score": Xattrs._score,
     "served_by": Xattrs._served_by,
-    "inode": Xattrs._inode,
-    "version": Xattrs._version,
+    "inode": lambda _, node: str(node.inode),
+    "version": lambda _, node: f"{node.stat.size} {node.stat.mtime_ns}",
 }

@@ -38,7 +38,7 @@ _TAKES_ORIENTATION = ("jpeg", "png")
 _MODES = ("L", "RGB")
 # A PNG of 16 bits a colour is decoded so, to 8 bits; so is a PPM with larger numbers than this.
 _DEEP_PNG, _LARGEST = "RGB;16B", 255
-# Phones write several pictures into one JPEG (MPO), of which every reader shows the first.
+# Phones write several pictures into one JPEG (MPO); every reader shows the first.
 _ANIMATED = ("PNG", WebPImagePlugin.WebPImageFile.format)
 # Of the golden image, large enough that `draft` takes a part in it.
 _GOLDEN_SIZE, _GOLDEN_SHORT_SIDE = (256, 192), 24
@@ -86,7 +86,7 @@ def _made(image: Image.Image, recipe: Recipe, most_pixels: int) -> bytes | Unmad
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Whether the file has more than 8 bits for a colour, of which Pillow would keep 8."""
+    """Whether the file has more than 8 bits for a colour: Pillow would keep 8 of them."""
     assert isinstance(image, ImageFile.ImageFile)
     for tile in image.tile:
         if image.format == "PNG" and tile.args == _DEEP_PNG:

@@ -4,8 +4,8 @@ Threads call `make` and wait there. A maker that does not answer within its time
 image, or because somebody killed it) is replaced; both times the image is tried once more by a new maker. It is not if
 the maker had the processor for half of its time: then it was busy with the image, which is remembered. Nor is it if the
 maker could have run and others had the processor: then it gets the time of both tries at once. An image that is not
-made within a moment leaves its place to others, as long as no more than as many again take so long. Processes are
-started when they are needed first. The pool may be made before a fork and used behind it.
+made within a moment leaves its place to others; as many images again as there are makers may do so at a time. Processes
+are started when they are needed first. The pool may be made before a fork and used behind it.
 """
 
 from __future__ import annotations

@@ -35,11 +35,11 @@ class ViewSource(TreeSource):
     """A `TreeSource` that gives the bytes of views where `forms` shows these; `makers` make them.
 
     A view's file is identified by the original's version. It is read as a whole. Its length is part of what it is: a
-    reader who knows the length asks for so many bytes and gets exactly these, or ViewFailed. A reader who does not know
-    it asks for `unknown_length`, and gets the view, or the original as it is where there is none. So where makers fail
-    for a while, the first answer counts, and no reader gets bytes of two lengths for one version. A reader who asks for
-    as many bytes as the original has gets the original: so there is no view of exactly that length, and such a file is
-    shown as it is. So are files of more than `longest_bytes`, of which any piece may be read.
+    reader who knows the length asks for that many bytes and gets exactly these, or ViewFailed. A reader who does not
+    know it asks for `unknown_length`, and gets the view, or the original as it is where there is none. So where makers
+    fail for a while, the first answer counts, and no reader gets bytes of two lengths for one version. A reader who
+    asks for as many bytes as the original has gets the original: so there is no view of exactly that length, and such a
+    file is shown as it is. So are files of more than `longest_bytes`; any piece of them may be read.
     """
 
     def __init__(

@@ -221,7 +221,7 @@ class Heard:
         self.blocks: list[int] = []
         self.sizes: set[int] = set()
 
-    def note(
+    def record_access(
         self,
         inode: int,
         size: int,

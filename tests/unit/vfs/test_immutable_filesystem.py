@@ -43,7 +43,7 @@ class Events:
         self.noted: list[tuple[int, int, int, int]] = []
         self.asked_s: list[float] = []
 
-    def note(
+    def record_access(
         self,
         inode: int,
         size: int,

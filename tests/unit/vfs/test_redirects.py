@@ -228,7 +228,7 @@ def test_what_the_kernel_has_needs_no_stand_in() -> None:
 
 def test_an_open_knows_what_was_asked_for_once(harness: Harness) -> None:
     redirects = harness.redirects
-    redirects.note(5, WANTED, GIVEN)
+    redirects.remember_lookup(5, WANTED, GIVEN)
     assert redirects.wanted(6, GIVEN) is None, "another thread"
     assert redirects.wanted(5, GIVEN) == WANTED
     assert redirects.wanted(5, GIVEN) is None, "asked twice"
@@ -237,26 +237,26 @@ def test_an_open_knows_what_was_asked_for_once(harness: Harness) -> None:
 def test_a_look_up_without_an_open_is_not_taken_for_a_later_one(harness: Harness) -> None:
     redirects = harness.redirects
     # A stat of WANTED, an open of another file, and one of the stand-in by its own name, which the kernel knows.
-    redirects.note(5, WANTED, GIVEN)
+    redirects.remember_lookup(5, WANTED, GIVEN)
     assert redirects.wanted(5, OTHER) is None
     assert redirects.wanted(5, GIVEN) is None
     # A stat of WANTED, and an open of the stand-in by its own name, which the kernel asks for.
-    redirects.note(5, WANTED, GIVEN)
-    redirects.note(5, GIVEN, GIVEN)
+    redirects.remember_lookup(5, WANTED, GIVEN)
+    redirects.remember_lookup(5, GIVEN, GIVEN)
     assert redirects.wanted(5, GIVEN) == GIVEN
     # A stat of WANTED, and much later an open of the stand-in by its own name.
-    redirects.note(5, WANTED, GIVEN)
+    redirects.remember_lookup(5, WANTED, GIVEN)
     harness.clock.now += NOTED_S + 0.01
     assert redirects.wanted(5, GIVEN) is None
     # What cannot be told from an open of WANTED: the same at once.
-    redirects.note(5, WANTED, GIVEN)
+    redirects.remember_lookup(5, WANTED, GIVEN)
     assert redirects.wanted(5, GIVEN) == WANTED
 
 
 def test_threads_that_share_a_slot_lose_a_note_and_never_mix_them_up(harness: Harness) -> None:
     redirects = harness.redirects
-    redirects.note(5, WANTED, GIVEN)
-    redirects.note(5 + 8192, OTHER, GIVEN)
+    redirects.remember_lookup(5, WANTED, GIVEN)
+    redirects.remember_lookup(5 + 8192, OTHER, GIVEN)
     assert redirects.wanted(5, GIVEN) is None
     assert redirects.wanted(5 + 8192, GIVEN) == OTHER
 

@@ -105,30 +105,30 @@ def test_no_thread_loses_its_note_to_others() -> None:
     threads = range(1000, 2000)
     for thread in threads:
         brought.open_failed(thread)
-        brought.note(thread, inode=thread * 7919, handle=thread + 1)
+        brought.remember_read(thread, inode=thread * 7919, handle=thread + 1)
     for thread in threads:
         assert brought.opens_again(thread)
-        assert brought.noted(thread, thread * 7919)
+        assert brought.has_unused_read(thread, thread * 7919)
         assert brought.take(Caller(0, 0, thread), thread * 7919) == thread + 1
 
 
 def test_a_note_is_there_for_one_request_even_if_two_workers_answer_it() -> None:
     """After the death of a worker the kernel hands out again what other workers hold, too."""
     brought = Brought()
-    brought.note(1000, inode=7, handle=5)
+    brought.remember_read(1000, inode=7, handle=5)
     assert brought.take(Caller(0, 0, 1000, 20), 7) == 5
     assert brought.take(Caller(0, 0, 1000, 20), 7) == 5
     assert brought.take(Caller(0, 0, 1000, 22), 7) is None
-    assert not brought.noted(1000, 7)
+    assert not brought.has_unused_read(1000, 7)
     # The first of both has read the file itself, and gives up what the look-up has read.
-    brought.note(1000, inode=7, handle=5)
+    brought.remember_read(1000, inode=7, handle=5)
     assert brought.take(Caller(0, 0, 1000, 22), 7, instead=11) == 5
     assert brought.take(Caller(0, 0, 1000, 22), 7) == 11
     # A look-up that comes twice, and late, is another affair.
-    brought.note(1000, inode=7, handle=6)
-    brought.note(1000, inode=8, handle=9)
+    brought.remember_read(1000, inode=7, handle=6)
+    brought.remember_read(1000, inode=8, handle=9)
     assert brought.take(Caller(0, 0, 1000, 24), 7) == 6
     for handle in (5, 6):
-        brought.note(1001, inode=7, handle=handle)
+        brought.remember_read(1001, inode=7, handle=handle)
         assert brought.take(Caller(0, 0, 1001), 7) == handle
         assert brought.take(Caller(0, 0, 1001), 7) is None

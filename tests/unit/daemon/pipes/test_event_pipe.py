@@ -44,9 +44,9 @@ def test_an_empty_pipe_has_no_events(pipe: tuple[int, int]) -> None:
 
 def test_events_arrive_as_they_were_noted(pipe: tuple[int, int]) -> None:
     writer = EventWriter(pipe[1], SharedCounters(1).row(0))
-    writer.note((1 << 63) - 1, 1 << 40, FETCHED, 4_000_000, 7)
-    writer.note(2, 0, HIT, 0)
-    writer.note(3, 9, HIT, 5, trainer=65535, wanted=(1 << 63) - 2)
+    writer.record_access((1 << 63) - 1, 1 << 40, FETCHED, 4_000_000, 7)
+    writer.record_access(2, 0, HIT, 0)
+    writer.record_access(3, 9, HIT, 5, trainer=65535, wanted=(1 << 63) - 2)
     assert read_events(pipe[0]) == [], "a batch waits for its flush"
     writer.flush()
     writer.flush()
@@ -62,7 +62,7 @@ def test_events_arrive_as_they_were_noted(pipe: tuple[int, int]) -> None:
 def test_a_full_batch_goes_by_itself(pipe: tuple[int, int]) -> None:
     writer = EventWriter(pipe[1], SharedCounters(1).row(0))
     for inode in range(BATCH_EVENTS + 1):
-        writer.note(inode, 1, HIT, 1)
+        writer.record_access(inode, 1, HIT, 1)
     assert len(all_events(pipe[0])) == BATCH_EVENTS
 
 
@@ -71,14 +71,14 @@ def test_a_full_pipe_drops_and_counts(pipe: tuple[int, int]) -> None:
     writer = EventWriter(pipe[1], counters.row(0))
     noted = 60_000
     for inode in range(noted):
-        writer.note(inode, 1, HIT, 1)
+        writer.record_access(inode, 1, HIT, 1)
     writer.flush()
     dropped = counters.totals()["events_dropped"]
     assert 0 < dropped < noted
     arrived = [inode for inode, *_ in all_events(pipe[0])]
     assert len(arrived) == noted - dropped
     assert arrived == sorted(arrived)
-    writer.note(noted, 1, HIT, 1)
+    writer.record_access(noted, 1, HIT, 1)
     writer.flush()
     assert [inode for inode, *_ in all_events(pipe[0])] == [noted], "there is room again"
     assert counters.totals()["events_dropped"] == dropped
@@ -95,7 +95,7 @@ def test_many_writers_never_tear_a_record(pipe: tuple[int, int]) -> None:
                 writer = EventWriter(pipe[1], counters.row(row))
                 for number in range(each):
                     # Every field says who wrote it, so that a torn record shows.
-                    writer.note(row << 32 | number, row * 1000, HIT, row, row, trainer=row, wanted=number + 1)
+                    writer.record_access(row << 32 | number, row * 1000, HIT, row, row, trainer=row, wanted=number + 1)
                     if number % (row + 2) == 0:
                         writer.flush()
                 writer.flush()
@@ -128,15 +128,15 @@ def test_a_batch_that_does_not_become_full_is_passed_on_in_time_and_nobody_wakes
             await trio.sleep(1e6)
             assert read_events(pipe[0]) == []
             for turn in range(3):
-                writer.note(turn, 0, HIT, 0)
-                writer.note(turn, 0, HIT, 1)
+                writer.record_access(turn, 0, HIT, 0)
+                writer.record_access(turn, 0, HIT, 1)
                 await trio.sleep(FLUSH_INTERVAL_S / 2)
                 assert read_events(pipe[0]) == []
                 await trio.sleep(FLUSH_INTERVAL_S)
                 assert len(read_events(pipe[0])) == 2
             # What was full has gone, and what came after it goes in time.
             for number in range(BATCH_EVENTS + 1):
-                writer.note(number, 0, HIT, 0)
+                writer.record_access(number, 0, HIT, 0)
             assert len(read_events(pipe[0])) == BATCH_EVENTS
             await trio.sleep(2 * FLUSH_INTERVAL_S)
             assert len(read_events(pipe[0])) == 1

@@ -31,7 +31,7 @@ COMMANDS = {
     "config": Lazy("spiderfs.cli.config", "config", "Show the options of a mount, or change some."),
     "profile": Lazy("spiderfs.cli.profile", "profile", "Say which partition of the cache is fastest for a loader."),
     "simulate": Lazy("spiderfs.cli.simulate", "simulate", "Replay a trace with other policies and capacities."),
-    "mount-helper": Lazy("spiderfs.cli.mount_helper", "mount_helper", ""),
+    "mount-helper": Lazy("spiderfs.cli.mount", "mount_helper", ""),
 }
 
 

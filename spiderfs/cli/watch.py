@@ -84,7 +84,6 @@ def page(stats: Mapping[str, Any], rates_per_s: Mapping[str, float]) -> Renderab
 
 
 def _jobs(stats: Mapping[str, Any]) -> list[RenderableType]:
-    """A line for each job."""
     jobs = stats.get("jobs")
     if not isinstance(jobs, list) or not jobs:
         return []

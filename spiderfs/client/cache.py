@@ -216,7 +216,6 @@ class Cache:
         self._directories.clear()
 
     def _follow(self) -> None:
-        """Take over terms and trainers that have changed."""
         try:
             seen = (edition_of(self._path), edition_of(self._trainers))
             if None in seen:

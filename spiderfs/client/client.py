@@ -283,7 +283,6 @@ class Client:
             return None
 
     def _current(self, state: int) -> Cache | None:
-        """The mount's cache, if it can be used now."""
         cache = self._cache
         if state != self._state or cache is None or not cache.usable():
             cache = self._attach(state)

@@ -44,7 +44,6 @@ class SpiderfsFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return "/" + text.strip("/")
 
     def _place(self, path: str) -> str:
-        """Where a path of this file system lies on the machine."""
         return f"{self._root}{self._strip_protocol(path)}"
 
     # -- contents

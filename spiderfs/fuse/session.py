@@ -237,7 +237,6 @@ class _Desk:
             self._answers = 0
 
     def _leave(self) -> None:
-        """Let another task become the attendant, since this one has to wait."""
         self._waiting += 1
         if not self._resting.unpark():
             self.nursery.start_soon(self.attend)

@@ -218,7 +218,6 @@ def attr_out(found: Attributes) -> bytes:
 
 
 def _timeouts(entry_s: float, attributes_s: float) -> tuple[int, int, int, int]:
-    """Both times in whole seconds, then the rest of each in nanoseconds."""
     entry_whole, attributes_whole = int(entry_s), int(attributes_s)
     return (
         entry_whole,

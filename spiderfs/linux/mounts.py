@@ -370,7 +370,6 @@ def _detached_fusectl() -> int:
 
 
 def _umount2(path: Path, lazy: bool) -> int:
-    """Call umount2(2); returns its errno, or 0."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(os.fsencode(path), UMOUNT_NOFOLLOW | (MNT_DETACH if lazy else 0)) == 0:
         return 0

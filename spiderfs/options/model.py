@@ -310,17 +310,12 @@ class Options(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _give_default_cache_dir(cls, values: Any) -> Any:
+    def _give_defaults(cls, values: Any) -> Any:
+        """Give a cache directory by the source, and as many workers as the binding can serve with."""
         if isinstance(values, dict) and "cache_dir" not in values and values.get("source"):
-            return {**values, "cache_dir": default_cache_dir(values["source"])}
-        return values
-
-    @model_validator(mode="before")
-    @classmethod
-    def _give_workers(cls, values: Any) -> Any:
-        """As many as the binding can serve with, where nothing is said."""
+            values = {**values, "cache_dir": default_cache_dir(values["source"])}
         if isinstance(values, dict) and "workers" not in values and values.get("binding") == "pyfuse3":
-            return {**values, "workers": 1}
+            values = {**values, "workers": 1}
         return values
 
     @field_validator("workers")

@@ -187,7 +187,6 @@ def _arrays(kind: type[Message], described: Any, body: bytes) -> dict[str, Array
 
 
 def _shown(value: object) -> str:
-    """A short text of whatever it is, on one line."""
     return repr(value)[:40]
 
 

@@ -79,7 +79,7 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
     return Rescored(hints, {name: found.described() for name, found in courses.items()})
 
 
-def _lessons(trace: Trace) -> Iterator[tuple[int, list[TracedBatch] | Labels | Epoch | Ratio | Pinning | WarmUp]]:
+def _lessons(trace: Trace) -> Iterator[tuple[int, list[TracedBatch] | Hint]]:
     """The lessons of a trace, as `Trace.lessons` has them; batches that were scored together are one lesson."""
     together: list[TracedBatch] = []
     came_before, course_id = 0, ""

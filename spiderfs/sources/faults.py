@@ -237,7 +237,6 @@ class SlowSource:
         return self._clock()
 
     def _transfer(self, size: int, start: float) -> None:
-        """Wait until the shared line has carried `size` bytes."""
         self._wait(self.faults.reserve_line(size, start), while_same="bandwidth")
         self._fail_if_gone()
 

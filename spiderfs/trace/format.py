@@ -144,9 +144,8 @@ RANK_KINDS = (Kind.PLAN, Kind.COME, Kind.HANDED, Kind.LEFT)
 _EPOCH = 1 << 32  # in keys of these kinds
 
 ACCESSES = (Kind.OPEN, Kind.BLOCK, Kind.REDIRECT)
-
-
-Lesson = Labels | TracedBatch | Epoch | Ratio | Pinning | WarmUp
+# The hints that no scoring finds.
+_LESSON_KINDS = (Kind.LABEL, Kind.EPOCH, Kind.RATIO, Kind.PINS, Kind.WARM_UP)
 
 
 class TraceWriter:
@@ -379,29 +378,8 @@ class Trace:
     def hints(self) -> list[tuple[int, Hint]]:
         """All hints in the trace, in order, each with the number of the access before which it came."""
         numbers, starts = self._numbers(), self._starts()
-        hints: list[tuple[int, Hint]] = []
-        kinds = Kind.SCORE, Kind.HUB, Kind.RATIO, Kind.EPOCH, Kind.LABEL, Kind.PINS, Kind.WARM_UP, *ENGINE_KINDS
-        for index, kind, before in self._found(*kinds):
-            key, course_id = int(self.records["key"][index]), str(self.records["list"][index])
-            if kind == Kind.HUB:
-                following = self._following(index, Kind.NEIGHBOUR)
-                neighbours, distances = self.records["key"][following].tolist(), numbers[following].tolist()
-                hint: Hint = Hub(key, course_id, neighbours, distances)
-            elif kind == Kind.LABEL:
-                hint = self._labels_from(index, numbers, starts)
-            elif kind == Kind.PINS:
-                hint = self._pins_at(index)
-            elif kind == Kind.WARM_UP:
-                hint = WarmUp(course_id, bool(self.records["served"][index]))
-            elif kind == Kind.SCORE:
-                together = self._together(index, starts)
-                hint = Scored(course_id, self.records["key"][together].tolist(), numbers[together].tolist())
-            elif kind in ENGINE_KINDS:
-                hint = self._of_engine(index)
-            else:
-                hint = Ratio(float(numbers[index])) if kind == Kind.RATIO else self._epoch_at(index, numbers)
-            hints.append((before, hint))
-        return hints
+        found = self._found(*_LESSON_KINDS, Kind.SCORE, Kind.HUB, *ENGINE_KINDS)
+        return [(before, self._hint_at(index, kind, numbers, starts)) for index, kind, before in found]
 
     def rank_news(self) -> list[tuple[int, RankNews]]:
         """What ranks told of their plans, in order, each with the number of the access before which it came.
@@ -428,23 +406,15 @@ class Trace:
         """Whether ranks told of plans while the trace was recorded."""
         return bool((self.records["kind"] == Kind.PLAN).any())
 
-    def lessons(self) -> Iterator[tuple[int, Lesson]]:
+    def lessons(self) -> Iterator[tuple[int, TracedBatch | Hint]]:
         """All batches, and the hints that no scoring finds, each with the number of the access before which it came.
 
         Raises UsageError if the trace is damaged. A batch that a crash cut short is left out.
         """
         numbers, starts = self._numbers(), self._starts()
-        for index, kind, before in self._found(Kind.LABEL, Kind.BATCH, Kind.EPOCH, Kind.RATIO, Kind.PINS, Kind.WARM_UP):
-            if kind == Kind.LABEL:
-                yield before, self._labels_from(index, numbers, starts)
-            elif kind == Kind.RATIO:
-                yield before, Ratio(float(numbers[index]))
-            elif kind == Kind.PINS:
-                yield before, self._pins_at(index)
-            elif kind == Kind.WARM_UP:
-                yield before, WarmUp(str(self.records["list"][index]), bool(self.records["served"][index]))
-            elif kind == Kind.EPOCH:
-                yield before, self._epoch_at(index, numbers)
+        for index, kind, before in self._found(*_LESSON_KINDS, Kind.BATCH):
+            if kind != Kind.BATCH:
+                yield before, self._hint_at(index, kind, numbers, starts)
             elif (batch := self._batch_at(index)) is not None:
                 yield before, batch
 
@@ -483,9 +453,29 @@ class Trace:
         after = int(np.searchsorted(starts, first, side="right"))
         return slice(first, int(starts[after]) if after < len(starts) else len(self.records))
 
-    def _of_engine(self, index: int) -> Hint:
+    def _hint_at(self, index: int, kind: int, numbers: NDArray[np.float64], starts: NDArray[np.int64]) -> Hint:
+        """The hint that begins with this record."""
         key, size, block = (int(self.records[field][index]) for field in ("key", "size", "block"))
-        match self.records["kind"][index]:
+        course_id, flag, number = str(self.records["list"][index]), bool(self.records["served"][index]), numbers[index]
+        match kind:
+            case Kind.HUB:
+                following = self._following(index, Kind.NEIGHBOUR)
+                return Hub(key, course_id, self.records["key"][following].tolist(), numbers[following].tolist())
+            case Kind.SCORE:
+                together = self._together(index, starts)
+                return Scored(course_id, self.records["key"][together].tolist(), numbers[together].tolist())
+            case Kind.LABEL:
+                together = self._together(index, starts)
+                keys, labels = self.records["key"][together].tolist(), numbers[together].astype(np.int64).tolist()
+                return Labels(course_id, dict(zip(keys, labels, strict=True)))
+            case Kind.PINS:
+                return Pinning(course_id, tuple(self.records["key"][self._following(index, Kind.PINNED)].tolist()))
+            case Kind.WARM_UP:
+                return WarmUp(course_id, flag)
+            case Kind.RATIO:
+                return Ratio(float(number))
+            case Kind.EPOCH:
+                return Epoch(course_id, float(number) if flag else None)
             case Kind.AT_HAND:
                 return AtHand(key, size)
             case Kind.BUDGET:
@@ -493,10 +483,6 @@ class Trace:
             case Kind.PUBLISHED:
                 return Published()
         return Lost((key, block) if block else key)
-
-    def _epoch_at(self, index: int, numbers: NDArray[np.float64]) -> Epoch:
-        accuracy = float(numbers[index]) if self.records["served"][index] else None
-        return Epoch(str(self.records["list"][index]), accuracy)
 
     def _numbers(self) -> NDArray[np.float64]:
         """The 8 bytes of the field `size` of every record, read as a float64.
@@ -521,17 +507,6 @@ class Trace:
         course_id = str(self.records["list"][head])
         goes_on = bool(self.records["key"][head])
         return TracedBatch.from_bytes(course_id, rows, dimension, with_losses, goes_on, from_records(carriers))
-
-    def _labels_from(self, first: int, numbers: NDArray[np.float64], starts: NDArray[np.int64]) -> Labels:
-        """The list that begins with this record."""
-        samples = self._together(first, starts)
-        keys: list[Key] = self.records["key"][samples].tolist()
-        labels = numbers[samples].astype(np.int64).tolist()
-        return Labels(str(self.records["list"][first]), dict(zip(keys, labels, strict=True)))
-
-    def _pins_at(self, head: int) -> Pinning:
-        pinned = self.records["key"][self._following(head, Kind.PINNED)]
-        return Pinning(str(self.records["list"][head]), tuple(pinned.tolist()))
 
     def _following(self, head: int, kind: Kind) -> slice:
         """The records of one kind that belong to the record `head`: a crash may have cut them short."""

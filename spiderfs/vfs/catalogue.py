@@ -403,7 +403,6 @@ class Catalogue:
         return self._free_inode({}, path, None)[0] if path else ROOT_INODE
 
     def _add_name(self, rows: _Rows, known: Dentry | None, name: bytes, found: SourceStat) -> Dentry:
-        """Add the rows of one name."""
         parent, taken = rows.parent, rows.taken
         path = join(parent.path, name)
         version = None if stat.S_ISDIR(found.mode) else found.version

@@ -438,7 +438,6 @@ class Filesystem:
 
 
 def _no_entry(timeout_s: float) -> Entry:
-    """The answer that a name does not exist."""
     return Entry(Attributes(0, 0, 0, 0, 0, 0, 0.0), timeout_s)
 
 

@@ -86,7 +86,6 @@ class Landing:
                 waiting.tell(outcome)
 
     def _land(self, batch: list[_Waiting]) -> list[Outcome]:
-        """In a thread."""
         try:
             return list(self._content.land_all([(waiting.key, waiting.payload) for waiting in batch]))
         except StoreError as exc:

@@ -97,7 +97,6 @@ class Xattrs:
             return None
 
     def _served_by(self, node: Node) -> str:
-        """Paths of the stand-ins that trainers may be given for this file now."""
         paths = [self._catalogue.node(inode).path for inode in self._redirects.stand_ins(node.inode)]
         return "\n".join(os.fsdecode(path) for path in paths) or "itself"
 

@@ -1,5 +1,7 @@
 """Making a view of one image: a pure function of its bytes, the recipe and the installed libraries.
 
+`python -m spiderfs.views.making` is the program of one maker: it makes views for the process that has started it.
+
 The pixels are what Pillow's antialiased bilinear filter makes of the decoded image, whatever its colour profile and
 EXIF orientation say. The orientation's tag is copied, so each reader turns the view as it turned the original; formats
 that have no place for the tag do not take such images. Nor are images taken that have an orientation outside of their
@@ -16,12 +18,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import mmap
+import os
+import resource
 import struct
+import sys
 from typing import Any
 
 from PIL import Image, ImageFile, UnidentifiedImageError, WebPImagePlugin
 
-from spiderfs.views.recipe import Recipe, Unmade
+from spiderfs.linux.process_table import end_with_parent
+from spiderfs.views.recipe import ANSWER, MADE, REQUEST_BYTES, Recipe, Unmade, parse_request
 
 # A change of this module that makes other bytes gets a new number: views that were made before are then made anew.
 REVISION = 3
@@ -40,6 +47,8 @@ _MODES = ("L", "RGB")
 _DEEP_PNG, _LARGEST = "RGB;16B", 255
 # Phones write several pictures into one JPEG (MPO); every reader shows the first.
 _ANIMATED = ("PNG", WebPImagePlugin.WebPImageFile.format)
+# Readers and the mount go first: nice(2) says that this is the lowest of 20 steps.
+_NICE = 19
 # Of the golden image, large enough that `draft` takes a part in it.
 _GOLDEN_SIZE, _GOLDEN_SHORT_SIDE = (256, 192), 24
 
@@ -155,3 +164,33 @@ def _golden_photo(quality: int) -> bytes:
     photo = make(b"P6 %d %d 255\n" % _GOLDEN_SIZE + pixels, Recipe("jpeg", height, quality), width * height)
     assert isinstance(photo, bytes)
     return photo
+
+
+def main(arguments: list[str]) -> None:
+    """Make views until the parent ends; the maker takes no more memory than it is given.
+
+    `arguments`: the memory file's descriptor and length, address space in bytes, most pixels, parent. Original and view
+    lie in the memory file. A request on standard input is the original's length and the recipe; an answer on standard
+    output is a reason of `Unmade`, or 0, and the view's length.
+    """
+    memory_fd, slot_bytes, memory_bytes, most_pixels, parent = map(int, arguments)
+    if not end_with_parent(parent):
+        return
+    os.nice(_NICE)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    memory = mmap.mmap(memory_fd, slot_bytes)
+    while message := os.read(0, REQUEST_BYTES):
+        length, recipe = parse_request(message)
+        made = make(memory[:length], recipe, most_pixels)
+        if isinstance(made, bytes) and len(made) > slot_bytes:
+            made = Unmade.MEMORY
+        if isinstance(made, bytes):
+            memory[: len(made)] = made
+            os.write(1, ANSWER.pack(MADE, len(made)))
+        else:
+            os.write(1, ANSWER.pack(made, 0))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

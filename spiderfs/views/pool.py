@@ -161,7 +161,7 @@ class _Maker:
             numbers = map(str, (fd, slot_bytes, _MEMORY_BYTES + slot_bytes, most_pixels, os.getpid()))
             # -P: whatever lies in the working directory is not imported.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "spiderfs.views.maker_process", *numbers],
+                [sys.executable, "-P", "-m", "spiderfs.views.making", *numbers],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

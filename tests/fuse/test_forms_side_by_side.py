@@ -282,7 +282,7 @@ def makers(mount: Mounted) -> list[int]:
         waiting += below
         for pid in below:
             try:
-                if b"spiderfs.views.maker_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"spiderfs.views.making" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.append(pid)
             except OSError:
                 continue

@@ -174,7 +174,7 @@ def makers(mount: Mounted) -> list[int]:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
             except OSError:
                 continue
-            if b"spiderfs.views.maker_process" in command:
+            if b"spiderfs.views.making" in command:
                 found.append(pid)
     return found
 

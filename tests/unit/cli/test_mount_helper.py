@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from spiderfs.cli.main import main
-from spiderfs.cli.mount_helper import translate
+from spiderfs.cli.mount import translate
 from spiderfs.errors import ConfigError
 from spiderfs.linux import mounts
 from spiderfs.options.model import Options

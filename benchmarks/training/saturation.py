@@ -54,7 +54,8 @@ from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.records import LmdbRecords
 from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.catalogue import TABLES, Catalogue
-from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
 from trainer_hook import Client, Declaration
@@ -160,7 +161,7 @@ def _serve(
         catalogue = Catalogue(records)
         client = SourceClient(source, SourceLimits(), rng=random.Random(0), on_event=counters.add)
         lister, content = Lister(catalogue, client), MemoryContent()
-        fetch_lock, full_disk = Interlock(place / "fetch.lock"), Episode(place / "full-disk")
+        fetch_lock, full_disk = FetchLock(place / "fetch.lock"), Episode(place / "full-disk")
         fetcher = Fetcher(client, content, fetch_lock, full_disk, counters)
         supply = Supply(content, records, client, catalogue, lister, fetcher, counters)
         cache = CacheControl(content, "spider", 0.5, counters)

@@ -42,7 +42,8 @@ from spiderfs.store.store import BLOCK_BYTES, Content, Records
 from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY
-from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
 from spiderfs.vfs.redirects import NamesAsked, PendingReads
@@ -175,7 +176,7 @@ class MountContext:
         fetcher = Fetcher(
             client,
             content,
-            Interlock(self.layout.run.fetch_lock),
+            FetchLock(self.layout.run.fetch_lock),
             full_disk,
             counters,
             alone=is_worker and self.options.workers == 1,

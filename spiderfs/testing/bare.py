@@ -28,7 +28,8 @@ from spiderfs.vfs.answer_types import EventSink
 from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.control_files import Control, ControlChannel, ImmutableControl
-from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 from spiderfs.vfs.large_files import ReadAhead
@@ -119,7 +120,7 @@ async def bare_filesystem(
     views = ShownViews(catalogue, (settings or Settings()).sample_max_bytes)
     lister = Lister(catalogue, client)
     run = RunLayout(directory)
-    fetch_lock = Interlock(run.fetch_lock)
+    fetch_lock = FetchLock(run.fetch_lock)
     brought = Brought()
     fetcher = Fetcher(
         client,

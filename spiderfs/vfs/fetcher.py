@@ -46,20 +46,7 @@ log = logging.getLogger(__name__)
 TRANSIT_BYTES = 32 << 20
 # After the disk was found full, fetches pass by the store for this long before one of them tries again.
 FULL_PAUSE_S = 10.0
-# Threads that wait for fetches of other processes; a reader that finds no thread free waits for one.
 _WAITING_THREADS = 64
-
-
-class Interlock(FetchLock):
-    """A lock per key between the processes of a mount, for those who fetch."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._threads = trio.CapacityLimiter(_WAITING_THREADS)
-
-    async def until_free(self, key: ContentKey) -> None:
-        """Return when no other process holds the key's lock."""
-        await trio.to_thread.run_sync(self.wait, key, abandon_on_cancel=True, limiter=self._threads)
 
 
 class Episode:
@@ -154,7 +141,7 @@ class Fetcher:
         self,
         client: SourceClient,
         content: Content,
-        interlock: Interlock,
+        fetch_lock: FetchLock,
         full_disk: Episode,
         counters: Counters,
         alone: bool = False,
@@ -175,7 +162,9 @@ class Fetcher:
         self._client = client
         self._flights = SingleFlight(client.timeouts)
         self._content = content
-        self._interlock = interlock
+        self._fetch_lock = fetch_lock
+        # Threads that wait for fetches of other processes; a reader that finds no thread free waits for one.
+        self._waiting_threads = trio.CapacityLimiter(_WAITING_THREADS)
         self._full_disk = full_disk
         self._counters = counters
         self._transit = Transit()
@@ -256,7 +245,7 @@ class Fetcher:
 
     def under_way(self, key: ContentKey) -> bool:
         """Whether some process of the mount is fetching this key."""
-        return self._flights.has(key) or self._interlock.held(key)
+        return self._flights.has(key) or self._fetch_lock.held(key)
 
     async def fetch(self, node: Node, block: int = 0) -> tuple[bytes, int]:
         """Bring a whole file (block 0) or one block from the source into the store, unless another process just has.
@@ -336,16 +325,17 @@ class Fetcher:
     async def _fetch_once(self, key: ContentKey, read: Callable[[], Awaitable[bytes]], patience: Patience) -> Fetched:
         if (landing := self._on_their_way.get(key)) is not None:
             return landing
-        if not self._interlock.try_hold(key):
+        if not self._fetch_lock.try_hold(key):
             with trio.CancelScope(deadline=patience.until) as waiting:
-                await self._interlock.until_free(key)
+                wait, threads = self._fetch_lock.wait, self._waiting_threads
+                await trio.to_thread.run_sync(wait, key, abandon_on_cancel=True, limiter=threads)
             if waiting.cancelled_caught:
                 raise self._client.timed_out(patience)
             if (found := self._landed_by_another(key)) is not None:
                 return found
             # The other's fetch failed, or the store has no room. All that waited for it now ask the source side by
             # side: if they asked one after the other, the last would have no patience left.
-            self._interlock.try_hold(key)
+            self._fetch_lock.try_hold(key)
         try:
             # Since the caller looked, the record may have landed and the other process may have let the lock go.
             if (found := self._landed_by_another(key)) is not None:
@@ -363,7 +353,7 @@ class Fetcher:
         finally:
             # Held until the record is in the store, for that is what other processes wait for.
             if key not in self._on_their_way:
-                self._interlock.let_go(key)
+                self._fetch_lock.let_go(key)
         # The READ that follows the OPEN may come to another process.
         if not self._alone and await fetched.settled() != FETCHED:
             self._brought.keep(key, payload)
@@ -386,7 +376,7 @@ class Fetcher:
 
     def _landed(self, key: ContentKey, fetched: Fetched, outcome: Outcome) -> None:
         del self._on_their_way[key]
-        self._interlock.let_go(key)
+        self._fetch_lock.let_go(key)
         if isinstance(outcome, StoreCorrupt):
             # Perhaps nobody waits for this fetch any more, so the next that asks the store is told.
             self._corrupt = outcome

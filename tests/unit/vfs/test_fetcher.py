@@ -26,7 +26,7 @@ from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs import fetcher as module
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetch_lock import FetchLock
-from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock, Transit
+from spiderfs.vfs.fetcher import Episode, Fetcher, Transit
 from spiderfs.vfs.landing import ENTRY_BYTES, Landing
 
 PATIENCE_S = 20.0
@@ -68,7 +68,7 @@ class Harness:
         row = self.counters.row(0)
         self.row = row
         self.client = SourceClient(self.source, LIMITS, rng=random.Random(1), on_event=row.add)
-        self.interlock = Interlock(directory / "fetch.lock")
+        self.interlock = FetchLock(directory / "fetch.lock")
         self.full_disk = Episode(directory / "full-disk")
         self.fetcher = Fetcher(self.client, self.content, self.interlock, self.full_disk, row)
 

@@ -23,7 +23,7 @@ from spiderfs.store.store import ContentKey
 from spiderfs.testing import Bare, FakeKernel, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, TABLES
-from spiderfs.vfs.fetcher import Interlock
+from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 from spiderfs.vfs.redirects import redirect_row
 from spiderfs.vfs.rules import FOREVER_S, Settings
@@ -336,13 +336,13 @@ def test_what_another_process_has_fetched_for_a_push_is_told_there(
 ) -> None:
     async def test(harness: Harness) -> None:
         x = await harness.lookup(b"x")
-        hold = Interlock.try_hold
+        hold = FetchLock.try_hold
 
-        def landed_meanwhile(lock: Interlock, key: ContentKey) -> bool:
+        def landed_meanwhile(lock: FetchLock, key: ContentKey) -> bool:
             harness.bare.content.land(key, b"content of x")
             return hold(lock, key)
 
-        monkeypatch.setattr(Interlock, "try_hold", landed_meanwhile)
+        monkeypatch.setattr(FetchLock, "try_hold", landed_meanwhile)
         assert await harness.read(x, 0, 8, PUSHER) == b"content "
         assert harness.events.noted == [(x, HIT | PUSHED, 0, 0)]
         assert harness.source.calls["read"] == 0

@@ -21,7 +21,8 @@ from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs import large_files as module
 from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.large_files import ReadAhead
 
 DEPTH = 4
@@ -40,7 +41,7 @@ class Harness:
         row = self.counters.row(0)
         limits = SourceLimits(attempts=1)
         client = SourceClient(self.source, limits, rng=random.Random(1), on_event=lambda event: None)
-        self.interlock = Interlock(directory / "fetch.lock")
+        self.interlock = FetchLock(directory / "fetch.lock")
         fetcher = Fetcher(client, self.content, self.interlock, Episode(directory / "full-disk"), row)
         self.ahead = ReadAhead(nursery, fetcher, row, DEPTH)
 

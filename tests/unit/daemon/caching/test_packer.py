@@ -25,7 +25,8 @@ from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.testing import MemoryContent
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
-from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
 from spiderfs.views.tree import Forms, TreeSource
@@ -68,7 +69,7 @@ class Harness:
         self.catalogue = Catalogue(records)
         self.cache = CacheControl(self.content, "impact", 0.5, row)
         self.cache.restore(20 * SIZE, None)
-        self.lock = Interlock(root / "lock")
+        self.lock = FetchLock(root / "lock")
         fetcher = Fetcher(self.client, self.content, self.lock, Episode(root / "full"), row)
         self.packer = Packer(
             self.cache,

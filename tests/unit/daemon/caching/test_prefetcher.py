@@ -32,7 +32,8 @@ from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import LANDING, ContentKey
 from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
-from spiderfs.vfs.fetcher import Episode, Fetcher, Interlock
+from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
 
@@ -152,7 +153,7 @@ class Harness:
         self.catalogue = catalogue
         self.inodes = [self._inode(number) for number in range(len(self.sizes))]
         self.number_of = {inode: number for number, inode in enumerate(self.inodes)}
-        self.interlock = Interlock(directory / "fetch.lock")
+        self.interlock = FetchLock(directory / "fetch.lock")
         self.fetcher = Elsewhere(self.client, self.content, self.interlock, Episode(directory / "full-disk"), row)
         self.fetcher._landing._thread = InPlace()  # type: ignore[assignment]
         self.cache = CacheControl(self.content, policy, 0.5, row)
@@ -702,13 +703,13 @@ def test_what_another_process_has_brought_meanwhile_counts_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(harness: Harness) -> None:
-        hold = Interlock.try_hold
+        hold = FetchLock.try_hold
 
-        def landed_meanwhile(lock: Interlock, key: ContentKey) -> bool:
+        def landed_meanwhile(lock: FetchLock, key: ContentKey) -> bool:
             harness.content.land(key, bytes(SIZE))
             return hold(lock, key)
 
-        monkeypatch.setattr(Interlock, "try_hold", landed_meanwhile)
+        monkeypatch.setattr(FetchLock, "try_hold", landed_meanwhile)
         harness.plan(range(3))
         await trio.sleep(5)
         assert (harness.fetched, harness.counted("prefetched")) == ([], 0)

@@ -1,9 +1,12 @@
 """Which binding to the kernel the mounts of a test have, and which mode; `import mounting` works in every test.
 
-A module or test marked `both_bindings` runs once over each binding. One marked `both_modes` runs once more in immutable
-mounts, which are over the kernel's own protocol. Of such a module, tests marked `kernel_binding` run over the kernel's
-own protocol alone, and in no immutable mount; tests marked `not_immutable` run in no immutable mount. The marker says
-why. Single parameters of a test can be marked so too. Nothing runs over pyfuse3 again only to have more workers.
+In opened mode the kernel asks the mount for each open; in immutable mode (`-o immutable`) it does not. A module or test
+marked `both_bindings` runs once over each binding, in opened mode. One marked `opened_and_immutable` runs once more in
+immutable mode, over the kernel's own protocol. Of such a module, tests marked `kernel_binding` run over the kernel's
+own protocol and in opened mode alone; tests marked `not_immutable` do not run in immutable mode. The marker says why. Single
+parameters of a test can be marked so too. Nothing runs over pyfuse3 again only to have more workers.
+
+CONTRIBUTING.md names the few modules that are marked as a whole.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     kinds = ["kernel"]
     if marked("both_bindings") and not marked("kernel_binding"):
         kinds = [*BINDINGS]
-    if marked("both_modes") and not marked("kernel_binding") and not marked("not_immutable"):
+    if marked("opened_and_immutable") and not marked("kernel_binding") and not marked("not_immutable"):
         kinds.append(IMMUTABLE)
     if len(kinds) > 1:
         metafunc.parametrize("binding", kinds, indirect=True, scope="module")

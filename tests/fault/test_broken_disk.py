@@ -15,7 +15,7 @@ from mounting import as_root, detach, eventually, mounted
 
 pytestmark = [
     pytest.mark.both_bindings,
-    pytest.mark.both_modes,
+    pytest.mark.opened_and_immutable,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk"),
 ]
 

@@ -93,15 +93,8 @@ def test_a_store_damaged_between_mounts_serves_no_wrong_byte(
         assert figures["store_rebuilds"] + figures["checksum_failures"] > 0
 
 
-_STORE = pytest.mark.kernel_binding("the store notices any damage alike, and what follows for a binding is the same")
-
-
 @pytest.mark.parametrize("what", ["content", "names"])
-@pytest.mark.parametrize(
-    "damage", [name if name == "overwritten" else pytest.param(name, marks=_STORE) for name in DAMAGES]
-)
-@pytest.mark.both_bindings
-@pytest.mark.both_modes
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_store_damaged_under_a_mount_serves_no_wrong_byte(
     source: Path, tmp_path: Path, what: str, damage: str
 ) -> None:
@@ -178,8 +171,6 @@ FULL = (
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.both_bindings
-@pytest.mark.both_modes
 def test_a_full_disk_costs_the_cache_and_no_read(source: Path, tmp_path: Path, workers: int) -> None:
     """The disk has room for the reserve for names (32 MiB), and less room than the files need."""
     wanted = write_files(source, {f"{number:03d}": 100_000 for number in range(150)} | {"large": 9 << 20})

@@ -14,7 +14,7 @@ import pytest
 from mounting import Mounted, eventually, mounted
 from reading import readers, together, write_files
 
-pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
+pytestmark = [pytest.mark.both_bindings, pytest.mark.opened_and_immutable]
 
 TIMEOUT_S = 0.5
 # What the start of threads, the kernel and the interpreter may add on two busy cores.

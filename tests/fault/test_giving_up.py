@@ -46,8 +46,6 @@ def test_a_mount_that_cannot_begin_fails_and_names_its_log(tmp_path: Path) -> No
     eventually(lambda: mounts_at(point) == 0, what="the mount to be gone")
 
 
-@pytest.mark.both_bindings
-@pytest.mark.both_modes
 def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -68,8 +66,6 @@ def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(tmp_path: Path) -> 
         detach(mount.point)
 
 
-@pytest.mark.both_bindings
-@pytest.mark.both_modes
 def test_a_mount_whose_workers_die_at_once_ends_and_its_readers_get_an_error(tmp_path: Path) -> None:
     source, dying = tmp_path / "source", tmp_path / "dying"
     source.mkdir()
@@ -100,8 +96,6 @@ supervisor.work = dying
         detach(mount.point)
 
 
-@pytest.mark.both_bindings
-@pytest.mark.both_modes
 def test_deaths_without_number_end_no_mount_that_answers_between_them(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -126,7 +120,7 @@ def test_deaths_without_number_end_no_mount_that_answers_between_them(tmp_path: 
 
 
 @pytest.mark.both_bindings
-@pytest.mark.both_modes
+@pytest.mark.opened_and_immutable
 @pytest.mark.parametrize(("workers", "after_s"), [(1, 0.0), (2, 0.1)])
 def test_a_request_at_which_each_worker_dies_is_answered_with_an_error(
     binding: str, tmp_path: Path, workers: int, after_s: float

@@ -12,13 +12,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mounting import NO_MANAGER, PATIENCE_S, Mounted, eventually, mounted, mounts_at, run_spiderfs
 from process_tree import descendants, threads_of
 from reading import digest, readers, together
-
-pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
 
 CLASSES, EACH = 3, 40
 CLEANED = "took away what a crash had left mounted"
@@ -31,6 +30,7 @@ DRAINING_SOON = "from spiderfs.daemon import supervisor; supervisor.DRAIN_S = 0.
 _TRAINER = r"""
 import json, os, sys, select, time
 from pathlib import Path
+from typing import Any
 import numpy as np
 from spiderfs.protocol import Batch, Hello
 from trainer_hook.connection.client import Client
@@ -174,10 +174,7 @@ def test_a_supervisor_killed_while_a_look_up_is_pending_leaves_nothing(
             assert (seen.wrong, seen.errors) == ([], [])
 
 
-_SUPERVISOR = pytest.mark.kernel_binding("the supervisor does the same after both signals")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=_SUPERVISOR)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_mount_that_is_told_to_stop_while_the_source_hangs_ends(
     source: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -191,9 +188,11 @@ def test_a_mount_that_is_told_to_stop_while_the_source_hangs_ends(
         assert run_spiderfs("status").returncode == 0
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_name_that_the_kernel_believes_still_gets_its_stand_in(source: Path, tmp_path: Path, workers: int) -> None:
-    with mounted(source, tmp_path / "m", workers=workers, **OPTIONS) as mount:
+@pytest.mark.parametrize("options", [{"workers": 2}, {"immutable": "on"}])
+def test_a_name_that_the_kernel_believes_still_gets_its_stand_in(
+    source: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with mounted(source, tmp_path / "m", **OPTIONS, **options) as mount:
         for path in sorted(mount.point.glob("train/*/*")):
             path.read_bytes()
         with program(sys.executable, "-c", _TRAINER, mount.point) as trainer:

@@ -16,7 +16,7 @@ from mounting import PATIENCE_S, Mounted, children, eventually, is_running, moun
 from pauses import SHORT_PAUSES
 from reading import readers, together, write_files
 
-pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
+pytestmark = [pytest.mark.both_bindings, pytest.mark.opened_and_immutable]
 
 FILES = 60
 # Small files, a file as long as the kernel's largest READ, and a file that is read in blocks.

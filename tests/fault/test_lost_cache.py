@@ -5,14 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mounting import eventually, mounted
 from reading import readers, together, write_files
 
 from spiderfs.shared.layout import CacheLayout
-
-pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
 
 SIZES = {f"{number:03d}": 20_000 for number in range(40)} | {"large": (9 << 20) + 5}
 GONE = "has gone: the cache is made anew"
@@ -53,22 +52,22 @@ LOSSES: dict[str, Callable[[Path], object]] = {
 }
 
 
-_SUPERVISOR = pytest.mark.kernel_binding("the supervisor answers any loss alike: it starts all processes anew")
 # The supervisor alone notices a loss, and knows its workers only by their number. So each loss comes once, and each
-# number of workers with the loss of everything and with that of a part.
+# number of workers with the loss of everything and with that of a part. The kernel of an immutable mount goes on to
+# read files whose names are lost.
 CASES = [
-    ("deleted", 1),
-    ("deleted", 2),
-    pytest.param("moved", 1, marks=_SUPERVISOR),
-    pytest.param("run deleted", 2, marks=_SUPERVISOR),
-    pytest.param("store deleted", 1, marks=_SUPERVISOR),
+    ("deleted", {"workers": 1}),
+    ("deleted", {"workers": 2, "immutable": "on"}),
+    ("moved", {"workers": 1}),
+    ("run deleted", {"workers": 2}),
+    ("store deleted", {"workers": 1}),
 ]
 
 
-@pytest.mark.parametrize(("loss", "workers"), CASES)
-def test_a_mount_outlives_its_cache_directory(source: Path, tmp_path: Path, loss: str, workers: int) -> None:
+@pytest.mark.parametrize(("loss", "options"), CASES)
+def test_a_mount_outlives_its_cache_directory(source: Path, tmp_path: Path, loss: str, options: dict[str, Any]) -> None:
     wanted = write_files(source, SIZES)
-    with mounted(source, tmp_path / "m", workers=workers, ttl=0.2, allowed=ALLOWED, first=LOOKING_OFTEN) as mount:
+    with mounted(source, tmp_path / "m", ttl=0.2, allowed=ALLOWED, first=LOOKING_OFTEN, **options) as mount:
         with readers(2, mount.point, wanted) as some:
             eventually(lambda: mount.metric("opens") > len(wanted), what="reads before")
             LOSSES[loss](mount.cache)
@@ -79,7 +78,7 @@ def test_a_mount_outlives_its_cache_directory(source: Path, tmp_path: Path, loss
         assert seen.wrong == []
         # The mount has forgotten what a handle means that was open while the names were lost.
         assert {kind for _, kind, _ in seen.errors} <= {"ESTALE"}
-        assert mount.metric("worker_restarts") == workers
+        assert mount.metric("worker_restarts") == options["workers"]
         assert mount.metric("manager_restarts") == 1
         assert mount.metric("store_rebuilds") == (loss != "run deleted")
         assert mount.stats()["entries"] > 0

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from mounting import Mounted, eventually, mounted
 
-pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
-
 WAITING = 1100
 CACHED = [f"cached {number}" for number in range(20)]
 # A cached file takes a millisecond; two busy cores may add seconds. The source leaves everything unanswered for 60 s.
@@ -63,7 +61,7 @@ def waiting(mount: Mounted) -> Iterator[None]:
     assert errors == []
 
 
-def test_cached_files_are_read_while_hundreds_of_readers_wait(source: Path, tmp_path: Path, binding: str) -> None:
+def test_cached_files_are_read_while_hundreds_of_readers_wait(source: Path, tmp_path: Path) -> None:
     options = {"source.timeout_s": 60, "ttl": "1h", "dir_ttl": "1h", "fetches": 16}
     with mounted(source, tmp_path / "m", **options) as mount:  # type: ignore[arg-type]
         for name in CACHED:

@@ -82,21 +82,16 @@ _WITH_ABORT = pytest.mark.skipif(
 )
 
 
-_BESIDE = pytest.mark.kernel_binding("this process does not know which binding serves the mount")
-
-
 @pytest.mark.parametrize(
     "victim",
     [
         "nobody",
         pytest.param("supervisor", marks=_WITH_ABORT),
         "worker",
-        pytest.param("its reading process", marks=_BESIDE),
-        pytest.param("manager", marks=_BESIDE),
+        "its reading process",
+        "manager",
     ],
 )
-@pytest.mark.both_bindings
-@pytest.mark.both_modes
 def test_nobody_waits_for_a_process_that_cannot_end(
     tmp_path: Path, files: dict[str, str], below: Mounted, victim: str
 ) -> None:

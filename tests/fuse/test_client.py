@@ -119,12 +119,7 @@ def subject(request: pytest.FixtureRequest, mount: Mounted) -> Subject:
 # -- contents
 
 
-_ENOUGH = ("empty", "train/112000", "large")
-_SAME = pytest.mark.not_immutable("names of all kinds are looked up in the same way there")
-
-
-@pytest.mark.parametrize("name", [name if name in _ENOUGH else pytest.param(name, marks=_SAME) for name in SIZES])
-@pytest.mark.both_modes
+@pytest.mark.parametrize("name", SIZES)
 def test_the_bytes_are_those_of_the_source(subject: Subject, source: Path, name: str) -> None:
     wanted = (source / name).read_bytes()
     assert subject.read(subject.mount.point / name) == wanted
@@ -212,7 +207,6 @@ def test_unbuffered_and_updating_files_are_opened_through_the_mount(mount: Mount
     "path",
     ["none", "train", "", "one/below", "none/none", "broken", "x" * 256, "nul\0", ".spiderfs", ".spiderfs/none"],
 )
-@pytest.mark.both_modes
 def test_errors_are_those_of_the_mount(subject: Subject, path: str) -> None:
     # With os.path.join, for Path refuses some of them itself.
     whole = os.path.join(subject.mount.point, path)
@@ -228,7 +222,7 @@ _NOT_IMMUTABLE = pytest.mark.not_immutable("root can open a file there, but not 
 
 
 @pytest.mark.parametrize("mode", ["wb", "xb", *(pytest.param(mode, marks=_NOT_IMMUTABLE) for mode in ("ab", "r+b"))])
-@pytest.mark.both_modes
+@pytest.mark.opened_and_immutable
 def test_nothing_can_be_written(mount: Mounted, mode: str, binding: str) -> None:
     wanted = errno.EEXIST if mode == "xb" else errno.EROFS
     if mode == "wb" and refused_by_modes(binding):
@@ -384,7 +378,6 @@ def test_a_changed_file_is_seen_after_its_ttl(own_source: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("way", OPENERS)
-@pytest.mark.both_modes
 def test_known_names_and_cached_bytes_outlive_the_source(own_source: Path, tmp_path: Path, way: str) -> None:
     wanted = write_files(own_source, {"cached": 5000, "uncached": 5000})
     with mounted(own_source, tmp_path / "m", ttl="0s", allowed=["WARNING"]) as mount:
@@ -644,7 +637,6 @@ def more_client_opens(mount: Mounted) -> None:
     eventually(lambda: mount.metric("client_opens") > wanted, what="reads around FUSE")
 
 
-@pytest.mark.both_modes
 def test_a_dead_manager_and_a_dead_worker(own_source: Path, tmp_path: Path) -> None:
     wanted = write_files(own_source, {f"{number:02d}": 20_000 for number in range(20)})
     with mounted(own_source, tmp_path / "m") as mount:
@@ -674,7 +666,6 @@ def test_a_store_that_is_rebuilt_while_it_is_read(own_source: Path, tmp_path: Pa
         assert found[1:] == [[], []]
 
 
-@pytest.mark.both_modes
 def test_a_damaged_record_is_read_through_the_mount_and_mended(own_source: Path, tmp_path: Path) -> None:
     content = Random(1).randbytes(100_000)
     (own_source / "file").write_bytes(content)

@@ -22,8 +22,6 @@ from reading import read_afresh, write_files
 from spiderfs import __version__
 from spiderfs.metrics import COUNTERS, GAUGES, HISTOGRAMS
 
-pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
-
 FILES = {
     "stats": 0o444,
     "stats.json": 0o444,
@@ -96,6 +94,8 @@ def cached(mount: Mounted) -> set[str]:
     return {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
 
 
+@pytest.mark.both_bindings
+@pytest.mark.opened_and_immutable
 def test_control_files_are_hidden_and_have_their_modes(lasting: Mounted, binding: str) -> None:
     assert sorted(os.listdir(lasting.point)) == ["train", "val"]
     assert [name for _, names, _ in os.walk(lasting.point) for name in names if "spiderfs" in name] == []

@@ -25,8 +25,6 @@ from spiderfs.views.recipe import READY, Recipe
 sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
 from images import image_file, picture
 
-pytestmark = [pytest.mark.both_modes]
-
 MOST = 50_000_000
 PHOTOS = {
     f"train/{label}/{number}.jpg": image_file(image=picture(700, 500, seed=10 * label + number))
@@ -117,6 +115,7 @@ def test_what_has_no_view_is_shown_as_it_is(mount: Mounted) -> None:
         (views(mount) / "bmp256/nothing").stat()
 
 
+@pytest.mark.opened_and_immutable
 def test_nothing_can_be_changed(mount: Mounted, binding: str) -> None:
     directory = views(mount)
     truncated = "Permission denied" if refused_by_modes(binding) else "Read-only file system"
@@ -195,9 +194,6 @@ def test_a_later_mount_has_all_forms_and_asks_no_source(source: Path, tmp_path: 
     for gone in ("off", "on"):
         options = {"ttl": "1h", "views": "small:jpeg:64:80", "source__gone": gone}
         with mounted(source, tmp_path / "m", **options) as mount:
-            if gone == "on" and (mount.point / ".spiderfs/config").read_text().find("immutable=on") >= 0:
-                # An immutable mount asks for each name itself.
-                break
             for view in forms:
                 for name, content in PHOTOS.items():
                     expected = content if view == "original" else view_of(content, view)
@@ -224,7 +220,6 @@ def test_another_recipe_of_the_same_name_is_another_view(source: Path, tmp_path:
             assert (views(mount) / "small" / name).read_bytes() == expected
 
 
-@pytest.mark.not_immutable("an immutable mount believes that nothing changes")
 def test_a_change_at_the_source_is_a_new_version_in_every_form(source: Path, tmp_path: Path) -> None:
     name = "train/0/0.jpg"
     with mounted(source, tmp_path / "m", views="small:jpeg:64:80", ttl="0s") as mount:

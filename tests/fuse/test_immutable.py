@@ -199,7 +199,7 @@ def test_a_directory_that_is_known_is_passed_though_the_source_hangs(mount: Moun
     mount.change("source.hang", "off")
 
 
-def test_both_modes_use_what_the_other_has_cached(source: Path, tmp_path: Path) -> None:
+def test_each_mode_uses_what_the_other_has_cached(source: Path, tmp_path: Path) -> None:
     for number, immutable in enumerate(("on", "off", "on")):
         with mounted(source, tmp_path / "m", immutable=immutable, capacity="100MiB") as mount:
             for name in (*SIZES, "large"):

@@ -78,7 +78,6 @@ def test_a_cache_of_another_source_is_refused(source: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.both_bindings
 def test_a_signal_unmounts(source: Path, tmp_path: Path, number: int) -> None:
     with mounted(source, tmp_path / "m", workers=2) as mount:
         pids = [*mount.workers(), mount.manager()]
@@ -112,8 +111,6 @@ def test_the_foreground_ends_by_ctrl_c_and_logs_to_the_terminal(source: Path, tm
         assert not mounts_at(point)
 
 
-@pytest.mark.both_bindings
-@pytest.mark.both_modes
 def test_umount_and_status(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m") as mount:
         assert f"{source} on {mount.point}:" in run_spiderfs("status").stdout
@@ -136,8 +133,6 @@ def test_an_ordinary_umount_ends_the_daemon(source: Path, tmp_path: Path) -> Non
         assert mount.logged("unmounted")
 
 
-@pytest.mark.both_bindings
-@pytest.mark.both_modes
 def test_open_files_are_served_for_a_while_after_a_lazy_unmount(source: Path, tmp_path: Path) -> None:
     content = os.urandom(100_000)
     (source / "later").write_bytes(content)
@@ -149,7 +144,7 @@ def test_open_files_are_served_for_a_while_after_a_lazy_unmount(source: Path, tm
 
 
 @pytest.mark.both_bindings
-@pytest.mark.both_modes
+@pytest.mark.opened_and_immutable
 def test_mounting_over_the_source_itself(source: Path, tmp_path: Path, binding: str) -> None:
     wanted = write_files(source, SIZES)
     cache = tmp_path / "cache"
@@ -168,7 +163,6 @@ def test_mounting_over_the_source_itself(source: Path, tmp_path: Path, binding: 
     (source / "new").write_bytes(b"x")
 
 
-@pytest.mark.both_modes
 def test_a_warm_restart_keeps_the_cache_and_its_order(source: Path, tmp_path: Path) -> None:
     wanted = write_files(source, SIZES)
     names = sorted(SIZES)
@@ -312,7 +306,6 @@ def test_a_broken_file_of_options_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("word", ["exec", "noexec"])
-@pytest.mark.both_bindings
 def test_programs_run_unless_noexec_says_no(source: Path, tmp_path: Path, word: str) -> None:
     (source / "program").write_text("#!/bin/sh\necho ran\n")
     (source / "program").chmod(0o755)
@@ -343,8 +336,6 @@ def _as_nobody(*paths: Path) -> list[str]:
     return done.stdout.decode().splitlines()
 
 
-@pytest.mark.both_bindings
-@pytest.mark.both_modes
 def test_other_users_see_what_the_permissions_allow(source: Path, tmp_path: Path, binding: str) -> None:
     (source / "secret").write_bytes(b"for the owner")
     (source / "secret").chmod(0o600)
@@ -374,8 +365,6 @@ def test_other_users_see_what_the_permissions_allow(source: Path, tmp_path: Path
     assert seen[4:] == [denied, denied]
 
 
-@pytest.mark.both_bindings
-@pytest.mark.both_modes
 def test_without_allow_other_nobody_else_gets_in(source: Path, tmp_path: Path) -> None:
     (source / "file").chmod(0o644)
     source.chmod(0o755)
@@ -385,7 +374,6 @@ def test_without_allow_other_nobody_else_gets_in(source: Path, tmp_path: Path) -
         assert _as_nobody(mount.point / "file") == [os.strerror(errno.EACCES)]
 
 
-@pytest.mark.both_bindings
 def test_two_mounts_of_one_source_do_not_disturb_each_other(source: Path, tmp_path: Path) -> None:
     wanted = write_files(source, SIZES)
     with mounted(source, tmp_path / "one") as one, mounted(source, tmp_path / "two", workers=2) as two:

@@ -157,7 +157,6 @@ def ready(mount: Mounted) -> int:
     return int(found[0]["ready_samples"]) if found else -1
 
 
-@pytest.mark.both_bindings
 def test_a_followed_plan_makes_opens_hits(mount: Mounted, source: Path) -> None:
     assert mount.control("plan").read_text() == "no training that has published a plan is connected now\n"
     order = shuffled(1)
@@ -279,7 +278,6 @@ def test_plans_can_be_switched_off_and_on(mount: Mounted, source: Path) -> None:
         eventually(lambda: position(mount) == FILES)
 
 
-@pytest.mark.both_bindings
 def test_a_killed_manager_costs_no_read_and_hears_the_plan_again(mount: Mounted, source: Path) -> None:
     order = shuffled(1)
     mount.expect(r"manager .* ended \(signal 9\)", r" ended \(signal 9\)")

@@ -16,7 +16,7 @@ import pytest
 from mounting import Mounted, eventually, mounted
 from reading import readers, together, write_files
 
-pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
+pytestmark = [pytest.mark.both_bindings, pytest.mark.opened_and_immutable]
 
 SMALL_BYTES, LARGE_BYTES = 700_003, (21 << 20) + 4099
 SPARSE_BYTES = 64 << 30

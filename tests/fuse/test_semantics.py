@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 from mounting import SPIDERFS, options_of, options_text, refused_by_modes, run_spiderfs, settle
 
-pytestmark = [pytest.mark.both_bindings, pytest.mark.both_modes]
+pytestmark = [pytest.mark.both_bindings, pytest.mark.opened_and_immutable]
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "SEMANTICS.md"
 FILES = {"cat.txt": "a cat\n", "dog.txt": "a dog\n", "train/1.txt": "one\n", "train/2.txt": "two\n"}

@@ -23,8 +23,6 @@ from spiderfs.views.recipe import NO_VIEW, Recipe
 sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
 from images import image_file, picture
 
-pytestmark = [pytest.mark.both_modes]
-
 MOST = 50_000_000
 SMALL = Recipe("bmp", 24)
 PHOTOS = {

@@ -16,9 +16,6 @@ from mounting import eventually, mounted
 
 from spiderfs.client import Client
 
-pytestmark = pytest.mark.both_bindings
-_NOT_IMMUTABLE = pytest.mark.not_immutable("what the source is asked between two of its answers is otherwise")
-
 YEAR_2400_S = 13_569_465_600
 # What a version needs to settle (`core/settling.py`), and some time for a busy machine.
 SETTLED_WITHIN_S = 20.0
@@ -72,9 +69,8 @@ def test_everything_may_be_believed_for_ever(source: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "options",
-    [pytest.param({"ttl": "0s"}, marks=_NOT_IMMUTABLE), {}, {"ttl": "0s", "workers": 2}, {"sample_max_bytes": 4}],
+    [{"ttl": "0s"}, {}, {"ttl": "0s", "workers": 2}, {"sample_max_bytes": 4}, {"immutable": "on"}],
 )
-@pytest.mark.both_modes
 def test_bytes_that_were_read_while_they_were_written_do_not_stay(
     source: Path, tmp_path: Path, options: dict[str, object]
 ) -> None:
@@ -94,7 +90,6 @@ def test_bytes_that_were_read_while_they_were_written_do_not_stay(
         assert os.getxattr(mount.point / "file", "user.spiderfs.state") == b"cached"
 
 
-@pytest.mark.both_modes
 def test_the_state_of_a_file_of_terabytes_is_known_without_a_walk(source: Path, tmp_path: Path) -> None:
     (source / "huge").touch()
     os.truncate(source / "huge", 8 << 40)
@@ -153,7 +148,6 @@ def test_bytes_that_a_look_up_has_read_serve_only_the_next_open(source: Path, tm
 
 
 @pytest.mark.parametrize("named", ["file", "fil?"])
-@_NOT_IMMUTABLE
 def test_a_file_that_has_not_settled_is_warmed_when_it_has(source: Path, tmp_path: Path, named: str) -> None:
     with mounted(source, tmp_path / "place", ttl="0s") as mount:
         (source / "file").write_bytes(b"half of it")
@@ -167,7 +161,6 @@ def test_a_file_that_has_not_settled_is_warmed_when_it_has(source: Path, tmp_pat
         assert (mount.point / "file").read_bytes() == b"all of it!"
 
 
-@pytest.mark.both_modes
 def test_a_file_that_was_read_before_it_was_complete_is_complete_when_it_has_settled(
     source: Path, tmp_path: Path
 ) -> None:
@@ -216,7 +209,6 @@ def is_forgotten(fd: int) -> bool:
     return False
 
 
-@pytest.mark.both_modes
 def test_an_open_file_that_has_not_settled_can_be_mapped_and_read_on(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "place", ttl="0s", sample_max_bytes=1 << 20) as mount:
         content = os.urandom(3 << 20)

@@ -24,8 +24,6 @@ from spiderfs.views.recipe import READY, Recipe
 sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
 from images import image_file, picture
 
-pytestmark = [pytest.mark.both_modes]
-
 MOST = 50_000_000
 PHOTOS = {
     f"train/{label}/{number}.jpg": image_file(image=picture(seed=10 * label + number))
@@ -113,6 +111,7 @@ def test_a_listing_makes_nothing(small: Mounted) -> None:
     assert small.metric("views_made") == len(PHOTOS) // 2
 
 
+@pytest.mark.opened_and_immutable
 def test_a_view_that_has_left_the_cache_is_made_again_with_the_same_bytes(small: Mounted) -> None:
     for name in PHOTOS:
         (small.point / name).read_bytes()

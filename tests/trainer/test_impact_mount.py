@@ -46,7 +46,6 @@ def source(tmp_path: Path) -> Path:
 OPTIONS: dict[str, object] = {"capacity": "48KiB", "policy": "impact"}
 
 
-@pytest.mark.both_modes
 def test_low_samples_stand_in_within_their_class_and_for_trainers_only(source: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     with mounted(source, tmp_path, trace=trace, **OPTIONS) as mount:
@@ -103,11 +102,7 @@ class Files(Dataset[tuple[Tensor, int]]):
         return inputs, label
 
 
-_NOT_IMMUTABLE = pytest.mark.not_immutable("only the following of a plan could be otherwise")
-
-
-@pytest.mark.parametrize("plan", [pytest.param(False, marks=_NOT_IMMUTABLE), True])
-@pytest.mark.both_modes
+@pytest.mark.parametrize("plan", [False, True])
 def test_a_model_trains_on_the_harder_half(source: Path, tmp_path: Path, plan: bool) -> None:
     with mounted(source, tmp_path, plan="on" if plan else "off", **OPTIONS) as mount:
         sampler = ImpactSampler(SAMPLES, warm_up=3)
@@ -136,7 +131,6 @@ def test_a_model_trains_on_the_harder_half(source: Path, tmp_path: Path, plan: b
         hook.close()
 
 
-@pytest.mark.both_modes
 def test_evaluated_samples_are_pinned_until_the_trainer_disconnects(source: Path, tmp_path: Path) -> None:
     # Reads are slow, so that the manager hears of a file before four others push it out of so small a landing.
     with mounted(source, tmp_path, plan="off", **OPTIONS, **{"source.latency_ms": 10}) as mount:
@@ -176,7 +170,6 @@ def test_evaluated_samples_are_pinned_until_the_trainer_disconnects(source: Path
         eventually(lambda: held() == 0, what="the end of the pins")
 
 
-@pytest.mark.both_modes
 def test_pins_survive_a_remount_for_one_epoch(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, **OPTIONS) as mount:
         training = training_on(mount)

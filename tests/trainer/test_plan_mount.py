@@ -18,7 +18,7 @@ from training_process import TrainingProcess, training_process
 from spiderfs.core.plans.schedule import UNPROVEN_SAMPLES
 from spiderfs.core.plans.unseen_draws import UNSEEN_AFTER_S
 
-pytestmark = [pytest.mark.both_modes]
+pytestmark = [pytest.mark.opened_and_immutable]
 
 FILES, SIZE = 800, 4000
 # Of what the loader had in hand when the daemon first heard of it, only opens that were seen count: two workers with

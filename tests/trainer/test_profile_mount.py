@@ -19,8 +19,6 @@ from spiderfs.shared.layout import CacheLayout
 sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
 from images import image_file, picture
 
-pytestmark = [pytest.mark.both_modes]
-
 TRAINING = """
 import os
 import numpy, torch
@@ -100,7 +98,6 @@ def test_a_loader_is_profiled_beside_the_mount(tmp_path: Path) -> None:
         assert mount.stats()["split"] == best["split"]
 
 
-@pytest.mark.kernel_binding("what is interrupted is not the mount")
 def test_ctrl_c_while_the_loader_imports_what_it_needs(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -124,7 +121,6 @@ def test_ctrl_c_while_the_loader_imports_what_it_needs(tmp_path: Path) -> None:
         assert not is_running(loader)
 
 
-@pytest.mark.kernel_binding("what is interrupted is not the mount")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     source = tmp_path / "source"

@@ -67,7 +67,7 @@ def up_to(trace: Trace, epochs: int, accesses: int) -> Trace:
 
 
 @pytest.mark.parametrize("policy", ["spider", "shade", "impact"])
-@pytest.mark.both_modes
+@pytest.mark.opened_and_immutable
 def test_a_trace_repeats_what_the_mount_decided(source: Path, tmp_path: Path, policy: str, binding: str) -> None:
     options: dict[str, object] = {"plan": "off", "substitute_when": "miss", "ratio_start": 0.7, "ratio_end": 0.3}
     rng = np.random.default_rng(2)

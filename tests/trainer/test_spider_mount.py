@@ -160,7 +160,7 @@ OPTIONS: dict[str, object] = {"capacity": "20KiB", "policy": "spider", "ratio_st
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.both_modes
+@pytest.mark.opened_and_immutable
 @pytest.mark.both_bindings
 def test_stand_ins_have_the_trainers_own_label_and_other_readers_get_none(
     source: Path, tmp_path: Path, workers: int
@@ -189,7 +189,6 @@ def test_stand_ins_have_the_trainers_own_label_and_other_readers_get_none(
             assert (mount.point / name).read_bytes() == (source / name).read_bytes()
 
 
-@pytest.mark.both_modes
 def test_trainers_that_read_around_fuse_get_the_same_stand_ins(source: Path, tmp_path: Path) -> None:
     one, two = lists()
     with mounted(source, tmp_path, **OPTIONS) as mount:
@@ -241,7 +240,6 @@ def as_nobody(point: Path, names: list[str], until: Callable[[], object]) -> lis
     return found
 
 
-@pytest.mark.both_modes
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 def test_stand_ins_are_only_those_that_the_reader_could_open(source: Path, tmp_path: Path) -> None:
     """One class, of which a part lies in a directory that is closed after a while."""
@@ -292,7 +290,6 @@ def test_switched_off_no_trainer_is_redirected(source: Path, tmp_path: Path) -> 
         assert mount.metric("redirects") == 0
 
 
-@pytest.mark.both_modes
 def test_a_remount_keeps_scores_and_a_dead_manager_is_survived(source: Path, tmp_path: Path) -> None:
     one = lists()[0]
     with mounted(source, tmp_path, **OPTIONS) as mount, training(mount.point, 1, one) as trainer:
@@ -323,12 +320,11 @@ def test_the_ratio_can_be_fixed(source: Path, tmp_path: Path) -> None:
                 ratio.write_bytes(nonsense)
 
 
-@pytest.mark.both_modes
-@pytest.mark.both_bindings
-def test_the_kernel_looks_up_a_name_again_when_it_gets_a_stand_in(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("immutable", ["off", "on"])
+def test_the_kernel_looks_up_a_name_again_when_it_gets_a_stand_in(source: Path, tmp_path: Path, immutable: str) -> None:
     # The trainer looks every name up before there are hubs, with a TTL that never ends: without invalidation it would
     # be given the file itself for ever.
-    with mounted(source, tmp_path, ttl="inf", **OPTIONS) as mount:
+    with mounted(source, tmp_path, ttl="inf", immutable=immutable, **OPTIONS) as mount:
         for name in lists()[0]:
             (mount.point / name).stat()
         with training(mount.point, 1, lists()[0]) as trainer:

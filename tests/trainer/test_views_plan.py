@@ -28,8 +28,6 @@ from spiderfs.views.recipe import NO_VIEW, READY, Recipe
 sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
 from images import image_file, picture
 
-pytestmark = [pytest.mark.both_modes]
-
 PHOTOS = {f"{number % 3}/{number:02d}.jpg": image_file(image=picture(seed=number)) for number in range(36)}
 VIEWS = {name: make(content, READY["jpeg256"], 50_000_000) for name, content in PHOTOS.items()}
 
@@ -53,9 +51,13 @@ def source(tmp_path: Path) -> Path:
     return source
 
 
-@pytest.mark.parametrize("below", ["", ".spiderfs/views/jpeg256"])
-def test_a_planned_training_reads_views_that_were_made_once(source: Path, tmp_path: Path, below: str) -> None:
-    options = {} if below else {"view": "jpeg256"}
+# The kernel of an immutable mount is given the views before anybody reads them.
+@pytest.mark.parametrize(
+    ("below", "options"), [("", {"view": "jpeg256", "immutable": "on"}), (".spiderfs/views/jpeg256", {})]
+)
+def test_a_planned_training_reads_views_that_were_made_once(
+    source: Path, tmp_path: Path, below: str, options: dict[str, str]
+) -> None:
     with mounted(source, tmp_path / "m", source__latency_ms=5, **options) as mount:
         root = mount.point / below
         loader = DataLoader(Files(root), 6, shuffle=True, num_workers=2, collate_fn=list)

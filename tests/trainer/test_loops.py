@@ -37,13 +37,11 @@ class Outcome(NamedTuple):
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HookDaemon]:
-    # What was there before has not to be looked through by each collection: with torch, and with what a first training
-    # imports, that takes 0.3 s.
+    # What a first training imports has not to be looked through by each collection.
     alone("plain", Way.NOTHING)
     gc.freeze()
     with HookDaemon(tmp_path_factory.mktemp("mount")) as daemon:
         yield daemon
-    gc.unfreeze()
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from spiderfs.core.plans.unseen_draws import UNSEEN_AFTER_S
 
 pytestmark = [pytest.mark.opened_and_immutable]
 
-FILES, SIZE = 800, 4000
+FILES, SIZE = 400, 4000
 # Of what the loader had in hand when the daemon first heard of it, only opens that were seen count: two workers with
 # two batches each.
 IN_HAND = 2 * 2 * 8
@@ -111,7 +111,7 @@ def settled(mount: Mounted) -> None:
     known = [(0, 0), reads(mount)]
 
     def quiet() -> bool:
-        time.sleep(2.5 * UNSEEN_AFTER_S)
+        time.sleep(1.5 * UNSEEN_AFTER_S)
         known.append(reads(mount))
         return known[-1] == known[-2]
 
@@ -189,11 +189,11 @@ def test_a_manager_that_is_killed_hears_how_far_the_training_is(source: Path, tm
     with mounted(source, tmp_path / "m", source__latency_ms=5) as mount:
         mount.expect(r"manager .* ended \(signal 9\)", r" ended \(signal 9\)", "the process that pushes")
         with loading(mount, epochs=[None, None], step_s=0.05) as loader:
-            eventually(lambda: any(row["taken"] > 200 for row in mount.stats()["plans"]))
+            eventually(lambda: any(row["taken"] > FILES // 4 for row in mount.stats()["plans"]))
             killed = mount.manager()
             os.kill(killed, signal.SIGKILL)
             eventually(lambda: mount.manager() != killed, what="another manager")
-            eventually(lambda: any(row["taken"] > 200 for row in mount.stats()["plans"]), what="the plan again")
+            eventually(lambda: any(row["taken"] > FILES // 4 for row in mount.stats()["plans"]), what="the plan again")
             drawn = loader.epoch()
             eventually(lambda: plan(mount)["taken"] == FILES)
             assert plan(mount)["believed"]

@@ -31,6 +31,7 @@ from torch.utils.data import (
 
 import trainer_hook
 from spiderfs.protocol import Plan, Progress
+from trainer_hook.connection import client, session
 
 OF_THE_MODULE = np.random.default_rng(2)
 WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
@@ -122,7 +123,7 @@ KINDS: dict[str, tuple[Any, bool]] = {
         AHEAD,
     ),
     "distributed": (lambda: {"sampler": distributed()}, AHEAD),
-    "distributed, in order": (lambda: {"sampler": distributed(shuffle=False), **WORKERS}, AHEAD),
+    "distributed, in order": (lambda: {"sampler": distributed(shuffle=False)}, AHEAD),
     "a batch sampler": (lambda: {"batch_sampler": BatchSampler(RandomSampler(Indexed()), 5, True)}, UNKNOWN),
     "a batch sampler in order": (lambda: {"batch_sampler": BatchSampler(SequentialSampler(Indexed()), 5, True)}, AHEAD),
     "a batch sampler of one's own": (lambda: {"batch_sampler": Pairs()}, UNKNOWN),
@@ -137,6 +138,10 @@ KINDS: dict[str, tuple[Any, bool]] = {
 def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
     with HookDaemon(tmp_path) as daemon:
         yield daemon
+
+
+# Of what these draw, the epoch after the next is known too.
+REPEATING = ("with replacement", "more than all", "weighted, with a generator")
 
 
 def seed() -> None:
@@ -185,7 +190,7 @@ def last_plan(daemon: HookDaemon, begun: bool) -> tuple[int, int, list[int]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_and_generators_are_those_of_the_loader_without_a_plan(daemon: HookDaemon, kind: str) -> None:
     options, known = KINDS[kind]
-    expected = epochs(make(**options()), 5)
+    expected = epochs(make(**options()), 5 if kind in REPEATING else 4)
     orders = [[*itertools.chain.from_iterable(drawn)] for drawn, _ in expected]
 
     batches = make(**options())
@@ -204,15 +209,22 @@ def test_batches_and_generators_are_those_of_the_loader_without_a_plan(daemon: H
     foreseen = [(plan.epoch, plan.position, plan.order.tolist()) for plan in plans(daemon, False)]
     assert foreseen == [(epoch, 0, orders[epoch]) for epoch in range(1, 1 + len(foreseen))]
     assert type(batches) is DataLoader
-    assert epochs(make(**options()), 5) == expected
+    assert epochs(make(**options()), 2) == expected[:2]
     del batches
     gc.collect()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_daemon_hears_how_far_the_loader_and_the_loop_are(daemon: HookDaemon, kind: str) -> None:
+def test_the_daemon_hears_how_far_the_loader_and_the_loop_are(
+    daemon: HookDaemon, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options, _ = KINDS[kind]
     batches = make(**options())
+    if not batches.num_workers:
+        # This test waits after each batch. With workers, the hook would often be asked just while it takes one batch
+        # and dispatches another.
+        monkeypatch.setattr(session, "PROGRESS_EVERY_S", 0.002)
+        monkeypatch.setattr(client, "COLLECT_MS", 2)
     seed()
     with trainer_hook.plan(daemon.mount, batches):
         for epoch in range(2):

@@ -59,7 +59,7 @@ QUEUE_BATCHES = 64
 _RECEIVE_BYTES = 1 << 18
 # The sending thread looks for batches every so many milliseconds. When each batch woke it up, the training waited 0.3
 # ms for the interpreter's lock, because the thread took the lock to encode the batch at once.
-_COLLECT_MS = 50
+COLLECT_MS = 50
 
 
 class _Answer:
@@ -327,7 +327,7 @@ class Client:
             if not unsent and not self._leaving:
                 unsent = memoryview(self._next_frame())
             poll.register(stream, select.POLLIN | (select.POLLOUT if unsent else 0))
-            for fd, event in poll.poll(_COLLECT_MS):
+            for fd, event in poll.poll(COLLECT_MS):
                 if fd == wake:
                     os.eventfd_read(wake)
                 elif event & (select.POLLIN | select.POLLHUP | select.POLLERR):

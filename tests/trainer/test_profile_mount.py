@@ -1,4 +1,4 @@
-"""`spiderfs profile` of a real mount and a real loader, in both modes."""
+"""`spiderfs profile` of a real mount and a real loader."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_ctrl_c_while_the_loader_imports_what_it_needs(tmp_path: Path) -> None:
         assert not is_running(loader)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     source = tmp_path / "source"
     source.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +44,11 @@ class Indexed(Dataset[int]):
 
 
 def features(index: int) -> Tensor:
+    return _features(index).clone()
+
+
+@functools.cache
+def _features(index: int) -> Tensor:
     generator = torch.Generator().manual_seed(index)
     return nn.functional.normalize(torch.randn(WIDTH, generator=generator), dim=0)
 

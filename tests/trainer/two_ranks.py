@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
+import signal
 import warnings
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -21,21 +25,35 @@ def in_two_ranks(train: Callable[[int, str], None], mount: Path) -> set[int | No
 def in_processes(train: Callable[[int, str], None], mount: Path, count: int) -> set[int | None]:
     """Run `train(number, mount)` in so many processes; returns their pids.
 
-    It must be a function of a module, for the processes import that.
+    It must be a function of a module. One process imports that module and forks the others, so they share its imports.
     """
     # Not fork: a test's process has threads.
     context = multiprocessing.get_context("forkserver")
-    ranks = [context.Process(target=train, args=(rank, str(mount))) for rank in range(count)]
-    for process in ranks:
-        process.start()
+    pids, told = context.Pipe(duplex=False)
+    first = context.Process(target=_fork_all, args=(told, train, str(mount), count))
+    first.start()
     try:
-        for process in ranks:
-            process.join(PATIENCE_S)
-            assert process.exitcode == 0
+        first.join(PATIENCE_S)
+        assert first.exitcode == 0
+        return set(pids.recv())
     finally:
-        for process in ranks:
-            process.kill()
-    return {process.pid for process in ranks}
+        assert first.pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(first.pid, signal.SIGKILL)
+        first.kill()
+        first.join()
+
+
+def _fork_all(told: Connection, train: Callable[[int, str], None], mount: str, count: int) -> None:
+    os.setpgid(0, 0)
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=train, args=(number, mount)) for number in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    told.send([process.pid for process in processes])
+    assert [process.exitcode for process in processes] == [0] * count
 
 
 def join_two_ranks(rank: int, mount: str) -> None:

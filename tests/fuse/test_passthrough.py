@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import shutil
@@ -16,7 +15,7 @@ from random import Random
 import pytest
 from mounting import PATIENCE_S, Mounted, detach, ending, eventually, mounted
 from ordinary_user import UID, let_everybody_in, run_as_ordinary_user
-from reading import readers, together, write_files
+from reading import cached_pages, readers, together, write_files
 
 from spiderfs.shared.layout import BLOCKS_DIRECTORY, CacheLayout
 
@@ -194,14 +193,6 @@ def test_the_pages_of_the_first_reading_are_not_kept_beside_those_of_the_cache(m
         assert os.pread(passing, BYTES, 0) == content
         assert cached_pages(passing) == 0
     assert before * mmap.PAGESIZE >= BYTES
-
-
-def cached_pages(fd: int) -> int:
-    """How many pages of the file itself the kernel has; cachestat(2)."""
-    found = (ctypes.c_uint64 * 5)()
-    number = 451  # on every architecture; struct cachestat_range is offset and length, 0: to the end
-    assert ctypes.CDLL(None).syscall(number, fd, (ctypes.c_uint64 * 2)(0, 0), found, 0) == 0
-    return int(found[0])
 
 
 def test_a_killed_worker_is_not_noticed(mount: Mounted) -> None:

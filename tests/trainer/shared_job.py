@@ -1,13 +1,15 @@
 """A job with `share`, in a process of its own.
 
 It reads every file of the mount in each epoch, through two loader workers, and says after each epoch which numbers it
-has found in the files, in order. It says first how many files there are, and begins when it is told to.
+has found in the files, in order. It says first how many files there are, and begins when it is told to. However busy
+the machine is, the jobs stay side by side: now and then each waits for the others.
 """
 
 from __future__ import annotations
 
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import torch
@@ -16,6 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 from trainer_hook import plan
 
 BATCH = 4
+# After so many batches a job waits for the others.
+TOGETHER = 25
 
 
 class Files(Dataset[int]):
@@ -34,7 +38,7 @@ class Files(Dataset[int]):
         return number
 
 
-def main(connection: Connection, root: Path, seed: int, epochs: int, step_ms: int) -> None:
+def main(connection: Connection, root: Path, seed: int, epochs: int, step_ms: int, meeting: Barrier) -> None:
     torch.set_num_threads(1)
     files = Files(root)
     generator = torch.Generator().manual_seed(seed)
@@ -44,7 +48,9 @@ def main(connection: Connection, root: Path, seed: int, epochs: int, step_ms: in
         connection.recv()
         for _ in range(epochs):
             found: list[int] = []
-            for batch in loader:
+            for number, batch in enumerate(loader):
+                if number % TOGETHER == 0:
+                    meeting.wait()
                 found += batch.tolist()
                 time.sleep(step_ms / 1000)
             connection.send(found)

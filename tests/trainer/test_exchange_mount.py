@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -36,8 +37,9 @@ def source(tmp_path: Path) -> Path:
 @contextlib.contextmanager
 def jobs(mount: Mounted, count: int, step_ms: int = 5) -> Iterator[list[TrainingProcess]]:
     with contextlib.ExitStack() as stack:
+        meeting = multiprocessing.get_context("forkserver").Barrier(count)
         running = [
-            stack.enter_context(training_process(shared_job.main, mount.point, seed, EPOCHS, step_ms))
+            stack.enter_context(training_process(shared_job.main, mount.point, seed, EPOCHS, step_ms, meeting))
             for seed in range(count)
         ]
         for job in running:

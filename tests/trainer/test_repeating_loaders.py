@@ -83,10 +83,13 @@ def test_each_epoch_is_planned_that_begins_after_the_call(
     unknown = {0} if workers and kind not in LATE else set()
     drawn = {}
     for epoch in range(4):
-        drawn[epoch] = torch.cat([indices for _, indices in batches]).tolist()
-        if epoch or not unknown:
-            # A plan that waits to be sent gives way to the next one.
-            until(lambda number=epoch: any(said.begun and said.epoch == number for _, said in daemon.sink.plans))
+        taken = []
+        for _, indices in batches:
+            taken.append(indices)
+            if epoch or not unknown:
+                # A plan that waits to be sent gives way to the next one, which is made before the last batch is taken.
+                until(lambda number=epoch: any(said.begun and said.epoch == number for _, said in daemon.sink.plans))
+        drawn[epoch] = torch.cat(taken).tolist()
     planning.close()
     plans = [said for _, said in daemon.sink.plans if len(said.order)]
     begun = {said.epoch: said.order.tolist() for said in plans if said.begun}

@@ -3,8 +3,8 @@
 In opened mode the kernel asks the mount for each open; in immutable mode (`-o immutable`) it does not. A module or test
 marked `both_bindings` runs once over each binding, in opened mode. One marked `opened_and_immutable` runs once more in
 immutable mode, over the kernel's own protocol. Of such a module, tests marked `kernel_binding` run over the kernel's
-own protocol and in opened mode alone; tests marked `not_immutable` do not run in immutable mode. The marker says why. Single
-parameters of a test can be marked so too. Nothing runs over pyfuse3 again only to have more workers.
+own protocol and in opened mode alone; tests marked `not_immutable` do not run in immutable mode. The marker says why.
+Single parameters of a test can be marked so too. Nothing runs over pyfuse3 again only to have more workers.
 
 CONTRIBUTING.md names the few modules that are marked as a whole.
 """

@@ -30,7 +30,7 @@ SIZE = 300_000
 OPTIONS: dict[str, Any] = {"immutable": "on", "dir_ttl": "1h"}
 # A call that waits for nothing takes milliseconds; two busy cores, and a process that was killed, add seconds.
 QUICK_S = 10.0
-STRESS_S = 8.0
+STRESS_S = 3.0
 KILLED = ("ended", "starts again", "ended: another one starts", "took away what a crash had left")
 _ALL = re.compile(r"ahead +(\d+) under way, \1 at a time")
 _UMOUNT2 = "import ctypes, os, sys; sys.exit(ctypes.CDLL(None).umount2(os.fsencode(sys.argv[1]), 8))"
@@ -93,12 +93,13 @@ def test_readers_of_cached_files_go_on_whoever_is_killed(source: Path, tmp_path:
 
 def test_a_stopped_pusher_is_replaced_and_one_that_waits_for_the_source_is_not(source: Path, tmp_path: Path) -> None:
     soon = "from spiderfs.daemon.caching import push_ahead, pusher; pusher.ASK_S = push_ahead._LOST_S = 0.5"
-    with mounted(source, tmp_path / "m", **OPTIONS, source__timeout_s=2, first=soon, allowed=["does nothing"]) as mount:
+    options = {**OPTIONS, "source.timeout_s": 0.5, "first": soon, "allowed": ["does nothing"]}
+    with mounted(source, tmp_path / "m", **options) as mount:
         assert len(list(mount.point.glob("*/*"))) == len(CACHED) + len(HANGING), "their names are known"
         with planned(mount, HANGING, lambda: mount.change("source.hang", 1)):
             first = pusher(mount)
             # Several times as long as it may owe an answer.
-            time.sleep(8)
+            time.sleep(3)
             assert (pusher(mount), mount.logged("does nothing")) == (first, [])
             os.kill(first, signal.SIGSTOP)
             eventually(lambda: pusher(mount) != first, what="another pusher")

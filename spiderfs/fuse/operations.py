@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class Operations:
     """One method for each kind of request; `handlers` is the table of them.
 
-    A method is given the inode, what came with the request, who asks, and the kernel's number of the request.
+    A method gets the inode, the request's body, the caller, and the kernel's number of the request.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ CHANGES = (
 
 
 def _sized(value: bytes, size: int) -> bytes:
-    """The answer to who asks for an attribute of up to `size` bytes, or with 0 how many there are."""
+    """The answer to a caller that takes up to `size` bytes of an attribute; with 0 it asks for the length."""
     if size == 0:
         return wire.GETXATTR_OUT.pack(len(value))
     if len(value) > size:

@@ -1,4 +1,4 @@
-"""Which files the kernel reads by itself, out of the plain file that the store has of them (FUSE passthrough).
+"""Files that the kernel reads by itself, from the plain file that the store has of each (FUSE passthrough).
 
 The kernel demands (fs/fuse/iomode.c of Linux 6.9 and later) that at any time either all handles of an inode are cached
 ones, or all of them read from one and the same registered file; an open that is answered otherwise fails with EIO. So

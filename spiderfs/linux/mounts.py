@@ -193,7 +193,7 @@ def check_mountable(path: str | Path) -> None:
 
 
 def mount(path: str | Path, source: str, allow_other: bool, programs_run: bool, immutable: bool = False) -> int:
-    """Mount at this path and return the descriptor from which the kernel's requests are read.
+    """Mount at this path and return the descriptor that gives the kernel's requests.
 
     `source` is the name that the mount table shows; `programs_run` says whether programs in the mount may be run, and
     `immutable` whether the kernel opens files without asking the daemon.
@@ -253,7 +253,7 @@ def unmount_or_detach(path: Path) -> None:
 
 
 def open_abort(path: str | Path) -> int | None:
-    """A descriptor by which `abort` ends the FUSE connection of the mount at this path; None if this user gets none.
+    """A descriptor with which `abort` ends the FUSE connection of the mount here; None if this user gets none.
 
     The descriptor always means this connection, even when a later one has the same number, and it does not keep the
     mount in use.

@@ -80,7 +80,7 @@ def default_view_workers() -> int:
 
 
 class OptionRow(NamedTuple):
-    """One option as a person sees it; `value` is written in the form in which `-o` takes it."""
+    """One option as a person sees it; `value` is in the form that `-o` takes."""
 
     name: str
     value: str

@@ -66,7 +66,7 @@ class RunLayout:
         return self.directory / f"{handle:x}-{uid}.text"
 
     def found_snapshot(self, handle: int) -> Path | None:
-        """The same file, for who does not know which user has opened it; None if there is none."""
+        """The same file, whichever user has opened it; None if there is none."""
         return next(self.directory.glob(f"{handle:x}-*.text"), None)
 
     def unfinished_snapshot(self, handle: int, uid: int, worker: int) -> Path:

@@ -1,7 +1,7 @@
 """Bytes that belong to a look-up or an open and not to the store: memory that all workers share.
 
-READ, and the open that follows a look-up, may come to another worker than the one that has read the file, when the
-source has another version by then. So the bytes of each open of a provisional version are kept here, by its handle,
+READ, and the open that follows a look-up, may come to another worker than the one that has read the file; the source
+may have another version by then. So the bytes of each open of a provisional version are kept here, by its handle,
 until it is closed or newer ones take the room.
 
 **Opens that are made again.** The kernel answers an open that gets ESTALE by two look-ups of the name and another open,
@@ -31,7 +31,7 @@ _HANDLE_BITS = 62
 # Keys: handle and block, of bytes; a thread, of when its open has failed; a thread and an inode, of what it has read.
 _KEY, _THREAD, _READ = struct.Struct("<QI"), struct.Struct("<Q"), struct.Struct("<QQ")
 _FAILED_AT = struct.Struct("<d")
-# The handle of what was read, when, and which request has used it: 0 for none yet.
+# The handle of what was read, the time, and the request that has used it: 0 for none yet.
 _NOTE = struct.Struct("<QdQ")
 # Used by a request whose number is not known.
 _SOME_REQUEST = 1
@@ -77,7 +77,7 @@ class Brought:
         self._records.put(_THREAD.pack(thread), _FAILED_AT.pack(0.0))
 
     def remember_read(self, thread: int, inode: int, handle: int, request: int = 0) -> None:
-        """Note that a look-up of the thread has read this version, and under which handle its bytes are kept."""
+        """Note that a look-up of the thread has read this version, and the handle of the bytes that it has read."""
         self._records.put(_READ.pack(thread, inode), _NOTE.pack(handle, time.monotonic(), request))
 
     def has_unused_read(self, thread: int, inode: int) -> bool:
@@ -88,7 +88,7 @@ class Brought:
     def take(self, caller: Caller, inode: int, instead: int = 0) -> int | None:
         """The handle of what a look-up of the thread has read of this version, for one open.
 
-        `instead`: the handle under which this open has read the version, for who is asked for the same open again.
+        `instead`: the handle of what this open has read of the version, in case another worker gets the same open.
         """
         noted, request = self._noted(caller.pid, inode), caller.request or _SOME_REQUEST
         if noted is None or noted[1] not in (0, caller.request):

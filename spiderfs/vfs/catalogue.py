@@ -47,7 +47,7 @@ TABLES = ("inode", "dentry", "listing", "facts", "redirect", "gone", "form")
 ROOT_INODE = 1
 # Lower inodes belong to the root and to control files.
 FIRST_INODE = 1 << 16
-# Set in the number under which the kernel is told of a provisional version (`provisional_files.py`).
+# Set in the number by which the kernel knows a provisional version (`provisional_files.py`).
 PROVISIONAL = 1 << 63
 
 _HASH_MASK = (1 << 63) - 1

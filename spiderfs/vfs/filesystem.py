@@ -98,7 +98,7 @@ class Filesystem:
         self._now = clock
         self._scattered = scattered
         self.settings = settings
-        # Of directories: when the listing was made that the kernel may have kept.
+        # By directory: when the listing was made that the kernel may have kept.
         self._listings_kept: dict[int, float] = {}
         self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(clock() * 1e9)
@@ -168,7 +168,7 @@ class Filesystem:
         return _no_entry(FOREVER_S) if dentry is None else self._entry(dentry, FOREVER_S)
 
     def _views(self) -> Entry:
-        # Their mode and owner, by which the kernel may have to let readers pass, are those of the root.
+        # Mode and owner are those of the root: the kernel may let readers pass by them.
         return Entry(self._attributes(VIEWS_INODE, self._catalogue.node(VIEWS_INODE).stat, FOREVER_S), FOREVER_S)
 
     def _left_s(self, name: Dentry) -> float:
@@ -332,7 +332,7 @@ class Filesystem:
             return Opened(await self._control.open(inode, flags, caller.uid), direct_io=True)
         if flags & _WRITING:
             raise ReadOnly("spiderfs is read-only")
-        # Asked now: what another worker was asked, too, must not undo what has been noted since.
+        # Asked now: another worker may be asked the same, and must not undo what has been noted since.
         once_more = self._brought.opens_again(caller.pid)
         try:
             node = self._catalogue.node(inode)

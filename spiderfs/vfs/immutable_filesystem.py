@@ -56,7 +56,7 @@ class ImmutableFilesystem(Filesystem):
         # Attributes of the directories that are no names of the source.
         self._fixed: dict[int, SourceStat] = {}
         self._reported: set[int] = set()
-        # Of the inode and the thread of a first READ that has just failed: when, and with which error.
+        # First READs that have just failed, by inode and thread: when, and with which error.
         self._failed: dict[tuple[int, int], tuple[float, type[SourceUnavailable], str]] = {}
 
     # -- names and attributes

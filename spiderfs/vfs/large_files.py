@@ -114,7 +114,7 @@ class LargeFiles:
         self._events = events
         self._counters = supply.counters
         self._now = clock
-        # Of files that the kernel reads by itself: when the policies were last told so, and up to which block.
+        # For files that the kernel reads by itself: when the policies were last told so, and up to which block.
         self._passed: dict[int, tuple[float, int]] = {}
 
     # -- opening

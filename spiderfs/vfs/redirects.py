@@ -50,7 +50,7 @@ _DEPTH = 32
 
 
 def redirect_row(course_number: int, wanted: int, stand_in: int | None) -> Row:
-    """The row by which the readers of a course get `stand_in` for `wanted`; None deletes the row."""
+    """The row that gives the readers of a course `stand_in` for `wanted`; None deletes the row."""
     return TABLE, _KEY.pack(wanted, course_number), None if stand_in is None else _INODE.pack(stand_in)
 
 

@@ -142,7 +142,7 @@ def directories_to_pass(
     """The directories that a reader must be allowed to pass before it is given a stand-in; None: it may not read that.
 
     A reader gets no stand-in that it could not open by the stand-in's own `path`. It has asked for a file in the
-    directory `passed`, and so was let through that one.
+    directory `passed`, so the kernel has let it through that one.
     """
     if not ownership.may_read(who, stand_in):
         return None

@@ -33,7 +33,7 @@ class ShownViews:
         )
 
     def request(self, node: Node) -> tuple[int, bool]:
-        """The length by which a view is asked for (`views/source.py`), and whether that is exactly its length."""
+        """The length to ask for a view (`views/source.py`), and whether the view has exactly that length."""
         if node.stat.original_size is None:
             return unknown_length(self._longest_bytes), False
         return node.stat.size, True

@@ -71,7 +71,7 @@ class Snapshots:
 
     def remember(self, handle: int, text: bytes) -> None:
         """Remember a text that the disk had no room for, in place of the oldest one."""
-        # The release of that one may have gone to another worker.
+        # Another worker may have got the release of the oldest one.
         while len(self._unwritten) >= _UNWRITTEN_MOST:
             del self._unwritten[next(iter(self._unwritten))]
         self._unwritten[handle] = text

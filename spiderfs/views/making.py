@@ -106,7 +106,7 @@ def _is_deep(image: Image.Image) -> bool:
 
 
 def _exif_orientation(image: Image.Image) -> Any:
-    """The orientation in the EXIF data; None if it has another type than SHORT, by which some readers do not go."""
+    """The orientation in the EXIF data; None if its type is not SHORT, because some readers then ignore it."""
     exif, content = Image.Exif(), image.info.get("exif", b"")
     exif.load(content)
     orientation = exif.get(_ORIENTATION, _UPRIGHT)

@@ -53,7 +53,7 @@ class Starved(MakerLost):
 class MakerPool:
     """At most `makers` processes that make views of originals of at most `longest_bytes`, and views no longer.
 
-    There may be as many again whose images take more than a moment.
+    Images that take more than a moment may occupy as many processes again.
     """
 
     def __init__(self, makers: int, longest_bytes: int, most_pixels: int, patience_s: float = PATIENCE_S) -> None:

@@ -80,7 +80,7 @@ READY: Mapping[str, Recipe] = {
     "png256": Recipe("png", 256),
     "npy256": Recipe("npy", 256),
 }
-"""Recipes for the usual cases: the resize before a crop of 224 or 448 pixels. Who writes no recipe has these."""
+"""Recipes for the usual cases: the resize before a crop of 224 or 448 pixels. Every mount has these."""
 
 
 def parse_recipes(value: object) -> dict[str, Recipe]:

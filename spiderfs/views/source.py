@@ -20,7 +20,7 @@ _LENGTH = "its view would have as many bytes as the file, or more than sample_ma
 
 
 def unknown_length(longest_bytes: int) -> int:
-    """How many bytes a reader asks for who does not know how long a view is: more than any file with a view has."""
+    """The length that a reader asks for if it does not know a view's length: more than any file with a view has."""
     return longest_bytes + 1
 
 

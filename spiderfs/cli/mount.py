@@ -61,10 +61,7 @@ def start(
     foreground: bool = False,
     fake: bool = False,
 ) -> int:
-    """Mount, and return the exit status once the mount can be read; with `foreground`, once the mount has ended.
-
-    `fake` checks the options and mounts nothing.
-    """
+    """Mount (`fake`: check the options), and return the exit status; with `foreground`, once the mount has ended."""
     from spiderfs.linux.mounts import check_fuse_available
     from spiderfs.options.model import Options
     from spiderfs.options.paths import capacity_remark

@@ -136,20 +136,6 @@ class Stores:
         self._forking = False
 
 
-class Cached:
-    """The cached files of a mount, as a client sees them; implements `rules.Cached`."""
-
-    def __init__(self, content: ContentReader, fetches: FetchLock) -> None:
-        self._content = content
-        self._fetches = fetches
-
-    def stored(self, inode: int) -> bool:
-        return self._content.has(inode)
-
-    def under_way(self, inode: int) -> bool:
-        return self._fetches.held(ContentKey(inode))
-
-
 STORES = Stores()
 _ABANDONED: list[Store] = []
 
@@ -171,7 +157,6 @@ class Cache:
         self._catalogue = Catalogue(self._store.records)
         self._redirects = Redirects(self._store.records, PendingReads())
         self._fetches = FetchLock(layout.run.fetch_lock)
-        self._cached = Cached(self._store.content, self._fetches)
         self._trainers = layout.run.trainers
         self._directories: dict[bytes, Directory] = {}
         self._lost = 0
@@ -229,6 +214,14 @@ class Cache:
         except (OSError, ValueError) as exc:
             raise Gone("the manager's files are not there") from exc
 
+    # -- what is cached, for `Redirects` (`rules.Cached`)
+
+    def stored(self, key: ContentKey) -> bool:
+        return self._store.content.has(key.inode)
+
+    def under_way(self, key: ContentKey) -> bool:
+        return self._fetches.held(key)
+
     # -- the way of a read
 
     def serve(self, path: bytes) -> bytes | None:
@@ -239,10 +232,7 @@ class Cache:
         return self._looked_up(self._serve, path)
 
     def kept(self, inode: int) -> bytes | None:
-        """The bytes that lie under an inode, for a caller who knows what they are; None if there are none.
-
-        Raises StoreDamaged for a record that fails its checksum, and Gone.
-        """
+        """The bytes that lie under an inode, if there are any; raises as `serve`."""
         return self._looked_up(self._store.content.copy, inode)
 
     def _looked_up(self, look_up: Callable[[_What], bytes | None], what: _What) -> bytes | None:
@@ -288,7 +278,7 @@ class Cache:
         if reader is None:
             return dentry.inode, dentry.stat, 0
         if self._redirects.active and not self._terms.pushes_ahead:
-            stand_in = self._redirects.stand_in(dentry.inode, reader, self._cached, self._settings)
+            stand_in = self._redirects.stand_in(dentry.inode, reader, self, self._settings)
             node = None if stand_in is None else self._openable(stand_in, directory, now)
             if node is not None:
                 return node.inode, node.stat, reader.number

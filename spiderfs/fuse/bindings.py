@@ -82,10 +82,7 @@ class KernelBinding:
 def mount(
     binding: str, at: Path, source: str, allow_other: bool, programs_run: bool, immutable: bool = False
 ) -> Kernel:
-    """Mount, and answer the kernel's first question (INIT); raises MountError.
-
-    `immutable`: whether the kernel is to open files without asking (`immutable_operations.py`).
-    """
+    """Mount, and answer INIT; `immutable`: the kernel is to open files without asking. Raises MountError."""
     speak = BINDINGS[binding]()
     return speak(session.mount(at, source, allow_other, programs_run, immutable))
 

@@ -23,10 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Operations:
-    """One method for each kind of request; `handlers` is the table of them.
-
-    A method gets the inode, the request's body, the caller, and the kernel's number of the request.
-    """
+    """A method for each kind of request: it gets inode, body, caller, and the kernel's number of the request."""
 
     def __init__(
         self,

@@ -10,10 +10,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def memory_bytes(own_group: Path = Path("/proc/self/cgroup"), groups: Path = _GROUPS) -> int:
-    """The memory of the machine, or the least limit of this process's control groups if that is less (cgroups(7)).
-
-    Limits of version 2 of control groups are looked at alone.
-    """
+    """The memory of the machine, or the least limit of this process's control groups of version 2 (cgroups(7))."""
     least = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError):
         named = [line[3:] for line in own_group.read_text().splitlines() if line.startswith("0::")]

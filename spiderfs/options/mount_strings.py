@@ -43,10 +43,7 @@ def split_options(string: str) -> list[str]:
 
 
 def options_in(strings: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """The name and the value of every option that is meant for spiderfs; the value is None if there is no `=`.
-
-    Raises ConfigError for an option of mount(8) that spiderfs refuses.
-    """
+    """Name and value (None without `=`) of each option for spiderfs; raises ConfigError for one that it refuses."""
     for option in (option for string in strings for option in split_options(string)):
         name, equals, value = (part.strip() for part in option.partition("="))
         if name in REFUSED_OPTIONS:

@@ -97,10 +97,7 @@ def index_bytes(header: bytes) -> int:
 
 
 def read_index(package: bytes, package_bytes: int, key: bytes) -> Index:
-    """The index of a package that has `package_bytes` bytes; `package` holds at least its header and index.
-
-    Raises StoreDamaged, also if the package was sealed with another key.
-    """
+    """The index of a package; `package` holds at least header and index. Raises StoreDamaged, also for another key."""
     length = index_bytes(package)
     _, _, count, _, _, seal = _HEADER.unpack_from(package)
     header = package[: HEADER_BYTES - _SEAL_BYTES] + bytes(_SEAL_BYTES)

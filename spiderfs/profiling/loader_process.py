@@ -63,10 +63,7 @@ class LoaderProcess:
         self._interrupt = signal.SIGINT
 
     def open(self, mount: PrivateMount) -> Loader:
-        """The loader of what this mount shows; those that were opened before cannot be asked any more.
-
-        Raises UsageError, as the methods of Loader do, with what is wrong with it.
-        """
+        """The loader of what this mount shows, in place of those that were opened before; raises UsageError."""
         return Loader(self, mount, LoaderFacts(**self.ask(directory=os.fspath(mount.root))))
 
     def ask(self, **question: Any) -> dict[str, Any]:

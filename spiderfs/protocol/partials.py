@@ -57,9 +57,6 @@ def read_sealed(fd: int, size: int) -> bytes:
 
 
 def partial_inode(store: str, version: int, generation: int) -> int:
-    """The inode of one generation of a partial sample; `version` is the inode of the sample that it is made of.
-
-    `store` names the transforms and the seed that made it.
-    """
+    """The inode of one generation of a partial sample, by the sample's own (`version`) and the name of its store."""
     digest = hashlib.blake2b(f"{store} {version} {generation}".encode(), digest_size=8).digest()
     return FIRST_PARTIAL | int.from_bytes(digest, "little")

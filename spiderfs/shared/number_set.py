@@ -7,10 +7,7 @@ from collections.abc import Iterable
 
 
 class SharedNumbers:
-    """Numbers from 1 on, each in the slot that it has modulo `slots`: of two in one slot, only the later one is known.
-
-    Make it before the processes are forked.
-    """
+    """Numbers from 1 on; of two that are equal modulo `slots` the later is known. Make it before any fork."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots

@@ -179,10 +179,7 @@ def _damaged(reason: str) -> UsageError:
 
 
 def chosen_settings(radii: str | None, neighbours: int | None) -> list[ScorerOptions]:
-    """The settings to score anew with; none of them if the recorded scores are to be used.
-
-    Raises UsageError if `radii` is not a list of radii.
-    """
+    """The settings to score anew with; none for the recorded scores. Raises UsageError if `radii` are no radii."""
     if radii is None and neighbours is None:
         return []
     settings = []

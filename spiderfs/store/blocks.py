@@ -88,10 +88,7 @@ class BlockFiles:
             return b""
 
     def forget(self, inode: int) -> None:
-        """Close the file that is kept open for this inode.
-
-        The next read then opens it by its path: another file may be there by now.
-        """
+        """Close the file that is kept open for this inode: another one may have its name by now."""
         fd = self._open.pop(inode, None)
         if fd is not None:
             os.close(fd)

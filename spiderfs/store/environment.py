@@ -135,10 +135,7 @@ def boot_id() -> str:
 
 
 def claim(directory: Path) -> str | None:
-    """Prepare `directory` for use and mark it as in use; returns why the old store had to be wiped, if it had.
-
-    The caller holds the cache directory's lock.
-    """
+    """Mark the directory, which the caller has locked, as in use; returns why the old store was wiped, if it was."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     marker = directory / IN_USE_FILE
     reason = None

@@ -332,10 +332,7 @@ class TraceWriter:
 
 
 class Given(NamedTuple):
-    """The sample or block that a reader got, its bytes, whether the engine heard of it, and if so, how.
-
-    `unseen`: the engine heard of it by `read_unseen`.
-    """
+    """What a reader got, its bytes, and whether the engine heard of it; `unseen`: by `read_unseen`."""
 
     key: Key
     size: int
@@ -485,10 +482,7 @@ class Trace:
         return Lost((key, block) if block else key)
 
     def _numbers(self) -> NDArray[np.float64]:
-        """The 8 bytes of the field `size` of every record, read as a float64.
-
-        Only records of the kinds that store a float there have a meaningful value.
-        """
+        """The field `size` of every record read as a float64, which is what it holds in records of some kinds."""
         return self.records["size"].copy().view("<f8")
 
     def _batch_at(self, head: int) -> TracedBatch | None:

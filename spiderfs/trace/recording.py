@@ -39,10 +39,7 @@ class Recording(TraceWriter):
 
 
 def noted_in(recording: Recording | None, number_of: Callable[[str], int] = int) -> Callable[[Hint], None]:
-    """A function that records hints as of now, or does nothing without a recording.
-
-    `number_of` a course is its number.
-    """
+    """A function that records hints as of now, if there is a recording; `number_of` a course is its number."""
     if recording is None:
         return lambda hint: None
     return lambda hint: recording.hint(steady_clock.now(), hint, number_of)

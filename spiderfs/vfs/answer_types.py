@@ -36,10 +36,7 @@ class Attributes(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """The answer to a look-up of a name, which the kernel may believe for `timeout_s`.
-
-    Inode 0 says that the name does not exist.
-    """
+    """The answer to a look-up; the kernel may believe it for `timeout_s`. Inode 0: the name does not exist."""
 
     attributes: Attributes
     timeout_s: float
@@ -61,10 +58,7 @@ class Opened(NamedTuple):
 
 
 class OpenedDirectory(NamedTuple):
-    """The answer to an opendir.
-
-    `keeps`: the kernel is to keep the listing that it reads. `kept`: the kernel may use the listing that it has.
-    """
+    """The answer to an opendir; the kernel is to keep the listing (`keeps`), and may use the one it has (`kept`)."""
 
     handle: int
     keeps: bool

@@ -270,10 +270,7 @@ class ImmutableControl(Control):
         return ControlAttributes(inode, found.mode, self._snapshots.size(_handle(inode)) or 0)
 
     async def begin_reading(self, inode: int, uid: int) -> ControlAttributes:
-        """The attributes for somebody who reads, with the size of the text; the first read makes the snapshot.
-
-        Raises Busy while there is no manager.
-        """
+        """The attributes with the size of the text; the first read makes the snapshot. Raises Busy."""
         handle = _handle(inode)
         if _index(handle) == _LOG:
             # What was logged before can be read without a manager.

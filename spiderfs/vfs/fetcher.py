@@ -360,10 +360,7 @@ class Fetcher:
         return fetched
 
     def _landed_by_another(self, key: ContentKey) -> Fetched | None:
-        """The record, if another process has put it into the store. Raises StoreCorrupt.
-
-        Failures are not counted: the caller has met and counted them before.
-        """
+        """The record, if another process has stored it; failures were counted before. Raises StoreCorrupt."""
         # A read transaction that another task has open may be too old to show the record.
         self._content.end_read()
         try:

@@ -81,10 +81,7 @@ class Filesystem:
         clock: Callable[[], float] = steady_clock.now,
         scattered: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`brought`: the fetcher has the same. `scattered`: whether other processes may know names unknown here.
-
-        `settings` may be replaced at any time.
-        """
+        """`brought`: the fetcher has the same. `scattered`: whether other processes may know names unknown here."""
         self._catalogue = supply.catalogue
         self._client = supply.client
         self._flights = SingleFlight(supply.client.timeouts)
@@ -97,7 +94,7 @@ class Filesystem:
         self._counters = supply.counters
         self._now = clock
         self._scattered = scattered
-        self.settings = settings
+        self.settings = settings  # replaced as a whole when an option changes
         # By directory: when the listing was made that the kernel may have kept.
         self._listings_kept: dict[int, float] = {}
         self._statvfs: os.statvfs_result | None = None

@@ -43,10 +43,7 @@ _FILES = 1024
 
 
 class ReadAhead:
-    """For a reader that reads blocks in order, fetches the next ones in parallel.
-
-    Sequential readers are recognised by file: several readers in one file share one window.
-    """
+    """Fetches the next blocks for a reader in order; several readers in one file share one window."""
 
     def __init__(self, nursery: trio.Nursery, fetcher: Fetcher, counters: Counters, depth_blocks: int) -> None:
         self._nursery = nursery

@@ -90,10 +90,7 @@ class OnDemand:
         return dentry._replace(stat=(await self.sized(self._catalogue.node(dentry.inode))).stat)
 
     async def sized_ahead(self, dentry: Dentry) -> tuple[Node, Fetched] | None:
-        """The file that a name means with its size, and what was fetched for that; None if the size is known.
-
-        No reader waits, and none opens the file next.
-        """
+        """The same for no reader: the file with its size, and what was fetched for that; None if it was known."""
         if self._views is None or not self.is_unsized(dentry):
             return None
         node = self._catalogue.node(dentry.inode)

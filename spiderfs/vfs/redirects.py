@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 
 from spiderfs.linux.process_table import Status, is_our_own, session_of, started_at, status_of
 from spiderfs.shared.attached_trainers import Attached
-from spiderfs.store.store import Records, Row
+from spiderfs.store.store import ContentKey, Records, Row
 from spiderfs.vfs.rules import Cached, Credentials, Settings, is_at_hand
 
 TABLE = "redirect"
@@ -116,10 +116,7 @@ class PendingReads:
         self._SLOT.pack_into(self._map, self._at(thread), thread, wanted, given, now)
 
     def look(self, thread: int, since: float) -> tuple[int, int] | None:
-        """The thread's note, which stays: the inode that it had asked for, and the one that it was given.
-
-        None if it has none, or one from before `since`.
-        """
+        """The thread's note, which stays: what it asked for, and what it was given; None if from before `since`."""
         noted, wanted, given, when = self._SLOT.unpack_from(self._map, self._at(thread))
         return (int(wanted), int(given)) if noted == thread and when >= since else None
 
@@ -268,7 +265,7 @@ class Redirects:
     def stand_in(self, wanted: int, trainer: Attached, cached: Cached, settings: Settings) -> int | None:
         """The stand-in that this trainer is to be given for `wanted`; None if it is to be given the file itself."""
         given = self.choose(wanted, trainer, lambda inode: inode in self._pushed or is_at_hand(inode, cached, settings))
-        return given if given != wanted and cached.stored(given) else None
+        return given if given != wanted and cached.stored(ContentKey(given)) else None
 
     def remember_lookup(self, thread: int, wanted: int, given: int) -> None:
         """Remember what the thread has asked for, for its open that follows; call this at each of its look-ups."""

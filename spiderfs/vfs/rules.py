@@ -12,6 +12,7 @@ import stat
 from typing import NamedTuple, Protocol
 
 from spiderfs.sources.source import SourceStat
+from spiderfs.store.store import ContentKey
 
 # Nobody believes anything for longer, the kernel included; `ttl=inf` is a year.
 FOREVER_S = 365 * 86400.0
@@ -99,10 +100,10 @@ class Believed(NamedTuple):
 class Cached(Protocol):
     """A process's knowledge of cached files."""
 
-    def stored(self, inode: int) -> bool:
-        """Whether the store has the small file with this inode."""
+    def stored(self, key: ContentKey) -> bool:
+        """Whether the store has this small file."""
 
-    def under_way(self, inode: int) -> bool:
+    def under_way(self, key: ContentKey) -> bool:
         """Whether some process of the mount is fetching this file now."""
 
 
@@ -133,7 +134,8 @@ def is_provisional(settles_at: float, now: float) -> bool:
 
 def is_at_hand(inode: int, cached: Cached, settings: Settings) -> bool:
     """Whether a file needs no stand-in: it is cached, or a fetch of it that has begun is waited for."""
-    return cached.stored(inode) or (settings.wait_for_fetches and cached.under_way(inode))
+    key = ContentKey(inode)
+    return cached.stored(key) or (settings.wait_for_fetches and cached.under_way(key))
 
 
 def directories_to_pass(

@@ -92,10 +92,7 @@ class SmallFiles:
         self._events.record_access(inode, size, HIT, caller.pid, 0, trainer, wanted)
 
     def note_fetched(self, node: Node, pid: int, trainer: int, wanted: int, asked_s: float, where: int) -> None:
-        """Tell the policies of an open that had to fetch the file, and where the bytes lie now.
-
-        `asked_s`: when the reader asked. It may have the bytes, and say so, before it is known where they lie.
-        """
+        """Tell the policies of an open that had to fetch the file; `asked_s`: when the reader asked."""
         if where != FETCHED:
             self._counters.add("opens_uncached")
         self._events.record_access(node.inode, node.stat.size, where, pid, trainer=trainer, wanted=wanted, at_s=asked_s)

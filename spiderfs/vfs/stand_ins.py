@@ -16,10 +16,8 @@ from spiderfs.errors import SourceError, Stale
 from spiderfs.linux import steady_clock
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.source import SourceStat
-from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import Dentry, Node
-from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.on_demand import Supply
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import ANYBODY, Credentials, Settings, directories_to_pass
@@ -28,19 +26,6 @@ log = logging.getLogger(__name__)
 
 # Directories whose attributes are remembered; when there are more, all of them are forgotten at once.
 _DIRECTORIES = 65536
-
-
-class FetcherCache:
-    """A worker's knowledge of cached files, as `rules.Cached`."""
-
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
-
-    def stored(self, inode: int) -> bool:
-        return self._fetcher.stored(ContentKey(inode))
-
-    def under_way(self, inode: int) -> bool:
-        return self._fetcher.under_way(ContentKey(inode))
 
 
 class StandIns:
@@ -56,7 +41,7 @@ class StandIns:
         self._catalogue = supply.catalogue
         self._lister = supply.lister
         self._redirects = redirects
-        self._cached = FetcherCache(supply.fetcher)
+        self._cached = supply.fetcher
         self._now = clock
         self._settings = settings
         # Of directories on the way to stand-ins: their attributes, and when these were asked for.

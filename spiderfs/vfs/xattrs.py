@@ -32,10 +32,7 @@ class Xattrs:
         settings: Callable[[], Settings],
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
-        """`client_terms`: where readers around FUSE learn how to read (`shared/bypass_terms.py`).
-
-        `settings` answers with those that hold now.
-        """
+        """`client_terms`: see `shared/bypass_terms.py`. `settings` answers with those that hold now."""
         self._catalogue = supply.catalogue
         self._content = supply.content
         self._client = supply.client

@@ -51,10 +51,7 @@ class Starved(MakerLost):
 
 
 class MakerPool:
-    """At most `makers` processes that make views of originals of at most `longest_bytes`, and views no longer.
-
-    Images that take more than a moment may occupy as many processes again.
-    """
+    """At most `makers` processes, and as many again for slow images; no original or view is over `longest_bytes`."""
 
     def __init__(self, makers: int, longest_bytes: int, most_pixels: int, patience_s: float = PATIENCE_S) -> None:
         self._slot_bytes = max(longest_bytes, _LEAST_SLOT_BYTES)

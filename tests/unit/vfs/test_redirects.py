@@ -15,6 +15,7 @@ from spiderfs.linux.process_table import started_at, status_of
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import TABLES
 from spiderfs.vfs.redirects import IDENTITY_S, LEASE_S, NOTED_S, PendingReads, Redirects, redirect_row
 from spiderfs.vfs.rules import Credentials, Ownership, Settings
@@ -208,10 +209,10 @@ def test_what_is_at_hand_needs_no_stand_in(harness: Harness) -> None:
 class Nothing:
     """A cache in which there is nothing but the stand-in."""
 
-    def stored(self, inode: int) -> bool:
-        return inode == GIVEN
+    def stored(self, key: ContentKey) -> bool:
+        return key.inode == GIVEN
 
-    def under_way(self, inode: int) -> bool:
+    def under_way(self, key: ContentKey) -> bool:
         return False
 
 

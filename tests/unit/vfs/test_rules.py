@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spiderfs.sources.source import SourceStat
+from spiderfs.store.store import ContentKey
 from spiderfs.vfs.rules import (
     ANYBODY,
     FOREVER_S,
@@ -37,12 +38,12 @@ class Files:
         self._stored, self._under_way = stored, under_way
         self.asked = False
 
-    def stored(self, inode: int) -> bool:
-        return inode in self._stored
+    def stored(self, key: ContentKey) -> bool:
+        return key.inode in self._stored
 
-    def under_way(self, inode: int) -> bool:
+    def under_way(self, key: ContentKey) -> bool:
         self.asked = True
-        return inode in self._under_way
+        return key.inode in self._under_way
 
 
 def file(mode: int, uid: int = 5, gid: int = 6) -> SourceStat:

@@ -172,18 +172,18 @@ class Planned(Cached):
 
     def dispatch(self, job: int) -> list[int]:
         handed = super().dispatch(job)
-        self._come(job)
+        self._progressed(job)
         return handed
 
-    def _come(self, job: int) -> None:
+    def _progressed(self, job: int) -> None:
         reads = self.reads_of[job]
-        self.engine.come(job, LIST, self.epochs[job], self.orders[job].position, reads, self.now)
+        self.engine.progressed(job, LIST, self.epochs[job], self.orders[job].position, reads, self.now)
 
     def read(self, job: int, sample: int) -> bool:
         self.now += 0.001
         self.engine.wanted(job, sample + 1, self.now)
         self.reads_of[job] += 1
-        self._come(job)
+        self._progressed(job)
         return super().read(job, sample)
 
 

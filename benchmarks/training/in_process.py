@@ -277,10 +277,10 @@ class Cache:
             if begun:
                 self._epoch = number
 
-    def come(self, dispatched: int, taken: int) -> None:
+    def progressed(self, dispatched: int, taken: int) -> None:
         """Tell the engine how many samples of the current epoch are about to be read, and how many were read before."""
         if self.configuration.planned:
-            self.engine.come(self._job_id, self._course_id, self._epoch, dispatched, taken, float(self._accesses))
+            self.engine.progressed(self._job_id, self._course_id, self._epoch, dispatched, taken, float(self._accesses))
 
     def read(self, wanted: int) -> int:
         """Read a sample; returns the sample that is served, which may be a stand-in."""
@@ -425,7 +425,7 @@ class Training:
                 following = sampler.draw_ahead()
                 if following is not None:
                     cache.plan(number + 1, following, begun=False)
-            cache.come(len(read) + len(wanted), len(read))
+            cache.progressed(len(read) + len(wanted), len(read))
             read += wanted
             ahead.append((wanted, [cache.read(sample) for sample in wanted]))
             trained_on.update(ahead[-1][1])

@@ -141,7 +141,7 @@ def fetched_share(orders: list[npt.NDArray[np.uint32]], weights: npt.NDArray[np.
             missed = key not in engine.members
             if number:
                 fetched += ahead + missed
-            engine.come(READER, LIST, number, position + 1, position, float(position))
+            engine.progressed(READER, LIST, number, position + 1, position, float(position))
             engine.wanted(READER, key, float(position))
             engine.opened(key, SAMPLE_BYTES)
     return fetched / samples / (len(epochs) - 1)
@@ -203,7 +203,7 @@ def fetched_by_mount(
                 fetched += sum(sizes[ahead] for ahead in brought(engine, window, sizes))
             key, size = keys[sample], sizes[sample]
             fetched += 0 if key in engine.members else size
-            engine.come(READER, LIST, number, position + 1, position, float(position))
+            engine.progressed(READER, LIST, number, position + 1, position, float(position))
             engine.wanted(READER, key, float(position))
             engine.opened(key, size)
     return fetched

@@ -248,9 +248,9 @@ class Engine:
             self.schedule.follow_with(trainer, name, epoch, now_s)
         self._replanned()
 
-    def come(self, trainer: Hashable, name: str, number: int, dispatched: int, taken: int, now_s: float) -> None:
+    def progressed(self, trainer: Hashable, name: str, number: int, dispatched: int, taken: int, now_s: float) -> None:
         """A trainer's loader workers have been given so many samples of an epoch, and its loop has taken so many."""
-        for key in self.schedule.come(trainer, name, number, dispatched, taken, now_s):
+        for key in self.schedule.progressed(trainer, name, number, dispatched, taken, now_s):
             self._foresight.changed(key)
 
     def served(self, epoch: PlannedEpoch, position: int) -> None:

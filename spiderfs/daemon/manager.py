@@ -309,11 +309,11 @@ class Manager:
         events = self._prefetcher.heard(events)
         try:
             self._cache.fold(events, self._training.heard)
-            self._training.note(events)
+            self._training.record_accesses(events)
         except SpiderfsError as exc:
             # The fetched records stay in landing until they are pushed out; nobody waits until they are kept.
             log.warning("%s", exc)
-        self._access_log.note(events)
+        self._access_log.record_accesses(events)
 
     async def _write_log(self) -> None:
         while True:

@@ -25,7 +25,7 @@ from spiderfs.core.hints import AtHand, Candidates, Epoch, Hint, Hub, Labels, Pi
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.plans.rank_news import Come, Handed, Left, Planned, RankNews
+from spiderfs.core.plans.rank_news import Disconnected, Dispatched, Planned, Progressed, RankNews
 from spiderfs.core.policy import Key, Policy
 
 Counts = NDArray[np.int64]
@@ -110,7 +110,7 @@ def replay(
             plans.give(number)
         if planned_epochs:
             epoch, position = divmod(number, epoch_length)
-            engine.come(_READER, "", epoch, position + 1, position, float(number))
+            engine.progressed(_READER, "", epoch, position + 1, position, float(number))
             engine.wanted(_READER, key, float(number))
         hit = key in members
         given = teacher.choose(course_id, key, hit) if course_id else key
@@ -257,12 +257,12 @@ class PlannedRanks:
         match news:
             case Planned():
                 self._plan(news, now_s)
-            case Come(rank, course_id, epoch, dispatched, taken):
-                self._engine.come(rank, course_id, epoch, dispatched, taken, now_s)
+            case Progressed(rank, course_id, epoch, dispatched, taken):
+                self._engine.progressed(rank, course_id, epoch, dispatched, taken, now_s)
                 self._take(rank, course_id, epoch, taken)
-            case Handed():
+            case Dispatched():
                 self._hand(news)
-            case Left(rank):
+            case Disconnected(rank):
                 for other, course_id in list(self._sharing):
                     if other == rank:
                         self._end(rank, course_id)
@@ -276,7 +276,7 @@ class PlannedRanks:
         epoch = PlannedEpoch(plan.epoch, known.keys, known.index_of, order, plan.start)
         self._engine.plan(plan.rank, plan.course_id, epoch, now_s, plan.begun)
 
-    def _hand(self, handed: Handed) -> None:
+    def _hand(self, handed: Dispatched) -> None:
         rank = handed.rank, handed.course_id
         reader = self._engine.schedule.readers.get(rank)
         if reader is None or reader.epoch.number != handed.epoch or reader.epoch.repeats:

@@ -61,7 +61,7 @@ class RecordingSink:
         self.calls.append(("plan", trainer))
         self.plans.append((trainer, plan))
 
-    def come(self, trainer: Trainer, progress: Progress) -> None:
+    def progressed(self, trainer: Trainer, progress: Progress) -> None:
         self.calls.append(("come", trainer))
         self.progress.append((trainer, progress))
 

@@ -47,7 +47,7 @@ from spiderfs.core.hints import (
     Scored,
     WarmUp,
 )
-from spiderfs.core.plans.rank_news import Come, Handed, Left, Planned, RankNews
+from spiderfs.core.plans.rank_news import Disconnected, Dispatched, Planned, Progressed, RankNews
 from spiderfs.core.policy import Key
 from spiderfs.errors import SpiderfsError, UsageError
 from spiderfs.trace.batch import TracedBatch, byte_count, from_records, packed, records_for, to_records
@@ -230,17 +230,17 @@ class TraceWriter:
 
     def rank_news(self, time_s: float, news: RankNews, number_of: Callable[[str], int]) -> None:
         """Record what a rank told of its plan; its keys must be inodes. `number_of` a course is its number."""
-        if isinstance(news, Left):
+        if isinstance(news, Disconnected):
             self.append(time_s, news.rank, 0, Kind.LEFT)
             return
         key, number = news.rank + _EPOCH * news.epoch, number_of(news.course_id)
         match news:
-            case Come(dispatched=dispatched, taken=taken):
+            case Progressed(dispatched=dispatched, taken=taken):
                 self.append(time_s, key, dispatched, Kind.COME, taken, list_number=number)
             case Planned(start=start, begun=begun, keys=keys):
                 self.append(time_s, key, len(keys), Kind.PLAN, start, begun, number)
                 self._draws(time_s, keys, number)
-            case Handed(position=position, keys=keys):
+            case Dispatched(position=position, keys=keys):
                 self.append(time_s, key, len(keys), Kind.HANDED, position, list_number=number)
                 self._draws(time_s, keys, number)
 
@@ -389,13 +389,15 @@ class Trace:
             course_id = str(self.records["list"][index])
             size, block = int(self.records["size"][index]), int(self.records["block"][index])
             if kind == Kind.LEFT:
-                found.append((before, Left(rank)))
+                found.append((before, Disconnected(rank)))
             elif kind == Kind.COME:
-                found.append((before, Come(rank, course_id, epoch, size, block)))
+                found.append((before, Progressed(rank, course_id, epoch, size, block)))
             elif len(keys := self.records["key"][self._following(index, Kind.DRAW)].tolist()) == size:
                 begun = bool(self.records["served"][index])
                 planned = Planned(rank, course_id, epoch, block, begun, keys)
-                found.append((before, planned if kind == Kind.PLAN else Handed(rank, course_id, epoch, block, keys)))
+                found.append(
+                    (before, planned if kind == Kind.PLAN else Dispatched(rank, course_id, epoch, block, keys))
+                )
         return found
 
     @property

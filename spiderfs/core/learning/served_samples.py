@@ -32,7 +32,7 @@ class ServedSamples:
         self.forgotten = 0
         """Reads that were forgotten because too many waited."""
 
-    def note(self, trainer: Hashable, wanted: Key, served: Key) -> None:
+    def record_read(self, trainer: Hashable, wanted: Key, served: Key) -> None:
         """Note one read: `served` is the stand-in, or `wanted` itself. The caller notes each read of a trainer once."""
         reads = self._trainers.setdefault(trainer, _Reads())
         reads.add(wanted, served)

@@ -31,7 +31,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Come:
+class Progressed:
     """So many positions of the epoch were dispatched, and so many taken."""
 
     rank: int
@@ -42,7 +42,7 @@ class Come:
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class Dispatched:
     """The rank exchanges samples, and dispatched these from a position on; those it had planned come later."""
 
     rank: int
@@ -53,10 +53,10 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Disconnected:
     """The trainer has disconnected."""
 
     rank: int
 
 
-RankNews = Planned | Come | Handed | Left
+RankNews = Planned | Progressed | Dispatched | Disconnected

@@ -153,7 +153,7 @@ class PlannedReader:
         others = [ahead for ahead in self.later if ahead.number != epoch.number]
         self.later = sorted([*others, epoch], key=lambda ahead: ahead.number)[:LATER_EPOCHS]
 
-    def come(self, dispatched: int, taken: int, now_s: float) -> list[Key]:
+    def progressed(self, dispatched: int, taken: int, now_s: float) -> list[Key]:
         """The reader has come so far in its epoch; returns the keys whose next use has changed.
 
         Numbers that are lower than before, or beyond the end of the plan, count only as far as they can be true.
@@ -400,17 +400,19 @@ class Schedule:
             reader.begin(epoch, now_s)
         number, dispatched, taken = self._told.pop((trainer, name), (-1, 0, 0))
         if number == epoch.number:
-            self.readers[trainer, name].come(dispatched, taken, now_s)
+            self.readers[trainer, name].progressed(dispatched, taken, now_s)
         self._believe()
 
-    def come(self, trainer: Hashable, name: str, number: int, dispatched: int, taken: int, now_s: float) -> list[Key]:
+    def progressed(
+        self, trainer: Hashable, name: str, number: int, dispatched: int, taken: int, now_s: float
+    ) -> list[Key]:
         """Note how far a trainer is in epoch `number` of a list; returns the keys whose next use has changed.
 
         The plan of that epoch may begin later than this; an epoch that is over is left out.
         """
         reader = self.readers.get((trainer, name))
         if reader is not None and reader.epoch.number == number:
-            return reader.come(dispatched, taken, now_s)
+            return reader.progressed(dispatched, taken, now_s)
         self._told[trainer, name] = (number, dispatched, taken)
         return []
 

@@ -41,7 +41,7 @@ class AccessLog:
         self._unwritten: deque[Access] = deque(maxlen=100 * REMEMBERED_ACCESSES)
         self._following = False
 
-    def note(self, events: list[Access]) -> None:
+    def record_accesses(self, events: list[Access]) -> None:
         """Remember accesses."""
         if self._enabled:
             noted = (access for access in events if access.where != OPENED)

@@ -29,7 +29,7 @@ import trio
 from spiderfs.core.events import FROM_THE_SOURCE, HIT, OPENED, UNSEEN, WARMED, Access
 from spiderfs.core.learning.elastic import ElasticOptions
 from spiderfs.core.learning.teaching import Teaching, TeachingOptions
-from spiderfs.core.plans.rank_news import Come, Handed, Left, Planned
+from spiderfs.core.plans.rank_news import Disconnected, Dispatched, Planned, Progressed
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.daemon.training.courses.declared_lists import DeclaredLists
@@ -141,7 +141,7 @@ class Training:
             self.heard(access, True)
             self._cache.engine.read_unseen(access.inode, access.size)
         self._counters.add("page_cache_reads", len(accesses))
-        self.accounts.note(accesses)
+        self.accounts.record_accesses(accesses)
 
     async def _until_names_are_asked(self) -> None:
         """Wait until workers have heard that a trainer may be given stand-ins, and have told the kernel.
@@ -164,12 +164,12 @@ class Training:
                 access.time_s, access.inode, access.size, kind, access.block, served, number, offered, unseen
             )
 
-    def note(self, accesses: Sequence[Access]) -> None:
+    def record_accesses(self, accesses: Sequence[Access]) -> None:
         """Learn from workers' events what readers got; the engine has seen these events already."""
         # Reads wait for their batches: none comes for those of a trainer that only plans, or that has left.
         teaching = self.trainers.teaching
-        self.scoring.note(access for access in accesses if access.trainer in teaching)
-        self.accounts.note(map(self._with_origin_bytes, accesses))
+        self.scoring.record_accesses(access for access in accesses if access.trainer in teaching)
+        self.accounts.record_accesses(map(self._with_origin_bytes, accesses))
         self._cache.apply(self.teaching.schedule_changed())
 
     def _with_origin_bytes(self, access: Access) -> Access:
@@ -260,12 +260,12 @@ class Training:
             keys = course.list.inodes[course.list.one_of_file[plan.order]]
             self._note_news(Planned(number, course.course_id, plan.epoch, plan.position, plan.begun, keys))
 
-    def come(self, trainer: Trainer, progress: Progress) -> None:
+    def progressed(self, trainer: Trainer, progress: Progress) -> None:
         number = self.trainers.number_of(trainer)
-        self.plans.come(number, progress)
+        self.plans.progressed(number, progress)
         if self._note_news is not None and self.plans.followed:
             course = self.trainers.course_of(trainer, progress.list)
-            self._note_news(Come(number, course.course_id, progress.epoch, progress.dispatched, progress.taken))
+            self._note_news(Progressed(number, course.course_id, progress.epoch, progress.dispatched, progress.taken))
 
     def exchange(self, trainer: Trainer, question: Exchange) -> npt.NDArray[np.uint32]:
         rank = (self.trainers.number_of(trainer), question.list)
@@ -273,7 +273,7 @@ class Training:
         if self._note_news is not None:
             keys = course.list.inodes[course.list.one_of_file[question.dispatched]]
             first = question.position - len(keys)
-            self._note_news(Handed(rank[0], course.course_id, question.epoch, first, keys))
+            self._note_news(Dispatched(rank[0], course.course_id, question.epoch, first, keys))
         return self.plans.exchange(rank, trainer.job_id, course.list, question)
 
     async def scores(self, trainer: Trainer, name: str) -> npt.NDArray[np.float32]:
@@ -304,7 +304,7 @@ class Training:
         self.scoring.forget_reads(number)
         self.plans.trainer_left(number)
         if self._note_news is not None:
-            self._note_news(Left(number))
+            self._note_news(Disconnected(number))
         self.trainers.detach(trainer)
         await self.pinboard.trainer_left(trainer)
 

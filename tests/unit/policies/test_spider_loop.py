@@ -52,7 +52,7 @@ class Training:
             self.redirects += 1
             given = hub
         self.engine.opened(given, 1)
-        self.served_samples.note("trainer", wanted, given)
+        self.served_samples.record_read("trainer", wanted, given)
         return int(str(given)) - FIRST_INODE
 
     def train(self, wanted: list[int], given: list[int]) -> None:

@@ -16,7 +16,7 @@ from spiderfs.cli.main import main
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.core.plans.exchange import SharedList
-from spiderfs.core.plans.rank_news import Come, Handed, Left, Planned, RankNews
+from spiderfs.core.plans.rank_news import Disconnected, Dispatched, Planned, Progressed, RankNews
 from spiderfs.policies.lru import LRU
 from spiderfs.simulation.replay import Replay, lists_of, replay
 from spiderfs.trace.format import TraceWriter, read_trace
@@ -57,15 +57,15 @@ class Recorded:
                 first = order.position
                 handed = order.hand_on(shared.ask(job, order.coming(BATCH)), BATCH)
                 shared.dispatched(job, handed)
-                self.tell(Handed(job, course_id, epoch, first, [sample + 1 for sample in handed]))
+                self.tell(Dispatched(job, course_id, epoch, first, [sample + 1 for sample in handed]))
                 in_hand.append(handed)
                 if len(in_hand) > IN_HAND:
                     self.read(in_hand.popleft())
                     shared.taken(job, BATCH)
                     taken = order.position - sum(map(len, in_hand))
-                    self.tell(Come(job, course_id, epoch, order.position, taken))
+                    self.tell(Progressed(job, course_id, epoch, order.position, taken))
                 yield False
-        self.tell(Left(job))
+        self.tell(Disconnected(job))
         shared.end(job)
         self.engine.owing_changed()
 
@@ -95,10 +95,10 @@ def test_a_trace_keeps_what_ranks_told(tmp_path: Path) -> None:
     news: list[RankNews] = [
         Planned(3, "1", 0, 2, True, [5, 6, 7, 8]),
         Planned(3, "1", 1, 0, False, [8, 7]),
-        Come(3, "1", 0, 4, 3),
-        Handed(4, "2", 7, 1, [6, 5]),
+        Progressed(3, "1", 0, 4, 3),
+        Dispatched(4, "2", 7, 1, [6, 5]),
         Planned(3, "1", 1, 0, True, []),
-        Left(3),
+        Disconnected(3),
     ]
     writer = TraceWriter(tmp_path / "trace")
     for number, one in enumerate(news):
@@ -143,8 +143,8 @@ def test_a_rank_that_ends_is_owed_nothing() -> None:
     engine = Engine(LRU(), 4)
     order = [1, 2, 3, 4]
     news: list[tuple[int, RankNews]] = [(0, Planned(job, str(job), 0, 0, True, order)) for job in (1, 2)]
-    news += [(0, Handed(job, str(job), 0, 0, [])) for job in (1, 2)]
-    news += [(1, Left(1)), (2, Planned(2, "2", 1, 0, True, []))]
+    news += [(0, Dispatched(job, str(job), 0, 0, [])) for job in (1, 2)]
+    news += [(1, Disconnected(1)), (2, Planned(2, "2", 1, 0, True, []))]
     replay(engine, Accesses.of(order, [1] * 4), 4, news=news)
     (shared,) = engine.owed.lists.values()
     assert not shared.ranks

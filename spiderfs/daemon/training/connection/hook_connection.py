@@ -84,7 +84,7 @@ class HookSink(Protocol):
 
     async def plan(self, trainer: Trainer, plan: Plan) -> None: ...
 
-    def come(self, trainer: Trainer, progress: Progress) -> None:
+    def progressed(self, trainer: Trainer, progress: Progress) -> None:
         """A trainer is so far in a plan of a declared list; the plan, and what was said before, may come later."""
 
     def exchange(self, trainer: Trainer, question: Exchange) -> npt.NDArray[np.uint32]:
@@ -322,7 +322,7 @@ class Connection:
                 await self._sink.plan(trainer, message)
             case Progress():
                 _length(trainer, message.list)
-                self._sink.come(trainer, message)
+                self._sink.progressed(trainer, message)
             case Exchange():
                 samples = _length(trainer, message.list)
                 _check_indices(samples, message.wanted)

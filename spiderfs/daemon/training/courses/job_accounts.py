@@ -90,7 +90,7 @@ class JobAccounts:
         self._job_of[number] = job_id
         self._accounts.setdefault(job_id, _Account())
 
-    def note(self, accesses: Iterable[Access]) -> None:
+    def record_accesses(self, accesses: Iterable[Access]) -> None:
         """Add what trainers have read; large files are not counted."""
         for access in accesses:
             if access.trainer and access.where in (HIT, UNSEEN, *FROM_THE_SOURCE):

@@ -86,11 +86,11 @@ class BatchScoring:
 
     # -- what trainers read
 
-    def note(self, accesses: Iterable[Access]) -> None:
+    def record_accesses(self, accesses: Iterable[Access]) -> None:
         """Remember which sample's bytes trainers got, until the batches with these reads arrive."""
         for access in accesses:
             if access.trainer:
-                self._served_samples.note(access.trainer, access.wanted, access.inode)
+                self._served_samples.record_read(access.trainer, access.wanted, access.inode)
 
     def forget_reads(self, trainer: int) -> None:
         """Forget the reads of a trainer that begins an epoch, or leaves: no batch comes for them any more."""

@@ -90,7 +90,7 @@ class Sharing:
             other.exchanges = shared.active and owner in self._told
         return np.array(given, np.uint32)
 
-    def come(self, rank: Rank, progress: Progress) -> None:
+    def progressed(self, rank: Rank, progress: Progress) -> None:
         """A rank's loop has taken more of its samples."""
         told = self._told.get(rank)
         if told is not None and told.epoch.number == progress.epoch:
@@ -243,13 +243,15 @@ class Plans:
         self._cache.apply(self._teaching.schedule_changed())
         self._wake_prefetcher()
 
-    def come(self, trainer: int, progress: Progress) -> None:
+    def progressed(self, trainer: int, progress: Progress) -> None:
         """A trainer is so far in one of its plans."""
         if not self.followed:
             return
         now_s = steady_clock.now()
-        self._cache.engine.come(trainer, progress.list, progress.epoch, progress.dispatched, progress.taken, now_s)
-        self.sharing.come((trainer, progress.list), progress)
+        self._cache.engine.progressed(
+            trainer, progress.list, progress.epoch, progress.dispatched, progress.taken, now_s
+        )
+        self.sharing.progressed((trainer, progress.list), progress)
         self._tell_unseen(now_s)
         self._wake_prefetcher()
 

@@ -13,8 +13,8 @@ from spiderfs.core.learning.served_samples import ServedSamples
 def test_first_served_is_first_to_arrive() -> None:
     served_samples = ServedSamples()
     for served in (70, 7, 71):
-        served_samples.note("one", 7, served)
-    served_samples.note("two", 7, 99)
+        served_samples.record_read("one", 7, served)
+    served_samples.record_read("two", 7, 99)
     assert served_samples.arrived("one", [7, 5, 7]) == [70, 5, 7]
     assert served_samples.arrived("two", [7, 7]) == [99, 7]
     assert served_samples.arrived("one", [7]) == [71]
@@ -25,18 +25,18 @@ def test_first_served_is_first_to_arrive() -> None:
 
 def test_an_abandoned_epoch_is_forgotten() -> None:
     served_samples = ServedSamples()
-    served_samples.note("one", 7, 70)
+    served_samples.record_read("one", 7, 70)
     served_samples.forget("one")
     served_samples.forget("one")
-    served_samples.note("one", 7, 71)
+    served_samples.record_read("one", 7, 71)
     assert served_samples.arrived("one", [7]) == [71]
 
 
 def test_the_oldest_reads_are_forgotten_first() -> None:
     served_samples = ServedSamples(max_on_the_way=2)
     for served in (70, 71, 72):
-        served_samples.note("one", 7, served)
-    served_samples.note("one", 8, 80)
+        served_samples.record_read("one", 7, served)
+    served_samples.record_read("one", 8, 80)
     assert (served_samples.on_the_way("one"), served_samples.forgotten) == (2, 2)
     assert served_samples.arrived("one", [7, 8, 7]) == [72, 80, 7]
 
@@ -62,7 +62,7 @@ class ServedSamplesAgainstModel(RuleBasedStateMachine):
     def served(self, trainer: str, wanted: int) -> None:
         # Every read is served by another one: so that each is seen to come back exactly once.
         self.number += 1
-        self.served_samples.note(trainer, wanted, self.number)
+        self.served_samples.record_read(trainer, wanted, self.number)
         self.model[trainer] = [*self.model[trainer], (wanted, self.number)][-ROOM:]
 
     @rule(trainer=TRAINERS, batch=st.lists(SAMPLES, max_size=4))
@@ -94,9 +94,9 @@ TestServedSamplesAgainstModel.settings = settings(
 
 def test_memory_does_not_grow_with_reads_that_have_arrived() -> None:
     served_samples = ServedSamples()
-    served_samples.note("one", "stays", "stays")
+    served_samples.record_read("one", "stays", "stays")
     for number in range(1000):
-        served_samples.note("one", number, number)
+        served_samples.record_read("one", number, number)
         served_samples.arrived("one", [number])
     assert served_samples.on_the_way("one") == 1
     assert len(served_samples._trainers["one"]._ages) < 100

@@ -205,10 +205,10 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         self.opened(order[min(self.dispatched + jitter, len(order) - 1)])
 
     @rule(more=st.integers(-2, 6), in_hand=st.integers(-1, 8))
-    def come(self, more: int, in_hand: int) -> None:
+    def progressed(self, more: int, in_hand: int) -> None:
         told = self.dispatched + more
         before = {other: self.reader.next_use_s(other) for other in INDEX_OF}
-        changed = self.reader.come(told, told - in_hand, 0.0)
+        changed = self.reader.progressed(told, told - in_hand, 0.0)
         after = {other: self.reader.next_use_s(other) for other in INDEX_OF}
         assert {other for other in INDEX_OF if before[other] != after[other]} <= set(changed)
         order = self.orders[self.number]
@@ -329,7 +329,7 @@ def test_each_draw_is_counted_once(
         if reader is None:
             reader = PlannedReader(epoch, now)
             # What a new reader has in hand when it is first heard of is left out of the account.
-            reader.come(0, 0, now)
+            reader.progressed(0, 0, now)
         else:
             reader.begin(epoch, now)
         if known_ahead and number + 1 < len(orders):
@@ -341,7 +341,7 @@ def test_each_draw_is_counted_once(
             while dispatched < min(len(order), taken + in_hand):
                 held.append(dispatched)
                 dispatched += 1
-            reader.come(dispatched, taken, now)
+            reader.progressed(dispatched, taken, now)
             rng.shuffle(held)
             # All that the loop takes next has been opened by then.
             for position in sorted(held)[: int(rng.integers(1, len(held) + 1))]:
@@ -354,7 +354,7 @@ def test_each_draw_is_counted_once(
                     expected += 1
             taken = min(held, default=dispatched)
             now += step / 2
-            reader.come(dispatched, taken, now)
+            reader.progressed(dispatched, taken, now)
             hear(ticks)
             unseen += reader.unseen(now)
     hear(ticks + lag)
@@ -366,8 +366,8 @@ def test_each_draw_is_counted_once(
 def test_what_was_in_hand_when_a_reader_was_first_heard_of_is_not_counted() -> None:
     """A hook that connects again, to a manager that was started again: its loader workers opened it long ago."""
     reader = PlannedReader(of_files(0, list(range(1, 101)), start=40), 0.0)
-    reader.come(72, 40, 0.0)
-    reader.come(100, 100, 1.0)
+    reader.progressed(72, 40, 0.0)
+    reader.progressed(100, 100, 1.0)
     assert reader.unseen(1.0) == []
     assert reader.unseen(1.0 + UNSEEN_AFTER_S) == list(range(73, 101))
     assert reader.unseen(9.0) == []
@@ -377,13 +377,13 @@ def test_what_was_in_hand_when_a_reader_was_first_heard_of_is_not_counted() -> N
 def test_an_open_far_beyond_what_was_dispatched_is_that_of_its_draw_all_the_same() -> None:
     """A training without loader workers, whose files are in memory, reads faster than its hook tells of it."""
     reader = PlannedReader(of_files(0, list(range(1, 801))), 0.0)
-    reader.come(8, 8, 0.0)
+    reader.progressed(8, 8, 0.0)
     assert reader.opened(700, 0.04, False) == []
     # The next epoch's first draws, too, are opened before the end of this one is told.
     assert reader.opened(8, 0.06, False) == []
-    reader.come(800, 800, 0.1)
+    reader.progressed(800, 800, 0.1)
     reader.begin(of_files(1, list(range(1, 801))), 0.1)
-    reader.come(800, 800, 0.2)
+    reader.progressed(800, 800, 0.2)
     unseen = reader.unseen(0.3 + UNSEEN_AFTER_S)
     assert len(unseen) == 2 * 800 - 8 - 2
     assert (unseen.count(700), unseen.count(8)) == (1, 0)
@@ -391,12 +391,12 @@ def test_an_open_far_beyond_what_was_dispatched_is_that_of_its_draw_all_the_same
 
 def test_opens_that_are_heard_of_before_the_plan_of_their_epoch_are_of_that_epoch() -> None:
     reader = PlannedReader(of_files(0, [1, 2, 3, 4]), 0.0)
-    reader.come(4, 4, 0.0)
+    reader.progressed(4, 4, 0.0)
     reader.unseen(2.0)
     for key, at_s in ((1, 3.0), (3, 20.0), (2, 20.1)):
         reader.opened(key, at_s, False)
     reader.begin(of_files(1, [3, 2, 1, 4]), 3.1 + EARLY_S)
-    assert reader.come(4, 0, 20.2) == [3, 2]
+    assert reader.progressed(4, 0, 20.2) == [3, 2]
     assert [key for _, key in reader.coming(9)] == [1, 4]
 
 
@@ -407,7 +407,7 @@ def opens(reader: PlannedReader, files: list[int], in_hand: int = 32) -> int:
     """Hand on the plan, and open files, until the plan is no longer believed; returns the number of opens that took."""
     at = reader.taken
     for count, file in enumerate(files):
-        reader.come(at + count + in_hand, at + count, 0.0)
+        reader.progressed(at + count + in_hand, at + count, 0.0)
         reader.opened(file, 0.0, False)
         if not reader.believed:
             return count + 1
@@ -426,7 +426,7 @@ def test_opens_in_the_jittered_order_of_loader_workers_are_followed() -> None:
         while len(working) < 8 and batches:
             working.append(list(batches.pop(0)))
             dispatched += 64
-        reader.come(dispatched, max(0, dispatched - 8 * 64), 0.0)
+        reader.progressed(dispatched, max(0, dispatched - 8 * 64), 0.0)
         batch = working[int(rng.integers(len(working)))]
         reader.opened(batch.pop(0), 0.0, False)
         working = [batch for batch in working if batch]
@@ -441,7 +441,7 @@ def test_what_loader_workers_have_in_hand_may_be_a_quarter_of_the_epoch() -> Non
     for half in range(1, 8193, 2048):
         # Eight workers with 256 each, in step.
         files = [half + worker * 256 + at for at in range(256) for worker in rng.permutation(8)]
-        reader.come(half + 2047, half - 1, 0.0)
+        reader.progressed(half + 2047, half - 1, 0.0)
         for file in files:
             reader.opened(file, 0.0, False)
     assert reader.followed_share == 1.0
@@ -453,7 +453,7 @@ def test_opens_that_are_heard_of_a_moment_before_their_dispatch_follow_the_plan(
     reader = PlannedReader(of_files(0, list(range(1, 50_001))), 0.0)
     for file in range(1, 50_001):
         if file % 100 == 0:
-            reader.come(file, file - 64, file / 2000)
+            reader.progressed(file, file - 64, file / 2000)
         reader.opened(file, file / 2000, False)
     assert reader.followed_share == 1.0
 
@@ -461,7 +461,7 @@ def test_opens_that_are_heard_of_a_moment_before_their_dispatch_follow_the_plan(
 def test_a_fast_reader_may_open_a_quarter_of_a_short_epoch_between_two_messages() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 801))), 0.0)
     for told in range(0, 800, 200):
-        reader.come(told + 8, told, 0.05 + told / 4000)
+        reader.progressed(told + 8, told, 0.05 + told / 4000)
         for position in range(told, told + 200):
             reader.opened(position + 1, 0.05 + position / 4000, False)
     assert reader.followed_share == 1.0
@@ -470,7 +470,7 @@ def test_a_fast_reader_may_open_a_quarter_of_a_short_epoch_between_two_messages(
 def test_a_reader_that_opens_each_file_twice_follows_its_plan() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 2001))), 0.0)
     for file in range(1, 2001):
-        reader.come(file, file - 1, 0.0)
+        reader.progressed(file, file - 1, 0.0)
         reader.opened(file, 0.0, False)
         reader.opened(file, 0.0, False)
     assert reader.followed_share == 1.0
@@ -478,8 +478,8 @@ def test_a_reader_that_opens_each_file_twice_follows_its_plan() -> None:
 
 def test_a_reader_whose_opens_are_not_heard_of_goes_on_in_its_plan() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 10_001))), 0.0)
-    reader.come(0, 0, 0.0)
-    assert reader.come(96, 64, 1.0) == list(range(1, 65))
+    reader.progressed(0, 0, 0.0)
+    assert reader.progressed(96, 64, 1.0) == list(range(1, 65))
     assert [key for _, key in reader.coming(4)] == list(range(65, 101))
     assert (reader.believed, reader.proven, reader.opens) == (True, False, 0)
 
@@ -493,7 +493,7 @@ def test_a_plan_is_disbelieved_while_it_is_not_followed_and_believed_again_after
     assert 80 < took < 500
     reader.begin(of_files(1, order), 0.0)
     for count, file in enumerate(order[:300]):
-        reader.come(count + 32, count, 0.0)
+        reader.progressed(count + 32, count, 0.0)
         reader.opened(file, 0.0, False)
     assert reader.believed
     assert reader.followed_share > BELIEVED_AGAIN
@@ -507,7 +507,7 @@ def test_a_wrong_plan_is_not_believed_again_as_it_comes_to_its_end(files: int) -
     opened = (rng.permutation(files) + 1).tolist()
     believed = set()
     for count, file in enumerate(opened):
-        reader.come(count + 32, count, count / 1000)
+        reader.progressed(count + 32, count, count / 1000)
         reader.opened(file, (count + 0.5) / 1000, False)
         if count >= 500:
             believed.add((reader.believed, reader.proven))
@@ -518,14 +518,14 @@ def test_a_plan_of_files_that_nobody_reads_is_never_proven() -> None:
     """A list whose paths are not those that the data set reads."""
     reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
     for count in range(1000):
-        reader.come(count + 32, count, 0.0)
+        reader.progressed(count + 32, count, 0.0)
         reader.opened(5000 + count, 0.0, False)
     assert not reader.proven
 
 
 def test_a_plan_is_proven_by_opens_that_follow_it() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
-    reader.come(64, 0, 0.0)
+    reader.progressed(64, 0, 0.0)
     for file in range(1, PROVEN_OPENS):
         reader.opened(file, 0.0, False)
     assert not reader.proven
@@ -543,7 +543,7 @@ def test_each_epoch_is_proven_where_opens_are_heard() -> None:
                 reader.begin(of_files(epoch, files), 0.0)
             before = reader.fetched_to
             for file in files:
-                reader.come(file, file - 1, 0.0)
+                reader.progressed(file, file - 1, 0.0)
                 reader.opened(file, 0.0, False)
             reached.append((before, reader.fetched_to))
     first, then = (UNPROVEN_SAMPLES, 1000 + UNPROVEN_SAMPLES), (UNPROVEN_SAMPLES, sys.maxsize)
@@ -556,12 +556,12 @@ def test_samples_that_are_taken_and_not_opened_speak_against_a_plan_where_opens_
     plans.opens_are_heard = heard
     plans.begin(7, "train", of_files(0, list(range(1, 1001))), 0.0)
     for file in range(1, 101):
-        plans.come(7, "train", 0, file, file - 1, 0.0)
+        plans.progressed(7, "train", 0, file, file - 1, 0.0)
         plans.opened(7, file, 0.0, False)
-    plans.come(7, "train", 0, 100 + UNOPENED_MOST, 99 + UNOPENED_MOST, 1.0)
+    plans.progressed(7, "train", 0, 100 + UNOPENED_MOST, 99 + UNOPENED_MOST, 1.0)
     assert len(plans.unseen(2.0 + UNSEEN_AFTER_S)) == UNOPENED_MOST - 1
     assert plans.active
-    plans.come(7, "train", 0, 100 + UNOPENED_MOST, 100 + UNOPENED_MOST, 2.0)
+    plans.progressed(7, "train", 0, 100 + UNOPENED_MOST, 100 + UNOPENED_MOST, 2.0)
     assert len(plans.unseen(3.0 + UNSEEN_AFTER_S)) == 1
     assert plans.active == (not heard)
     # An open that follows it speaks for it again.
@@ -578,7 +578,7 @@ def test_a_sorted_plan_is_disbelieved_when_its_files_are_read_shuffled() -> None
 
 def test_opens_after_the_end_of_the_epoch_do_not_count() -> None:
     reader = PlannedReader(of_files(0, [1, 2, 3]), 0.0)
-    reader.come(3, 0, 0.0)
+    reader.progressed(3, 0, 0.0)
     for _ in range(500):
         for file in (1, 2, 3):
             reader.opened(file, 0.0, False)
@@ -590,7 +590,7 @@ def test_opens_after_the_end_of_the_epoch_do_not_count() -> None:
 def test_opens_of_files_outside_the_list_do_not_count() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
     for file in range(1, 1001):
-        reader.come(file, file - 1, 0.0)
+        reader.progressed(file, file - 1, 0.0)
         reader.opened(5000 + file, 0.0, True)
         reader.opened(file, 0.0, False)
     assert (reader.believed, reader.opens, reader.late) == (True, 1000, 0)
@@ -606,11 +606,11 @@ def test_the_pace_is_that_of_the_last_seconds() -> None:
     now = 0.0
     for file in range(1, 1001):
         now += 0.01
-        reader.come(file + 64, file, now)
+        reader.progressed(file + 64, file, now)
     assert reader.pace_s == pytest.approx(0.01, rel=0.02)
     for file in range(1001, files + 1):
         now += 0.0005
-        reader.come(file + 64, file, now)
+        reader.progressed(file + 64, file, now)
     assert reader.pace_s == pytest.approx(0.0005, rel=0.02)
 
 
@@ -621,7 +621,7 @@ def test_a_pause_of_the_training_does_not_change_its_pace() -> None:
         now += pause_s
         for step in range(1000):
             now, file = now + pace_s, file + 1
-            reader.come(file + 64, file, now)
+            reader.progressed(file + 64, file, now)
             if step > 200:
                 assert 0.0099 < reader.pace_s < most_s
     assert reader.pace_s == pytest.approx(0.1, rel=0.02), "who has really become slower is believed"
@@ -629,11 +629,11 @@ def test_a_pause_of_the_training_does_not_change_its_pace() -> None:
 
 def test_the_time_before_the_first_batch_does_not_change_the_pace() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
-    reader.come(64, 0, 0.0)
-    reader.come(65, 1, 60.0)
+    reader.progressed(64, 0, 0.0)
+    reader.progressed(65, 1, 60.0)
     assert reader.pace_s == FIRST_PACE_S
     for file in range(2, 1001):
-        reader.come(file + 64, file, 60.0 + 0.01 * file)
+        reader.progressed(file + 64, file, 60.0 + 0.01 * file)
     assert reader.pace_s == pytest.approx(0.01, rel=0.02)
 
 
@@ -645,9 +645,9 @@ def test_two_readers_are_compared_by_their_paces_once_they_have_drifted_apart() 
     # Both lists hold the same files here; the slow one reads one where the fast one reads ten.
     for step in range(2000):
         now = step * 0.005
-        plans.come("fast", "train", 0, step + 1, step + 1, now)
+        plans.progressed("fast", "train", 0, step + 1, step + 1, now)
         if step % 10 == 0:
-            plans.come("slow", "train", 0, step // 10 + 1, step // 10 + 1, now)
+            plans.progressed("slow", "train", 0, step // 10 + 1, step // 10 + 1, now)
     last = fast[-1]
     assert plans.anchor(now, 2.0)
     assert not plans.anchor(now, 2.0), "they are right now"
@@ -700,17 +700,17 @@ def test_the_first_plan_of_a_trainer_may_be_that_of_a_later_epoch() -> None:
 def test_progress_may_be_told_before_its_plan_has_begun() -> None:
     """A long plan is sorted meanwhile."""
     plans = Schedule()
-    assert plans.come("a", "train", 0, 2, 1, 0.0) == []
+    assert plans.progressed("a", "train", 0, 2, 1, 0.0) == []
     plans.begin("a", "train", of_files(0, [1, 2, 3]), 0.0)
     reader = plans.readers["a", "train"]
     assert (reader.dispatched, reader.taken) == (2, 1)
-    assert plans.come("a", "train", 1, 3, 3, 0.0) == []
+    assert plans.progressed("a", "train", 1, 3, 3, 0.0) == []
     assert (reader.dispatched, reader.taken) == (2, 1)
     plans.begin("a", "train", of_files(1, [1, 2, 3]), 0.0)
     assert (reader.dispatched, reader.taken) == (3, 3)
     plans.begin("a", "train", of_files(2, [1, 2, 3]), 0.0)
     assert (reader.dispatched, reader.taken) == (0, 0)
-    plans.come("b", "train", 0, 2, 1, 0.0)
+    plans.progressed("b", "train", 0, 2, 1, 0.0)
     plans.drop("b")
     plans.begin("b", "train", of_files(0, [1, 2, 3]), 0.0)
     assert plans.readers["b", "train"].dispatched == 0
@@ -721,7 +721,7 @@ def test_opens_that_are_heard_of_before_the_first_plan_are_of_its_epoch() -> Non
     for trainer, key, at_s in (("a", 3, 1.0), ("a", 1, 20.0), ("b", 2, 20.0), ("a", STRANGER, 20.0)):
         assert plans.opened(trainer, key, at_s, False) == []
     plans.begin("a", "train", of_files(0, [1, 2, 3]), 21.0)
-    plans.come("a", "train", 0, 3, 0, 21.0)
+    plans.progressed("a", "train", 0, 3, 0, 21.0)
     assert [key for _, key in plans.readers["a", "train"].coming(9)] == [2, 3]
 
 
@@ -729,8 +729,8 @@ def test_unseen_samples_come_with_their_trainers() -> None:
     plans = Schedule()
     for trainer in ("a", "b"):
         plans.begin(trainer, "train", of_files(0, [1, 2, 3]), 0.0)
-        plans.come(trainer, "train", 0, 0, 0, 0.0)
-        plans.come(trainer, "train", 0, 3, 2, 0.0)
+        plans.progressed(trainer, "train", 0, 0, 0, 0.0)
+        plans.progressed(trainer, "train", 0, 3, 2, 0.0)
     assert plans.opened("a", 1, 0.0, False) == []
     assert plans.unseen(9.0, "a") == [("a", 2)]
     assert plans.unseen(9.0) == [("b", 1), ("b", 2)]
@@ -742,7 +742,7 @@ def test_believed_is_a_new_tuple_when_a_plan_is_no_longer_believed() -> None:
     plans.begin("a", "train", of_files(0, (rng.permutation(3000) + 1).tolist()), 0.0)
     before = plans.believed
     for count, file in enumerate((rng.permutation(3000) + 1).tolist()[:400]):
-        plans.come("a", "train", 0, count + 32, count, 0.0)
+        plans.progressed("a", "train", 0, count + 32, count, 0.0)
         plans.opened("a", file, 0.0, False)
     assert before is not plans.believed
     assert not plans.active

@@ -204,9 +204,9 @@ class Harness:
             self.read_by[trainer] = 0
         self.bell.ring()
 
-    def _come(self, trainer: int, dispatched: int, taken: int) -> None:
+    def _progressed(self, trainer: int, dispatched: int, taken: int) -> None:
         number = self.reader(trainer).epoch.number
-        self.cache.engine.come(trainer, "train", number, dispatched, taken, trio.current_time())
+        self.cache.engine.progressed(trainer, "train", number, dispatched, taken, trio.current_time())
         self.read_by[trainer] = dispatched
 
     def reader(self, trainer: int = TRAINER) -> PlannedReader:
@@ -220,7 +220,7 @@ class Harness:
     async def read(self, number: int, trainer: int = TRAINER) -> bool:
         """Open a file as a worker does for a trainer, whose loader has one in hand; whether it was there."""
         if trainer in self.read_by:
-            self._come(trainer, self.read_by[trainer] + 1, self.read_by[trainer])
+            self._progressed(trainer, self.read_by[trainer] + 1, self.read_by[trainer])
         inode, size, where = self.inodes[number], self.sizes[number], HIT
         if not self.fetcher.stored(ContentKey(inode)):
             _, where = await self.fetcher.fetch(self.catalogue.node(inode))
@@ -406,7 +406,7 @@ def test_no_more_is_fetched_at_a_time_than_has_room_to_land(tmp_path: Path) -> N
         harness.plan(range(400))
         for first in range(0, 320, 16):
             # The loader takes 16 samples in hand at once, and reads them one after the other.
-            harness._come(TRAINER, first + 16, first)
+            harness._progressed(TRAINER, first + 16, first)
             harness.bell.ring()
             await trio.sleep(0.2)
             in_hand = range(first, first + 16)

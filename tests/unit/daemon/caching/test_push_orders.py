@@ -116,7 +116,7 @@ def test_no_more_bytes_wait_for_their_reader_than_the_limit(harness: Harness) ->
     for _ in range(5):
         harness.tell(*harness.push(20))
     assert harness.pusher.ordered == [*range(1, 11)]
-    harness.reader.come(4, 4, 0.0)
+    harness.reader.progressed(4, 4, 0.0)
     harness.way.look((harness.reader,), again=False, idle=False)
     harness.tell(*harness.push(20))
     assert harness.pusher.ordered == [*range(1, 15)]
@@ -133,13 +133,13 @@ def test_what_was_read_sooner_than_it_was_pushed_for_waits_no_more(harness: Harn
     assert harness.way._waiting_bytes == 8 * SIZE
     for position in range(6):
         harness.reader.epoch.swap(position, 50 + position)
-    harness.reader.come(6, 6, 0.0)
+    harness.reader.progressed(6, 6, 0.0)
     harness.way.look((harness.reader,), again=False, idle=False)
     # The other job has ended; what has changed places stays so.
     harness.reader.exchanges = False
     harness.way.look((harness.reader,), again=True, idle=False)
     assert harness.way._waiting_bytes == 2 * SIZE
-    harness.reader.come(58, 58, 0.0)
+    harness.reader.progressed(58, 58, 0.0)
     harness.way.look((harness.reader,), again=False, idle=False)
     assert harness.way._waiting_bytes == 0
 
@@ -311,8 +311,8 @@ class Drawn:
             assert isinstance(inode, int)
             self.harness.way.bring(self.harness.node(inode), self.reader, position, lambda node, reader, brought: None)
 
-    def come(self, taken: int) -> None:
-        self.engine.come(1, "train", 0, taken, taken, 0.0)
+    def progressed(self, taken: int) -> None:
+        self.engine.progressed(1, "train", 0, taken, taken, 0.0)
         self.look()
 
     @property
@@ -331,12 +331,12 @@ def test_a_sample_is_pushed_for_its_second_draw_when_the_first_was_taken(tmp_pat
     drawn.bring(2, 3)
     assert drawn.ordered == [1, 2, 3], "who reads it first may be the last who finds it in memory"
     assert drawn.next_use(1) == 2, "until then the cache is to have it"
-    drawn.come(2)
+    drawn.progressed(2)
     assert drawn.ordered == [1, 2, 3, 1]
     drawn.harness.way._answered(1, IN_MEMORY)
     assert drawn.next_use(1) == 4
     # The last draw is pushed when its turn comes, and not sooner.
-    drawn.come(3)
+    drawn.progressed(3)
     assert drawn.ordered == [1, 2, 3, 1]
     drawn.bring(4)
     assert drawn.ordered == [1, 2, 3, 1, 1]
@@ -348,13 +348,13 @@ def test_a_draw_that_was_passed_by_while_its_sample_was_on_its_way_is_pushed_too
     assert drawn.harness.way.is_near(1), "the prefetcher passes the third position by"
     drawn.bring(3)
     drawn.harness.tell(1, 2, 3)
-    drawn.come(1)
+    drawn.progressed(1)
     assert drawn.ordered == [1, 2, 3, 1]
     # Orders that are due wait for room, as all do.
     drawn.harness.tell(1)
     drawn.harness.pusher.ready = False
     drawn.bring(1)
-    drawn.come(2)
+    drawn.progressed(2)
     drawn.harness.pusher.ready = True
     drawn.look()
     assert drawn.ordered == [1, 2, 3, 1]
@@ -369,7 +369,7 @@ def test_a_draw_of_the_next_epoch_is_passed_by_too(tmp_path: Path) -> None:
     node = drawn.harness.node(1)
     drawn.harness.way.bring(node, drawn.reader, 2, lambda node, reader, brought: None)
     assert drawn.ordered == [1, 2]
-    drawn.come(1)
+    drawn.progressed(1)
     assert drawn.ordered == [1, 2, 1]
 
 
@@ -400,7 +400,7 @@ def test_what_waits_for_an_epoch_that_begins_goes_on_waiting(tmp_path: Path) -> 
     assert drawn.ordered == [1, 2, 3, 4, 5, 1]
     bring_all()
     assert drawn.ordered == [1, 2, 3, 4, 5, 1]
-    drawn.engine.come(1, "train", 1, 2, 2, 0.0)
+    drawn.engine.progressed(1, "train", 1, 2, 2, 0.0)
     drawn.look()
     assert [inode in pushed for inode in range(1, 6)] == [True, False, False, False, True]
     # Another epoch than the one that was foreseen: nothing of it waits.
@@ -433,5 +433,5 @@ def test_readers_need_no_stand_ins_for_what_waits_for_them(tmp_path: Path) -> No
     assert 2 not in drawn.harness.pushed
     drawn.harness.tell(1)
     assert 1 in drawn.harness.pushed
-    drawn.come(1)
+    drawn.progressed(1)
     assert 1 not in drawn.harness.pushed

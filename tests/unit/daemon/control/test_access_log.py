@@ -52,17 +52,17 @@ def harness(tmp_path: Path) -> Harness:
 
 
 def test_nothing_is_written_while_nobody_looks(harness: Harness) -> None:
-    harness.log.note([event(1)])
+    harness.log.record_accesses([event(1)])
     harness.log.write()
     assert not harness.file.exists()
 
 
 def test_who_looks_gets_what_is_remembered_and_then_what_comes(harness: Harness) -> None:
-    harness.log.note([event(1), event(2, FETCHED)])
+    harness.log.record_accesses([event(1), event(2, FETCHED)])
     harness.log.want()
     harness.log.write()
     assert harness.paths() == [SHOWN[1], SHOWN[2]]
-    harness.log.note([event(1, REFUSED)])
+    harness.log.record_accesses([event(1, REFUSED)])
     harness.log.write()
     harness.log.write()
     assert harness.paths() == [SHOWN[1], SHOWN[2], SHOWN[1]]
@@ -76,7 +76,7 @@ def test_who_looks_before_anything_was_read_finds_an_empty_file(harness: Harness
 
 def test_a_line_says_what_happened(harness: Harness) -> None:
     rows = [event(1, HIT), event(1, FETCHED, 1 << 33), event(2, REFUSED, 5, 7), event(3, WARMED), event(9)]
-    harness.log.note(rows)
+    harness.log.record_accesses(rows)
     harness.log.want()
     harness.log.write()
     found = [match.groupdict() for match in LINE.finditer(harness.file.read_bytes())]
@@ -90,8 +90,8 @@ def test_a_line_says_what_happened(harness: Harness) -> None:
 
 def test_it_remembers_a_bounded_number(harness: Harness) -> None:
     for _ in range(3):
-        harness.log.note([event(1)] * REMEMBERED_ACCESSES)
-    harness.log.note([event(2)])
+        harness.log.record_accesses([event(1)] * REMEMBERED_ACCESSES)
+    harness.log.record_accesses([event(2)])
     harness.log.want()
     harness.log.write()
     assert len(harness.paths()) == REMEMBERED_ACCESSES
@@ -101,11 +101,11 @@ def test_it_remembers_a_bounded_number(harness: Harness) -> None:
 def test_it_stops_when_nobody_has_looked_for_a_while(harness: Harness) -> None:
     harness.log.want()
     harness.log.write()
-    harness.log.note([event(1)])
+    harness.log.record_accesses([event(1)])
     harness.forget()
     harness.log.write()
     assert harness.paths() == [SHOWN[1]], "what came while somebody looked is still written"
-    harness.log.note([event(2)])
+    harness.log.record_accesses([event(2)])
     harness.log.write()
     assert harness.paths() == [SHOWN[1]]
     harness.log.want()
@@ -119,7 +119,7 @@ def test_a_large_file_is_begun_anew(harness: Harness, monkeypatch: pytest.Monkey
     harness.log.write()
     sizes = []
     for _ in range(40):
-        harness.log.note([event(1)])
+        harness.log.record_accesses([event(1)])
         harness.log.write()
         sizes.append(harness.file.stat().st_size)
     assert max(sizes) < 700
@@ -128,7 +128,7 @@ def test_a_large_file_is_begun_anew(harness: Harness, monkeypatch: pytest.Monkey
 
 def test_switched_off_it_remembers_nothing(tmp_path: Path) -> None:
     harness = Harness(tmp_path, enabled=False)
-    harness.log.note([event(1)])
+    harness.log.record_accesses([event(1)])
     harness.log.want()
     harness.log.write()
     assert harness.paths() == []
@@ -136,10 +136,10 @@ def test_switched_off_it_remembers_nothing(tmp_path: Path) -> None:
 
 def test_a_disk_without_room_costs_lines_and_nothing_else(harness: Harness) -> None:
     harness.log.want()
-    harness.log.note([event(1)])
+    harness.log.record_accesses([event(1)])
     harness.file.mkdir()
     harness.log.write()
     harness.file.rmdir()
-    harness.log.note([event(2)])
+    harness.log.record_accesses([event(2)])
     harness.log.write()
     assert harness.paths() == [SHOWN[2]]

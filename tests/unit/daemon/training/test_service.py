@@ -268,7 +268,7 @@ def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path, monke
         ones = np.ones((1, 8), np.float16)
 
         def read(wanted: int, given: int) -> None:
-            harness.training.note([Access(1.0, wanted, given, SIZE, 0, 1, number, HIT)])
+            harness.training.record_accesses([Access(1.0, wanted, given, SIZE, 0, 1, number, HIT)])
 
         read(one, other)
         read(harness.inodes[0], harness.inodes[0])
@@ -330,7 +330,7 @@ def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pyt
 
         monkeypatch.setattr(scorer, "batch", batch)
         wanted, given = harness.inodes[4], harness.inodes[7]
-        harness.training.note([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
+        harness.training.record_accesses([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
         rng = np.random.default_rng(1)
         await harness.batch(rng, [4, 5])
         await harness.batch(rng, [4, 5])
@@ -346,10 +346,10 @@ def test_reads_of_a_trainer_that_sends_no_batch_are_not_remembered(tmp_path: Pat
     async def test(harness: Harness) -> None:
         await harness.declare(teaches)
         inode, reads = harness.inodes[0], harness.training.scoring._served_samples
-        harness.training.note([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
+        harness.training.record_accesses([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
         assert reads.on_the_way(1) == teaches
         await harness.training.detached(harness.trainer)
-        harness.training.note([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
+        harness.training.record_accesses([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
         assert reads.on_the_way(1) == 0
 
     run(tmp_path, test)
@@ -378,7 +378,7 @@ LOSSES = np.array([0.5, 4.0, 2.0, 1.0], np.float16)
 def test_losses_are_filed_under_what_was_served(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare(teaches=True)
-        harness.training.note([Access(1.0, harness.inodes[7], harness.inodes[4], SIZE, 0, 1, 1, HIT)])
+        harness.training.record_accesses([Access(1.0, harness.inodes[7], harness.inodes[4], SIZE, 0, 1, 1, HIT)])
         await harness.batch(np.random.default_rng(1), [3, 4, 5, 6], LOSSES)
         score = harness.cache.engine.score
         assert [score(harness.inodes[index]) for index in (3, 7, 5, 6, 4)] == pytest.approx(
@@ -661,12 +661,12 @@ def test_what_the_page_cache_answered_is_an_access_where_opens_are_not_seen(tmp_
         await harness.declare()
         guide, (first, second, third) = harness.training, harness.inodes[:3]
         await guide.plan(harness.trainer, planned([0, 1, 2]))
-        guide.come(harness.trainer, Progress("train", 0, 0, 0))
+        guide.progressed(harness.trainer, Progress("train", 0, 0, 0))
         # One is seen, one is a member that is read unseen, and one is not in the cache.
         for inode in (first, second):
             harness.content.land(ContentKey(inode), bytes(SIZE))
         harness.cache.fold([*_events(second), Access(1.0, first, first, SIZE, 0, 1, 1, FETCHED)])
-        guide.come(harness.trainer, Progress("train", 0, 3, 3))
+        guide.progressed(harness.trainer, Progress("train", 0, 3, 3))
         await guide.detached(harness.trainer)
         recording.flush()
         unseen = [access for access in read_trace(tmp_path / "trace").given() if access.unseen]
@@ -686,8 +686,8 @@ def test_who_asks_for_jobs_sees_what_was_read_unseen_until_now(tmp_path: Path, m
         await harness.declare()
         guide = harness.training
         await guide.plan(harness.trainer, planned([0, 1, 2]))
-        guide.come(harness.trainer, Progress("train", 0, 0, 0))
-        guide.come(harness.trainer, Progress("train", 0, 3, 2))
+        guide.progressed(harness.trainer, Progress("train", 0, 0, 0))
+        guide.progressed(harness.trainer, Progress("train", 0, 3, 2))
         assert [job.page_cache_reads for job in harness.training.jobs()] == [0]
         later_s = steady_clock.now() + 2
         monkeypatch.setattr(steady_clock, "now", lambda: later_s)
@@ -765,7 +765,9 @@ def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: st
         for epoch in range(3):
             for together in (1, 2, 1, 3, 1):
                 served, wanted = rng.choice(known, 2)
-                harness.training.note([Access(1.0, harness.inodes[served], harness.inodes[wanted], SIZE, 0, 1, 1, HIT)])
+                harness.training.record_accesses(
+                    [Access(1.0, harness.inodes[served], harness.inodes[wanted], SIZE, 0, 1, 1, HIT)]
+                )
                 waiting = [rng.permutation(known)[:8].tolist() for _ in range(together)]
                 waiting[0][0] = int(wanted)
                 await harness.batches(rng, waiting, rng.random(8).astype(np.float16))

@@ -31,8 +31,10 @@ def accounts(*jobs: str) -> tuple[JobAccounts, list[Trainer]]:
 
 def test_what_the_ranks_of_a_job_read_is_added_up() -> None:
     made, trainers = accounts("one", "two", "one")
-    made.note([access(1, HIT), access(3, FETCHED), access(3, HIT, wanted=8), access(2, REFUSED), access(0, FETCHED)])
-    made.note([access(1, OPENED), access(1, WARMED), access(9, HIT)])
+    made.record_accesses(
+        [access(1, HIT), access(3, FETCHED), access(3, HIT, wanted=8), access(2, REFUSED), access(0, FETCHED)]
+    )
+    made.record_accesses([access(1, OPENED), access(1, WARMED), access(9, HIT)])
     made.fetched_ahead(3, 500)
     made.fetched_ahead(9, 500)
     one, two = made.statuses(trainers, NOBODY, now_s=101.0)
@@ -58,7 +60,7 @@ def test_what_the_ranks_of_a_job_read_is_added_up() -> None:
 
 def test_what_the_page_cache_answered_is_read_without_waiting() -> None:
     made, trainers = accounts("one")
-    made.note([access(1, FETCHED), access(1, UNSEEN), access(1, UNSEEN)])
+    made.record_accesses([access(1, FETCHED), access(1, UNSEEN), access(1, UNSEEN)])
     (one,) = made.statuses(trainers, NOBODY, now_s=101.0)
     assert (one.samples, one.hits, one.page_cache_reads, one.origin_bytes) == (3, 2, 2, 1000)
 
@@ -66,9 +68,9 @@ def test_what_the_page_cache_answered_is_read_without_waiting() -> None:
 def test_the_pace_is_that_of_the_last_seconds() -> None:
     made, trainers = accounts("one")
     for second in range(100):
-        made.note([access(1, HIT, time_s=second + share / 50) for share in range(50)])
+        made.record_accesses([access(1, HIT, time_s=second + share / 50) for share in range(50)])
     # Events of several workers do not come in the order of their times.
-    made.note([access(1, HIT, time_s=98.0)] * 50)
+    made.record_accesses([access(1, HIT, time_s=98.0)] * 50)
 
     def pace(now_s: float) -> float:
         (status,) = made.statuses(trainers, NOBODY, now_s)
@@ -85,18 +87,18 @@ def test_the_epoch_is_the_one_that_the_job_has_come_to() -> None:
 
 def test_the_account_of_a_job_that_is_over_is_forgotten_and_that_of_one_that_comes_back_is_not() -> None:
     made, trainers = accounts("one", "two")
-    made.note([access(1, HIT), access(2, HIT)])
+    made.record_accesses([access(1, HIT), access(2, HIT)])
     made.keep_only({"one"})
     made.attached(3, "one")
     made.attached(4, "two")
-    made.note([access(3, HIT), access(2, HIT)])
+    made.record_accesses([access(3, HIT), access(2, HIT)])
     assert [status.samples for status in made.statuses(trainers, NOBODY, 0.0)] == [2, 0]
 
 
 def test_a_job_is_one_line_whatever_its_lists_are_called() -> None:
     made, trainers = accounts("one", "two", "one")
     trainers[0].lists["two\nlines"] = 2
-    made.note([access(1, HIT), access(1, FETCHED)])
+    made.record_accesses([access(1, HIT), access(1, FETCHED)])
     first, second = texts.jobs(made.statuses(trainers, NOBODY, 105.0)).decode().splitlines()
     assert first == (
         "one (the one): pid 1001, 1003; rank 0, 1 of 2; train with 4 samples, two\\x0alines with 2 samples; "

@@ -86,12 +86,14 @@ def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
 
 def test_scores_go_to_the_samples_whose_bytes_were_served(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        harness.scoring.note([Access(1.0, 15, 11, SIZE, 0, 1, TRAINER, HIT), Access(1.0, 16, 12, SIZE, 0, 1, 0, HIT)])
+        harness.scoring.record_accesses(
+            [Access(1.0, 15, 11, SIZE, 0, 1, TRAINER, HIT), Access(1.0, 16, 12, SIZE, 0, 1, 0, HIT)]
+        )
         await harness.learn(0, 1, 2)
         assert harness.scored() == [10, 12, 15], "what no trainer has read says nothing"
         await harness.learn(0, 1, 2)
         assert harness.scored() == [10, 11, 12]
-        harness.scoring.note([Access(1.0, 15, 11, SIZE, 0, 1, TRAINER, HIT)])
+        harness.scoring.record_accesses([Access(1.0, 15, 11, SIZE, 0, 1, TRAINER, HIT)])
         harness.scoring.forget_reads(TRAINER)
         await harness.learn(1)
         assert harness.scored() == [11]
@@ -120,7 +122,7 @@ def test_samples_of_no_file_are_left_out(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.learn(8)
         assert harness.policy.told == []
-        harness.scoring.note([Access(1.0, 99, 10, SIZE, 0, 1, TRAINER, HIT)])
+        harness.scoring.record_accesses([Access(1.0, 99, 10, SIZE, 0, 1, TRAINER, HIT)])
         await harness.learn(0, 1, 8)
         assert harness.scored() == [11], "the first was served a file that the list does not have"
 
@@ -174,7 +176,7 @@ def test_waiting_rows_that_leave_are_those_whose_scores_are_youngest(tmp_path: P
     async def test(harness: Harness) -> None:
         await harness.learn(0, 1)
         assert harness.scored() == [10, 11]
-        harness.scoring.note([Access(1.0, 15, 12, SIZE, 0, 1, TRAINER, HIT)])
+        harness.scoring.record_accesses([Access(1.0, 15, 12, SIZE, 0, 1, TRAINER, HIT)])
         kept = harness.scoring.thinned(TRAINER, harness.list, np.array([0, 1, 2, 3, 2], np.uint32), 2)
         assert kept is not None
         assert kept.tolist() == [3, 4], "samples 3 and 2 were never scored; of two rows of sample 2 the newer is kept"

@@ -97,8 +97,8 @@ def test_without_the_option_no_plan_is_left_and_none_is_taken(tmp_path: Path) ->
 def test_progress_wakes_the_prefetcher_and_what_nobody_opened_is_told_once(tmp_path: Path, ends_by: str) -> None:
     async def test(harness: Harness) -> None:
         await harness.plan(1, 0, 1, 3, 2)
-        harness.plans.come(1, Progress("train", 0, 0, 0))
-        harness.plans.come(1, Progress("train", 0, 4, 2))
+        harness.plans.progressed(1, Progress("train", 0, 0, 0))
+        harness.plans.progressed(1, Progress("train", 0, 4, 2))
         assert harness.woken == 3
         (reader,) = harness.cache.engine.schedule.believed
         assert (reader.dispatched, reader.taken, [key for _, key in reader.coming(9)]) == (4, 2, [10, 12])
@@ -115,7 +115,7 @@ def test_progress_wakes_the_prefetcher_and_what_nobody_opened_is_told_once(tmp_p
 def test_progress_is_not_followed_without_the_option(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.plans.change(harness.options.changed("plan", "off"))
-        harness.plans.come(1, Progress("train", 0, 4, 2))
+        harness.plans.progressed(1, Progress("train", 0, 4, 2))
         harness.plans.change(harness.options)
         await harness.plan(1, 0, 1, 3, 2)
         (reader,) = harness.cache.engine.schedule.believed

@@ -100,8 +100,8 @@ def test_what_was_taken_may_leave_the_cache(mount: Mount) -> None:
     shared = mount.engine.owed.lists["digest"]
     assert shared.promised(8)
     for rank in (A, B):
-        mount.sharing.come(rank, Progress("train", 0, 1, 1))
-        mount.sharing.come(rank, Progress("train", 0, 1, 1))
+        mount.sharing.progressed(rank, Progress("train", 0, 1, 1))
+        mount.sharing.progressed(rank, Progress("train", 0, 1, 1))
     assert not shared.promised(8)
     assert shared.wanted_by(8) == 0
 
@@ -109,7 +109,7 @@ def test_what_was_taken_may_leave_the_cache(mount: Mount) -> None:
 def test_the_news_of_what_was_taken_may_come_before_that_of_what_was_dispatched(mount: Mount) -> None:
     mount.ask(B, [])
     mount.ask(A, [8])
-    mount.sharing.come(A, Progress("train", 0, 1, 1))
+    mount.sharing.progressed(A, Progress("train", 0, 1, 1))
     mount.ask(A, [9], 1, (8,))
     shared = mount.engine.owed.lists["digest"]
     assert not shared.promised(8)

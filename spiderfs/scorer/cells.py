@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from spiderfs.scorer.centres import Centres
 from spiderfs.scorer.index import NOBODY, Ids, Near, Nearest, Neighbours, Vectors
-from spiderfs.scorer.saved_files import saved_arrays
+from spiderfs.scorer.saved_files import save_arrays, saved_arrays
 
 # With 512 rows in a cell the recall is the same as with half as many cells of 1,024, and there are more products.
 CELL_ROWS = 1024
@@ -44,12 +44,12 @@ PAGES = CELL_ROWS // PAGE_ROWS
 # and some more while samples move.
 LEAST_ROWS = CELL_ROWS // 4
 SPARE_CELLS = 64
-# A row looks at so many cells first, and at so many in all. Clusters of classes need 4; a million samples in 50
+# The cells that a row looks at first, and in all. Clusters of classes need 4; a million samples in 50
 # clusters that are round in all 64 dimensions need 32 (16 find 80 % of the neighbours).
 PROBED_FIRST, PROBED = 2, 32
-# So many rows are updated between two looks at the centres: new cells must be seen before many more samples come.
+# Rows that are updated between two looks at the centres: new cells must be seen before many more samples come.
 UPDATED_AT_ONCE = 256
-# So many rows are queried at once. The more rows look at a cell, the less each costs; their neighbours so far take some
+# Rows that are queried at once. The more rows look at a cell, the less each costs; their neighbours so far take some
 # tens of MiB.
 QUERIED_AT_ONCE = 4096
 # A row looks at a cell if the square of the distance to its centre is below this share of the square of (distance of
@@ -316,13 +316,10 @@ class CellIndex:
         cells = np.flatnonzero(self._sizes).tolist()
         ids = [self._samples_of(cell) for cell in cells]
         numbers = [self._numbers_of(cell)[: self._sizes[cell]] for cell in cells]
-        with path.open("wb") as file:
-            np.savez(
-                file,
-                sizes=self._sizes[cells],
-                ids=np.concatenate([np.zeros(0, np.int64), *ids]),
-                numbers=np.concatenate([np.zeros((0, self._dimension + 1), np.int16), *numbers]),
-            )
+        ids.insert(0, np.zeros(0, np.int64))
+        numbers.insert(0, np.zeros((0, self._dimension + 1), np.int16))
+        arrays = {"sizes": self._sizes[cells], "ids": np.concatenate(ids), "numbers": np.concatenate(numbers)}
+        save_arrays(path, arrays)
 
     def restore(self, path: Path) -> None:
         saved = saved_arrays(path)

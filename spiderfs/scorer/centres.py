@@ -15,7 +15,7 @@ from spiderfs.scorer.index import NOBODY, Ids, Vectors
 GRAPH_CENTRES = 8192
 # A centre is linked anew when it has moved by this share of the mean distance of its samples from it.
 _LINKED_ANEW = 0.1
-# The graph is asked for so many more cells than are wanted.
+# The graph is asked for this many more cells than are wanted.
 _SPARE = 8
 
 

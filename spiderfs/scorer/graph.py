@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # 40 (one core). The recall over four epochs of updates is 1.00 and 0.97 to 0.99.
 LINKS = 16
 BUILD_CANDIDATES = 40
-# For each neighbour that is wanted a query looks at so many candidates. Among 100,000 samples a factor of 1.5 finds
+# Candidates that a query looks at for each neighbour that is wanted. Among 100,000 samples a factor of 1.5 finds
 # 93 % in 63 ms per batch, 3 finds 97 % in 77 ms, and 5 finds little more in 98 ms.
 SEARCH_FACTOR = 3
 # hnswlib draws the level of each node at random; a fixed seed makes runs repeatable.

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from spiderfs.scorer.saved_files import saved_arrays
+from spiderfs.scorer.saved_files import save_arrays, saved_arrays
 
 Ids = NDArray[np.int64]
 Vectors = NDArray[np.float32]
@@ -135,7 +135,7 @@ class Nearest:
         count, width = squared.shape
         near = squared < self._bounds[rows, None]
         chosen = np.flatnonzero(near)
-        # With so many, finding the k-th nearest costs less than to look at them all later.
+        # With this many, finding the k-th nearest costs less than to look at them all later.
         if len(chosen) > 2 * count * self._k and width > self._k:
             bounds = np.partition(squared, self._k - 1, axis=1)[:, self._k - 1]
             self._bounds[rows] = np.minimum(self._bounds[rows], bounds)
@@ -215,7 +215,7 @@ def _order(rows: Ids, squared: Vectors, count: int) -> Ids:
     """
     row_bits, place_bits = count.bit_length(), len(rows).bit_length()
     square_bits = min(31, 64 - row_bits - place_bits)
-    assert square_bits > 16, "a query of so many rows has to be divided"
+    assert square_bits > 16, "a query of this many rows has to be divided"
     numbers = rows.astype(np.uint64) << np.uint64(square_bits + place_bits)
     numbers |= (squared.view(np.uint32) >> np.uint32(31 - square_bits)).astype(np.uint64) << np.uint64(place_bits)
     numbers |= np.arange(len(rows), dtype=np.uint64)
@@ -272,8 +272,7 @@ class ExactIndex:
 
     def save(self, path: Path) -> None:
         # The trainer sent half precision; to round a scaled vector to it again moves it by 0.0005 at most.
-        with path.open("wb") as file:
-            np.savez(file, ids=self.present(), vectors=self._vectors[: self._count].astype(np.float16))
+        save_arrays(path, {"ids": self.present(), "vectors": self._vectors[: self._count].astype(np.float16)})
 
     def restore(self, path: Path) -> None:
         saved = saved_arrays(path)

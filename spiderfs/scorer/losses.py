@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from spiderfs.scorer.saved_files import check_whole, saved_arrays, write_whole
+from spiderfs.scorer.saved_files import check_whole, save_arrays, saved_arrays, write_whole
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions, Scores, Scoring
 
 VERSION = 1
@@ -74,17 +74,9 @@ class LossScores(Scoring):
     # -- over a remount
 
     def save(self, directory: Path) -> None:
-        write_whole(directory / self.FILE, self._save)
-
-    def _save(self, path: Path) -> None:
-        with path.open("wb") as file:
-            np.savez(
-                file,
-                identity=self._identity(),
-                scores=self.scores,
-                scored=self._scored,
-                largest_batch=self._largest_batch,
-            )
+        arrays = {"identity": self._identity(), "scores": self.scores, "scored": self._scored}
+        arrays |= {"largest_batch": self._largest_batch}
+        write_whole(directory / self.FILE, lambda path: save_arrays(path, arrays))
 
     def restore(self, directory: Path) -> bool:
         try:

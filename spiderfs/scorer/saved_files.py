@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -36,8 +36,14 @@ def check_whole(path: Path) -> None:
         raise ValueError(f"{path} does not have the checksum with which it was written")
 
 
+def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write a file from which `saved_arrays` reads these arrays."""
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+
+
 def saved_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays that `numpy.savez` wrote; raises ValueError or OSError for any other file.
+    """The arrays that `save_arrays` wrote; raises ValueError or OSError for any other file.
 
     The caller must have called `check_whole` for the file.
     """

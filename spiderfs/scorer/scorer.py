@@ -4,9 +4,15 @@ The embeddings of each batch update an index of the whole list. Each embedding i
 does not say: without that, the radius would depend on how long a network makes its vectors, and would have to follow
 that length through the training.
 
-A sample's neighbours are the samples that lie nearer than the radius (`radius.py`), of more than 500 the 500 nearest.
+A sample's neighbours are the samples that lie nearer than the radius, of more than 500 the 500 nearest.
 x_same of them have the sample's own label and x_other have another one; equation 4 computes the score from these two
 numbers. Nothing has to be sorted for that, unless more than 500 samples lie within the radius.
+
+SpiderCache defines the radius as -ln(alpha)/lambda, and gives neither number. A bad radius makes all scores equal. A
+good radius follows the embeddings: here it is a quantile of the distances from a sample to those of its k nearest
+samples that have its label. The radius is computed from the latest of these distances when an epoch begins, and stays
+for the epoch, so that all scores of the epoch can be compared. During the first epoch it is computed anew after every
+batch.
 
 Which index serves which list (`index.py`, `cells.py` and `graph.py` describe them): up to EXACT_MAX_SAMPLES samples,
 each batch is compared with all of them. A longer list is kept in cells of near samples. In very long lists, a graph
@@ -21,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from zlib import crc32
 
 import numpy as np
@@ -30,8 +36,7 @@ from numpy.typing import ArrayLike, NDArray
 from spiderfs.scorer.cells import CellIndex
 from spiderfs.scorer.graph import GraphIndex
 from spiderfs.scorer.index import ExactIndex, Ids, Index, Near, Vectors, blocks_of, exact_nearest, normalised
-from spiderfs.scorer.radius import Radius
-from spiderfs.scorer.saved_files import check_whole, saved_arrays, write_whole
+from spiderfs.scorer.saved_files import check_whole, save_arrays, saved_arrays, write_whole
 from spiderfs.scorer.scoring import BatchScores, Hub, ScorerOptions, Scoring
 
 VERSION = 3
@@ -39,13 +44,15 @@ STATE_FILE, INDEX_FILE = "scores.npz", "index.bin"
 # A saved state names its index by the position in this row.
 KINDS = ("exact", "cells", "graph")
 
-# Up to so many samples, comparing with all of them costs at most twice as much as cells, and misses nothing: 46 and 24
+# Up to this length, comparing with all samples costs at most twice as much as cells, and misses nothing: 46 and 24
 # ms for 128 rows of 50,000 samples, if 1,024 rows come at once (one core; benchmarks/engine/scorer.py).
 EXACT_MAX_SAMPLES = 50_000
 # neighbour_max of equation 4.
 PAPERS_NEIGHBOURS = 500
-# So many rows of a batch calibrate the radius, with so many distances in all: their nearest samples have to be sorted.
+# The rows of a batch that calibrate the radius, and their distances: the nearest samples have to be sorted.
 CALIBRATING_ROWS, CALIBRATING_DISTANCES = 16, 2048
+# This many distances are remembered, those of some 40 batches: they take 256 KiB, and their quantile takes 1 ms.
+REMEMBERED = 1 << 16
 # 1/x_same when x_same is 0: such a sample is rarer than one with a single neighbour of its label.
 INVERSE_OF_NONE = 2.0
 
@@ -56,6 +63,60 @@ def importance(same: ArrayLike, other: ArrayLike) -> NDArray[np.float32]:
     x_same = np.maximum(np.asarray(same), 1 / INVERSE_OF_NONE)
     scores: NDArray[np.float32] = np.log(1 / x_same + np.asarray(other) / PAPERS_NEIGHBOURS + 1).astype(np.float32)
     return scores
+
+
+class Radius:
+    """The distance below which two samples are neighbours: `fixed`, or calibrated while the training runs (None)."""
+
+    def __init__(self, fixed: float | None = None, quantile: float = 0.5, remembered: int = REMEMBERED) -> None:
+        if fixed is not None and not fixed > 0:
+            raise ValueError(f"the radius must be positive, not {fixed}")
+        if not 0 < quantile < 1:
+            raise ValueError(f"the quantile of the radius must lie between 0 and 1, not {quantile}")
+        self.fixed = fixed
+        self.quantile = quantile
+        self._calibrated = 0.0
+        self._frozen = False
+        self._distances = np.zeros(remembered, np.float32)
+        self._seen = 0
+
+    @property
+    def value(self) -> float:
+        """The current radius; 0 while no distance has been observed."""
+        return self._calibrated if self.fixed is None else self.fixed
+
+    def observe(self, distances: Vectors) -> None:
+        """Remember distances between samples of the same label and, in the first epoch, compute the radius anew."""
+        room = len(self._distances)
+        latest = distances[-room:]
+        self._distances[(self._seen + np.arange(len(latest))) % room] = latest
+        self._seen += len(latest)
+        if not self._frozen:
+            self._calibrate()
+
+    def new_epoch(self) -> None:
+        """Compute the radius from the latest distances; it stays until the next epoch."""
+        self._calibrate()
+        self._frozen = self._seen > 0
+
+    def state(self) -> dict[str, Any]:
+        """All that `restore` needs, as numbers and arrays."""
+        return {
+            "radius": self._calibrated,
+            "frozen": self._frozen,
+            "distances": self._distances[: min(self._seen, len(self._distances))],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._seen = 0
+        self._frozen = True
+        self.observe(np.asarray(state["distances"], np.float32))
+        self._calibrated = float(state["radius"])
+        self._frozen = bool(state["frozen"])
+
+    def _calibrate(self) -> None:
+        if self._seen:
+            self._calibrated = float(np.quantile(self._distances[: self._seen], self.quantile))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +193,6 @@ class Scorer(Scoring):
             return None
         made = cls(labels, dimension, options)
         return made if made.restore(directory) else None
-
-    def fits(self, dimension: int) -> bool:
-        return dimension == self.dimension
 
     @property
     def radius(self) -> float:
@@ -215,7 +273,9 @@ class Scorer(Scoring):
     def save(self, directory: Path) -> None:
         """Write the index and the scores. After a crash between the two, the scores are older, which does no harm."""
         write_whole(directory / INDEX_FILE, self.index.save)
-        write_whole(directory / STATE_FILE, self._save_scores)
+        scores = {"scores": self.scores, "scored": self._scored, "same": self._same, "other": self._other}
+        arrays = {"identity": self._identity(), **scores, **self._radius.state()}
+        write_whole(directory / STATE_FILE, lambda path: save_arrays(path, arrays))
 
     def restore(self, directory: Path) -> bool:
         try:
@@ -231,18 +291,6 @@ class Scorer(Scoring):
         self._same, self._other = state["same"], state["other"]
         self._radius.restore(state)
         return True
-
-    def _save_scores(self, path: Path) -> None:
-        with path.open("wb") as file:
-            np.savez(
-                file,
-                identity=self._identity(),
-                scores=self.scores,
-                scored=self._scored,
-                same=self._same,
-                other=self._other,
-                **self._radius.state(),
-            )
 
     def _identity(self) -> list[int]:
         """A saved state can be used only if its identity is equal to this one."""

@@ -29,7 +29,7 @@ class ScorerOptions:
     """The settings of all scorings; each scoring uses those that concern it."""
 
     neighbours: int = 500
-    """So many neighbours of a sample count at most, the nearest ones."""
+    """How many neighbours of a sample count at most, the nearest ones."""
     radius: float | None = None
     """A fixed radius; None calibrates it."""
     radius_quantile: float = 0.5
@@ -94,9 +94,9 @@ class Scoring(ABC):
     def saved(cls, labels: ArrayLike, options: ScorerOptions, directory: Path) -> Self | None:
         """The scoring that `save` wrote for these labels, of whatever dimension; None if there is no usable one."""
 
-    @abstractmethod
     def fits(self, dimension: int) -> bool:
         """Whether this scoring can take embeddings of this dimension."""
+        return dimension == self.dimension
 
     @abstractmethod
     def batch(

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from spiderfs.scorer.cells import CellIndex
 from spiderfs.scorer.graph import GraphIndex
 from spiderfs.scorer.index import NOBODY, ExactIndex, Index, Vectors, normalised
-from spiderfs.scorer.radius import Radius
-from spiderfs.scorer.scorer import Scorer, importance
+from spiderfs.scorer.scorer import Radius, Scorer, importance
 from spiderfs.scorer.scoring import FIRST_PRIOR, ScorerOptions
 
 Kind = Literal["exact", "cells", "graph"]

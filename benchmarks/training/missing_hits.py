@@ -46,10 +46,9 @@ from benchmarks.common.results import machine, plain_table, save, spread, wide_c
 from benchmarks.training.in_process import Configuration, Pool, Training, pool_in
 from benchmarks.training.training import IMAGES
 from spiderfs.core.policy import Key
-from spiderfs.policies import POLICIES
+from spiderfs.policies import POLICIES, impact_course
 from spiderfs.policies import impact as impact_policy
 from spiderfs.policies.impact import Impact
-from spiderfs.policies.parts import impact_course
 from trainer_hook.connection.client import Client
 
 FULL = Extent(epochs=8, training=3_000, held_out=500, seeds=3)

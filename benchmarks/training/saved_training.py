@@ -7,12 +7,10 @@ and would change the rest of the training. A file is a pickle, which runs code w
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -77,17 +75,6 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, found: Any) -> str | None:
         # The sampler holds a method of the training, by which it evaluates.
         return "training" if found is self._training else None
-
-    def reducer_override(self, found: Any) -> Any:
-        if isinstance(found, MappingProxyType):
-            # The view of a dictionary is saved as one of the same dictionary; a copy would no longer follow it.
-            return _view, tuple(gc.get_referents(found))
-        return NotImplemented
-
-
-def _view(of: dict[Any, Any]) -> MappingProxyType[Any, Any]:
-    # pickle finds this function by its name, and would not find the type.
-    return MappingProxyType(of)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -10,7 +10,7 @@ leaves free, and the policy may fill whatever the blocks leave free. When both w
 the budget and the policy gets the rest.
 
 In a mount whose root shows some samples as views and the others as originals, the samples that are shown as views are
-members of the section "views" (`views_room.py`), and none of the policy's: they have been chosen so that all of them
+members of the section "views" (`rooms.py`), and none of the policy's: they have been chosen so that all of them
 fit, so nothing about them has to be ranked. They may fill their share of what blocks leave; the policy may fill what
 they leave free.
 
@@ -31,23 +31,46 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from spiderfs.core.changes import NOTHING, Changes
 from spiderfs.core.guided import Guided
 from spiderfs.core.plans.exchange import SharedList
-from spiderfs.core.plans.foresight import Foresight
-from spiderfs.core.plans.owed import Owed
+from spiderfs.core.plans.foresight import Foresight, Owed
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import Schedule
 from spiderfs.core.policy import Key, Policy, in_saved_order
-from spiderfs.core.views_room import NO_VIEWS, VIEWS, ViewsRoom
+from spiderfs.core.rooms import NO_VIEWS, VIEWS, ViewsRoom
 
 BLOCKS = "blocks"
 
-# The times of next uses are computed anew when a reader is so many seconds from where its pace said it would be.
+# The times of next uses are computed anew when a reader is this far from where its pace said it would be.
 _DRIFT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The changes that the store has to make: first all of `drop`, then all of `keep`."""
+
+    keep: tuple[tuple[Key, str], ...] = ()
+    """Move the key to this section, from landing or from another section."""
+    drop: tuple[Key, ...] = ()
+    """Remove the key from the cache."""
+
+
+NOTHING = Changes()
+
+
+def merged(several: Iterable[Changes]) -> Changes:
+    """The changes of several calls as one: what the engine said last about a key counts."""
+    fate: dict[Key, str | None] = {}
+    for changes in several:
+        fate.update(dict.fromkeys(changes.drop))
+        fate.update(changes.keep)
+    return Changes(
+        tuple((key, section) for key, section in fate.items() if section is not None),
+        tuple(key for key, section in fate.items() if section is None),
+    )
 
 
 class Member(NamedTuple):
@@ -56,6 +79,8 @@ class Member(NamedTuple):
 
 
 class Engine:
+    """The attributes without an underscore are for others to read; `section_bytes` is what the members take."""
+
     def __init__(
         self,
         policy: Policy,
@@ -68,41 +93,19 @@ class Engine:
             raise ValueError(f"large_share must lie between 0 and 1, not {large_share}")
         self.schedule = Schedule()
         self.owed = Owed()
-        self._policy = policy
+        self.policy = policy
         self._foresight = Foresight(policy, self.schedule, self.owed)
         self._large_share = large_share
         self._views = views
-        self._members: dict[Key, Member] = {}
+        self.members: dict[Key, Member] = {}
         self._blocks: OrderedDict[Key, None] = OrderedDict()
         self._shown: dict[Key, None] = {}
-        # Members of which it is not known (yet) what they are shown as.
+        # Members for which it is not known yet what they are shown as.
         self._unnamed: set[Key] = set()
-        self._section_bytes = self._empty_sections()
-        self._section_entries = self._empty_sections()
-        self._used_bytes = 0
+        self.section_bytes = self._empty_sections()
+        self.section_entries = self._empty_sections()
+        self.used_bytes = 0
         self._set_budget(capacity_bytes, landing_bytes)
-        self.members: Mapping[Key, Member] = MappingProxyType(self._members)
-
-    @property
-    def policy(self) -> Policy:
-        return self._policy
-
-    @property
-    def used_bytes(self) -> int:
-        return self._used_bytes
-
-    @property
-    def budget_bytes(self) -> int:
-        """Bytes that members may take: the capacity less the room left for landing."""
-        return self._budget_bytes
-
-    @property
-    def section_bytes(self) -> Mapping[str, int]:
-        return MappingProxyType(self._section_bytes)
-
-    @property
-    def section_entries(self) -> Mapping[str, int]:
-        return MappingProxyType(self._section_entries)
 
     def opened(self, key: Key, size: int) -> Changes:
         """Note that a sample was opened: an open of a member is a hit.
@@ -110,38 +113,37 @@ class Engine:
         The caller must have put any other sample into landing; it is then a candidate, and the returned changes say
         whether it is kept.
         """
-        if key in self._members:
+        if key in self.members:
             self.read_unseen(key, size)
             return self.place(key, size) if key in self._unnamed else NOTHING
         if not self._is_view(key):
-            self._policy.missed(key, size)
+            self.policy.missed(key, size)
         return self._offer(key, size)
 
     def read_unseen(self, key: Key, size: int) -> None:
         """Note that a reader got a sample from the kernel's memory; without bytes at hand it is no candidate."""
-        if key in self._members and key not in self._shown:
-            self._policy.hit(key, size)
+        if key in self.members and key not in self._shown:
+            self.policy.hit(key, size)
             self._foresight.changed(key)
 
     def would_keep(self, key: Key, size: int) -> bool:
         """Whether a sample that is no member would become one if `place` were called now."""
-        if self._is_view(key):
-            return self._view_fits(size)
-        return self._victims(key, size, size, self._policy.section_for(key)) is not None
+        section = self._section_for(key)
+        return self._view_fits(size) if section == VIEWS else self._victims(key, size, size, section) is not None
 
     def could_keep(self, key: Key, size: int) -> bool:
         """Whether a sample of this size fits its section's limit, whatever would have to leave for it."""
         if self._is_view(key):
             return size <= self._views_share()
         share = self._policy_share()
-        return size <= min(share, self._policy.limit(self._policy.section_for(key), share, self.section_bytes))
+        return size <= min(share, self.policy.limit(self.policy.section_for(key), share, self.section_bytes))
 
     def place(self, key: Key, size: int) -> Changes:
         """Put a sample into the section that the policy wants it in now, although nobody has opened it.
 
         A member moves if it is in another section. Any other sample is a candidate, as in `opened`.
         """
-        member = self._members.get(key)
+        member = self.members.get(key)
         if member is None:
             return self._offer(key, size)
         section = self._section_for(key)
@@ -158,18 +160,18 @@ class Engine:
 
     def block_read(self, key: Key, size: int) -> Changes:
         """Note that a block of a large file was read: a member is a hit; any other block is a candidate in landing."""
-        if key in self._members:
+        if key in self.members:
             self._blocks.move_to_end(key)
             return NOTHING
-        blocks_bytes, blocks_share = self._section_bytes[BLOCKS], self._blocks_share()
-        over_budget = self._used_bytes + size - self._budget_bytes
+        blocks_bytes, blocks_share = self.section_bytes[BLOCKS], self._blocks_share()
+        over_budget = self.used_bytes + size - self.budget_bytes
         own = self._oldest_blocks(min(over_budget, blocks_bytes + size - blocks_share))
-        freed = sum(self._members[block].size for block in own)
+        freed = sum(self.members[block].size for block in own)
         samples: list[Key] = []
         if over_budget > freed:
             if blocks_bytes - freed + size > blocks_share:
                 return NOTHING
-            samples = self._surplus(self._budget_bytes - (blocks_bytes - freed + size))
+            samples = self._surplus(self.budget_bytes - (blocks_bytes - freed + size))
         self._leave(own)
         self._leave(samples)
         self._enter(key, size, BLOCKS)
@@ -178,12 +180,12 @@ class Engine:
 
     def forget(self, key: Key) -> None:
         """Remove a member that the store has lost: its `keep` came too late, or its record is corrupt."""
-        if key in self._members:
+        if key in self.members:
             self._leave([key])
 
     def evict(self, keys: Iterable[Key]) -> Changes:
         """Drop these keys because the user asked for it; keys that are no members are left out."""
-        going = [key for key in dict.fromkeys(keys) if key in self._members]
+        going = [key for key in dict.fromkeys(keys) if key in self.members]
         self._leave(going)
         return Changes(drop=tuple(going))
 
@@ -194,8 +196,8 @@ class Engine:
 
     def settle(self) -> Changes:
         """Evict until no limit is exceeded. The caller must call this after a policy changed its sections' limits."""
-        over_budget = self._used_bytes - self._budget_bytes
-        blocks = self._oldest_blocks(min(over_budget, self._section_bytes[BLOCKS] - self._blocks_share()))
+        over_budget = self.used_bytes - self.budget_bytes
+        blocks = self._oldest_blocks(min(over_budget, self.section_bytes[BLOCKS] - self._blocks_share()))
         self._leave(blocks)
         samples = self._surplus(self._samples_share())
         self._leave(samples)
@@ -203,9 +205,9 @@ class Engine:
 
     def change_policy(self, policy: Policy) -> Changes:
         """Go on with another policy; it takes over the members, in the order in which the old policy ranked them."""
-        members = {key: self._members[key].size for key in self._policy.eviction_order()}
+        members = {key: self.members[key].size for key in self.policy.eviction_order()}
         policy.restore(members, {})
-        self._policy = policy
+        self.policy = policy
         self._foresight = Foresight(policy, self.schedule, self.owed)
         return self._adopt(self._shown)
 
@@ -215,16 +217,16 @@ class Engine:
         `state` is what `state()` returned before, or empty; the state of another policy is ignored. Members that no
         longer fit are dropped.
         """
-        self._members.clear()
-        self._members.update((key, Member(size, section)) for key, size, section in members)
-        blocks = (key for key, member in self._members.items() if member.section == BLOCKS)
+        self.members.clear()
+        self.members.update((key, Member(size, section)) for key, size, section in members)
+        blocks = (key for key, member in self.members.items() if member.section == BLOCKS)
         self._blocks = OrderedDict.fromkeys(in_saved_order(blocks, state.get(BLOCKS, ())))
         self._unnamed.clear()
         shown = self._found_views()
-        samples = {key: size for key, (size, section) in self._members.items() if section != BLOCKS}
+        samples = {key: size for key, (size, section) in self.members.items() if section != BLOCKS}
         samples = {key: size for key, size in samples.items() if key not in shown}
-        same_policy = state.get("policy") == self._policy.name
-        self._policy.restore(samples, state.get("ranks", {}) if same_policy else {})
+        same_policy = state.get("policy") == self.policy.name
+        self.policy.restore(samples, state.get("ranks", {}) if same_policy else {})
         return self._adopt(shown)
 
     def state(self) -> dict[str, Any]:
@@ -232,11 +234,11 @@ class Engine:
 
         The members are not in it: the store knows them.
         """
-        return {"policy": self._policy.name, "ranks": self._policy.state(), BLOCKS: list(self._blocks)}
+        return {"policy": self.policy.name, "ranks": self.policy.state(), BLOCKS: list(self._blocks)}
 
     def score(self, key: Key) -> float:
         """The policy's score of a sample; a block has no score, and this returns 0 for it."""
-        return 0.0 if key in self._blocks else self._policy.score(key)
+        return 0.0 if key in self._blocks else self.policy.score(key)
 
     # -- what is known of the future -------------------------------------------------------------------------------
 
@@ -249,7 +251,7 @@ class Engine:
         self._replanned()
 
     def progressed(self, trainer: Hashable, name: str, number: int, dispatched: int, taken: int, now_s: float) -> None:
-        """A trainer's loader workers have been given so many samples of an epoch, and its loop has taken so many."""
+        """A trainer has dispatched and taken this many positions of epoch `number`."""
         for key in self.schedule.progressed(trainer, name, number, dispatched, taken, now_s):
             self._foresight.changed(key)
 
@@ -296,7 +298,7 @@ class Engine:
 
     def share(self, name: Hashable, shared: SharedList) -> None:
         """Jobs may exchange samples of this list from now on."""
-        self.owed.add(name, shared, self._members)
+        self.owed.add(name, shared, self.members)
 
     def owing_changed(self) -> None:
         """Rank all members anew: a rank has begun or ended an epoch of a shared list, or nobody shares a list."""
@@ -309,28 +311,29 @@ class Engine:
 
     def scored(self, key: Key, score: float) -> None:
         """A sample, member or not, has a new score; the policy must be a `Guided` one."""
-        assert isinstance(self._policy, Guided)
-        self._policy.scored(key, score)
+        assert isinstance(self.policy, Guided)
+        self.policy.scored(key, score)
         self._foresight.changed(key)
 
     def _replanned(self) -> None:
-        foreseen = self._policy.foreseen
-        self._foresight.replanned(key for key, member in self._members.items() if member.section == foreseen)
+        foreseen = self.policy.foreseen
+        self._foresight.replanned(key for key, member in self.members.items() if member.section == foreseen)
 
     # -- shares ----------------------------------------------------------------------------------------------------
 
     def _set_budget(self, capacity_bytes: int, landing_bytes: int) -> None:
         if capacity_bytes < 0 or landing_bytes < 0:
             raise ValueError(f"a capacity cannot be negative: {capacity_bytes}, landing {landing_bytes}")
-        self._budget_bytes = max(0, capacity_bytes - landing_bytes)
+        self.budget_bytes = max(0, capacity_bytes - landing_bytes)
+        """Bytes that members may take: the capacity less the room left for landing."""
 
     def _blocks_share(self) -> int:
         """Bytes of blocks that the policy cannot take back."""
-        return int(self._budget_bytes * self._large_share)
+        return int(self.budget_bytes * self._large_share)
 
     def _samples_share(self) -> int:
         """Bytes that samples may fill: blocks keep their share, and less if they hold less now."""
-        return self._budget_bytes - min(self._section_bytes[BLOCKS], self._blocks_share())
+        return self.budget_bytes - min(self.section_bytes[BLOCKS], self._blocks_share())
 
     def _views_share(self) -> int:
         return self._views.limit(self._samples_share())
@@ -340,10 +343,10 @@ class Engine:
         return self._samples_share() - self._views_bytes()
 
     def _policy_bytes(self) -> int:
-        return self._used_bytes - self._section_bytes[BLOCKS] - self._views_bytes()
+        return self.used_bytes - self.section_bytes[BLOCKS] - self._views_bytes()
 
     def _views_bytes(self) -> int:
-        return self._section_bytes.get(VIEWS, 0)
+        return self.section_bytes.get(VIEWS, 0)
 
     # -- samples that are shown as views
 
@@ -351,15 +354,15 @@ class Engine:
         return self._views.is_view(key) is True
 
     def _section_for(self, key: Key) -> str:
-        return VIEWS if self._is_view(key) else self._policy.section_for(key)
+        return VIEWS if self._is_view(key) else self.policy.section_for(key)
 
     def _view_fits(self, size: int) -> bool:
         return self._views_bytes() + size <= self._views_share()
 
     def _found_views(self) -> dict[Key, None]:
-        """The members that are shown as views; those of which that cannot be said are noted as unnamed."""
+        """The members that are shown as views; members for which that is not known become unnamed."""
         found: dict[Key, None] = {}
-        for key, member in self._members.items():
+        for key, member in self.members.items():
             is_view = False if member.section == BLOCKS else self._views.is_view(key)
             if is_view:
                 found[key] = None
@@ -367,29 +370,20 @@ class Engine:
                 self._unnamed.add(key)
         return found
 
-    def _offer_view(self, key: Key, size: int) -> Changes:
-        """As `_offer`: a view is kept if it fits its section, and the policy's samples make room for it."""
-        if not self._view_fits(size):
-            return NOTHING
-        victims = self._policy_surplus(self._policy_share() - size)
-        self._leave(victims)
-        borrowed = self._oldest_blocks(self._used_bytes + size - self._budget_bytes)
-        self._leave(borrowed)
-        self._admit(key, size, VIEWS)
-        return Changes(((key, VIEWS),), (*victims, *borrowed))
-
     # -- choosing victims ------------------------------------------------------------------------------------------
 
     def _offer(self, key: Key, size: int) -> Changes:
-        if self._is_view(key):
-            return self._offer_view(key, size)
-        section = self._policy.section_for(key)
-        victims = self._victims(key, size, size, section)
+        section = self._section_for(key)
+        victims: list[Key] | None
+        if section != VIEWS:
+            victims = self._victims(key, size, size, section)
+        else:
+            victims = self._policy_surplus(self._policy_share() - size) if self._view_fits(size) else None
         if victims is None:
             return NOTHING
         self._leave(victims)
-        # The policy may take back all room that blocks hold beyond their own share.
-        borrowed = self._oldest_blocks(self._used_bytes + size - self._budget_bytes)
+        # Samples may take back all room that blocks hold beyond their own share.
+        borrowed = self._oldest_blocks(self.used_bytes + size - self.budget_bytes)
         self._leave(borrowed)
         self._admit(key, size, section)
         if self._views.is_view(key) is None:
@@ -402,17 +396,17 @@ class Engine:
         None if no members that may leave for it free enough bytes.
         """
         share = self._policy_share()
-        limit = self._policy.limit(section, share, self.section_bytes)
+        limit = self.policy.limit(section, share, self.section_bytes)
         if size > min(share, limit):
             return None
         over_share = self._policy_bytes() + more - share
-        over_limit = self._section_bytes[section] + size - limit
+        over_limit = self.section_bytes[section] + size - limit
         victims: list[Key] = []
         if over_limit > 0:
             victims = self._enough(self._foresight.victims_for(key, size, section), over_limit)
             if not victims:
                 return None
-            over_share -= sum(self._members[victim].size for victim in victims)
+            over_share -= sum(self.members[victim].size for victim in victims)
         if over_share > 0:
             others = (other for other in self._foresight.victims_for(key, size, None) if other not in victims)
             rest = self._enough(others, over_share)
@@ -423,43 +417,40 @@ class Engine:
 
     def _enough(self, order: Iterable[Key], over: int) -> list[Key]:
         """The first keys of `order` that together free `over` bytes; an empty list if all keys together do not."""
-        chosen: list[Key] = []
-        if over <= 0:
-            return chosen
-        for key in order:
-            chosen.append(key)
-            over -= self._members[key].size
-            if over <= 0:
-                return chosen
-        return []
+        chosen, over = self._first(order, over)
+        return chosen if over <= 0 else []
 
     def _oldest_blocks(self, over: int) -> list[Key]:
         """The least recently read blocks that together free `over` bytes, or all of them."""
+        return self._first(self._blocks, over)[0]
+
+    def _first(self, order: Iterable[Key], over: int) -> tuple[list[Key], int]:
+        """The first keys of `order` that together free `over` bytes, or all, and the bytes that are still to free."""
         chosen: list[Key] = []
-        for key in self._blocks:
+        for key in order if over > 0 else ():
+            chosen.append(key)
+            over -= self.members[key].size
             if over <= 0:
                 break
-            chosen.append(key)
-            over -= self._members[key].size
-        return chosen
+        return chosen, over
 
     def _surplus(self, share: int) -> list[Key]:
         """The members that must leave so that samples hold at most `share` bytes, and views and policy their shares."""
         views_bytes = self._views_bytes()
         # All of them are as good as each other, so the newest ones leave, as with MinIO.
         views = self._enough(reversed(self._shown), views_bytes - self._views.limit(share))
-        left = views_bytes - sum(self._members[key].size for key in views)
+        left = views_bytes - sum(self.members[key].size for key in views)
         return views + self._policy_surplus(share - left)
 
     def _policy_surplus(self, share: int) -> list[Key]:
         """The members that must leave so that the policy holds at most `share` bytes, and each section its limit."""
         chosen: dict[Key, None] = {}
         over_share = self._policy_bytes() - share
-        for section in self._policy.sections:
-            over_limit = self._section_bytes[section] - self._policy.limit(section, share, self.section_bytes)
+        for section in self.policy.sections:
+            over_limit = self.section_bytes[section] - self.policy.limit(section, share, self.section_bytes)
             if over_limit > 0:
                 chosen.update(dict.fromkeys(self._enough(self._foresight.eviction_order(section), over_limit)))
-        over_share -= sum(self._members[key].size for key in chosen)
+        over_share -= sum(self.members[key].size for key in chosen)
         if over_share > 0:
             rest = (key for key in self._foresight.eviction_order() if key not in chosen)
             chosen.update(dict.fromkeys(self._enough(rest, over_share)))
@@ -468,26 +459,26 @@ class Engine:
     # -- books -----------------------------------------------------------------------------------------------------
 
     def _enter(self, key: Key, size: int, section: str) -> None:
-        self._members[key] = Member(size, section)
-        self._section_bytes[section] += size
-        self._section_entries[section] += 1
-        self._used_bytes += size
+        self.members[key] = Member(size, section)
+        self.section_bytes[section] += size
+        self.section_entries[section] += 1
+        self.used_bytes += size
 
     def _admit(self, key: Key, size: int, section: str) -> None:
         self._enter(key, size, section)
         if section == VIEWS:
             self._shown[key] = None
         else:
-            self._policy.inserted(key, size)
+            self.policy.inserted(key, size)
         self.owed.entered(key)
         self._foresight.inserted(key, section)
 
     def _leave(self, keys: Iterable[Key]) -> None:
         for key in keys:
-            size, section = self._members.pop(key)
-            self._section_bytes[section] -= size
-            self._section_entries[section] -= 1
-            self._used_bytes -= size
+            size, section = self.members.pop(key)
+            self.section_bytes[section] -= size
+            self.section_entries[section] -= 1
+            self.used_bytes -= size
             self._unnamed.discard(key)
             if section == BLOCKS:
                 del self._blocks[key]
@@ -495,28 +486,28 @@ class Engine:
             if section == VIEWS:
                 del self._shown[key]
             else:
-                self._policy.removed(key)
+                self.policy.removed(key)
             self.owed.left(key)
             self._foresight.removed(key)
 
     def _adopt(self, shown: dict[Key, None]) -> Changes:
         """Put every member into the section that it belongs to, then evict what does not fit; `shown` are views."""
         self._shown = shown
-        self._section_bytes = self._empty_sections()
-        self._section_entries = self._empty_sections()
+        self.section_bytes = self._empty_sections()
+        self.section_entries = self._empty_sections()
         moved: list[tuple[Key, str]] = []
-        for key, member in self._members.items():
-            section = BLOCKS if member.section == BLOCKS else VIEWS if key in shown else self._policy.section_for(key)
+        for key, member in self.members.items():
+            section = BLOCKS if member.section == BLOCKS else VIEWS if key in shown else self.policy.section_for(key)
             if section != member.section:
                 moved.append((key, section))
-            self._section_bytes[section] += member.size
-            self._section_entries[section] += 1
-        self._members.update((key, Member(self._members[key].size, section)) for key, section in moved)
-        self._used_bytes = sum(self._section_bytes.values())
+            self.section_bytes[section] += member.size
+            self.section_entries[section] += 1
+        self.members.update((key, Member(self.members[key].size, section)) for key, section in moved)
+        self.used_bytes = sum(self.section_bytes.values())
         self._replanned()
         drop = self.settle().drop
-        return Changes(tuple(move for move in moved if move[0] in self._members), drop)
+        return Changes(tuple(move for move in moved if move[0] in self.members), drop)
 
     def _empty_sections(self) -> dict[str, int]:
         views = (VIEWS,) if self._views.share else ()
-        return dict.fromkeys((BLOCKS, *views, *self._policy.sections), 0)
+        return dict.fromkeys((BLOCKS, *views, *self.policy.sections), 0)

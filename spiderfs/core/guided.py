@@ -6,14 +6,13 @@ stand-ins, pins and epochs belong to a course, so two trainings on one list do n
 A guided policy answers all that every policy answers (`policy.py`), and the methods of `Guided`. What only some of them
 can do is an interface of its own:
 
-    HasHubs        hubs, which may stand in for their neighbours
-    HasStandIns    samples whose bytes a reader may get under the name of another sample
-    HasPins        samples that a trainer reads again and again
-    Divided        a room that is shared by a ratio, which people may look at
-    Adjustable     the same, and training or people may set the ratio
-    RanksByCourse  ranks by the scores of each course, beside the worth of a sample to all
-    WarmsUp        a cache that stays as it is while a training warms up
-    Restocked      room for samples that nobody has read yet
+    HasHubs      hubs, which may stand in for their neighbours
+    HasStandIns  samples whose bytes a reader may get under the name of another sample
+    HasPins      samples that a trainer reads again and again
+    Divided      a room that is shared by a ratio, which people may look at
+    Adjustable   the same, and training or people may set the ratio
+    WarmsUp      a cache that stays as it is while a training warms up
+    Restocked    room for samples that nobody has read yet
 
 Scores, hubs and the ratio arrive at any time between two opens. None of these methods changes who is a member. So
 whoever calls them has to call `Engine.place` or `Engine.settle` afterwards, as each of them says. `teaching.py` is the
@@ -34,6 +33,8 @@ from spiderfs.core.policy import Key, Policy
 MAX_STAND_INS = 8
 # 64 neighbours of a hub take some 4 kB.
 MAX_NEIGHBOURS = 64
+# The score of a sample that was never scored. All scores are higher, so such a sample evicts no scored member.
+UNKNOWN = 0.0
 
 
 class Guided(Policy):
@@ -49,6 +50,12 @@ class Guided(Policy):
 
     def new_epoch(self, course_id: str) -> None:
         """The job of this course began an epoch; other courses go on."""
+
+    def scored_by(self, course_id: str, key: Key, score: float) -> None:
+        """A course has a new score for a sample; `scored` has told its worth to all courses."""
+
+    def read_by(self, course_id: str, key: Key) -> None:
+        """A reader of this course got a sample's own bytes; `hit` or `missed` follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +113,7 @@ class HasStandIns(ABC):
 class HasPins(ABC):
     @abstractmethod
     def pin(self, course_id: str, keys: Collection[Key]) -> Collection[Key]:
-        """Pin these samples of a course, cached or not, in place of those that were pinned (`policies/parts/pins.py`).
+        """Pin these samples of a course, cached or not, in place of those that were pinned (`policies/pins.py`).
 
         Returns the samples that the engine has to `place`: those that are newly pinned or no longer pinned.
         """
@@ -128,16 +135,6 @@ class Adjustable(Divided):
     @abstractmethod
     def set_ratio(self, ratio: float) -> None:
         """Change the ratio; the caller has to `settle`. Raises ValueError unless it lies from 0 to 1."""
-
-
-class RanksByCourse(ABC):
-    @abstractmethod
-    def scored_by(self, course_id: str, key: Key, score: float) -> None:
-        """A course has a new score for a sample; `Guided.scored` has told its worth to all courses."""
-
-    @abstractmethod
-    def read_by(self, course_id: str, key: Key) -> None:
-        """A reader of this course got a sample's own bytes; `hit` or `missed` follows."""
 
 
 class WarmsUp(ABC):

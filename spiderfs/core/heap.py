@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-# So many stale entries are always allowed: with fewer, small heaps would be rebuilt too often.
+# This many stale entries are always allowed: with fewer, small heaps would be rebuilt too often.
 REBUILD_MIN = 64
 
 # Walking the tree costs 8 us for each key, sorting all keys 1 us for each: after this share the rest is sorted.
@@ -89,6 +89,13 @@ class Heap(Generic[K]):
                 yield entry[2]
         for entry in sorted(later for later in live.values() if later > entry):
             yield entry[2]
+
+    def below(self, priority: float) -> Iterator[K]:
+        """The keys of a lower priority, by rising priority; as for `ascending`."""
+        for key in self.ascending():
+            if self._live[key][0] >= priority:
+                return
+            yield key
 
     def _rebuild(self) -> None:
         self._entries = list(self._live.values())

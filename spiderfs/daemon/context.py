@@ -13,7 +13,7 @@ from pathlib import Path
 
 import trio
 
-from spiderfs.core.views_room import NO_VIEWS, ViewsRoom
+from spiderfs.core.rooms import NO_VIEWS, ViewsRoom
 from spiderfs.daemon.cache_directory import bind_to_view, same_file
 from spiderfs.daemon.chosen_partition import Partition, chosen_partition
 from spiderfs.daemon.pipes import open_pipe

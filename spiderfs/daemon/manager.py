@@ -21,7 +21,7 @@ import trio
 
 from spiderfs.core.events import Access
 from spiderfs.core.guided import HubLimits
-from spiderfs.core.views_room import VIEWS
+from spiderfs.core.rooms import VIEWS
 from spiderfs.daemon.caching.bringing import Bell
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.capacity import CacheCapacity, Survey, source_bytes_of_last_mount

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from spiderfs.core.landing import landing_of, landing_room
+from spiderfs.core.rooms import landing_of, landing_room
 from spiderfs.forms.partition import (
     Capacities,
     Cluster,

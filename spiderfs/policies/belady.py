@@ -51,11 +51,7 @@ class Belady(Policy):
         return self._order.ascending()
 
     def victims_for(self, key: Key, size: int, full: str | None) -> Iterator[Key]:
-        next_use = self._next_use[key]
-        for victim in self._order.ascending():
-            if -self._order.priority(victim) <= next_use:
-                return
-            yield victim
+        return self._order.below(-self._next_use[key])
 
     def score(self, key: Key) -> float:
         """1 divided by the number of opens up to the next use; 0 if there is no next use."""

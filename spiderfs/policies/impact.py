@@ -1,6 +1,6 @@
 """Keep samples of high loss, and let other samples stand in for those of low loss (ImPACT, sections III-C and III-D).
 
-The half of a course's scored samples with the higher losses are its **H-samples** (`parts/impact_course.py`); they are
+The half of a course's scored samples with the higher losses are its **H-samples** (`impact_course.py`); they are
 chosen anew at the start of each of its epochs, and some times in between. A sample that is on the H-list of any course
 is an H-sample of the cache, with the worth that it had when the last list was made; all others are L-samples. H-samples
 that are cached are the H-part of the members, and L-samples that are cached are the L-part.
@@ -36,27 +36,25 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from spiderfs.core.guided import Divided, Guided, HasPins, HasStandIns, RanksByCourse, Restocked, WarmsUp
+from spiderfs.core.guided import UNKNOWN, Divided, Guided, HasPins, HasStandIns, Restocked, WarmsUp
 from spiderfs.core.policy import SAMPLES, Key, in_saved_order, saved_keys
-from spiderfs.policies.parts.high_and_low import HighAndLow
-from spiderfs.policies.parts.impact_course import FIRST_HIGH_READS, FIRST_LOW_READS, ImpactCourse
-from spiderfs.policies.parts.importance import UNKNOWN
-from spiderfs.policies.parts.pins import PINNED, Pins, pinned_limit
+from spiderfs.policies.impact_course import FIRST_HIGH_READS, FIRST_LOW_READS, HighAndLow, ImpactCourse
+from spiderfs.policies.pins import PINNED, Pins, pinned_limit
 
 # The L-part may hold so much at least, which is what restocking brings at a time in the paper; but in a small cache it
 # gets no more than this share for that reason.
 LOW_LEAST_BYTES = 1 << 20
 LOW_LEAST_SHARE = 0.1
-# So many members pass from the old parts to the new ones at each event: a million members in 16,000 reads.
+# Members that pass from the old parts to the new ones at each event: a million members in 16,000 reads.
 PASSED_AT_ONCE = 64
-# So many of the L-samples that were missed last are remembered.
+# L-samples that are remembered, of those that were missed last.
 MAX_MISSED = 1 << 16
 # If there are more H-samples, or more pins, than this, `state` leaves them out: they would be some 3 MB, saved every
 # half a minute, and the next epoch brings new ones.
 MAX_SAVED = 1 << 18
 
 
-class Impact(Guided, HasStandIns, HasPins, Divided, RanksByCourse, WarmsUp, Restocked):
+class Impact(Guided, HasStandIns, HasPins, Divided, WarmsUp, Restocked):
     name = "impact"
     sections = (SAMPLES, PINNED)
     scoring = "loss"
@@ -130,10 +128,10 @@ class Impact(Guided, HasStandIns, HasPins, Divided, RanksByCourse, WarmsUp, Rest
             return iter(()) if full == PINNED else self.eviction_order(SAMPLES)
         if not self._parts.worths or self._is_of_a_warm_up(key):
             return iter(())
-        high_bytes, low_bytes = (self._old.high_bytes + self._parts.high_bytes, self._low_bytes())
-        low_share = self._low_share(high_bytes + low_bytes)
+        low_bytes, low_share = self._low_bytes(), self._low_share()
         if key in self._parts.worths:
-            higher = chain(self._old.below(self._parts.worths[key]), self._parts.below(self._parts.worths[key]))
+            worth = self._parts.worths[key]
+            higher = chain(self._old.high.below(worth), self._parts.high.below(worth))
             return chain(self._low_members(), higher) if low_bytes > low_share else higher
         if low_bytes + size <= low_share:
             return chain(self._old.high.ascending(), self._parts.high.ascending())
@@ -270,9 +268,7 @@ class Impact(Guided, HasStandIns, HasPins, Divided, RanksByCourse, WarmsUp, Rest
     def room_for_unread_bytes(self) -> int:
         if not self._parts.worths:
             return 0
-        low_bytes = self._low_bytes()
-        free = self._low_share(self._old.high_bytes + self._parts.high_bytes + low_bytes) - low_bytes
-        return max(0, free) + sum(self._sizes[key] for key in self._used)
+        return max(0, self._low_share() - self._low_bytes()) + sum(self._sizes[key] for key in self._used)
 
     def wants_unread(self, key: Key) -> bool:
         return self.ranks_low(key) and any(course.needs_stand_in(key) for course in self._courses.values())
@@ -354,8 +350,9 @@ class Impact(Guided, HasStandIns, HasPins, Divided, RanksByCourse, WarmsUp, Rest
     def _low_bytes(self) -> int:
         return self._old.low_bytes + self._parts.low_bytes
 
-    def _low_share(self, total_bytes: int) -> int:
-        """The bytes that the L-part may hold, when both parts together hold `total_bytes`."""
+    def _low_share(self) -> int:
+        """The bytes that the L-part may hold of those that both parts hold together."""
+        total_bytes = self._old.high_bytes + self._parts.high_bytes + self._low_bytes()
         share = int(total_bytes * (1 - self.ratio))
         return max(share, min(LOW_LEAST_BYTES, int(total_bytes * LOW_LEAST_SHARE)))
 

@@ -17,16 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from spiderfs.core.guided import Guided
+from spiderfs.core.guided import UNKNOWN, Guided
 from spiderfs.core.heap import Heap
 from spiderfs.core.policy import Key, in_saved_order, saved_keys
-from spiderfs.policies.parts.importance import UNKNOWN
 
-# More than the samples of ImageNet-1k; so many ghosts take some 300 MB.
+# More than the samples of ImageNet-1k; these ghosts take some 300 MB.
 MAX_GHOSTS = 1 << 21
 # The share of the ghosts that is dropped when there are too many: the lowest scores are looked for that seldom.
 DROPPED_SHARE = 1 / 8
-# `state` has so many ghosts, those of the highest scores: a megabyte. The scoring saves all scores of its own.
+# Ghosts that `state` has, those of the highest scores: a megabyte. The scoring saves all scores of its own.
 SAVED_GHOSTS = 1 << 16
 
 

@@ -25,10 +25,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from spiderfs.core.guided import Adjustable, Guided, HasHubs, HasStandIns, HubLimits
+from spiderfs.core.guided import UNKNOWN, Adjustable, Guided, HasHubs, HasStandIns, HubLimits
+from spiderfs.core.heap import Heap
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key, in_saved_order, saved_keys
-from spiderfs.policies.parts.importance import UNKNOWN, Importance
 
 
 class Homophily:
@@ -157,7 +157,7 @@ IMPORTANCE, HOMOPHILY = "importance", "homophily"
 
 # r_start of SpiderCache eq. 8.
 FIRST_RATIO = 0.9
-# So many samples may wait to be hubs, those of the latest batches. The neighbours of an older hub have moved since.
+# Samples that may wait to be hubs, those of the latest batches. The neighbours of an older hub have moved since.
 MAX_WAITING = 64
 
 
@@ -168,7 +168,9 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
 
     def __init__(self, ratio: float = FIRST_RATIO, hub_limits: HubLimits | None = None) -> None:
         self.set_ratio(ratio)
-        self._importance = Importance()
+        # The scores of all samples, cached or not; and the members of the importance section by score.
+        self._scores: dict[Key, float] = {}
+        self._important: Heap[Key] = Heap()
         self._homophily = Homophily(hub_limits)
         # For each sample that waits, the hub that it will be in each course.
         self._waiting: OrderedDict[Key, dict[str, Hub]] = OrderedDict()
@@ -193,7 +195,7 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
     def inserted(self, key: Key, size: int) -> None:
         hubs = self._waiting.pop(key, {})
         if not hubs:
-            self._importance.add(key)
+            self._important.set(key, self.score(key))
         for hub in hubs.values():
             self._homophily.put(hub)
         self._homophily.touch(key)
@@ -202,34 +204,34 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
         if key in self._homophily:
             self._homophily.remove(key)
         else:
-            self._importance.discard(key)
+            self._important.discard(key)
         self._homophily.touch(key)
 
     def eviction_order(self, section: str | None = None) -> Iterator[Key]:
         """Hubs leave last: a hub saves more reads than any one sample."""
         if section == IMPORTANCE:
-            return self._importance.ascending()
+            return self._important.ascending()
         if section == HOMOPHILY:
             return iter(self._homophily)
-        return chain(self._importance.ascending(), self._homophily)
+        return chain(self._important.ascending(), self._homophily)
 
     def victims_for(self, key: Key, size: int, full: str | None) -> Iterator[Key]:
         if self.section_for(key) == IMPORTANCE:
-            return self._importance.below(self.score(key))
+            return self._important.below(self.score(key))
         # While homophily is below its limit, hubs take back the room that importance has used.
-        return iter(self._homophily) if full == HOMOPHILY else self._importance.ascending()
+        return iter(self._homophily) if full == HOMOPHILY else self._important.ascending()
 
     def score(self, key: Key) -> float:
         """The sample's importance (SpiderCache eq. 4)."""
-        return self._importance.score(key)
+        return self._scores.get(key, UNKNOWN)
 
     def state(self) -> dict[str, Any]:
         """Only the scores of members in the importance section are in it; the scorer saves all scores of its own."""
-        order = list(self._importance.ascending())
+        order = list(self._important.ascending())
         return {
             "ratio": self._ratio,
             "order": order,
-            "scores": [self._importance.score(key) for key in order],
+            "scores": [self.score(key) for key in order],
             "hubs": [_as_row(hub) for key in self._homophily for hub in self._homophily.courses_of(key).values()],
         }
 
@@ -242,20 +244,24 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
                 self._homophily.put(hub)
         scores = dict(zip(saved_keys(state.get("order", ())), state.get("scores", ()), strict=False))
         rest = (key for key in members if key not in self._homophily)
-        order = in_saved_order(rest, scores)
-        self._importance.refill((key, scores.get(key, self.score(key))) for key in order)
+        ranked = [(key, scores.get(key, self.score(key))) for key in in_saved_order(rest, scores)]
+        self._scores.update((key, score) for key, score in ranked if score != UNKNOWN)
+        self._important.refill(ranked)
 
     # -- as every guided policy
 
     def scored(self, key: Key, score: float) -> None:
         if not score > UNKNOWN:
             raise ValueError(f"a score must be positive, not {score}")
-        self._importance.set_score(key, score)
+        self._scores[key] = score
+        if key in self._important:
+            self._important.set(key, score)
 
     def forget_course(self, course_id: str, keys: Iterable[Key]) -> None:
         """Hubs stay, for they are members; they stand in again when a trainer declares the list again."""
         for key in keys:
-            self._importance.forget(key)
+            if key not in self._important:
+                self._scores.pop(key, None)
         for key in [key for key, hubs in self._waiting.items() if course_id in hubs]:
             del self._waiting[key][course_id]
             if not self._waiting[key]:
@@ -275,7 +281,7 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
         return course_id in self._homophily.courses_of(key)
 
     def stand_in(self, course_id: str, key: Key) -> Key | None:
-        if key in self._importance or key in self._homophily:
+        if key in self._important or key in self._homophily:
             return None
         return self._homophily.stand_in(course_id, key)
 

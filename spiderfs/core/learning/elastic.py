@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# So many accuracies are remembered: Delta needs the last few, and smoothing needs some before them.
+# Accuracies that are remembered: Delta needs the last few, and smoothing needs some before them.
 REMEMBERED = 64
 
 

@@ -7,7 +7,7 @@ returned as `Changes`.
 
 A **job** is a training with all its ranks, and a **course** is what one job learns about one list. Job and course are
 known by strings of the caller's. What one job says changes nothing of another's, with two exceptions that the cache,
-of which there is one, makes necessary:
+for there is only one, makes necessary:
 
 - the worth of a sample follows from the scores of all courses (`worths.py`);
 - the ratio is the largest of those that the jobs with scores ask for (`elastic.py`), unless the user has pinned it. A
@@ -18,7 +18,7 @@ not begun. Then hubs get no more than 2 %, for a hub takes the room of a sample 
 of the samples cached, a tenth of that for hubs costs 7 % more bytes, and 2 % of it 1 %:
 benchmarks/training/lookahead.py.)
 
-`note` hears of everything that was taught, as the hints of which a trace consists. A replay that gives the same hints
+`note` hears of everything that was taught, as the hints that a trace has. A replay that gives the same hints
 between the same accesses takes the same decisions.
 """
 
@@ -28,9 +28,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
-from spiderfs.core.changes import NOTHING, Changes, merged
-from spiderfs.core.engine import Engine
-from spiderfs.core.guided import Adjustable, Divided, Guided, HasHubs, HasPins, HasStandIns, RanksByCourse, WarmsUp
+from spiderfs.core.engine import NOTHING, Changes, Engine, merged
+from spiderfs.core.guided import Adjustable, Divided, Guided, HasHubs, HasPins, HasStandIns, WarmsUp
 from spiderfs.core.hints import AtHand, Epoch, Hint, Hub, Labels, Pinning, Published, Ratio, Scored, WarmUp
 from spiderfs.core.learning.elastic import Elastic, ElasticOptions
 from spiderfs.core.learning.worths import Worth, Worths
@@ -39,11 +38,11 @@ from spiderfs.errors import ConfigError
 
 # The least ratio while plans are followed and only late reads get stand-ins.
 PLANNED_RATIO = 0.98
-# The elastic states of so many jobs are kept, those that began last, so that a job that comes back goes on from there.
+# Jobs whose elastic states are kept, those that began last: a job that comes back goes on from there.
 KEPT_JOBS = 64
-# So many pinned samples are placed for each `Changes`, so that a caller can do other things between.
+# Pinned samples that are placed for each `Changes`, so that a caller can do other things between.
 PLACED_AT_ONCE = 500
-# So many of the worths that are due (`worths.py`) are told with scores, ends of epochs and of courses, and with a read.
+# Worths that are due (`worths.py`), told with scores, with ends of epochs and of courses, and with a read.
 # Scores come once a batch. Of reads a thousand may come at once, and the event loop does nothing else meanwhile:
 # telling a worth takes 10 to 20 us (benchmarks/engine/worths.py).
 DUE_WITH_SCORES, DUE_WITH_READ = 1000, 8
@@ -162,9 +161,8 @@ class Teaching:
         self._note(Scored(course_id, tuple(keys), tuple(scores)))
         self._rank(self._worths.scored(course_id, keys, scores))
         self._tell_due(DUE_WITH_SCORES)
-        if isinstance(policy, RanksByCourse):
-            for key, score in zip(keys, scores, strict=True):
-                policy.scored_by(course_id, key, score)
+        for key, score in zip(keys, scores, strict=True):
+            policy.scored_by(course_id, key, score)
 
     def is_hub(self, course_id: str, key: Key) -> bool:
         """Whether a sample is a hub of the course already: the hub of a batch is its best sample that is none yet."""
@@ -247,7 +245,7 @@ class Teaching:
         if wanted != given:
             if isinstance(policy, HasStandIns):
                 policy.stood_in(course_id, given, wanted)
-        elif isinstance(policy, RanksByCourse):
+        elif isinstance(policy, Guided):
             policy.read_by(course_id, wanted)
 
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from spiderfs.core.policy import Key
 
-# A table has at most so many quantiles: between two of them a rank is off by a thousandth at most.
+# The most quantiles of a table: between two of them a rank is off by a thousandth at most.
 QUANTILES = 1024
 
 Worth = tuple[Key, float]
@@ -85,7 +85,7 @@ class Worths:
             self._now_due(course.of)
 
     def forget(self, course_id: str) -> None:
-        """A course is over: the worths of the samples of which another course has scores are due."""
+        """A course is over: worths are due for those of its samples that another course has scored."""
         gone = self._courses.pop(course_id, None)
         if gone is None:
             return
@@ -126,7 +126,7 @@ class Worths:
                 self._now_due(course.of)
 
     def _worths(self, keys: Sequence[Key]) -> Iterable[Worth]:
-        """The largest rank of each of these samples, of which some course must have a score."""
+        """The largest rank of each of these samples; some course must have scored each."""
         worths = np.zeros(len(keys))
         for course in self._courses.values():
             worths = np.maximum(worths, course.ranks(keys))

@@ -8,12 +8,12 @@ and go.
 
 from __future__ import annotations
 
-# A window lasts at least so long, and at least so many latencies of a fetch: every fetch ends some times in it.
+# The least length of a window, in seconds and in latencies of a fetch: every fetch ends some times in it.
 WINDOW_S = 0.25
 WINDOW_LATENCIES = 4
-# A window's rate has grown, or fallen, if it is so many times the best rate.
+# A window's rate has grown, or fallen, if it is this multiple of the best rate.
 GREW, FELL = 1.05, 0.8
-# After so many windows without a change, some 5 s, a higher limit is tried again.
+# Windows without a change, some 5 s, after which a higher limit is tried again.
 TRY_AGAIN = 20
 # Weight of one fetch in the moving mean of the latency.
 _WEIGHT = 1 / 16

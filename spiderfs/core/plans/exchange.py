@@ -42,9 +42,7 @@ from spiderfs.core.policy import Key
 
 Chance = Callable[[], float]
 
-# Such a share of the misses is exchanged.
-EXCHANGED_SHARE = 1.0
-# What to fetch ahead is looked for with so many draws in each group of equally wanted samples.
+# Draws in each group of equally wanted samples, to find what to fetch ahead.
 _DRAWS = 8
 
 _NOT_PLANNED, _OWED, _PROMISED = 0, 1, 2
@@ -76,7 +74,7 @@ class Exchanged:
 
 
 class SharingRank:
-    """What one rank has yet to read of its epoch, of a list of so many samples."""
+    """What one rank has yet to read of its epoch; the list has `samples` samples."""
 
     def __init__(self, job: Hashable, samples: int) -> None:
         self.job = job
@@ -108,7 +106,7 @@ class SharedList:
         index_of: Mapping[Key, int],
         chance: Chance,
         changed: Callable[[Key], None],
-        exchanged_share: float = EXCHANGED_SHARE,
+        exchanged_share: float = 1.0,
         cacheable: Callable[[Key], bool] = lambda key: True,
     ) -> None:
         if not 0 <= exchanged_share <= 1:
@@ -225,7 +223,7 @@ class SharedList:
         return exchanged
 
     def taken(self, rank_id: Hashable, count: int) -> int:
-        """The training loop has received so many further samples, in the order in which they were dispatched.
+        """The training loop has received `count` further samples, in the order in which they were dispatched.
 
         Returns how many of them were known to be dispatched: no others count.
         """

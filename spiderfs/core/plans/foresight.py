@@ -19,17 +19,93 @@ planned or shared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Container, Hashable, Iterable, Iterator
 from itertools import chain, islice
 
 from spiderfs.core.heap import Heap
-from spiderfs.core.plans.owed import NOT_OWED, Owed
+from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.schedule import Schedule
 from spiderfs.core.policy import Key, Policy
 
-# For a candidate that no plan names, so many of the policy's victims are looked at to find some that no plan names
+# For a candidate that no plan names, this many of the policy's victims are looked at to find some that no plan names
 # either. Such candidates are few; while a plan names every member, none of them is admitted.
 _LOOKED_AT = 64
+NOT_OWED = 0.0
+PROMISED = math.inf
+
+
+class Owed:
+    """What the jobs that share lists still owe, over all lists, in the keys of the engine, which names the members."""
+
+    def __init__(self) -> None:
+        self.lists: dict[Hashable, SharedList] = {}
+        self._changed: dict[Key, None] = {}
+
+    @property
+    def active(self) -> bool:
+        """Whether samples of some list are exchanged."""
+        return any(shared.active for shared in self.lists.values())
+
+    def add(self, name: Hashable, shared: SharedList, members: Container[Key]) -> None:
+        """Jobs may exchange samples of this list from now on."""
+        self.lists[name] = shared
+        for sample, key in enumerate(shared.keys):
+            if key in members:
+                shared.entered(sample)
+
+    def remove(self, name: Hashable) -> None:
+        """Nobody shares this list any more."""
+        self.lists.pop(name, None)
+
+    def entered(self, key: Key) -> None:
+        """A sample is a member from now on."""
+        for shared, sample in self._places(key):
+            shared.entered(sample)
+
+    def left(self, key: Key) -> None:
+        """A sample is a member no longer."""
+        for shared, sample in self._places(key):
+            shared.left(sample)
+
+    def not_kept(self, key: Key) -> None:
+        """A sample that was fetched ahead has come and was not kept, or has not come."""
+        for shared, sample in self._places(key):
+            shared.not_kept(sample)
+
+    def changed(self, key: Key) -> None:
+        """Note that a file is owed or promised to others than before."""
+        self._changed[key] = None
+
+    def taken_changes(self) -> list[Key]:
+        """The files that have changed since this was asked before."""
+        changed, self._changed = list(self._changed), {}
+        return changed
+
+    def wanted_by(self, key: Key) -> int:
+        """How many ranks of jobs that exchange will still read a sample: it is owed or promised to them."""
+        return sum(shared.wanted_by(sample) for shared, sample in self._places(key) if shared.active)
+
+    def rank(self, key: Key) -> float:
+        """The rank by which a sample leaves, the lowest first: NOT_OWED, how many ranks it is owed to, or PROMISED.
+
+        A fraction drawn at random is added to the number of ranks, so that equals leave in a random order.
+        """
+        owing, fraction = 0, 0.0
+        for shared, sample in self._places(key):
+            if shared.active:
+                if shared.promised(sample):
+                    return PROMISED
+                owing += shared.owing(sample)
+                fraction = shared.chance()
+        return owing + fraction if owing else NOT_OWED
+
+    def _places(self, key: Key) -> Iterator[tuple[SharedList, int]]:
+        """The lists that a file is in, and its sample there."""
+        for shared in self.lists.values():
+            sample = shared.index_of.get(key)
+            if sample is not None:
+                yield shared, sample
 
 
 class Foresight:
@@ -97,24 +173,12 @@ class Foresight:
             return self._policy.victims_for(key, size, full)
         ranks = self._owed.wanted_by(key)
         if ranks:
-            return chain(self._unplanned.ascending(), self._planned.ascending(), self._owed_to_fewer(ranks))
+            return chain(self._unplanned.ascending(), self._planned.ascending(), self._shared.below(ranks))
         use_s = self._schedule.next_use_s(key)
         if use_s is None:
             victims = islice(self._policy.victims_for(key, size, full), _LOOKED_AT)
             return (victim for victim in victims if victim in self._unplanned)
-        return chain(self._unplanned.ascending(), self._used_after(use_s))
-
-    def _used_after(self, use_s: float) -> Iterator[Key]:
-        for victim in self._planned.ascending():
-            if -self._planned.priority(victim) <= use_s:
-                return
-            yield victim
-
-    def _owed_to_fewer(self, ranks: int) -> Iterator[Key]:
-        for victim in self._shared.ascending():
-            if self._shared.priority(victim) >= ranks:
-                return
-            yield victim
+        return chain(self._unplanned.ascending(), self._planned.below(-use_s))
 
     def _catch_up(self) -> None:
         """Rank those members anew that are owed or promised to others than before."""

@@ -32,7 +32,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """So many positions of the epoch were dispatched, and so many taken."""
+    """How many positions of the epoch were dispatched, and how many taken."""
 
     rank: int
     course_id: str

@@ -39,7 +39,7 @@ from spiderfs.core.plans.unseen_draws import UnseenDraws
 from spiderfs.core.policy import Key
 
 LOOK_AHEAD = 512
-"""So many positions after those reached may be fetched ahead, until somebody says otherwise."""
+"""How many positions after those reached may be fetched ahead, until somebody says otherwise."""
 # News of an open may come sooner than that of its dispatch, which a hook tells 20 times a second. So an open is in time
 # if its position lies no further beyond what was dispatched than a reader gets in this time, or than an eighth of a
 # short epoch. In a wrong order, few opens do.
@@ -53,22 +53,22 @@ SINCE_TOLD_SHARE = 1 / 4
 FOLLOWED_WEIGHT = 1 / 128
 # A plan is no longer believed when that share falls below the first number, and again when it exceeds the second.
 BELIEVED_BELOW, BELIEVED_AGAIN = 0.5, 0.8
-# A plan is proven after so many opens of an epoch, if at least so large a share followed it: until then it may name
+# A plan is proven after this many opens of an epoch, if at least this share followed it: until then it may name
 # files that nobody reads.
 PROVEN_OPENS, PROVEN_SHARE = 32, 0.9
 UNPROVEN_SAMPLES = 64
-"""So many positions from an epoch's start may be fetched before it is proven. A wrong plan costs no more than that."""
-# A plan is not believed after so many unseen draws with no open between them.
+"""How many positions from an epoch's start may be fetched before it is proven: all that a wrong plan costs."""
+# A plan is not believed after this many unseen draws with no open between them.
 UNOPENED_MOST = 64
-# Opens of samples of which the epoch has no more are of the next one, if they come within so many seconds before that
+# An open of a sample that the epoch has no more of is of the next epoch, if it comes at most EARLY_S before that
 # begins. Sorting a long plan takes a part of a second, and it may wait behind the batches of some seconds.
 EARLY_S, EARLY_MOST = 10.0, 4096
-# The plans of so many later epochs are kept: our hook knows two at most, and each takes some 12 bytes a draw.
+# Plans of later epochs that are kept: our hook knows two at most, and each takes some 12 bytes a draw.
 LATER_EPOCHS = 8
-# A reader's pace is measured over so many seconds, and averaged with the pace before.
+# A reader's pace is measured over this time, and averaged with the pace before.
 PACE_WINDOW_S = 1.0
 FIRST_PACE_S = 0.001
-# A pace so many times slower than before may be a pause of the training: it counts only if the next one is slow too.
+# A pace this many times slower than before may be a pause of the training: it counts only if the next is slow too.
 PAUSE_FACTOR = 4
 
 
@@ -259,7 +259,7 @@ class PlannedReader:
             if position < len(epoch):
                 return epoch, position
             position -= len(epoch)
-        raise IndexError("no plan is so long")
+        raise IndexError("no plan has this position")
 
     def time_of(self, position: int) -> float:
         """When the reader will come to a position, by its pace; the time of what is in hand is over."""

@@ -13,7 +13,7 @@ from spiderfs.core.policy import Key
 
 # News of an open comes within some 30 ms.
 UNSEEN_AFTER_S = 1.0
-# So many opens are remembered, and for so long, for draws that the reader has not told of yet. On a busy machine its
+# How many opens are remembered, and how long, for draws that the reader has not told of yet. On a busy machine its
 # messages come seconds late.
 AHEAD_MOST, AHEAD_S = 4096, 3.0
 

@@ -15,15 +15,13 @@ from typing import Any
 
 import msgpack
 
-from spiderfs.core.changes import NOTHING, Changes, merged
-from spiderfs.core.engine import BLOCKS, Engine
+from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine, merged
 from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
 from spiderfs.core.guided import HasHubs, HubLimits, Restocked
 from spiderfs.core.hints import Budget, Hint, Lost
-from spiderfs.core.landing import landing_of, landing_room
-from spiderfs.core.partials.section import PARTIALS, Partials
+from spiderfs.core.partials import PARTIALS, Partials
 from spiderfs.core.policy import Key, Policy
-from spiderfs.core.views_room import NO_VIEWS, ViewsRoom
+from spiderfs.core.rooms import NO_VIEWS, ViewsRoom, landing_of, landing_room
 from spiderfs.errors import StoreError
 from spiderfs.metrics import Counters
 from spiderfs.policies import mountable_policies

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from spiderfs.core.changes import NOTHING, Changes
-from spiderfs.core.engine import BLOCKS, Engine
+from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
 from spiderfs.core.policy import SAMPLES, Key, Policy
-from spiderfs.core.views_room import NO_VIEWS, VIEWS, ViewsRoom
+from spiderfs.core.rooms import NO_VIEWS, VIEWS, ViewsRoom
 from spiderfs.policies import mountable_policies
 from spiderfs.policies.lfu import LFU
 from spiderfs.policies.lru import LRU

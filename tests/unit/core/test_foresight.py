@@ -12,13 +12,12 @@ from hypothesis.stateful import invariant, precondition, rule
 from test_engine import SAMPLE_KEYS, EngineAgainstModel, size_of
 
 from spiderfs.core.accesses import Accesses
-from spiderfs.core.changes import NOTHING, Changes
-from spiderfs.core.engine import BLOCKS, Engine
+from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
 from spiderfs.core.guided import Adjustable, Guided, HasHubs
 from spiderfs.core.hints import Hub
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES, Key, Policy
-from spiderfs.core.views_room import VIEWS
+from spiderfs.core.rooms import VIEWS
 from spiderfs.policies import mountable_policies
 from spiderfs.policies.belady import Belady
 from spiderfs.policies.lru import LRU

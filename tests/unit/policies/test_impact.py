@@ -10,16 +10,14 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from spiderfs.core.accesses import Accesses
-from spiderfs.core.changes import NOTHING
-from spiderfs.core.engine import Engine
+from spiderfs.core.engine import NOTHING, Engine
 from spiderfs.core.hints import Epoch, Labels, Pinning, Scored, WarmUp
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES, Key
-from spiderfs.policies import impact
+from spiderfs.policies import impact, impact_course
 from spiderfs.policies.impact import Impact
-from spiderfs.policies.parts import impact_course
-from spiderfs.policies.parts.impact_course import SAMPLES_EACH, SingleUseStandIns
-from spiderfs.policies.parts.pins import PINNED, pinned_limit
+from spiderfs.policies.impact_course import SAMPLES_EACH, SingleUseStandIns
+from spiderfs.policies.pins import PINNED, pinned_limit
 from spiderfs.simulation.replay import replay
 
 SIZE = 10

@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from seen_samples import engine_with
 
 from spiderfs.core.accesses import Accesses
-from spiderfs.core.changes import NOTHING, Changes
-from spiderfs.core.engine import Engine
+from spiderfs.core.engine import NOTHING, Changes, Engine
 from spiderfs.core.guided import Divided, HasHubs, HasPins, HasStandIns
 from spiderfs.core.hints import Epoch, Ratio, Scored
 from spiderfs.core.plans.planned_epoch import PlannedEpoch

@@ -11,11 +11,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from seen_samples import engine_with
 
-from spiderfs.core.changes import NOTHING, Changes
-from spiderfs.core.engine import BLOCKS, Engine
+from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
 from spiderfs.core.guided import HubLimits
 from spiderfs.core.hints import Hub
-from spiderfs.policies.parts.importance import Importance
 from spiderfs.policies.spider import HOMOPHILY, IMPORTANCE, MAX_WAITING, Homophily, Spider
 
 
@@ -60,14 +58,16 @@ class TestImportance:
                 Spider().scored(1, score)
 
     def test_section_by_itself(self) -> None:
-        section = Importance()
-        section.set_score(1, 0.5)
-        section.add(1)
-        section.add(2)
-        assert (list(section.ascending()), len(section), 2 in section) == ([2, 1], 2, True)
-        assert list(section.below(0.5)) == [2]
-        section.discard(1)
-        assert (section.score(1), section.score(3), list(section.below(9))) == (0.5, 0, [2])
+        policy = Spider()
+        policy.scored(1, 0.5)
+        policy.scored(4, 9)
+        policy.inserted(1, 10)
+        policy.inserted(2, 10)
+        assert list(policy.eviction_order(IMPORTANCE)) == [2, 1]
+        policy.scored(5, 0.5)
+        assert list(policy.victims_for(5, 10, None)) == [2]
+        policy.removed(1)
+        assert (policy.score(1), policy.score(3), list(policy.victims_for(4, 10, None))) == (0.5, 0, [2])
 
 
 class TestHomophily:

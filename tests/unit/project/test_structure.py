@@ -21,7 +21,7 @@ PACKAGE = ROOT / "spiderfs"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("spiderfs", "errors"),
     ("core", "linux", "metrics", "protocol", "scorer"),
-    ("policies.parts", "shared", "trace"),
+    ("shared", "trace"),
     ("policies", "sources", "store"),
     ("packages", "views"),
     ("forms",),
@@ -59,7 +59,7 @@ LAYER_OF = {
     for unit in units
 }
 # Folders whose modules have a layer each, or whose inner rooms have.
-OPENED = ("daemon", "policies")
+OPENED = ("daemon",)
 
 # Who alone may import a library; whatever else needs it asks them.
 ONLY_IMPORTERS = {

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 
 import trio
 
-from spiderfs.core.partials.section import Partials
-from spiderfs.core.partials.turns import MOST_JOBS
-from spiderfs.core.partials.turns import Turns as SharedTurns
+from spiderfs.core.partials import MOST_JOBS, Partials
+from spiderfs.core.partials import Turns as SharedTurns
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import ProtocolError, SpiderfsError
 from spiderfs.protocol import Decoder, Error, Goodbye, Keep, Limits, Message, Ok, PartialSamples, Room, Turn, Turns

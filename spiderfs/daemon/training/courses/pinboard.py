@@ -18,7 +18,7 @@ from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses.courses import Course, Courses
 from spiderfs.daemon.training.lists.trainer import Trainer
-from spiderfs.policies.parts.pins import pinned_limit
+from spiderfs.policies.pins import pinned_limit
 from spiderfs.vfs.catalogue import Catalogue
 
 # So many samples are looked up between two chances for other tasks, in some milliseconds.

@@ -16,9 +16,9 @@ from spiderfs.core.engine import BLOCKS
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.guided import HubLimits
 from spiderfs.core.hints import Hub
-from spiderfs.core.landing import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE
-from spiderfs.core.partials.section import PARTIALS
+from spiderfs.core.partials import PARTIALS
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.rooms import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE
 from spiderfs.daemon.caching.cache_control import (
     LANDING_MOST_SHARE,
     CacheControl,

@@ -17,8 +17,8 @@ from spiderfs.daemon.caching.packer import Packer
 from spiderfs.metrics import SharedCounters
 from spiderfs.packages.directory import DIRECTORY, PackageDirectory
 from spiderfs.packages.format import own_prefix, pack
+from spiderfs.policies import impact_course
 from spiderfs.policies.impact import Impact
-from spiderfs.policies.parts import impact_course
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.memory_records import MemoryRecords

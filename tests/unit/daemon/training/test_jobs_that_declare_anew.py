@@ -12,7 +12,7 @@ import pytest
 from test_service import SAMPLES, Harness
 from test_two_jobs import EPOCH, Job, run
 
-from spiderfs.core.changes import Changes
+from spiderfs.core.engine import Changes
 from spiderfs.core.hints import Hub
 from spiderfs.daemon.training.courses import declared_lists
 

@@ -31,7 +31,7 @@ from spiderfs.errors import ConfigError, ProtocolError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
-from spiderfs.policies.parts.pins import PINNED
+from spiderfs.policies.pins import PINNED
 from spiderfs.policies.spider import Spider
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan, Progress
 from spiderfs.scorer.scorer import Scorer

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import trio
 
-from spiderfs.core.partials.section import PARTIALS
+from spiderfs.core.partials import PARTIALS
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.connection.hook_connection import ServerLimits
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from spiderfs.core.partials.turns import MOST_JOBS, Turns
+from spiderfs.core.partials import MOST_JOBS, Turns
 
 SAMPLES, MANY, EPOCHS = 6, 100, 6
 TakeTurn = Callable[[int, int, int], bool]

@@ -1,4 +1,6 @@
-"""What ImPACT's cache knows of one course: its losses, its H-list, what its readers got in this epoch, its stand-ins.
+"""What ImPACT's cache knows of one course, and the two parts of its members.
+
+Of a course it knows the losses, the H-list, what readers got in this epoch, and the stand-ins.
 
 The half of the course's samples with the higher losses are its **H-samples**, and all other samples are its
 **L-samples**: an L-sample of one course may be an H-sample of another. A member can stand in for a course if it is one
@@ -26,14 +28,15 @@ from typing import Any
 
 import numpy as np
 
+from spiderfs.core.heap import Heap
 from spiderfs.core.policy import Key, saved_keys
 
-# A member is offered to so many samples. With fewer, more members would stay unused because no reader asks for their
+# A member is offered to this many samples. With fewer, more members would stay unused because no reader asks for their
 # samples; with more, more rows of the table would be written in vain.
 SAMPLES_EACH = 8
-# So many members are offered at a time, which keeps the table of redirects small; others follow as these are used.
+# This many members are offered at a time, which keeps the table of redirects small; others follow as these are used.
 MAX_OFFERED = 8192
-# To find samples that need a stand-in, so many samples of a label are looked at.
+# To find samples that need a stand-in, this many samples of a label are looked at.
 _LOOKED_AT = 8 * SAMPLES_EACH
 
 
@@ -243,7 +246,7 @@ class ImpactCourse:
 
     @property
     def list_is_old(self) -> bool:
-        """Whether there is a list, and so many reads have come since it was made that it is to be made anew."""
+        """Whether there is a list, and enough reads have come since for a new one."""
         enough = max(LISTED_AFTER_READS, len(self.losses) * LISTED_AFTER_SHARE)
         return bool(self.high) and self._reads_since_list >= enough
 
@@ -269,3 +272,34 @@ class ImpactCourse:
         self.high_reads, self.low_reads = state["reads"]
         self.used.update(key for key in saved_keys(state["used"]) if key in members)
         self.asked_for.update(self.used)
+
+
+class HighAndLow:
+    """The two parts of the cache (section III-C); `worths` has the worth of every H-sample, cached or not."""
+
+    def __init__(self, worths: Mapping[Key, float]) -> None:
+        self.worths = worths
+        self.high: Heap[Key] = Heap()
+        """The H-members, by worth."""
+        self.low: OrderedDict[Key, None] = OrderedDict()
+        """The L-members, in the order in which they entered."""
+        self.high_bytes = self.low_bytes = 0
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.high or key in self.low
+
+    def add(self, key: Key, size: int) -> None:
+        if key in self.worths:
+            self.high.set(key, self.worths[key])
+            self.high_bytes += size
+        else:
+            self.low[key] = None
+            self.low_bytes += size
+
+    def remove(self, key: Key, size: int) -> None:
+        if key in self.high:
+            self.high.discard(key)
+            self.high_bytes -= size
+        else:
+            del self.low[key]
+            self.low_bytes -= size

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from spiderfs.core.partials.section import Partials
+from spiderfs.core.partials import Partials
 from spiderfs.protocol.partials import FIRST_PARTIAL, partial_inode
 
 

@@ -14,8 +14,8 @@ members of the section "views" (`rooms.py`), and none of the policy's: they have
 fit, so nothing about them has to be ranked. They may fill their share of what blocks leave; the policy may fill what
 they leave free.
 
-Readers publish plans of their coming reads (`schedule.py`), and jobs may exchange samples (`exchange.py`). While a plan
-is believed, or samples are exchanged, that overrules the policy's ranking (`foresight.py`).
+Readers publish plans of their coming reads (`plans/schedule.py`), and jobs may exchange samples (`plans/exchange.py`).
+While a plan is believed, or samples are exchanged, that overrules the policy's ranking (`plans/foresight.py`).
 
 Invariants, after every call:
 - used_bytes == sum of the members' sizes == sum of section_bytes <= budget_bytes;

@@ -15,8 +15,8 @@ can do is an interface of its own:
     Restocked    room for samples that nobody has read yet
 
 Scores, hubs and the ratio arrive at any time between two opens. None of these methods changes who is a member. So
-whoever calls them has to call `Engine.place` or `Engine.settle` afterwards, as each of them says. `teaching.py` is the
-only caller of all but `limit_hubs`, which is an option of the user.
+whoever calls them has to call `Engine.place` or `Engine.settle` afterwards, as each of them says. Only
+`learning/teaching.py` calls them, but for `limit_hubs`, which is an option of the user.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Policy(ABC):
     name: ClassVar[str]
     sections: ClassVar[tuple[str, ...]] = (SAMPLES,)
     foreseen: ClassVar[str] = SAMPLES
-    """The section whose members leave by their next use while plans say when that is (`foresight.py`)."""
+    """The section whose members leave by their next use while plans say when that is (`plans/foresight.py`)."""
     scoring: ClassVar[str] = "graph"
     """The scoring that turns trainers' batches into scores: a name in the table `spiderfs.scorer.SCORINGS`. Samplers
     get the scores under every policy; the policy itself gets them only if it is guided (`guided.py`)."""
@@ -54,12 +54,10 @@ class Policy(ABC):
         """The section that a candidate enters, or that a member belongs to."""
         return self.sections[0]
 
-    @abstractmethod
-    def hit(self, key: Key, size: int) -> None:
+    def hit(self, key: Key, size: int) -> None:  # noqa: B027 - many policies have nothing to do
         """A member was opened."""
 
-    @abstractmethod
-    def missed(self, key: Key, size: int) -> None:
+    def missed(self, key: Key, size: int) -> None:  # noqa: B027 - many policies have nothing to do
         """A sample that is no member was opened; next, the engine offers it as a candidate."""
 
     @abstractmethod
@@ -86,9 +84,9 @@ class Policy(ABC):
     def score(self, key: Key) -> float:
         """The worth of a sample to the policy, in a unit of its own; higher is better, and 0 means unknown."""
 
-    @abstractmethod
     def state(self) -> dict[str, Any]:
         """All that `restore` needs to go on as before, in types that msgpack can carry."""
+        return {}
 
     @abstractmethod
     def restore(self, members: Mapping[Key, int], state: Mapping[str, Any]) -> None:

@@ -58,9 +58,6 @@ class Belady(Policy):
         next_use = self._next_use.get(key, self._never)
         return 0.0 if next_use == self._never else 1 / (1 + next_use - self._position)
 
-    def state(self) -> dict[str, Any]:
-        return {}
-
     def restore(self, members: Mapping[Key, int], state: Mapping[str, Any]) -> None:
         self._order.refill((key, -self._next_use.get(key, self._never)) for key in members)
 

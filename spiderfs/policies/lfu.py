@@ -27,9 +27,6 @@ class LFU(Policy):
         self._opens[key] = opens
         self._order.set(key, self._age + opens)
 
-    def missed(self, key: Key, size: int) -> None:
-        pass
-
     def inserted(self, key: Key, size: int) -> None:
         self._opens[key] = 1
         self._order.set(key, self._age + 1)

@@ -19,12 +19,6 @@ class MinIO(Policy):
     def __init__(self) -> None:
         self._members: OrderedDict[Key, None] = OrderedDict()
 
-    def hit(self, key: Key, size: int) -> None:
-        pass
-
-    def missed(self, key: Key, size: int) -> None:
-        pass
-
     def inserted(self, key: Key, size: int) -> None:
         self._members[key] = None
 
@@ -40,9 +34,6 @@ class MinIO(Policy):
 
     def score(self, key: Key) -> float:
         return 1.0 if key in self._members else 0.0
-
-    def state(self) -> dict[str, Any]:
-        return {}
 
     def restore(self, members: Mapping[Key, int], state: Mapping[str, Any]) -> None:
         self._members = OrderedDict.fromkeys(members)

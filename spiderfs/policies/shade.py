@@ -60,12 +60,6 @@ class Shade(Guided):
             if key not in self._members:
                 self._ghosts.pop(key, None)
 
-    def hit(self, key: Key, size: int) -> None:
-        pass
-
-    def missed(self, key: Key, size: int) -> None:
-        pass
-
     def inserted(self, key: Key, size: int) -> None:
         self._members.set(key, self._ghosts.get(key, UNKNOWN))
 

@@ -186,12 +186,6 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
     def section_for(self, key: Key) -> str:
         return HOMOPHILY if key in self._waiting or key in self._homophily else IMPORTANCE
 
-    def hit(self, key: Key, size: int) -> None:
-        pass
-
-    def missed(self, key: Key, size: int) -> None:
-        pass
-
     def inserted(self, key: Key, size: int) -> None:
         hubs = self._waiting.pop(key, {})
         if not hubs:

@@ -6,13 +6,13 @@ would seem right. Loader workers read several batches ahead, so several reads of
 For each trainer and sample the reads arrive in the order in which they were served.
 
 Some reads never reach a batch: the loop abandoned its iterator, a program copied the file, or an open was counted for
-another name (`redirects.PendingReads`). Such a read would shift all later reads of its sample. So all reads of a
+another name (`vfs/pending_reads.py`). Such a read would shift all later reads of its sample. So all reads of a
 trainer are forgotten at the start of an epoch, and its oldest read is forgotten when too many wait.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable
 
 from spiderfs.core.policy import Key
@@ -59,46 +59,32 @@ class ServedSamples:
 
 
 class _Reads:
-    """The waiting reads of one trainer: by sample, to find those that arrive, and by age, to forget the oldest."""
+    """The waiting reads of one trainer."""
 
     def __init__(self) -> None:
-        # Wanted sample -> (number of the read, served sample) of each waiting read, the oldest first.
-        self._of: dict[Key, deque[tuple[int, Key]]] = {}
-        # (number of the read, wanted sample), the oldest first. A read that has arrived stays here until it is at the
-        # front, or until reads that have arrived outnumber the others.
-        self._ages: deque[tuple[int, Key]] = deque()
         self._number = 0
-        self._count = 0
+        # The wanted and the served sample of each read by its number, the oldest first.
+        self._reads: OrderedDict[int, tuple[Key, Key]] = OrderedDict()
+        # The numbers of each wanted sample's reads, the oldest first.
+        self._of: dict[Key, deque[int]] = {}
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._reads)
 
     def add(self, wanted: Key, served: Key) -> None:
         self._number += 1
-        self._count += 1
-        self._of.setdefault(wanted, deque()).append((self._number, served))
-        self._ages.append((self._number, wanted))
+        self._reads[self._number] = wanted, served
+        self._of.setdefault(wanted, deque()).append(self._number)
 
     def take(self, wanted: Key) -> Key:
         waiting = self._of.get(wanted)
         if waiting is None:
             return wanted
-        served = waiting.popleft()[1]
-        self._count -= 1
+        served = self._reads.pop(waiting.popleft())[1]
         if not waiting:
             del self._of[wanted]
-        while self._ages and not self._is_waiting(*self._ages[0]):
-            self._ages.popleft()
-        if len(self._ages) > 2 * self._count + 64:
-            self._ages = deque(age for age in self._ages if self._is_waiting(*age))
         return served
 
     def drop_oldest(self) -> None:
-        # `take` leaves a waiting read at the front.
-        self.take(self._ages[0][1])
-
-    def _is_waiting(self, number: int, wanted: Key) -> bool:
-        # The reads of one sample leave in the order in which they came, so a read waits if its number is not below that
-        # of the first one that waits.
-        waiting = self._of.get(wanted)
-        return waiting is not None and number >= waiting[0][0]
+        wanted, _ = next(iter(self._reads.values()))
+        self.take(wanted)

@@ -1,6 +1,6 @@
 """What ranks tell of their plans, one record for each; a trace stores them, and a replay follows the plans again.
 
-`rank` is the number of a trainer and `course_id` names the course of its list (`guided.py`); in a trace it is the
+`rank` is the number of a trainer and `course_id` names the course of its list (`core/guided.py`); in a trace it is the
 course's number. `epoch` is the number of an epoch.
 """
 

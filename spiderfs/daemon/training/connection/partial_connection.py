@@ -5,7 +5,7 @@ file that has the sample's bytes (unix(7), SCM_RIGHTS). They are looked at, copi
 is answered in its turn; so a connection holds one sample in memory. What is wrong with a message or its descriptor is
 answered, counted, and harms nobody else. Descriptors that come where none is expected are closed at once.
 
-Jobs that share what they keep ask by `turn` which generations to use next (`core/turns.py`). Who has had what is
+Jobs that share what they keep ask by `turn` which generations to use next (`core/partials.py`). Who has had what is
 forgotten when the last of them has gone.
 """
 

@@ -2,11 +2,12 @@
 
 The way of a batch:
 
-1. For each sample that the batch names, find the sample whose bytes the trainer got (`core/served_samples.py`).
-   Otherwise the embedding of a stand-in would be filed under the sample that it stood in for.
+1. For each sample that the batch names, find the sample whose bytes the trainer got
+   (`core/learning/served_samples.py`). Otherwise the embedding of a stand-in would be filed under the sample that it
+   stood in for.
 2. Choose the rows that there is time for.
 3. Score these rows in a thread.
-4. Teach the cache the scores and the hub (`core/teaching.py`).
+4. Teach the cache the scores and the hub (`core/learning/teaching.py`).
 
 One thread at a time uses the scorings of all courses. So each other use of a scoring (to describe it, to save it, to
 end an epoch) waits until the batch is scored. Everything but the scorings belongs to the manager's event loop.

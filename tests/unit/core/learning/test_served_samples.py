@@ -99,4 +99,4 @@ def test_memory_does_not_grow_with_reads_that_have_arrived() -> None:
         served_samples.record_read("one", number, number)
         served_samples.arrived("one", [number])
     assert served_samples.on_the_way("one") == 1
-    assert len(served_samples._trainers["one"]._ages) < 100
+    assert len(served_samples._trainers["one"]._of) == 1

@@ -24,7 +24,7 @@ from spiderfs.core.guided import HubLimits
 from spiderfs.core.rooms import VIEWS
 from spiderfs.daemon.caching.bringing import Bell
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.capacity import CacheCapacity, Survey, source_bytes_of_last_mount
+from spiderfs.daemon.caching.capacity import CacheCapacity
 from spiderfs.daemon.caching.packer import Packer
 from spiderfs.daemon.caching.prefetcher import Prefetcher
 from spiderfs.daemon.caching.push_ahead import PushAhead
@@ -112,8 +112,7 @@ class Manager:
             context.partition.partials_share,
             context.views_room(catalogue),
         )
-        self._survey = Survey(supply.lister, source_bytes_of_last_mount(catalogue))
-        self._capacity = CacheCapacity(options, self._survey, cache, catalogue)
+        self._capacity = CacheCapacity(options, cache, catalogue, supply.lister)
         self._superseded = Superseded(catalogue, content, cache)
 
         # Trainers teach the cache.
@@ -207,7 +206,7 @@ class Manager:
             cache=self._cache.status(),
             disk_bytes=self._content.file_bytes(),
             known_files=self._catalogue.known_files(),
-            survey=self._survey.status(),
+            survey=self._capacity.survey(),
             prefetcher=self._prefetcher.status(),
             trainers=self._hook_server.status(),
             jobs=self._training.jobs(),

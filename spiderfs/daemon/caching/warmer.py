@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import trio
@@ -22,32 +22,32 @@ from spiderfs.vfs.on_demand import Supply
 
 log = logging.getLogger(__name__)
 
-# So many requests may wait: more than a person writes by hand, and few enough to hold in memory.
+# The most requests that may wait: more than a person writes by hand, and few enough to hold in memory.
 MAX_WAITING = 1000
-# So many files of one request are fetched at the same time.
+# How many files of one request are fetched at the same time.
 _CONCURRENT = 8
-# So many records are looked at between two chances for other tasks.
+# How many records are looked at between two chances for other tasks.
 _AT_A_TIME = 1000
 
 # Tells the cache control of a candidate, by an event: inode, size, where, pid, block.
 Note = Callable[[int, int, int, int, int], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class WarmerStatus:
     """How far the last request to warm files is, and how many records the last request to evict files dropped.
 
     `unknown` is the first path or glob of that request that means no file; it is empty if there is none.
     """
 
-    working: bool
-    found: int
-    fetched: int
-    fetched_bytes: int
-    present: int
-    failed: int
-    unknown: str
-    last_evicted: int
+    working: bool = False
+    found: int = 0
+    fetched: int = 0
+    fetched_bytes: int = 0
+    present: int = 0
+    failed: int = 0
+    unknown: str = ""
+    last_evicted: int = 0
 
 
 class Warmer:
@@ -62,22 +62,10 @@ class Warmer:
         self._sample_max_bytes = sample_max_bytes
         self._note = note
         self._send, self._receive = trio.open_memory_channel[Sequence[Pattern]](MAX_WAITING)
-        self._found = self._fetched = self._present = self._failed = self._bytes = 0
-        self._unknown = ""
-        self._working = False
-        self._last_evicted = 0
+        self._status = WarmerStatus()
 
     def status(self) -> WarmerStatus:
-        return WarmerStatus(
-            self._working,
-            self._found,
-            self._fetched,
-            self._bytes,
-            self._present,
-            self._failed,
-            self._unknown,
-            self._last_evicted,
-        )
+        return replace(self._status)
 
     def warm(self, patterns: Sequence[Pattern]) -> None:
         """Take a request to fetch files; raises ConfigError if too many requests wait already."""
@@ -91,16 +79,14 @@ class Warmer:
     async def run(self) -> None:
         """Work through requests for ever."""
         async for patterns in self._receive:
-            self._found = self._fetched = self._present = self._failed = self._bytes = 0
-            self._unknown = ""
-            self._working = True
+            self._status = WarmerStatus(working=True, last_evicted=self._status.last_evicted)
             slots = trio.CapacityLimiter(_CONCURRENT)
             async with trio.open_nursery() as nursery, aclosing(self._wanted(patterns)) as wanted:
                 async for node in wanted:
-                    self._found += 1
+                    self._status.found += 1
                     await slots.acquire_on_behalf_of(node)
                     nursery.start_soon(self._bring, node, slots)
-            self._working = False
+            self._status.working = False
 
     async def _wanted(self, patterns: Sequence[Pattern]) -> AsyncGenerator[Node]:
         """The files that the patterns mean, each once."""
@@ -116,7 +102,7 @@ class Warmer:
             if node is None and pattern.is_glob:
                 globs.append(pattern)
             elif node is None:
-                self._unknown = self._unknown or os.fsdecode(pattern.path)
+                self._status.unknown = self._status.unknown or os.fsdecode(pattern.path)
             elif node is not None and node.is_directory:
                 directories.append(node.path)
             elif node is not None and node.is_regular and node.path not in files:
@@ -138,7 +124,7 @@ class Warmer:
         except SpiderfsError as exc:
             self._not_looked_up(b"", exc)
         else:
-            self._unknown = self._unknown or next((os.fsdecode(glob.path) for glob in unmatched), "")
+            self._status.unknown = self._status.unknown or next((os.fsdecode(glob.path) for glob in unmatched), "")
 
     async def _named(self, path: bytes) -> Node | None:
         """The file of this path; None if the source has none. Raises SpiderfsError if that cannot be found out."""
@@ -155,7 +141,7 @@ class Warmer:
         return None if entry is None else Node(entry.inode, path, entry.stat, entry.settles_at)
 
     def _not_looked_up(self, path: bytes, exc: SpiderfsError) -> None:
-        self._failed += 1
+        self._status.failed += 1
         log.warning("warming /%s: %s", os.fsdecode(path), exc)
 
     async def _bring(self, node: Node, slots: trio.CapacityLimiter) -> None:
@@ -171,15 +157,15 @@ class Warmer:
                     continue
                 payload, where = await self._fetcher.fetch(node, block)
                 fetched = True
-                self._bytes += len(payload)
+                self._status.fetched_bytes += len(payload)
                 if where == FETCHED:
                     self._note(node.inode, len(payload), WARMED, 0, block)
         except SpiderfsError as exc:
-            self._failed += 1
+            self._status.failed += 1
             log.warning("warming %s: %s", os.fsdecode(node.path), exc)
         else:
-            self._fetched += fetched
-            self._present += not fetched
+            self._status.fetched += fetched
+            self._status.present += not fetched
             self._counters.add("warmed", int(fetched))
         finally:
             self._content.end_read()
@@ -187,7 +173,7 @@ class Warmer:
 
     async def evict(self, patterns: Sequence[Pattern], drop: Callable[[Sequence[ContentKey]], int]) -> None:
         """Have `drop` evict the records of all cached files that the patterns mean, some at a time."""
-        self._last_evicted = 0
+        self._status.last_evicted = 0
         # A pattern may be the path of a file that is gone from the source and still cached.
         cached = await trio.to_thread.run_sync(self._cached_of, {pattern.path for pattern in patterns})
         exact = [
@@ -200,7 +186,7 @@ class Warmer:
         while some := await trio.to_thread.run_sync(self._some, members):
             going = [key for key, path in some if path in selection]
             if going:
-                self._last_evicted += drop(going)
+                self._status.last_evicted += drop(going)
 
     def _cached_of(self, wanted: set[bytes]) -> set[bytes]:
         """The paths, of those that could also be globs, that have a record in the cache. In a thread."""

@@ -186,16 +186,7 @@ def stats_json(status: MountStatus) -> bytes:
         "sections": {
             name: {"bytes": section.bytes, "entries": section.entries} for name, section in cache.sections.items()
         },
-        "trainers": [
-            {
-                "client": trainer.client,
-                "pid": trainer.pid,
-                "rank": trainer.rank,
-                "lists": dict(trainer.lists),
-                "batches": trainer.batches,
-            }
-            for trainer in status.trainers
-        ],
+        "trainers": list(map(dataclasses.asdict, status.trainers)),
         "jobs": [_job_figures(job) for job in status.jobs],
         "plans": [_plan_figures(plan) for plan in status.prefetcher.plans],
         "workers": options.workers,
@@ -206,22 +197,10 @@ def stats_json(status: MountStatus) -> bytes:
 
 
 def _plan_figures(plan: PlanStatus) -> dict[str, Any]:
-    return {
-        "trainer": plan.trainer,
-        "list": plan.list,
-        "epoch": plan.epoch,
-        "dispatched": plan.dispatched,
-        "taken": plan.taken,
-        "length": plan.length,
-        "epochs_ahead": plan.epochs_ahead,
-        "believed": plan.believed,
+    return dataclasses.asdict(plan) | {
         "followed_share": round(plan.followed_share, 4),
         "samples_per_s": round(plan.samples_per_s, 1),
-        "ready_samples": plan.ready_samples,
         "ready_s": round(plan.ready_s, 3),
-        "window_samples": plan.window_samples,
-        "opens": plan.opens,
-        "unseen": plan.unseen,
         "late_share": round(plan.late_share, 5),
     }
 
@@ -301,7 +280,7 @@ def version() -> bytes:
     return f"{__version__}\n".encode()
 
 
-# The recall of an index is judged by so many samples: 0.1 s for a million.
+# The samples by which the recall of an index is judged: 0.1 s for a million.
 _RECALL_SAMPLE = 256
 # Lines between two chances for events to be folded: some 3 ms.
 _AT_A_TIME = 1000
@@ -367,16 +346,18 @@ async def graph(courses: Courses, batch_scoring: BatchScoring) -> AsyncGenerator
     """What the scoring of each course knows, which share of its rows it leaves out, and how fast it is."""
     lines = []
     for course in courses:
-        status = course.status()
+        thinning, known = course.thinning, course.list
+        ages, left_out_share = thinning.ages(), thinning.left_out_share
+        scored_per_s = thinning.rows_scored / course.scoring_s if course.scoring_s else 0.0
         lines.append(
-            f"course {status.number}: job {status.job_id}, list {escaped(status.name)}, {status.samples} samples\n"
+            f"course {course.number}: job {course.job_id}, list {escaped(known.name)}, {len(known.keys)} samples\n"
         )
         found = await batch_scoring.described(course, _RECALL_SAMPLE)
         if found is None:
             lines.append("  nothing scored yet\n")
             continue
-        found.append(("rows left out", f"{status.left_out_share:.3f}  (scoring them all takes longer than training)"))
-        found.append(("age of scores", f"median {status.ages.median:.2f}, oldest {status.ages.oldest:.2f} epochs"))
-        found.append(("rows per second", f"{status.scored_per_s:.0f}  (while it scores)"))
+        found.append(("rows left out", f"{left_out_share:.3f}  (scoring them all takes longer than training)"))
+        found.append(("age of scores", f"median {ages.median:.2f}, oldest {ages.oldest:.2f} epochs"))
+        found.append(("rows per second", f"{scored_per_s:.0f}  (while it scores)"))
         lines += [f"  {name:18} {text}\n" for name, text in found]
     yield "".join(lines or ["no trainer has declared its samples yet\n"]).encode(errors="surrogateescape")

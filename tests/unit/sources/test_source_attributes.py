@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import stat
 import struct
-from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import hypothesis.strategies as st
 import trio
 from hypothesis import HealthCheck, given, settings
 
-from spiderfs.daemon.caching.capacity import Survey
+from spiderfs.daemon.caching.capacity import CacheCapacity
 from spiderfs.fuse import wire
 from spiderfs.options.units import Capacity
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -90,15 +91,19 @@ def test_any_source_can_be_measured(bits: int, mtime_ns: int, size: int) -> None
         source.add(b"%d" % number)
     source.found = SourceStat(stat.S_IFREG | bits, (1 << 32) - 1, (1 << 32) - 1, size, mtime_ns)
 
-    async def measure(report: Callable[[], None]) -> Survey:
-        client = SourceClient(source, SourceLimits(), rng=None, on_event=lambda event: None)  # type: ignore[arg-type]
-        survey = Survey(Lister(catalogue_of(), client, lambda: NOW), 0)
-        await survey.run(report)
-        return survey
-
-    survey = trio.run(measure, lambda: None)
-    assert survey.source_bytes == min(3 * size, MAX_SIZE)
-    struct.pack("<Q", survey.source_bytes)
     content = MemoryContent()
-    content.set_capacity(Capacity.parse("100%").budget_bytes(survey.source_bytes))
+
+    async def measure() -> CacheCapacity:
+        client = SourceClient(source, SourceLimits(), rng=None, on_event=lambda event: None)  # type: ignore[arg-type]
+        options: Any = SimpleNamespace(capacity=Capacity.parse("100%"))
+        cache: Any = content
+        catalogue = catalogue_of()
+        capacity = CacheCapacity(options, cache, catalogue, Lister(catalogue, client, lambda: NOW))
+        await capacity.run()
+        return capacity
+
+    survey = trio.run(measure).survey()
+    assert survey.source_bytes == min(3 * size, MAX_SIZE)
+    assert survey.done
+    struct.pack("<Q", survey.source_bytes)
     struct.pack("<Q", content.usage().capacity_bytes)

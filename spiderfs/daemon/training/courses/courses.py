@@ -13,41 +13,25 @@ import hashlib
 import logging
 import shutil
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from spiderfs.core.learning.thinning import ScoreAges, Thinning
+from spiderfs.core.learning.thinning import Thinning
 from spiderfs.daemon.training.lists.sample_list import KnownList
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scoring import ScorerOptions, Scoring
 
 log = logging.getLogger(__name__)
 
-# The scores of so many courses stay on disk, or of more if more are in use: one trainer may have so many lists. The
-# scores of a million samples take some 150 MB, which do not count towards the capacity.
+# Courses whose scores stay on disk, or more if more are in use: one trainer may have this many lists. The scores of a
+# million samples take some 150 MB, which do not count towards the capacity.
 KEPT_COURSES = 8
 # Hexadecimal digits of the digest of a job's id.
 _JOB_DIGITS = 32
-
-
-@dataclass(frozen=True)
-class CourseStatus:
-    """The status of one course, as control files show it.
-
-    `left_out_share` is the share of rows that were not scored, and `scored_per_s` is the number of rows in a second of
-    scoring.
-    """
-
-    number: int
-    job_id: str
-    name: str
-    samples: int
-    left_out_share: float
-    ages: ScoreAges
-    scored_per_s: float
+# The number of a course has 16 bits in traces.
+_MAX_NUMBER = 0xFFFF
 
 
 class Course:
@@ -63,12 +47,6 @@ class Course:
         self.thinning = Thinning(len(known_list.keys))
         self.scoring_s = 0.0
         """The time that scoring has taken."""
-
-    def status(self) -> CourseStatus:
-        scored_per_s = self.thinning.rows_scored / self.scoring_s if self.scoring_s else 0.0
-        left_out_share, ages = self.thinning.left_out_share, self.thinning.ages()
-        samples = len(self.list.keys)
-        return CourseStatus(self.number, self.job_id, self.list.name, samples, left_out_share, ages, scored_per_s)
 
     def scoring_for(self, name: str, dimension: int, options: ScorerOptions) -> Scoring:
         """The scoring with this name for embeddings of this dimension, made when the first batch comes. Blocks."""
@@ -136,10 +114,6 @@ def _saved_courses(job: Path) -> Iterator[Path]:
     """The directories of a job's courses; what an older version of spiderfs has saved there has none."""
     if len(job.name) == _JOB_DIGITS and job.is_dir():
         yield from (entry for entry in job.iterdir() if entry.is_dir())
-
-
-# The number of a course has 16 bits in traces.
-_MAX_NUMBER = 0xFFFF
 
 
 class Courses:

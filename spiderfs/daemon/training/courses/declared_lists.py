@@ -36,14 +36,15 @@ from spiderfs.vfs.lister import Lister
 
 log = logging.getLogger(__name__)
 
-# So long a course stays in memory without a trainer. A list takes 15 MB for 100,000 samples, and what a course learns
+# How long a course stays in memory without a trainer. A list takes 15 MB for 100,000 samples, and what a course learns
 # about it some 150 bytes a sample.
 GRACE_S = 60.0
-# The lists of all courses together may have so many samples; each takes the manager 150 bytes before it is scored.
+# The most samples of the lists of all courses together; each takes the manager 150 bytes before it is scored.
 MAX_SAMPLES = 32_000_000
-# Trainers that are connected can have no more than 512 (64 connections, 8 lists each); the others are short of leaving.
+# All ranks of a job share its courses, so the trainers of 256 connections, with 8 lists each, seldom have half as many;
+# the others are about to leave.
 MAX_COURSES = 1024
-# So many samples are forgotten between two chances for other tasks, in some milliseconds.
+# How many samples are forgotten between two chances for other tasks, in some milliseconds.
 _AT_A_TIME = 10_000
 
 
@@ -87,9 +88,11 @@ class DeclaredLists:
         course_id = course_id_of(trainer.job_id, digest)
         warnings: list[str] = []
         with self._declaring(course_id):
-            inodes = await inodes_of(samples, self._catalogue, self._lister)
+            paths = samples.paths
+            inodes = await inodes_of(paths, self._catalogue, self._lister)
             # What has no path lies outside of the mount, which has been said.
-            unknown = int((inodes == 0).sum()) - sum(not path for path in samples.paths)
+            unknown = int((inodes == 0).sum()) - paths.count(b"")
+            del paths
             leave_out_contradictions(inodes, samples.labels)
             async with self._beginning:
                 await self._make_room(course_id, len(samples))

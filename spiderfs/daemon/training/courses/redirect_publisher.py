@@ -32,20 +32,17 @@ class RedirectPublisher:
     async def publish(self) -> None:
         """Write the redirects that have changed since the last time."""
         async with self._publishing:
-            await self._write_changes()
-
-    async def _write_changes(self) -> None:
-        changes = self._teaching.redirects_changed()
-        if not changes:
-            return
-        rows = []
-        for course_id, wanted, stand_in in changes:
-            assert isinstance(wanted, int)
-            assert stand_in is None or isinstance(stand_in, int)
-            course = self._courses.get(course_id)
-            if course is not None:
-                rows.append(redirect_row(course.number, wanted, stand_in))
-        await trio.to_thread.run_sync(self._records.put, rows)
+            changes = self._teaching.redirects_changed()
+            if not changes:
+                return
+            rows = []
+            for course_id, wanted, stand_in in changes:
+                assert isinstance(wanted, int)
+                assert stand_in is None or isinstance(stand_in, int)
+                course = self._courses.get(course_id)
+                if course is not None:
+                    rows.append(redirect_row(course.number, wanted, stand_in))
+            await trio.to_thread.run_sync(self._records.put, rows)
 
     async def publish_all(self) -> None:
         """Write every redirect anew: a hub of an earlier mount may belong to a course that has only now begun."""

@@ -5,6 +5,7 @@ What the manager knows of a list is shared by all jobs that have declared it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from spiderfs.errors import SourceError, Stale
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.lister import Lister
 
-# So many samples are looked up between two chances for other tasks, in 5 ms.
+# How many samples are looked up between two chances for other tasks, in 5 ms.
 _AT_A_TIME = 500
 
 
@@ -77,11 +78,11 @@ def digest_of(samples: SampleList) -> str:
     return xxhash.xxh3_64_hexdigest(samples.text[:-1] + samples.labels.tobytes())
 
 
-async def inodes_of(samples: SampleList, catalogue: Catalogue, lister: Lister) -> npt.NDArray[np.uint64]:
-    """The file of each sample of a list, 0 for a sample without one; lists directories that are not known yet."""
-    inodes = np.zeros(len(samples), np.uint64)
+async def inodes_of(paths: Sequence[bytes], catalogue: Catalogue, lister: Lister) -> npt.NDArray[np.uint64]:
+    """The file of each path, 0 for a path without one; lists directories that are not known yet."""
+    inodes = np.zeros(len(paths), np.uint64)
     listed: dict[bytes, int] = {}
-    for index, path in enumerate(samples.paths):
+    for index, path in enumerate(paths):
         directory, _, name = path.rpartition(b"/")
         if directory not in listed:
             listed[directory] = await _listed(directory, lister)

@@ -16,7 +16,7 @@ from spiderfs.core.learning.thinning import ScoreAges
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.control import texts
 from spiderfs.daemon.control.commands import Act, ControlTable, LastRefusal, Render
-from spiderfs.daemon.training.courses.courses import Courses, CourseStatus
+from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.errors import ConfigError, NotFound, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.source import SourceStat
@@ -62,9 +62,11 @@ class Harness:
         course: Any = SimpleNamespace(
             course_id=str(number),
             number=number,
-            list=SimpleNamespace(inodes=inodes),
+            job_id="a",
+            list=SimpleNamespace(name="train", inodes=inodes, keys=range(FILES)),
             scoring=scoring,
-            status=lambda: CourseStatus(number, "a", "train", FILES, 0.25, ScoreAges(0.5, 2.25), 3100.0),
+            scoring_s=2.0,
+            thinning=SimpleNamespace(left_out_share=0.25, ages=lambda: ScoreAges(0.5, 2.25), rows_scored=6200),
         )
         self.courses.put(course)
 

@@ -28,7 +28,7 @@ from spiderfs.options.model import Options
 from spiderfs.packages.directory import DIRECTORY
 from spiderfs.shared.layout import DATA_FILE, CacheLayout, RunLayout
 from spiderfs.shared.notice import Notice
-from spiderfs.shared.number_set import SharedNumbers
+from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.open import open_source
@@ -46,7 +46,7 @@ from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
-from spiderfs.vfs.redirects import NamesAsked, PendingReads
+from spiderfs.vfs.redirects import PendingReads
 from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.views.pool import MakerPool
 from spiderfs.views.recipe import Recipe
@@ -81,13 +81,19 @@ class MountContext:
     event_writer: int
     control_listener: socket.socket
     resent: ResentRequests
-    names_asked: NamesAsked
+    names_asked: SharedSlots
+    """The workers, counted from 1, that have the kernel ask for each name.
+
+    In an immutable mount the kernel believes names for good, until a trainer comes that may be given stand-ins. From
+    then on each worker answers names for the next open alone. What the kernel was told before that it has to forget,
+    and with the names the pages of files.
+    """
     notice: Notice
     pending_reads: PendingReads = field(default_factory=PendingReads)
     brought: Brought = field(default_factory=Brought)
-    pusher_threads: SharedNumbers = field(default_factory=lambda: SharedNumbers(_PUSHER_THREADS))
+    pusher_threads: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHER_THREADS))
     """The threads that push files ahead: what they look up and read is asked for by the mount and by no reader."""
-    pushed_samples: SharedNumbers = field(default_factory=lambda: SharedNumbers(_PUSHED_SAMPLES))
+    pushed_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHED_SAMPLES))
     """The inodes of samples that are pushed ahead and wait for their readers.
 
     The kernel has them, or is about to get them, whether the store has them or not. So their readers need no stand-ins.
@@ -113,6 +119,9 @@ class MountContext:
             return layout.cache if not layout.cache.is_dir() else layout.lock
         needed = (layout.run.control_socket, *(environment / DATA_FILE for environment in layout.environments))
         return next((path for path in needed if not os.path.lexists(path)), None)
+
+    def all_names_are_asked(self) -> bool:
+        return all(worker + 1 in self.names_asked for worker in range(self.options.workers))
 
     @property
     def pushes(self) -> int:
@@ -253,7 +262,7 @@ def create_context(options: Options) -> MountContext:
         event_writer=writer,
         control_listener=listener,
         resent=ResentRequests(options.workers, MAX_WAITING, REFUSED_AFTER),
-        names_asked=NamesAsked(options.workers),
+        names_asked=SharedSlots(options.workers),
         notice=Notice(options.workers),
     )
 

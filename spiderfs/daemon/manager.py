@@ -125,7 +125,7 @@ class Manager:
             options,
             recording,
             self._bell.ring,
-            context.names_asked.by_all,
+            context.all_names_are_asked,
         )
         partials = PartialKeeper(content, cache, options.sample_max_bytes)
         self._hook_server = HookServer(training, counters.add, partials=partials)

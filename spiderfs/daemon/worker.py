@@ -110,12 +110,15 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             if not immutable:
                 return
             # From here on the kernel has to ask for each name, and no open puts right what it has believed so far.
-            if redirects.gives and not context.names_asked.by(index):
+            if redirects.gives and index + 1 not in context.names_asked:
                 if not kernel.forget_names():
                     log.warning("this kernel cannot forget names: files that were looked up before get no stand-in")
                 else:
                     events.record_access(0, 0, FORGOTTEN, 0)
-            context.names_asked.set(index, redirects.gives)
+            if redirects.gives:
+                context.names_asked.put(index + 1)
+            else:
+                context.names_asked.discard(index + 1)
 
         # A worker that replaces another one must not tell the kernel to believe a name.
         follow_trainers()

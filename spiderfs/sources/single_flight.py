@@ -9,8 +9,6 @@ gets the error at once.
 
 from __future__ import annotations
 
-import mmap
-import struct
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar
@@ -18,12 +16,13 @@ from typing import Any, TypeVar
 import trio
 
 from spiderfs.errors import SourceTimeout
+from spiderfs.shared.slots import SharedSlots
 
 # The next reader's question follows one reader's error within microseconds, or 0.1 s on a busy machine. The source is
 # asked the same thing no more often than this, too.
 SHARED_S = 1.0
 _SLOTS = 4096
-_SLOT = struct.Struct("<qd")
+_HASH_BITS = (1 << 64) - 1
 
 
 T = TypeVar("T")
@@ -36,22 +35,17 @@ class RecentTimeouts:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._map = mmap.mmap(-1, _SLOTS * _SLOT.size)
+        self._timeouts = SharedSlots(_SLOTS, "d")
         self._clock = clock
 
     def add(self, question: Hashable) -> None:
         """Note that somebody has waited in vain for the answer to this question."""
-        hashed = hash(question)
-        _SLOT.pack_into(self._map, self._at(hashed), hashed, self._clock())
+        self._timeouts.put(hash(question) & _HASH_BITS, self._clock())
 
     def has(self, question: Hashable) -> bool:
         """Whether somebody has just waited in vain for the answer to this question."""
-        hashed = hash(question)
-        noted, at = _SLOT.unpack_from(self._map, self._at(hashed))
-        return bool(noted == hashed and self._clock() - at < SHARED_S)
-
-    def _at(self, hashed: int) -> int:
-        return hashed % _SLOTS * _SLOT.size
+        timeout = self._timeouts.get(hash(question) & _HASH_BITS)
+        return timeout is not None and self._clock() - timeout[0] < SHARED_S
 
 
 class _Flight:

@@ -20,7 +20,7 @@ from spiderfs.fuse.session import MAX_WAITING
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.shared.layout import RunLayout
-from spiderfs.shared.number_set import SharedNumbers
+from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import Source
 from spiderfs.store.store import Content, Records
@@ -104,7 +104,7 @@ async def bare_filesystem(
     alone: bool = False,
     immutable: Kernel | None = None,
     forms: Forms | None = None,
-    pusher_threads: SharedNumbers | None = None,
+    pusher_threads: SharedSlots | None = None,
     clock: Callable[[], float] = steady_clock.now,
 ) -> AsyncIterator[Bare]:
     """The file system over these parts, which stay the caller's to close; its locks and snapshots lie in `directory`.
@@ -141,7 +141,7 @@ async def bare_filesystem(
         make_filesystem = partial(
             ImmutableFilesystem,
             doubt=immutable.doubt,
-            pusher_threads=pusher_threads or SharedNumbers(1024),
+            pusher_threads=pusher_threads or SharedSlots(1024),
         )
         settings = (settings or Settings())._replace(checked_since_s=clock())
     async with trio.open_nursery() as nursery:

@@ -25,7 +25,7 @@ from typing import Any
 
 from spiderfs.core.events import HIT, PUSHED, UNREAD, UNSTORED
 from spiderfs.errors import ReadOnly, SourceUnavailable, SpiderfsError, Stale
-from spiderfs.shared.number_set import SharedNumbers
+from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.source import Delivery, SourceStat
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry
@@ -47,7 +47,7 @@ class ImmutableFilesystem(Filesystem):
     _control: ImmutableControl
 
     def __init__(
-        self, *, control: ImmutableControl, doubt: Callable[[int], None], pusher_threads: SharedNumbers, **parts: Any
+        self, *, control: ImmutableControl, doubt: Callable[[int], None], pusher_threads: SharedSlots, **parts: Any
     ) -> None:
         """`doubt`: see `Kernel.doubt`. `parts` are those of `Filesystem`."""
         super().__init__(control=control, **parts)

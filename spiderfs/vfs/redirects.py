@@ -20,7 +20,6 @@ then opens it gets one file.
 
 from __future__ import annotations
 
-import mmap
 import struct
 import time
 from collections.abc import Callable, Container, Iterator
@@ -28,6 +27,7 @@ from typing import Literal, NamedTuple
 
 from spiderfs.linux.process_table import Status, is_our_own, session_of, started_at, status_of
 from spiderfs.shared.attached_trainers import Attached
+from spiderfs.shared.slots import SharedSlots
 from spiderfs.store.store import ContentKey, Records, Row
 from spiderfs.vfs.rules import Cached, Credentials, Settings, is_at_hand
 
@@ -106,34 +106,26 @@ class PendingReads:
     very next open opens H by H's own name, which the kernel still knew. That open is taken for an open of X.
     """
 
-    _SLOTS = 8192
-    _SLOT = struct.Struct("<QQQd")  # thread, wanted inode, given inode, time
-
     def __init__(self) -> None:
-        self._map = mmap.mmap(-1, self._SLOTS * self._SLOT.size)
+        # The wanted and the given inode of each thread, and the time.
+        self._notes = SharedSlots(8192, "QQd")
 
     def put(self, thread: int, wanted: int, given: int, now: float) -> None:
-        self._SLOT.pack_into(self._map, self._at(thread), thread, wanted, given, now)
+        self._notes.put(thread, wanted, given, now)
 
     def look(self, thread: int, since: float) -> tuple[int, int] | None:
         """The thread's note, which stays: what it asked for, and what it was given; None if from before `since`."""
-        noted, wanted, given, when = self._SLOT.unpack_from(self._map, self._at(thread))
-        return (int(wanted), int(given)) if noted == thread and when >= since else None
+        note = self._notes.get(thread)
+        return None if note is None or note[2] < since else (note[0], note[1])
 
     def take(self, thread: int, given: int, since: float) -> int | None:
         """Take the thread's note: the inode that it had asked for when it was given `given`.
 
         None if the note says something else, or is from before `since`. The note is gone afterwards in any case.
         """
-        at = self._at(thread)
-        noted, wanted, was_given, when = self._SLOT.unpack_from(self._map, at)
-        if noted != thread:
-            return None
-        self._SLOT.pack_into(self._map, at, 0, 0, 0, 0.0)
-        return int(wanted) if was_given == given and when >= since else None
-
-    def _at(self, thread: int) -> int:
-        return thread % self._SLOTS * self._SLOT.size
+        note = self.look(thread, since)
+        self._notes.discard(thread)
+        return note[0] if note is not None and note[1] == given else None
 
 
 class Redirects:
@@ -283,25 +275,3 @@ class Redirects:
 def _is_above(process: Status, below: int) -> bool:
     """Whether `below` is the process itself, or a child that the process has made; not an orphan that came to it."""
     return below == process.process or not process.is_init or session_of(below) == session_of(process.process)
-
-
-class NamesAsked:
-    """Which workers have the kernel ask for each name: memory that all processes of a mount share.
-
-    In an immutable mount the kernel believes names for good, until a trainer comes that may be given stand-ins. From
-    then on each worker answers names for the next open alone. The kernel has to forget the names that it was told
-    before, and with them the pages of files. Each worker sets a row of its own, and its successor finds the row.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
-        self._rows = memoryview(mmap.mmap(-1, workers))
-
-    def set(self, worker: int, asked: bool) -> None:
-        self._rows[worker] = asked
-
-    def by(self, worker: int) -> bool:
-        return bool(self._rows[worker])
-
-    def by_all(self) -> bool:
-        return all(self._rows[: self._workers])

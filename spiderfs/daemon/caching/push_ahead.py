@@ -44,7 +44,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.linux.memory import memory_bytes
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
-from spiderfs.shared.number_set import SharedNumbers
+from spiderfs.shared.slots import SharedSlots
 from spiderfs.vfs.catalogue import Node
 
 log = logging.getLogger(__name__)
@@ -124,8 +124,8 @@ class PushAhead:
     def __init__(
         self,
         options: Options,
-        threads: SharedNumbers,
-        pushed: SharedNumbers,
+        threads: SharedSlots,
+        pushed: SharedSlots,
         counters: Counters,
         cache: CacheControl,
         most: int,
@@ -270,7 +270,7 @@ class PushAhead:
         insort(waiting.samples, (position, node, done), key=itemgetter(0))
         self._waiting_bytes += node.stat.size
         self._near[node.inode] = self._near.get(node.inode, 0) + 1
-        self._pushed.add(node.inode)
+        self._pushed.put(node.inode)
 
     def send(self) -> None:
         for inode in self._pusher.send():

@@ -25,7 +25,7 @@ import trio
 from spiderfs.daemon.caching import push_process
 from spiderfs.daemon.caching.push_process import ANSWER, HELLO, HERE, MOST_BYTES, packed_order
 from spiderfs.linux.mounts import mounted_at
-from spiderfs.shared.number_set import SharedNumbers
+from spiderfs.shared.slots import SharedSlots
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Pusher:
         self,
         mountpoint: Path,
         at_a_time: int,
-        threads: SharedNumbers,
+        threads: SharedSlots,
         patience_s: float,
         answered: Callable[[int, int], None],
         lost: Callable[[], None],

@@ -16,7 +16,7 @@ from spiderfs.core.events import FETCHED, HIT, PUSHED, UNREAD, UNSTORED
 from spiderfs.errors import ReadOnly, SourceUnavailable, Stale
 from spiderfs.linux.process_table import started_at
 from spiderfs.shared.attached_trainers import Attached
-from spiderfs.shared.number_set import SharedNumbers
+from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import ContentKey
@@ -103,7 +103,7 @@ def run(directory: Path, test: Callable[[Harness], Awaitable[None]], forms: Form
         source.add(b"h", b"content of h, longer")
         source.add(b"large", bytes(range(256)) * 1024)
         content.set_capacity(1 << 20)
-        kernel, events, threads = FakeKernel(), Events(), SharedNumbers(1024)
+        kernel, events, threads = FakeKernel(), Events(), SharedSlots(1024)
         threads.replace([PUSHER.pid])
         longest = SETTINGS.sample_max_bytes
         shown = ViewSource(source, forms, Makers(), longest, lambda name: None) if forms else source

@@ -26,7 +26,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import Mount
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
-from spiderfs.shared.number_set import SharedNumbers
+from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.source import SourceStat
 from spiderfs.testing import MemoryContent
 from spiderfs.vfs.catalogue import Node
@@ -62,8 +62,8 @@ class Harness:
         self.cache = CacheControl(MemoryContent(), "minio", 0.5, self.counters)
         self.cache.restore(1 << 30, None)
         options = Options(source=directory, mountpoint=directory, cache_dir=directory, source_timeout_s=30)
-        self.pushed = SharedNumbers(1 << 16)
-        self.way = PushAhead(options, SharedNumbers(1024), self.pushed, self.counters, self.cache, most, MOST_BYTES)
+        self.pushed = SharedSlots(1 << 16)
+        self.way = PushAhead(options, SharedSlots(1024), self.pushed, self.counters, self.cache, most, MOST_BYTES)
         self.pusher = Pusher()
         self.way._pusher = self.pusher  # type: ignore[assignment]
         self.size = size
@@ -260,7 +260,7 @@ def test_without_a_process_samples_are_fetched_into_the_store(
     harness.pusher.broken = True
     assert not harness.way.able
     lost: list[None] = []
-    process = Pushing(tmp_path, 1, SharedNumbers(1024), 30.0, lambda number, outcome: None, lambda: lost.append(None))
+    process = Pushing(tmp_path, 1, SharedSlots(1024), 30.0, lambda number, outcome: None, lambda: lost.append(None))
     monkeypatch.setattr(pusher, "mounted_at", lambda path: Mount("", path, "", "0:1"))
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 

@@ -18,7 +18,7 @@ from spiderfs.daemon.caching import pusher as module
 from spiderfs.daemon.caching.push_process import ANSWER, HERE, MOST_BYTES, orders_of, packed_order
 from spiderfs.daemon.caching.pusher import ASK_S, ORDERS_AT_ONCE, Pusher
 from spiderfs.linux.mounts import Mount
-from spiderfs.shared.number_set import SharedNumbers
+from spiderfs.shared.slots import SharedSlots
 
 # A process that was killed is waited for later, as subprocess says.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")
@@ -32,7 +32,7 @@ class Kept:
     def __init__(self, directory: Path) -> None:
         self.answers: list[tuple[int, int]] = []
         self.lost = 0
-        self.threads = SharedNumbers(1024)
+        self.threads = SharedSlots(1024)
         self.pusher = Pusher(
             directory, 2, self.threads, PATIENCE_S, lambda *answer: self.answers.append(answer), self._lose
         )

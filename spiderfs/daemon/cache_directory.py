@@ -105,7 +105,7 @@ def _what_to_do(path: Path, holder: bytes) -> str:
 
 
 def _check_above(path: Path) -> None:
-    """Refuse a path of which any user could exchange a part; directories that are missing will be our own."""
+    """Refuse a path if any user could exchange a part of it; directories that are missing will be our own."""
     # A user who has become root through sudo may use a directory of their own.
     trusted = {"0", str(os.geteuid()), os.environ.get("SUDO_UID")}
     anybody_makes = False

@@ -33,8 +33,8 @@ BATCH_EVENTS = select.PIPE_BUF // ACCESS_RECORD.size
 # As many as the manager acts on in one transaction of the store.
 READ_EVENTS = 1024
 
-# So much later than it happened the manager may hear of an access, or `session.PASS_INTERVAL_S` more. A flush is a
-# write of 48 bytes per access.
+# How late the manager may hear of an access, or `session.PASS_INTERVAL_S` more. A flush is a write of 48 bytes per
+# access.
 FLUSH_INTERVAL_S = 0.02
 
 _time_s = attrgetter("time_s")

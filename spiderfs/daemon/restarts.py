@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-# After so many deaths of workers in a row, without progress between them, the mount ends. With the pauses below, they
+# The mount ends after this many deaths of workers in a row without progress between them. With the pauses below, they
 # take a minute if there is one worker.
 DEATHS = 20
 # The first pause comes before the second start in a row; each further pause is twice as long as the one before, up to a
@@ -22,8 +22,8 @@ DEATHS = 20
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 # Readers wait for one that had done something. A start costs 0.1 s of a core, so this keeps it to a fifth of one.
 LONGEST_BUSY_PAUSE_S = 0.5
-# A process that has lived so long did not die of how it began, and 20 such deaths take 20 minutes. Much longer than the
-# longest pause, or pauses themselves would let other processes live long enough.
+# A process that has lived for this time did not die of how it began, and 20 such deaths take 20 minutes. It is much
+# longer than the longest pause, or pauses themselves would let other processes live long enough.
 LIVED_S = 60.0
 # More doublings than any longest pause needs. (A float has no room for 1,024 of them.)
 _MOST_DOUBLINGS = 16
@@ -32,7 +32,7 @@ _MOST_DOUBLINGS = 16
 # which ten have died is answered with an error: half of DEATHS, so that it alone never ends a mount. Want of memory
 # kills workers too, whatever they have begun: two of them with the same request (16 readers, files of 7 MB, 150 MB).
 ALONE_AFTER, REFUSED_AFTER = 2, 10
-# The requests of which deaths are remembered. A worker begins 512 at most, so one that kills outlives seven deaths of
+# The requests whose deaths are remembered. A worker begins 512 at most, so one that kills outlives seven deaths of
 # other workers here.
 _REMEMBERED = 4096
 
@@ -41,7 +41,7 @@ class Restarts:
     """Decides on restarts of processes that share one task, such as all workers."""
 
     def __init__(self, processes: int, limit: int | None = None) -> None:
-        """`limit`: after so many deaths in a row, without progress between them, `died` gives up."""
+        """`limit`: the deaths in a row, without progress between them, at which `died` gives up."""
         self._limit = limit
         # What each had done at its own death before, and all together at the death before, whosever it was.
         self._done = [0] * processes

@@ -49,10 +49,10 @@ from spiderfs.trace.format import TraceWriter
 
 log = logging.getLogger(__name__)
 
-# After an unmount, workers serve open handles for so long, and the manager may take so long to save.
+# How long workers serve open handles after an unmount, and how long the manager may take to save.
 DRAIN_S = 5.0
 SAVE_S = 10.0
-# The supervisor waits so long for the end of a process that it has killed. A process that has not ended by then waits
+# How long the supervisor waits for the end of a process that it has killed. A process that has not ended by then waits
 # in the kernel: for answers of the mount, until the connection ends, or for a source or a disk that hangs.
 KILLED_S = 5.0
 READY_POLL_S = 0.002
@@ -63,7 +63,7 @@ LOOK_S = 2.0
 # when it killed the holder, as in a control group at its limit. When all processes have closed the store, the next one
 # to open it makes new locks.
 START_S = 10.0
-# So many deaths by a signal of _CRASHES in so short a time mean a damaged store, even if a walk finds no damage.
+# This many deaths by a signal of _CRASHES within this time mean a damaged store, even if a walk finds no damage.
 CRASHES, CRASHES_WITHIN_S = 4, 60.0
 # Deaths by these may come from a page of the store that is not there.
 _CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
@@ -310,7 +310,7 @@ class Supervisor:
         """The store is a new one, and all workers have ended."""
         self._counters.add("store_rebuilds")
         if self._context.options.immutable:
-            # The kernel believes names for good, and would read by inodes of which no worker knows the path.
+            # The kernel believes names for good, and would read by inodes whose path no worker knows.
             self._kernel.forget_names()
 
     def _end_all_and_start_again(self) -> None:

@@ -90,7 +90,7 @@ def samples_in(split: Split, cache_bytes: float, samples: float, sizes: FormSize
 
 
 def _rest_encoded(samples: float, augmented: float, decoded: float, room: float) -> Places:
-    """Of the samples that are in neither form, so many as originals as there is room for, and the others in storage."""
+    """Samples that are in neither form: as many as originals as there is room for, and the others in storage."""
     # Where all are in the first two, their sum may be rounded to a bit more.
     rest = max(0.0, samples - (augmented + decoded))
     encoded = min(rest, room)
@@ -101,7 +101,7 @@ def view_share(split: Split, cache_bytes: float, landing_bytes: float, samples: 
     """The share of all samples that should be shown as views for these to fill their part of the cache, and fit.
 
     That is N_D / N_total, with N_D by equation 4 for samples of which none is augmented: loaders choose those later.
-    What is left for originals and views when so many bytes are kept free for landing, they share.
+    Originals and views share what is left of the cache beside the bytes kept free for landing.
     """
     if split.decoded == 0:
         return 0.0
@@ -115,7 +115,7 @@ def view_share(split: Split, cache_bytes: float, landing_bytes: float, samples: 
 def samples_held(split: Split, cache_bytes: float, landing_bytes: float, samples: float, sizes: FormSizes) -> Places:
     """How many of `samples` a mount with this split holds in each place.
 
-    That is less than equations 2 to 8 say: a mount leaves room for landing, and shows so many views as surely fit
+    That is less than equations 2 to 8 say: a mount leaves room for landing, and shows as many views as surely fit
     (`view_share`). Originals take what the other forms leave.
     """
     share = min(split.augmented, MOST_AUGMENTED)
@@ -269,7 +269,7 @@ def bottleneck(
 
 
 def splits(step_percent: int = 1) -> Iterator[Split]:
-    """All splits in steps of so many percent, the pure ones included: 5,151 of 1 %. Most encoded ones come first."""
+    """All splits in these steps, the pure ones included: 5,151 in steps of 1 %. Those with most originals come first."""
     for encoded in range(100, -1, -step_percent):
         for decoded in range(100 - encoded, -1, -step_percent):
             yield Split(encoded / 100, decoded / 100, (100 - encoded - decoded) / 100)

@@ -34,7 +34,7 @@ NO_LIMIT = float("inf")
 
 
 class Reads(NamedTuple):
-    """So many files were read whole."""
+    """How many files were read whole, their bytes, and how long that took."""
 
     files: int
     bytes: int
@@ -50,7 +50,7 @@ class Reads(NamedTuple):
 
 
 class SourceSpeed(NamedTuple):
-    """How long one file takes that nobody else waits for, how many at a time bring more, and what so many bring."""
+    """How long a single file takes, how many files at a time still bring more, and what these bring together."""
 
     latency_s: float
     readers: int
@@ -179,7 +179,7 @@ class Profile:
 
 
 def landing_bytes(cache_bytes: float, sizes: FormSizes) -> int:
-    """What a cache of so many bytes leaves free for originals and views that come."""
+    """The bytes that a cache of `cache_bytes` leaves free for originals and views that come."""
     largest = max(size for size in sizes[:2] if size < NO_LIMIT)
     return landing_of(landing_room(int(cache_bytes)), int(largest), int(cache_bytes))
 

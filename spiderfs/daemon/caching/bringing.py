@@ -13,7 +13,7 @@ from spiderfs.core.plans.concurrency import Concurrency
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.vfs.catalogue import Node
 
-# A window is so many seconds of reading long, or so many fetches if these take longer. So a reader does not notice a
+# The length of a window in seconds of reading, or in fetches if these take longer. So a reader does not notice a
 # source that stops for a moment.
 _AHEAD_S = 2.0
 _AHEAD_LATENCIES = 8

@@ -183,7 +183,7 @@ class CacheControl:
         return self._capacity_bytes - self.engine.used_bytes
 
     def expect(self, files: int | None) -> None:
-        """So many files land at a time, because plans are followed; None if files land as readers ask for them."""
+        """How many files land at a time, because plans are followed; None if files land as readers ask for them."""
         self._expected_files = files
         if files is None:
             self._lost_files = 0

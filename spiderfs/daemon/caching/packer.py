@@ -48,18 +48,18 @@ log = logging.getLogger(__name__)
 
 # Between two looks for a package to load.
 PAUSE_S = 0.25
-# Between two collections. Fetched samples soon leave landing; in so long a reader misses some 40 samples at most.
+# Between two collections. Fetched samples soon leave landing; a reader misses some 40 samples in this time at most.
 COLLECT_PAUSE_S = 0.02
 # A package is loaded if the policy wants this share of its bytes, and kept while this share of them ranks low.
 USEFUL_SHARE = 0.5
 # A sample may take this share of a package at most: a package of four samples would hardly save a round trip.
 _LARGEST_SHARE = 0.25
-# For so long a package is left alone that could not be read, or of which the engine took less than half.
+# How long a package is left alone that could not be read, or if the engine took less than half of it.
 _REST_S = 30.0
-# So many packages are compared at a time, and so many missed samples are looked at: some tenths of a millisecond.
+# Packages that are compared at a time, and missed samples that are looked at: some tenths of a millisecond.
 _COMPARED, _LOOKED_AT = 8, 128
 MAX_PACKAGES = 4096
-# So many samples may be in packages; each takes 8 bytes of memory.
+# The most samples in packages; each takes 8 bytes of memory.
 MAX_PACKED = 1 << 20
 
 

@@ -36,18 +36,18 @@ from spiderfs.vfs.on_demand import Supply
 
 log = logging.getLogger(__name__)
 
-# After so long all samples are looked at again: some have left the cache, and for others there is room now.
+# How often all samples are looked at again: some have left the cache, and for others there is room now.
 _LOOK_AGAIN_S = 0.25
-# For so long a file that could not be fetched is left to its reader.
+# How long a file that could not be fetched is left to its reader.
 _FAILED_PAUSE_S = 10.0
-# For so long nothing is fetched ahead after the store has failed.
+# How long nothing is fetched ahead after the store has failed.
 _STORE_PAUSE_S = 1.0
 # A source that was idle within this time could have served more fetches.
 _LATELY_S = 0.5
-# A job that exchanges samples is to have so many cached ones to choose from, or a hundredth of the cache if that is
+# A job that exchanges samples is to have this many cached ones to choose from, or a hundredth of the cache if that is
 # less: what it has beyond that takes the room of samples that several jobs are owed (benchmarks/engine/jobs.py).
 _READY = 64
-# So many positions are looked at in one turn: 2 ms.
+# How many positions are looked at in one turn: 2 ms.
 _AT_A_TIME = 2000
 
 

@@ -51,20 +51,20 @@ log = logging.getLogger(__name__)
 
 # Requests that pushes have in the kernel at a time; its limit is four times that (`fuse/wire.py`).
 MOST_REQUESTS = 128
-# So many bytes may wait in the page cache for their readers, and no more than this share of the machine's memory, or of
+# The bytes that may wait in the page cache for their readers, and no more than this share of the machine's memory, or of
 # what the daemon's control group may have.
 MOST_BYTES, MEMORY_SHARE = 256 << 20, 1 / 16
-# So many pushes wait for the source at first, and after so many seconds, or the latencies of some, it is seen whether
+# The pushes that wait for the source at first, and the seconds, or latencies of some pushes, after which it is seen if
 # more of them bring more. A first epoch of a few thousand files takes no longer than the usual window.
 FIRST_PUSHES, WINDOW_S = 32, 0.05
-# The pusher opens so many files at a time.
+# How many files the pusher opens at a time.
 MOST_THREADS = 16
-# The kernel asks for so much of a file at a time, or less.
+# The most of a file that the kernel asks for at a time.
 _REQUEST_BYTES = 128 << 10
 # A push of which no worker has told anything by then is given up: its READ was never sent, or its worker was killed.
 # The first is rare: a reader asked for the file's pages in the same moment.
 _LOST_S = 5.0
-# So many samples are looked at in one turn: 1 ms.
+# How many samples are looked at in one turn: 1 ms.
 _SWEPT = 2000
 
 
@@ -135,7 +135,7 @@ class PushAhead:
         self.concurrency = Concurrency(most, min(most, FIRST_PUSHES), WINDOW_S)
         # Look-ups may have to ask the source, of which readers need half of what a worker may ask at a time.
         at_a_time = max(1, min(options.fetches // 2, MOST_THREADS))
-        # So long an order, or any other request of the pusher, may take at a source that hangs.
+        # How long an order, or any other request of the pusher, may take at a source that hangs.
         self._patience_s = options.source_timeout_s + _LOST_S
         self._pusher = Pusher(options.mountpoint, at_a_time, threads, self._patience_s, self._answered, self._lost)
         self._counters = counters

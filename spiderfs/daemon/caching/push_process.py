@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 _SYS_CACHESTAT = 451  # on all architectures; Linux 6.5
 # The kernel's limit on what one call asks for, where nobody has widened it.
 _USUAL_READ_AHEAD_KIB = 128
-# A thread whose order has failed after so long gives the same answer to the other orders of its message.
+# A thread whose order has failed after this time gives the same answer to the other orders of its message.
 _HELD_UP_S = 1.0
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 # A process that dies at once must not keep the processor busy: the pause doubles with each one that did nothing.
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 60.0
-# So long a process may take to begin: it imports a few modules of the standard library.
+# How long a process may take to begin: it imports a few modules of the standard library.
 BEGIN_S = 20.0
-# After so long without a word from the process it is asked for one.
+# The process is asked for a word after this time without one.
 ASK_S = 5.0
-# So many orders go into one message. Each message wakes a thread, which costs both processes more than an order does.
+# The orders of one message. Each message wakes a thread, which costs both processes more than an order does.
 # But a thread carries out its orders one after the other, so where each has to ask the source for a name, more of them
 # would leave other threads idle.
 ORDERS_AT_ONCE = 4

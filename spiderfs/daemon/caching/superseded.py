@@ -27,9 +27,9 @@ from spiderfs.vfs.catalogue import Catalogue
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-# So many inodes are looked at in one turn: 5 ms, and a transaction of a few hundred rows.
+# How many inodes are looked at in one turn: 5 ms, and a transaction of a few hundred rows.
 _AT_A_TIME = 200
-# So long an unsettled version is remembered for readers that may have it open: longer than one sample is read. No
+# How long an unsettled version is remembered for readers that may have it open: longer than one sample is read. No
 # version takes longer than this to settle.
 _READ_WITHIN_S = 60.0
 

@@ -16,7 +16,7 @@ from spiderfs.shared.layout import RunLayout
 
 log = logging.getLogger(__name__)
 
-# For a reader who opens the log now, it begins with so many earlier accesses.
+# The number of earlier accesses with which the log begins for a reader who opens it now.
 REMEMBERED_ACCESSES = 1000
 # The log is written as long as somebody has looked at it within this time; a log that is forgotten costs nothing. At
 # this size the file begins anew, and a reader who follows it with `tail -f` reads on.

@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 # The longest question, or piece of an answer. A list of files to warm may be long, but not endless.
 MAX_MESSAGE_BYTES = 64 << 20
-# A worker waits so long for each piece. A manager that needs longer sends empty pieces, to say that it is still there.
+# How long a worker waits for each piece. A manager that needs longer sends empty pieces, to say that it is still there.
 ANSWER_TIMEOUT_S = 30.0
 ALIVE_INTERVAL_S = 5.0
-# The manager waits so long for the question, and for the worker to take each piece.
+# How long the manager waits for the question, and for the worker to take each piece.
 QUESTION_TIMEOUT_S = 10.0
 
 # Sending raises these when the worker has gone, or takes nothing.

@@ -4,7 +4,7 @@ Batches that come one after another and are alike in shape wait as one run, beca
 runs take more bytes than they may, half of their rows leave: which ones, each list has said when it was declared. No
 batch is refused because scoring is slow, so a trainer never waits for it; every other message waits for room.
 
-A run of which no row may leave yet, since its list is being declared or one of its indices is wrong, has to wait too.
+A run also has to wait if its rows may not leave yet, since its list is being declared or one of its indices is wrong.
 A list that is declared anew may have other samples.
 """
 

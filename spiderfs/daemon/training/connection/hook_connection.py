@@ -128,7 +128,7 @@ class ServerLimits:
     waiting_bytes: int = 2 << 20
     malformed: int = 100
     hello_timeout_s: float = 10.0
-    # If a trainer reads no answer for so long, its connection is closed.
+    # The connection of a trainer that reads no answer for this time is closed.
     answer_timeout_s: float = 5.0
 
 

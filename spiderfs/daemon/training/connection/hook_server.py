@@ -28,9 +28,9 @@ from spiderfs.protocol import Error, PartialSamples
 log = logging.getLogger(__name__)
 
 _BACKLOG = 64
-# For so long the sink may act on the end of a connection.
+# How long the sink may act on the end of a connection.
 _DETACH_TIMEOUT_S = 5.0
-# So often it is seen whether the socket's file is there.
+# How often the server looks whether the socket's file is there.
 LOOK_AGAIN_S = 1.0
 DEFAULT_LIMITS = ServerLimits()
 

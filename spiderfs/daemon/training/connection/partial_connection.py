@@ -130,7 +130,7 @@ class PartialConnection:
     count: Callable[[str, int], None]
     limits: Limits
     malformed: int
-    """After so many errors the connection ends."""
+    """The number of errors after which the connection ends."""
 
     async def run(self, begun: PartialSamples) -> None:
         """Serve the connection until the loader leaves, or has made too many mistakes."""

@@ -163,7 +163,7 @@ class DeclaredLists:
     # -- lists leave
 
     async def let_go(self, grace_s: float = GRACE_S) -> None:
-        """Let courses leave memory that no trainer has used for so long; their scores are saved first."""
+        """Let courses leave memory that no trainer has used for `grace_s`; their scores are saved first."""
         now = trio.current_time()
         self._unused_since = {
             course.course_id: self._unused_since.get(course.course_id, now)

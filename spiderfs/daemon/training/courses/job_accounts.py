@@ -15,7 +15,7 @@ from spiderfs.core.events import FROM_THE_SOURCE, HIT, UNSEEN, Access
 from spiderfs.core.learning.teaching import RatioStatus
 from spiderfs.daemon.training.lists.trainer import Trainer
 
-# The pace of a job is that of its last so many whole seconds.
+# The pace of a job is that of this many whole seconds, the last ones.
 _PACE_S = 10
 
 
@@ -47,7 +47,7 @@ class JobStatus:
     exchanged: int = 0
     """How many samples the job has taken in the place of others that were not cached."""
     saved_bytes: int = 0
-    """The bytes of those of them that were cached: so much more would have been fetched for these reads."""
+    """The bytes of those of them that were cached, which would have been fetched for these reads otherwise."""
 
 
 @dataclass
@@ -99,7 +99,7 @@ class JobAccounts:
                     account.read(access)
 
     def fetched_ahead(self, trainer: int, size: int) -> None:
-        """Add a sample of so many bytes that was fetched ahead for a trainer's plan."""
+        """Add a sample of `size` bytes that was fetched ahead for a trainer's plan."""
         account = self._of(trainer)
         if account is not None:
             account.origin_bytes += size

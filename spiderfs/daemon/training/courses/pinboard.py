@@ -21,7 +21,7 @@ from spiderfs.daemon.training.lists.trainer import Trainer
 from spiderfs.policies.pins import pinned_limit
 from spiderfs.vfs.catalogue import Catalogue
 
-# So many samples are looked up between two chances for other tasks, in some milliseconds.
+# Samples that are looked up between two chances for other tasks, in some milliseconds.
 _AT_A_TIME = 500
 
 

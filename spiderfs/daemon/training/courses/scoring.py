@@ -40,10 +40,10 @@ from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions, Scoring
 from spiderfs.trace.recording import Recording
 
-# So many rows are scored at once, of all batches that wait; all rows of a larger batch. In a list of a million samples
+# The rows that are scored at once, of all batches that wait; all rows of a larger batch. In a list of a million samples
 # that takes about a second of a core, and a row costs less the more come at once (benchmarks/engine/scorer.py).
 ROWS_AT_ONCE = 4096
-# Scores are told so many at a time: telling one takes 10 to 20 us (benchmarks/engine/worths.py).
+# Scores that are told at a time: telling one takes 10 to 20 us (benchmarks/engine/worths.py).
 _TOLD_AT_ONCE = 1000
 
 

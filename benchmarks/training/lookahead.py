@@ -39,8 +39,8 @@ from benchmarks.common.results import machine, plain_table, save
 from benchmarks.serving.stall import log_rank_weights
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
+from spiderfs.core.plans.fetch_limits import FIRST, LEAST, MOST
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.plans.window import FIRST, LEAST, MOST
 from spiderfs.core.policy import Key
 from spiderfs.core.rooms import LANDING_FILES, LANDING_SHARE
 from spiderfs.daemon.caching.fetch_ahead import BURST_SHARE

@@ -1,14 +1,17 @@
-"""Hints: what trainings tell a guided policy, one record for each. A trace stores them, and a replay repeats them.
+"""What trainings tell, one record for each: hints for a guided policy, and news of the plans of ranks.
 
-(`Candidates` are in no trace: a replay that scores batches anew has them, where a mount has found the hub.)
-
-`course_id` names a course (`guided.py`); in a trace it is the course's number.
+A trace stores them, and a replay repeats them. (`Candidates` are in no trace: a replay that scores batches anew has
+them, where a mount has found the hub.) `course_id` names a course (`guided.py`); in a trace it is the course's number.
+In the news of plans `rank` is the number of a trainer, and `epoch` that of an epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from spiderfs.core.policy import Key
 
@@ -124,3 +127,50 @@ class WarmUp:
 
 
 Hint = Scored | Hub | Candidates | Ratio | Epoch | Labels | Pinning | WarmUp | AtHand | Budget | Lost | Published
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The rank will read these samples in this epoch, from position `start` on: from now on, or later (`begun` False).
+
+    Without samples the rank breaks the epoch off that it has begun.
+    """
+
+    rank: int
+    course_id: str
+    epoch: int
+    start: int
+    begun: bool
+    keys: Sequence[Key] | npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """How many positions of the epoch were dispatched, and how many taken."""
+
+    rank: int
+    course_id: str
+    epoch: int
+    dispatched: int
+    taken: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """The rank exchanges samples, and dispatched these from a position on; those it had planned come later."""
+
+    rank: int
+    course_id: str
+    epoch: int
+    position: int
+    keys: Sequence[Key] | npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The trainer has disconnected."""
+
+    rank: int
+
+
+RankNews = Planned | Progressed | Dispatched | Disconnected

@@ -56,7 +56,7 @@ from spiderfs.views.tree import Forms, TreeSource
 log = logging.getLogger(__name__)
 
 # Files that are pushed ahead and may wait for the source at a time: for each fetch of a worker, and in all. At first it
-# is a few, and more only while more of them bring more (`core/plans/concurrency.py`). From a source 5 ms away,
+# is a few, and more only while more of them bring more (`core/plans/fetch_limits.py`). From a source 5 ms away,
 # 16 at a time are 3,000 files a second at most.
 PUSHES_PER_FETCH, MOST_PUSHES = 4, 96
 

@@ -269,7 +269,7 @@ def bottleneck(
 
 
 def splits(step_percent: int = 1) -> Iterator[Split]:
-    """All splits in these steps, the pure ones included: 5,151 in steps of 1 %. Those with most originals come first."""
+    """All splits in these steps, the pure ones included: 5,151 in steps of 1 %. Most encoded ones come first."""
     for encoded in range(100, -1, -step_percent):
         for decoded in range(100 - encoded, -1, -step_percent):
             yield Split(encoded / 100, decoded / 100, (100 - encoded - decoded) / 100)

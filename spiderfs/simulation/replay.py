@@ -21,11 +21,26 @@ from numpy.typing import NDArray
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import Adjustable, Guided
-from spiderfs.core.hints import AtHand, Candidates, Epoch, Hint, Hub, Labels, Pinning, Ratio, Scored, WarmUp
+from spiderfs.core.hints import (
+    AtHand,
+    Candidates,
+    Disconnected,
+    Dispatched,
+    Epoch,
+    Hint,
+    Hub,
+    Labels,
+    Pinning,
+    Planned,
+    Progressed,
+    RankNews,
+    Ratio,
+    Scored,
+    WarmUp,
+)
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.plans.rank_news import Disconnected, Dispatched, Planned, Progressed, RankNews
 from spiderfs.core.policy import Key, Policy
 
 Counts = NDArray[np.int64]

@@ -36,18 +36,22 @@ from spiderfs.core.hints import (
     AtHand,
     Budget,
     Candidates,
+    Disconnected,
+    Dispatched,
     Epoch,
     Hint,
     Hub,
     Labels,
     Lost,
     Pinning,
+    Planned,
+    Progressed,
     Published,
+    RankNews,
     Ratio,
     Scored,
     WarmUp,
 )
-from spiderfs.core.plans.rank_news import Disconnected, Dispatched, Planned, Progressed, RankNews
 from spiderfs.core.policy import Key
 from spiderfs.errors import SpiderfsError, UsageError
 from spiderfs.trace.batch import TracedBatch, byte_count, from_records, packed, records_for, to_records

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from spiderfs.core.hints import Hint
-from spiderfs.core.plans.rank_news import RankNews
+from spiderfs.core.hints import Hint, RankNews
 from spiderfs.errors import SpiderfsError
 from spiderfs.linux import steady_clock
 from spiderfs.trace.format import TraceWriter

@@ -14,7 +14,7 @@ import shared_job
 from mounting import Mounted, mounted
 from training_process import TrainingProcess, training_process
 
-from spiderfs.core.plans.rank_news import Dispatched
+from spiderfs.core.hints import Dispatched
 from spiderfs.options.units import Capacity
 from spiderfs.simulation.compare import compare
 from spiderfs.trace.format import read_trace

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import trio
 
 from spiderfs.core.events import FROM_THE_SOURCE
-from spiderfs.core.plans.concurrency import Concurrency
+from spiderfs.core.plans.fetch_limits import Concurrency
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.vfs.catalogue import Node
 

@@ -3,7 +3,7 @@ each open.
 
 The window is as long as the samples that are read while some fetches take place. But it is never more than a small part
 of the cache, because a sample that is fetched long before its use takes the room of another one; in a small cache it is
-what opens turn out to need (`core/plans/window.py`).
+what opens turn out to need (`core/plans/fetch_limits.py`).
 
 A sample is fetched only if the engine would keep it now, that is, if the samples that leave for it are needed later. If
 the engine would not, no sample behind it in the plans is worth fetching either.
@@ -17,9 +17,8 @@ import os
 import trio
 
 from spiderfs.core.events import FETCHED, HIT
-from spiderfs.core.plans.concurrency import Concurrency
+from spiderfs.core.plans.fetch_limits import LEAST, Concurrency, Window
 from spiderfs.core.plans.schedule import PlannedReader
-from spiderfs.core.plans.window import LEAST, Window
 from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, positions_ahead
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SpiderfsError

@@ -4,7 +4,7 @@ The prefetcher looks at a window of each reader's plan. Between readers the earl
 cannot hold up a fast one. How a sample is brought near is another module's affair, one for each mode of a mount: into
 the store (`fetch_ahead.py`), or by a process that has the kernel read it (`push_ahead.py`). Both say how long the
 window is, and what is worth bringing. The number of fetches at a time follows the speed of the source
-(`core/plans/concurrency.py`). When a reader has to wait for a file, its worker fetches the file: a miss never queues
+(`core/plans/fetch_limits.py`). When a reader has to wait for a file, its worker fetches the file: a miss never queues
 behind the fetches ahead.
 
 All state belongs to the manager's event loop. Samples that have arrived go to the cache control together, once a turn.

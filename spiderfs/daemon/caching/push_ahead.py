@@ -13,7 +13,7 @@ The window ends where there would be more bytes in the page cache than `most_byt
 readers have not taken yet; the kernel alone knows what else it keeps.
 
 Of pushes that wait for the source, a few are under way at a time, as many as bring more
-(`core/plans/concurrency.py`). In all the kernel has far fewer of our requests than its limit on those in the
+(`core/plans/fetch_limits.py`). In all the kernel has far fewer of our requests than its limit on those in the
 background, which readers need too (`fuse/wire.py`): a source that hangs must not hold up readers of what is cached.
 """
 
@@ -33,7 +33,7 @@ from typing import NamedTuple
 import trio
 
 from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, UNREAD, Access
-from spiderfs.core.plans.concurrency import Concurrency
+from spiderfs.core.plans.fetch_limits import Concurrency
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, positions_ahead
@@ -51,12 +51,12 @@ log = logging.getLogger(__name__)
 
 # Requests that pushes have in the kernel at a time; its limit is four times that (`fuse/wire.py`).
 MOST_REQUESTS = 128
-# The bytes that may wait in the page cache for their readers, and no more than this share of the machine's memory, or of
-# what the daemon's control group may have.
+# The bytes that may wait in the page cache for their readers, and the most of them as a share of the machine's memory,
+# or of what the daemon's control group may have.
 MOST_BYTES, MEMORY_SHARE = 256 << 20, 1 / 16
 # The pushes that wait for the source at first, and the seconds, or latencies of some pushes, after which it is seen if
-# more of them bring more. A first epoch of a few thousand files takes no longer than the usual window.
-FIRST_PUSHES, WINDOW_S = 32, 0.05
+# more of them bring more. A first epoch of a few thousand files takes no longer than the usual slice.
+FIRST_PUSHES, SLICE_S = 32, 0.05
 # How many files the pusher opens at a time.
 MOST_THREADS = 16
 # The most of a file that the kernel asks for at a time.
@@ -132,7 +132,7 @@ class PushAhead:
         most_bytes: int | None = None,
     ) -> None:
         """At most `most` pushes wait for the source at a time."""
-        self.concurrency = Concurrency(most, min(most, FIRST_PUSHES), WINDOW_S)
+        self.concurrency = Concurrency(most, min(most, FIRST_PUSHES), SLICE_S)
         # Look-ups may have to ask the source, of which readers need half of what a worker may ask at a time.
         at_a_time = max(1, min(options.fetches // 2, MOST_THREADS))
         # How long an order, or any other request of the pusher, may take at a source that hangs.

@@ -27,9 +27,9 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.core.events import FROM_THE_SOURCE, HIT, OPENED, UNSEEN, WARMED, Access
+from spiderfs.core.hints import Disconnected, Dispatched, Planned, Progressed
 from spiderfs.core.learning.elastic import ElasticOptions
 from spiderfs.core.learning.teaching import Teaching, TeachingOptions
-from spiderfs.core.plans.rank_news import Disconnected, Dispatched, Planned, Progressed
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.daemon.training.courses.declared_lists import DeclaredLists

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from spiderfs.cli.main import main
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
+from spiderfs.core.hints import Disconnected, Dispatched, Planned, Progressed, RankNews
 from spiderfs.core.plans.exchange import SharedList
-from spiderfs.core.plans.rank_news import Disconnected, Dispatched, Planned, Progressed, RankNews
 from spiderfs.policies.lru import LRU
 from spiderfs.simulation.replay import Replay, lists_of, replay
 from spiderfs.trace.format import TraceWriter, read_trace

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from spiderfs.core.plans.concurrency import TRY_AGAIN, WINDOW_S, Concurrency
+from spiderfs.core.plans.fetch_limits import SLICE_S, TRY_AGAIN, Concurrency
 
 SIZE = 100_000
 MOST = 64
@@ -75,7 +75,7 @@ def test_backs_off_when_the_source_slows_down_and_tries_again() -> None:
     assert source.concurrency.bytes_per_s == pytest.approx(1e6, rel=0.2)
     source.bytes_per_s = 1e12
     # The limit grows again at the latest when it is tried again.
-    windows_s = (TRY_AGAIN + 10) * max(WINDOW_S, 8 * MOST * SIZE / 1e6)
+    windows_s = (TRY_AGAIN + 10) * max(SLICE_S, 8 * MOST * SIZE / 1e6)
     source.run(windows_s)
     assert source.concurrency.limit == MOST > slow
 
@@ -117,6 +117,6 @@ def test_the_limit_is_never_less_than_one() -> None:
 
 def test_with_short_windows_it_grows_in_less_time() -> None:
     source = Simulated(0.005, 1e12)
-    source.concurrency = Concurrency(MOST, first=8, window_s=WINDOW_S / 5)
-    assert source.run(WINDOW_S * 2)[-1] == MOST
-    assert Simulated(0.005, 1e12).run(WINDOW_S * 2)[-1] < MOST
+    source.concurrency = Concurrency(MOST, first=8, slice_s=SLICE_S / 5)
+    assert source.run(SLICE_S * 2)[-1] == MOST
+    assert Simulated(0.005, 1e12).run(SLICE_S * 2)[-1] < MOST

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from spiderfs.core.plans.window import FIRST, LATE_EVERY, LEAST, MOST, Window
+from spiderfs.core.plans.fetch_limits import FIRST, LATE_EVERY, LEAST, MOST, Window
 
 
 def test_opens_that_wait_for_an_idle_source_make_the_window_larger() -> None:

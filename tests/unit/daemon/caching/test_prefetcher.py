@@ -15,8 +15,8 @@ import trio
 import trio.testing
 
 from spiderfs.core.events import FETCHED, HIT, REFUSED, Access
-from spiderfs.core.plans.concurrency import Concurrency
 from spiderfs.core.plans.exchange import SharedList
+from spiderfs.core.plans.fetch_limits import Concurrency
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PROVEN_OPENS, UNPROVEN_SAMPLES, PlannedReader
 from spiderfs.core.policy import Key

@@ -1,0 +1,114 @@
+"""How much is fetched ahead: how many files at once, and in a small cache how far ahead of a reader.
+
+**How many at once**: more while more of them bring more bytes per second, fewer when the source slows. Time is cut into
+slices, and the rates of two slices are compared. A slice counts only if there was always a next file to fetch: in any
+other slice the rate says nothing about the source. The limit grows by half. If the higher limit brings nothing, the
+growth is taken back; it is tried again from time to time, because other users of the source come and go.
+
+**How far ahead**: a reader has a window of samples, so that its opens hardly wait. A sample that is fetched ahead takes
+the room of one that MIN would have kept, so every sample of the window costs origin bytes. When a fifth of the samples
+is cached, a window of a quarter of the cache costs 6 %, and one of 64 samples 1.5 % (benchmarks/training/lookahead.py).
+How small a window is enough depends on how many samples the loader workers take at once and on how steady the source
+is, so it is found by trying. An open that waited, although the source had nothing to fetch a moment ago, makes the
+window larger; every open that did not wait makes it a little smaller. The two are in balance when one open in
+LATE_EVERY waits.
+"""
+
+from __future__ import annotations
+
+# The least length of a slice, in seconds and in latencies of a fetch: every fetch ends some times in it.
+SLICE_S = 0.25
+SLICE_LATENCIES = 4
+# A slice's rate has grown, or fallen, if it is this multiple of the best rate.
+GREW, FELL = 1.05, 0.8
+# Slices without a change, some 5 s, after which a higher limit is tried again.
+TRY_AGAIN = 20
+# Weight of one fetch in the moving mean of the latency.
+_WEIGHT = 1 / 16
+# The size of a window in samples. The first is two batches of 32, for two loader workers; the largest is for larger
+# batches.
+LEAST, FIRST, MOST = 32, 64, 256
+LATE_EVERY = 256
+_GROWTH = 1 / 8
+# The most by which one call makes the window larger, however many opens waited.
+_GROWTH_MOST = 1.5
+
+
+class Concurrency:
+    """The limit on fetches that run at once; it starts at `first` and is never above `most`."""
+
+    def __init__(self, most: int, first: int = 8, slice_s: float = SLICE_S) -> None:
+        if most < 1:
+            raise ValueError(f"the number of fetches at once must be at least 1, not {most}")
+        self.most = most
+        self.limit = min(first, most)
+        self.latency_s = 0.0
+        """How long a fetch takes, as a moving mean."""
+        self.bytes_per_s = 0.0
+        """The rate in the last slice that was judged."""
+        self._slice_s = slice_s
+        self._best = 0.0
+        self._grown_by = 0
+        self._quiet = 0
+        self._since_s = 0.0
+        self._bytes = 0
+
+    def short_of_work(self, now_s: float) -> None:
+        """Note that there was nothing to fetch although the limit allowed another fetch: the slice begins anew."""
+        self._begin(now_s)
+
+    def fetched(self, size: int, took_s: float, now_s: float) -> None:
+        """Note that a fetch of `size` bytes has ended, and that there was another file to fetch."""
+        self.latency_s += (took_s - self.latency_s) * (_WEIGHT if self.latency_s else 1.0)
+        self._bytes += size
+        elapsed_s = now_s - self._since_s
+        if elapsed_s >= max(self._slice_s, SLICE_LATENCIES * self.latency_s):
+            self._judge(self._bytes / elapsed_s)
+            self._begin(now_s)
+
+    def _judge(self, rate: float) -> None:
+        self.bytes_per_s = rate
+        if rate > self._best * GREW:
+            self._best = rate
+            self._grow()
+        elif rate < self._best * FELL:
+            self._best = rate
+            self.limit = max(1, self.limit * 3 // 4)
+            self._grown_by = self._quiet = 0
+        elif self._grown_by:
+            self.limit -= self._grown_by
+            self._grown_by = self._quiet = 0
+        else:
+            self._quiet += 1
+            if self._quiet == TRY_AGAIN:
+                self._grow()
+
+    def _grow(self) -> None:
+        self._quiet = 0
+        self._grown_by = min(self.most - self.limit, max(1, self.limit // 2))
+        self.limit += self._grown_by
+
+    def _begin(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._bytes = 0
+
+
+class Window:
+    """The window of one reader. `opens` are those that it has made before, and `late` how many of these waited."""
+
+    def __init__(self, opens: int = 0, late: int = 0) -> None:
+        self.samples = float(FIRST)
+        self._opens, self._late = opens, late
+
+    def opened(self, opens: int, late: int, idle: bool) -> None:
+        """Note that the reader has made `opens` opens in all by now, and that `late` of them waited.
+
+        `idle` says that a moment ago every sample of the window was fetched or being fetched. If it is False there was
+        always another sample to fetch, or no room for it, and a larger window would not help.
+        """
+        timely, waited = opens - self._opens - (late - self._late), late - self._late
+        self._opens, self._late = opens, late
+        change = (1 - _GROWTH / LATE_EVERY) ** timely
+        if idle:
+            change *= min((1 + _GROWTH) ** waited, _GROWTH_MOST)
+        self.samples = min(max(self.samples * change, LEAST), MOST)

@@ -46,9 +46,7 @@ from benchmarks.common.mounts import end_loader_workers, leave_signals_to_the_pa
 from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.serving.image_loader import Images
 from spiderfs.forms.partition import FormSizes, Split, best_split
-from spiderfs.forms.profile import SHOWN, Profile
-from spiderfs.forms.record import Record
-from spiderfs.forms.record import save as save_record
+from spiderfs.forms.profile import SHOWN, Profile, Record, save_record
 from spiderfs.profiling.measure import Speeds, Wanted, measure
 from spiderfs.profiling.private_mount import settings_in
 from spiderfs.shared.layout import CacheLayout

@@ -99,7 +99,7 @@ def profile(
     """
     from rich.console import Console
 
-    from spiderfs.forms.record import save
+    from spiderfs.forms.profile import save_record
     from spiderfs.profiling.measure import Wanted
     from spiderfs.profiling.private_mount import settings_in
 
@@ -124,7 +124,7 @@ def profile(
     if plot_path is not None:
         assert found is not None
         _plot(found, plot_path)
-    save(speeds.record(found), CacheLayout(Path(options["cache_dir"])).profile)
+    save_record(speeds.record(found), CacheLayout(Path(options["cache_dir"])).profile)
 
 
 def _measured(

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from spiderfs.errors import ConfigError
 from spiderfs.forms.partition import MOST_AUGMENTED, FormSizes, Split, view_share
-from spiderfs.forms.profile import landing_bytes
-from spiderfs.forms.record import Record, load
+from spiderfs.forms.profile import Record, landing_bytes, load_record
 from spiderfs.options.model import AUTO, ONE_FORM, Options
 from spiderfs.views.recipe import NO_VIEW
 
@@ -33,14 +32,14 @@ def chosen_partition(options: Options, record_path: Path) -> Partition:
         return Partition(None, 1.0, options.partials_share)
     view = None if options.view == NO_VIEW else options.view
     if options.forms == AUTO:
-        record = load(record_path)
+        record = load_record(record_path)
         profile = None if record is None else record.profile
         if record is None or profile is None or (view is not None and view not in profile.views):
             raise _unprofiled(options, "--loader MODULE:FUNCTION" + (f" --view {view}" if view is not None else ""))
         split = replace(profile, cache_bytes=float(_capacity_bytes(options, record))).best(view)
     else:
         split = Split.parse(options.forms)
-        record = load(record_path) if split.decoded else None
+        record = load_record(record_path) if split.decoded else None
         if split.decoded and (record is None or view not in record.sample_bytes):
             raise _unprofiled(options, f"--view {view}")
     share = 0.0

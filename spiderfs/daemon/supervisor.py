@@ -279,13 +279,10 @@ class Supervisor:
             del self._due[index]
             self._start(index, again=True)
         if any(index != MANAGER for index in due):
-            self._resend()
-
-    def _resend(self) -> None:
-        self._counters.add("resends")
-        if not self._kernel.resend():
-            # The readers of the dead worker would wait for ever, and an error is better for them.
-            raise MountError("this kernel cannot hand requests out again (Linux 6.9 can): the mount ends")
+            self._counters.add("resends")
+            if not self._kernel.resend():
+                # The readers of the dead worker would wait for ever, and an error is better for them.
+                raise MountError("this kernel cannot hand requests out again (Linux 6.9 can): the mount ends")
 
     def _store_is_damaged(self, status: int) -> bool:
         if status == environment.EXIT_STORE_CORRUPT:

@@ -1,16 +1,25 @@
 """A profile: what was measured of a mount and a loader, and the throughput that the models predict from it.
 
+What the last `spiderfs profile` of a mount has found is a record in the cache directory, for the mounts to come.
+
 The encoded form is the original, which the loader decodes; the decoded form is a view; the augmented form is what the
 loader gives, as it was kept. A sample that is in no form is read from the source as an original.
 """
 
 from __future__ import annotations
 
+import errno
+import json
+import math
+import os
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from spiderfs.core.rooms import landing_of, landing_room
+from spiderfs.errors import UsageError
 from spiderfs.forms.partition import (
     Capacities,
     Cluster,
@@ -25,6 +34,7 @@ from spiderfs.forms.partition import (
     mean_throughput,
     samples_held,
 )
+from spiderfs.views.recipe import NO_VIEW
 
 # The splits that are shown beside the best one: the pure ones, and halves (the paper's figure 8).
 SHOWN = (
@@ -186,3 +196,67 @@ def landing_bytes(cache_bytes: float, sizes: FormSizes) -> int:
 
 def _asked(cost: Cost) -> Demand:
     return Demand(cost.cpu_s, cost.wait_s, other_cpu_s=cost.other_cpu_s)
+
+
+@dataclass(frozen=True)
+class Record:
+    """How many samples the training has, the mean bytes of one as an original and as each view, and the profile.
+
+    The bytes are by the view's name, and NO_VIEW. The profile is None as long as no loader was measured.
+    """
+
+    samples: int
+    sample_bytes: dict[str, float]
+    profile: Profile | None
+
+
+def save_record(record: Record, path: Path) -> None:
+    """Replace what was found before, but for the profile of a loader if none was measured now; raises UsageError."""
+    before = load_record(path)
+    profile = record.profile or (before.profile if before is not None else None)
+    told = {**asdict(record), "profile": None if profile is None else asdict(profile)}
+    # A mount says itself where its cache is. Whoever runs the command for another user's mount writes nothing there.
+    try:
+        if path.parent.stat().st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "it belongs to another user")
+        # A new file of a name that nobody could foresee: where a link lies, its target would be overwritten.
+        fd, new = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+        with os.fdopen(fd, "w") as file:
+            file.write(json.dumps(told) + "\n")
+        os.rename(new, path)
+    except OSError as exc:
+        raise UsageError(
+            f"{path} cannot be written ({exc.strerror}), so no mount can go by this profile: run it as the mount's user"
+        ) from exc
+
+
+def load_record(path: Path) -> Record | None:
+    """The record that lies there; None if there is none that can be read."""
+    try:
+        told = json.loads(path.read_bytes())
+        profile = told["profile"]
+        sizes = {str(name): float(size) for name, size in told["sample_bytes"].items()}
+        samples = int(told["samples"])
+        if samples < 1 or NO_VIEW not in sizes or not all(0 < size < math.inf for size in sizes.values()):
+            return None
+        return Record(samples, sizes, None if profile is None else _profile(profile))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def _profile(told: dict[str, Any]) -> Profile:
+    views = {name: _form(form) for name, form in told["views"].items()}
+    rest = {
+        "source": SourceSpeed(*told["source"]),
+        "uncached": Cost(*told["uncached"]),
+        "encoded": _form(told["encoded"]),
+        "augmented": _form(told["augmented"]),
+        "keeping": Cost(*told["keeping"]),
+        "views": views,
+    }
+    return Profile(**{**told, **rest})
+
+
+def _form(told: dict[str, Any]) -> Form:
+    reads = told["reads"]
+    return Form(told["sample_bytes"], None if reads is None else Reads(*reads), Cost(*told["cost"]))

@@ -13,8 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from spiderfs.errors import UsageError
-from spiderfs.forms.profile import Cost, Form, Profile, Reads, SourceSpeed
-from spiderfs.forms.record import Record
+from spiderfs.forms.profile import Cost, Form, Profile, Reads, Record, SourceSpeed
 from spiderfs.profiling.loader_process import Kept, Loader, Pass, loader_process
 from spiderfs.profiling.private_mount import private_mount
 from spiderfs.views.recipe import NO_VIEW

@@ -14,8 +14,7 @@ from reading import write_contents
 
 from spiderfs.client import Client
 from spiderfs.forms.partition import Split
-from spiderfs.forms.profile import Cost, Form, Profile, SourceSpeed
-from spiderfs.forms.record import load, save
+from spiderfs.forms.profile import Cost, Form, Profile, SourceSpeed, load_record, save_record
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.making import make
 from spiderfs.views.recipe import NO_VIEW, Recipe
@@ -149,9 +148,9 @@ PROFILE = Profile(
 
 def test_auto_takes_the_best_split_of_the_profile_for_this_capacity(source: Path, place: Path) -> None:
     record_path = CacheLayout(place / "cache").profile
-    record = load(record_path)
+    record = load_record(record_path)
     assert record is not None
-    save(replace(record, profile=PROFILE), record_path)
+    save_record(replace(record, profile=PROFILE), record_path)
     best = replace(PROFILE, cache_bytes=float(CAPACITY)).best("small")
     assert best == Split(0, 1, 0)
     with mounted(source, place, capacity=CAPACITY, forms="auto", **OPTIONS) as mount:
@@ -163,9 +162,9 @@ def test_auto_takes_the_best_split_of_the_profile_for_this_capacity(source: Path
 
 def test_a_mount_keeps_its_forms_and_says_what_the_next_one_would_take(source: Path, place: Path) -> None:
     record_path = CacheLayout(place / "cache").profile
-    record = load(record_path)
+    record = load_record(record_path)
     assert record is not None
-    save(replace(record, profile=PROFILE), record_path)
+    save_record(replace(record, profile=PROFILE), record_path)
 
     def row(mount: Mounted) -> str:
         text = mount.control("stats").read_text()
@@ -181,14 +180,18 @@ def test_a_mount_keeps_its_forms_and_says_what_the_next_one_would_take(source: P
         mount.change("capacity", CAPACITY)
         assert row(mount) == ""
         # Now decoding costs nothing, and the source is what is waited for.
-        save(replace(record, profile=replace(PROFILE, encoded=PROFILE.views["small"], uncached=FAR)), record_path)
+        save_record(
+            replace(record, profile=replace(PROFILE, encoded=PROFILE.views["small"], uncached=FAR)), record_path
+        )
         assert "100-0-0" in row(mount)
         stats = mount.stats()
         assert (stats["split"], stats["next_split"], stats["view_share"]) == ("0-100-0", "100-0-0", share)
         assert shown(mount) == forms
         record_path.unlink()
         assert mount.stats()["next_split"] is None
-        save(replace(record, profile=replace(PROFILE, encoded=PROFILE.views["small"], uncached=FAR)), record_path)
+        save_record(
+            replace(record, profile=replace(PROFILE, encoded=PROFILE.views["small"], uncached=FAR)), record_path
+        )
     with mounted(source, place, capacity=CAPACITY, forms="auto", **OPTIONS) as mount:
         assert (mount.stats()["split"], row(mount)) == ("100-0-0", "")
         assert set(shown(mount).values()) == {"original"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from mounting import SPIDERFS, eventually, is_running, mounted
 
-from spiderfs.forms.record import load
+from spiderfs.forms.profile import load_record
 from spiderfs.linux.mounts import spiderfs_mounts
 from spiderfs.shared.layout import CacheLayout
 
@@ -92,7 +92,7 @@ def test_a_loader_is_profiled_beside_the_mount(tmp_path: Path) -> None:
     assert (tmp_path / "p.svg").stat().st_size > 1000
     assert left_in(mount.cache.parent) == []
     with mounted(source, tmp_path / "m", capacity="60kB", view="bmp256", forms="auto") as mount:
-        record = load(CacheLayout(mount.cache).profile)
+        record = load_record(CacheLayout(mount.cache).profile)
         assert record is not None
         assert record.samples == 24
         assert mount.stats()["split"] == best["split"]

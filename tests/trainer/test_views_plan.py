@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import trainer_hook
 from spiderfs.client import Client
-from spiderfs.forms.record import Record, save
+from spiderfs.forms.profile import Record, save_record
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.making import make
 from spiderfs.views.recipe import NO_VIEW, READY, Recipe
@@ -114,7 +114,7 @@ def images(source: Path, cache: Path, count: int) -> list[tuple[str, bytes, byte
         made.append((f"{number:03d}.jpg", content, view))
     cache.mkdir(mode=0o700, parents=True)
     originals, views = (sum(len(row[form]) for row in made) / count for form in (1, 2))
-    save(Record(count, {NO_VIEW: originals, "small": views}, None), CacheLayout(cache).profile)
+    save_record(Record(count, {NO_VIEW: originals, "small": views}, None), CacheLayout(cache).profile)
     return made
 
 

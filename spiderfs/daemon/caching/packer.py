@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 import trio
@@ -63,15 +64,15 @@ MAX_PACKAGES = 4096
 MAX_PACKED = 1 << 20
 
 
+@dataclass(eq=False)
 class _Package:
     """A package at the source: the inodes of its samples (0 for an unknown name) and their sizes."""
 
-    def __init__(self, name: bytes, version: Version, inodes: list[int], sizes: list[int]) -> None:
-        self.name = name
-        self.version = version
-        self.inodes = inodes
-        self.sizes = sizes
-        self.rests_until_s = 0.0
+    name: bytes
+    version: Version
+    inodes: list[int]
+    sizes: list[int]
+    rests_until_s: float = 0.0
 
     @property
     def path(self) -> bytes:

@@ -222,7 +222,8 @@ class Prefetcher:
         if again:
             self._looked_at_s = now
             self._failed = {inode: until_s for inode, until_s in self._failed.items() if until_s > now}
-            self._cursors = {} if way.looks_again else self._cursors_of_believed()
+            believed = self._schedule.believed
+            self._cursors = {} if way.looks_again else {reader: self._cursor(reader) for reader in believed}
         way.look(self._schedule.believed, again, idle=now < self._idle_at_s + _LATELY_S)
         try:
             due = self._due(way)
@@ -239,9 +240,6 @@ class Prefetcher:
                 # What jobs are owed goes that way in any case.
                 self._fetch.send()
             self._content.end_read()
-
-    def _cursors_of_believed(self) -> dict[PlannedReader, _Cursor]:
-        return {reader: self._cursor(reader) for reader in self._schedule.believed}
 
     def _due(self, way: Way) -> Iterator[tuple[Way, Node, PlannedReader, int]]:
         """The samples to bring and the ways to do so, by deadline, each with who reads it first, and its position."""

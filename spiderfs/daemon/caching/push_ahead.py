@@ -25,7 +25,6 @@ import os
 from bisect import bisect, insort
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
 from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
@@ -210,8 +209,8 @@ class PushAhead:
         position = reader.next_position(inode)
         return position if position is not None and position < self._waiting[reader].brought_to else None
 
-    def _was_brought(self, inode: int, reader: PlannedReader) -> bool:
-        return self._passed_by(reader, inode) is not None
+    def _reader_passed_by(self, inode: int) -> PlannedReader | None:
+        return next((reader for reader in self._waiting if self._passed_by(reader, inode) is not None), None)
 
     def _forget(self, reader: PlannedReader) -> None:
         waiting = self._waiting.pop(reader, None)
@@ -236,7 +235,7 @@ class PushAhead:
         if not self._near[node.inode]:
             del self._near[node.inode]
             self._pushed.discard(node.inode)
-            if any(map(partial(self._was_brought, node.inode), self._waiting)):
+            if self._reader_passed_by(node.inode) is not None:
                 self._drawn_again.append((node, done))
 
     def window(self, reader: PlannedReader) -> int:
@@ -274,10 +273,8 @@ class PushAhead:
 
     def send(self) -> None:
         for inode in self._pusher.send():
-            order = self._pop(inode)
-            assert order is not None
             self._pushed.discard(inode)
-            order.done(order.node, order.reader, Brought(None))
+            self._not_brought(inode)
 
     def is_ready(self, inode: int) -> bool:
         return inode in self._engine.members or (inode in self._near and inode not in self._orders)
@@ -305,7 +302,7 @@ class PushAhead:
                 self._counters.add("pushed")
             if order is None:
                 if pushed and where == FETCHED:
-                    yield access.inode, next(filter(partial(self._was_brought, access.inode), self._waiting), None)
+                    yield access.inode, self._reader_passed_by(access.inode)
                 continue
             took_s = max(0.0, access.time_s - order.ordered_s)
             # The reader itself may have been quicker.
@@ -343,17 +340,18 @@ class PushAhead:
         for reader in list(self._waiting):
             self._forget(reader)
         for inode in list(self._orders):
-            order = self._pop(inode)
-            assert order is not None
-            order.done(order.node, order.reader, Brought(None))
+            self._not_brought(inode)
         self._drawn_again.clear()
 
     def _give_up(self) -> None:
         overdue_s = steady_clock.now() - self._patience_s
         while self._orders and (inode := next(iter(self._orders))) and self._orders[inode].ordered_s < overdue_s:
-            order = self._pop(inode)
-            assert order is not None
-            order.done(order.node, order.reader, Brought(None, failed=True))
+            self._not_brought(inode, failed=True)
+
+    def _not_brought(self, inode: int, failed: bool = False) -> None:
+        order = self._pop(inode)
+        assert order is not None
+        order.done(order.node, order.reader, Brought(None, failed=failed))
 
     def _pop(self, inode: int) -> _Order | None:
         order = self._orders.pop(inode, None)

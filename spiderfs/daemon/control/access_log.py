@@ -27,12 +27,7 @@ WORDS = {HIT: "hit", FETCHED: "fetched", REFUSED: "uncached", UNSTORED: "uncache
 
 
 class AccessLog:
-    def __init__(
-        self,
-        run: RunLayout,
-        enabled: bool,
-        path_of: Callable[[int], bytes],
-    ) -> None:
+    def __init__(self, run: RunLayout, enabled: bool, path_of: Callable[[int], bytes]) -> None:
         self._file = run.access_log
         self._wanted = run.access_log_wanted
         self._enabled = enabled

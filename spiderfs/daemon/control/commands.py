@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import trio
 
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.patterns import Pattern
-from spiderfs.daemon.caching.warmer import Warmer
+from spiderfs.daemon.caching.warmer import Pattern, Warmer
 from spiderfs.daemon.control.channel import Send
 from spiderfs.daemon.control.live_options import LiveOptions
 from spiderfs.daemon.training.service import Training

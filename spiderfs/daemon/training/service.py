@@ -82,8 +82,7 @@ class Training:
         )
         self.redirects = RedirectPublisher(self.teaching, supply.records, self.courses)
         self.declared_lists = DeclaredLists(
-            catalogue,
-            supply.lister,
+            supply,
             cache,
             self.teaching,
             self.courses,

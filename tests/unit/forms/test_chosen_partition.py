@@ -12,8 +12,7 @@ from test_profile import MADE_UP
 from spiderfs.daemon.chosen_partition import Partition, chosen_partition
 from spiderfs.errors import ConfigError, UsageError
 from spiderfs.forms.partition import Split
-from spiderfs.forms.profile import Reads, SourceSpeed
-from spiderfs.forms.record import Record, load, save
+from spiderfs.forms.profile import Reads, Record, SourceSpeed, load_record, save_record
 from spiderfs.options.model import Options
 
 # Views take as many bytes as the capacity in all.
@@ -28,7 +27,7 @@ def options(**given: object) -> Options:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    save(Record(SAMPLES, SIZES, replace(MADE_UP, samples=SAMPLES)), tmp_path / "profile.json")
+    save_record(Record(SAMPLES, SIZES, replace(MADE_UP, samples=SAMPLES)), tmp_path / "profile.json")
     return tmp_path / "profile.json"
 
 
@@ -53,14 +52,14 @@ def test_a_split_without_views_needs_no_profile(tmp_path: Path) -> None:
 
 
 def test_auto_takes_the_best_split_for_the_capacity(path: Path) -> None:
-    record = load(path)
+    record = load_record(path)
     assert record is not None
     assert record.profile is not None
     found = set()
     for wait_s, capacity_bytes in ((0.02, 3e8), (0.0005, 3e8), (0.0005, 9e8)):
         uncached = record.profile.uncached._replace(wait_s=wait_s)
         profile = replace(record.profile, uncached=uncached, source=SourceSpeed(wait_s, 8, 1e9))
-        save(replace(record, profile=profile), path)
+        save_record(replace(record, profile=profile), path)
         chosen = chosen_partition(options(forms="auto", capacity=int(capacity_bytes)), path)
         assert chosen.split == replace(profile, cache_bytes=capacity_bytes).best("bmp256")
         found.add(chosen.split)
@@ -96,21 +95,21 @@ def test_without_a_readable_profile_the_command_is_named(tmp_path: Path, forms: 
 
 def test_a_record_is_read_as_it_was_written(path: Path) -> None:
     full = replace(MADE_UP, step_s=0.5, planned=True, encoded=replace(MADE_UP.encoded, reads=Reads(3, 4, 0.5)))
-    save(Record(7, SIZES, full), path)
-    assert load(path) == Record(7, SIZES, full)
+    save_record(Record(7, SIZES, full), path)
+    assert load_record(path) == Record(7, SIZES, full)
     # Without a loader, what was known of one stays.
-    save(Record(9, {"none": 5.0}, None), path)
-    assert load(path) == Record(9, {"none": 5.0}, full)
+    save_record(Record(9, {"none": 5.0}, None), path)
+    assert load_record(path) == Record(9, {"none": 5.0}, full)
     assert path.stat().st_mode & 0o777 == 0o600
     assert os.listdir(path.parent) == ["profile.json"]
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"No such file or directory.*mount's user"):
-        save(Record(7, SIZES, None), tmp_path / "missing/profile.json")
+        save_record(Record(7, SIZES, None), tmp_path / "missing/profile.json")
     monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(UsageError, match=r"belongs to another user.*mount's user"):
-        save(Record(7, SIZES, None), tmp_path / "profile.json")
+        save_record(Record(7, SIZES, None), tmp_path / "profile.json")
     assert os.listdir(tmp_path) == []
 
 
@@ -120,6 +119,6 @@ def test_no_link_in_the_directory_is_followed(tmp_path: Path) -> None:
     target.write_text("mine")
     for name in ("profile.json", "profile.new"):
         (cache / name).symlink_to(target)
-    save(Record(7, SIZES, None), cache / "profile.json")
+    save_record(Record(7, SIZES, None), cache / "profile.json")
     assert target.read_text() == "mine"
-    assert load(cache / "profile.json") == Record(7, SIZES, None)
+    assert load_record(cache / "profile.json") == Record(7, SIZES, None)

@@ -157,11 +157,11 @@ class Connection:
         peer = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid, self.uid, _ = _CREDENTIALS.unpack(peer)
 
-    async def answer(self, message: Message) -> None:
+    async def answer(self, message: Message, version: int = VERSION) -> None:
         """Raises TooSlowError when the trainer reads none of its answers."""
         with trio.fail_after(self._limits.answer_timeout_s):
             async with self._answering:
-                await self.stream.send_all(encode(message, self._limits.message))
+                await self.stream.send_all(encode(message, self._limits.message, version))
 
     async def greet(self) -> Trainer | PartialSamples | None:
         """The trainer, once it has said hello, or what a loader says in its place; None if neither comes."""
@@ -238,9 +238,7 @@ class Connection:
             f"the hook speaks version {version} of the hook protocol, and this mount version {VERSION} "
             f"(spiderfs {__version__}): update spiderfs {where}"
         )
-        with trio.fail_after(self._limits.answer_timeout_s):
-            async with self._answering:
-                await self.stream.send_all(encode(Error("version", text), self._limits.message, version))
+        await self.answer(Error("version", text), version)
 
     async def _read(self, trainer: Trainer, backlog: Backlog) -> None:
         while self._errors < self._limits.malformed:

@@ -31,8 +31,7 @@ from spiderfs.daemon.training.lists.sample_list import (
 from spiderfs.daemon.training.lists.trainer import Declared, Trainer
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol import Hello
-from spiderfs.vfs.catalogue import Catalogue
-from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.on_demand import Supply
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +50,7 @@ _AT_A_TIME = 10_000
 class DeclaredLists:
     def __init__(
         self,
-        catalogue: Catalogue,
-        lister: Lister,
+        supply: Supply,
         cache: CacheControl,
         teaching: Teaching,
         courses: Courses,
@@ -61,8 +59,7 @@ class DeclaredLists:
         redirects: RedirectPublisher,
         scores_directory: Path,
     ) -> None:
-        self._catalogue = catalogue
-        self._lister = lister
+        self._supply = supply
         self._cache = cache
         self._teaching = teaching
         self._courses = courses
@@ -89,7 +86,7 @@ class DeclaredLists:
         warnings: list[str] = []
         with self._declaring(course_id):
             paths = samples.paths
-            inodes = await inodes_of(paths, self._catalogue, self._lister)
+            inodes = await inodes_of(paths, self._supply.catalogue, self._supply.lister)
             # What has no path lies outside of the mount, which has been said.
             unknown = int((inodes == 0).sum()) - paths.count(b"")
             del paths

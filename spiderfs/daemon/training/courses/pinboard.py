@@ -9,6 +9,7 @@ which no trainer has named them again. All state belongs to the manager's event 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import numpy.typing as npt
@@ -72,17 +73,14 @@ class Pinboard:
         async with self._passing:
             room = pinned_limit(self._cache.engine.budget_bytes)
             room -= sum(size for other, size in self._bytes.items() if other != course_id)
-            accepted, taken = await self._fitting(self._inodes_of(course_id), room)
+            lists = (inodes for course, inodes in self._pins.values() if course.course_id == course_id)
+            accepted, taken = await self._fitting(dict.fromkeys(chain.from_iterable(lists)), room)
             self._bytes.pop(course_id, None)
             if taken:
                 self._bytes[course_id] = taken
             for changes in self._teaching.pin(course_id, accepted):
                 self._cache.apply(changes)
                 await trio.lowlevel.checkpoint()
-
-    def _inodes_of(self, course_id: str) -> Iterable[int]:
-        lists = (inodes for course, inodes in self._pins.values() if course.course_id == course_id)
-        return dict.fromkeys(inode for inodes in lists for inode in inodes)
 
     async def _fitting(self, inodes: Iterable[int], room: int) -> tuple[list[int], int]:
         """The first of these samples that fit into `room` bytes, and their bytes."""

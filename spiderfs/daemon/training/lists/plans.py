@@ -132,13 +132,8 @@ class Sharing:
         self._digests[rank] = known_list.digest
         lists = self._engine.owed.lists
         if known_list.digest not in lists:
-            shared = SharedList(
-                known_list.keys,
-                known_list.index_of,
-                self._chance,
-                self._engine.owed.changed,
-                cacheable=self._cacheable,
-            )
+            keys, index_of, changed = known_list.keys, known_list.index_of, self._engine.owed.changed
+            shared = SharedList(keys, index_of, self._chance, changed, cacheable=self._cacheable)
             self._engine.share(known_list.digest, shared)
         return self._list_of(rank)
 

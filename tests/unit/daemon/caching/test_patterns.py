@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from spiderfs.daemon.caching.patterns import Pattern, Selection
+from spiderfs.daemon.caching.warmer import Pattern, Selection
 from spiderfs.errors import ConfigError
 
 MOUNT = b"/mnt/data"

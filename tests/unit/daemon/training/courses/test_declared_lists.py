@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -87,9 +88,9 @@ class Harness:
         scoring: Any = Scoring()
         redirects: Any = Redirects()
         self.scoring, self.redirects = scoring, redirects
+        supply: Any = SimpleNamespace(catalogue=catalogue, lister=Lister(catalogue, client))
         self.declared = DeclaredLists(
-            catalogue,
-            Lister(catalogue, client),
+            supply,
             cache,
             Teaching(cache.engine, cache.size_of),
             self.courses,

@@ -35,7 +35,7 @@ from spiderfs.daemon.context import MANAGER_ROW, MountContext
 from spiderfs.daemon.control import commands, texts
 from spiderfs.daemon.control.access_log import AccessLog
 from spiderfs.daemon.control.channel import answer_questions
-from spiderfs.daemon.control.commands import Act, ControlTable, LastRefusal, Render
+from spiderfs.daemon.control.commands import Act, ControlTable, Render
 from spiderfs.daemon.control.live_options import LiveOptions
 from spiderfs.daemon.control.status import MountStatus
 from spiderfs.daemon.pipes import ClientPipe, EventWriter, read_events
@@ -171,12 +171,11 @@ class Manager:
         """For each control file, the text that reading shows and the effect that writing has."""
         content, records, catalogue, training = self._content, self._records, self._catalogue, self._training
         hook_socket = os.fsencode(self._context.layout.run.hook_socket) + b"\n"
-        refusal = LastRefusal()
         renders: dict[str, Render] = {
             "stats": lambda: texts.stats(self._status()),
             "stats.json": lambda: texts.stats_json(self._status()),
             "metrics": lambda: texts.metrics(self._status(), self._context.counters),
-            "config": lambda: texts.config(self._options.current, refusal.reason),
+            "config": lambda: texts.config(self._options.current, self._table.last_refusal),
             "warm": lambda: texts.warm(self._warmer.status()),
             "evict": lambda: texts.evict(self._warmer.status()),
             "jobs": lambda: texts.jobs(training.jobs()),
@@ -196,7 +195,7 @@ class Manager:
             "evict": partial(commands.evict, self._warmer, self._cache, options, catalogue.forms),
             "ratio": partial(commands.pin_ratio, training),
         }
-        return ControlTable(renders, acts, refusal)
+        return ControlTable(renders, acts)
 
     def _status(self) -> MountStatus:
         return MountStatus(

@@ -5,7 +5,7 @@ record names its kind, and a reader skips the kinds that it does not know. A tra
 - the accesses;
 - what the scorer found (scores, hubs) and what else guided the policy (the ratio, pins, labels, ends of epochs): a
   replay decides by the same;
-- what ranks told of their plans, and which samples they exchanged (`core/plans/rank_news.py`);
+- what ranks told of their plans, and which samples they exchanged (`core/hints.py`);
 - the batches that trainers sent (`batch.py`): from them a replay can score anew (`simulation/hint_source.py`).
 A crash may cut the last record short. A reader ignores that record, and a writer that goes on with the file overwrites
 it.

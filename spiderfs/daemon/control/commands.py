@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import trio
 
@@ -31,18 +30,12 @@ Act = Callable[[bytes], Awaitable[None]]
 """Acts on what was written to a control file (`commands.py`); raises ConfigError with the reason of a refusal."""
 
 
-@dataclass
-class LastRefusal:
-    """Why the last write to a control file was refused: the writer's program shows no more than an errno of it."""
-
-    reason: str = ""
-
-
 class ControlTable:
-    def __init__(self, renders: Mapping[str, Render], acts: Mapping[str, Act], refusal: LastRefusal) -> None:
+    def __init__(self, renders: Mapping[str, Render], acts: Mapping[str, Act]) -> None:
         self._renders = renders
         self._acts = acts
-        self._refusal = refusal
+        self.last_refusal = ""
+        """Why the last write to a control file was refused: the writer's program shows no more than an errno of it."""
         self._listing = trio.CapacityLimiter(_LISTS_AT_ONCE)
 
     async def render(self, name: str, send: Send) -> None:
@@ -64,10 +57,10 @@ class ControlTable:
         try:
             await self._acts[name](text)
         except SpiderfsError as exc:
-            self._refusal.reason = str(exc)
+            self.last_refusal = str(exc)
             raise
         if name == "config":
-            self._refusal.reason = ""
+            self.last_refusal = ""
 
 
 async def change_config(options: LiveOptions, text: bytes) -> None:

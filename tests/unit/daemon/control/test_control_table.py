@@ -15,7 +15,7 @@ import trio
 from spiderfs.core.learning.thinning import ScoreAges
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.control import texts
-from spiderfs.daemon.control.commands import Act, ControlTable, LastRefusal, Render
+from spiderfs.daemon.control.commands import Act, ControlTable, Render
 from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.errors import ConfigError, NotFound, StoreFull
 from spiderfs.metrics import SharedCounters
@@ -92,7 +92,7 @@ class Harness:
         }
         tracemalloc.start()
         try:
-            trio.run(ControlTable(renders, {}, LastRefusal()).render, name, send)
+            trio.run(ControlTable(renders, {}).render, name, send)
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -183,7 +183,7 @@ def test_a_text_comes_at_once_and_a_list_in_pieces() -> None:
             yield piece
 
     async def main() -> None:
-        table = ControlTable({"stats": lambda: b"text", "cache": pieces}, {}, LastRefusal())
+        table = ControlTable({"stats": lambda: b"text", "cache": pieces}, {})
         assert await rendered(table, "stats") == [b"text"]
         assert await rendered(table, "cache") == [b"one ", b"two"]
         with pytest.raises(NotFound, match="no control file nothing"):
@@ -206,7 +206,7 @@ def test_a_list_ends_with_its_reader() -> None:
         raise trio.BrokenResourceError
 
     async def main() -> None:
-        table = ControlTable({"cache": endless}, {}, LastRefusal())
+        table = ControlTable({"cache": endless}, {})
         for _ in range(20):
             with pytest.raises(trio.BrokenResourceError):
                 await table.render("cache", gone)
@@ -216,7 +216,6 @@ def test_a_list_ends_with_its_reader() -> None:
 
 
 def test_a_refusal_is_remembered_until_a_change_is_taken() -> None:
-    refusal = LastRefusal()
     errors: list[Exception] = []
     written: list[bytes] = []
 
@@ -227,18 +226,18 @@ def test_a_refusal_is_remembered_until_a_change_is_taken() -> None:
 
     async def main() -> None:
         acts: dict[str, Act] = {"config": act, "warm": act}
-        table = ControlTable({}, acts, refusal)
+        table = ControlTable({}, acts)
         with pytest.raises(ConfigError, match="stats can only be read"):
             await table.apply("stats", b"x")
         for error in (ConfigError("no such option"), StoreFull("no space left")):
             errors.append(error)
             with pytest.raises(type(error)):
                 await table.apply("config", b"x")
-            assert refusal.reason == str(error)
+            assert table.last_refusal == str(error)
         await table.apply("warm", b"/")
-        assert refusal.reason == "no space left"
+        assert table.last_refusal == "no space left"
         await table.apply("config", b"policy=lru")
-        assert refusal.reason == ""
+        assert table.last_refusal == ""
         assert written == [b"x", b"x", b"/", b"policy=lru"]
 
     trio.run(main)

@@ -148,8 +148,8 @@ def test_the_speed_of_a_source_of_few_files_is_that_of_one_reader(tmp_path: Path
 
 
 class NothingRead(PrivateMount):
-    def stats(self) -> dict[str, int]:
-        return {"used_bytes": 0, "entries": 0}
+    def bytes_of_a_sample(self) -> float:
+        return 0.0
 
     def cpu_s(self) -> float:
         return 0.0
@@ -179,8 +179,8 @@ class InSteps(Answers):
 
 
 class Read(NothingRead):
-    def stats(self) -> dict[str, int]:
-        return {"used_bytes": 400, "entries": 4}
+    def bytes_of_a_sample(self) -> float:
+        return 100.0
 
 
 def test_what_keeping_takes_is_told_from_reading_and_a_rate_stands_for_a_step() -> None:

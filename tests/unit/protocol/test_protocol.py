@@ -262,7 +262,7 @@ GOOD_BATCH = {"type": "batch", "list": "x", "epoch": 0, "step": 0}
         ([["indices", "<u4", [1]], ["embeddings", "<f2", [2]]], bytes(8), "2 dimensions"),
         ([["indices", "<u4", [1]], ["indices", "<u4", [1]]], bytes(8), "twice"),
         ([["indices", "<u4", [1]], ["embeddings", "<f2", [2, 1]]], bytes(8), "another number of embeddings"),
-        ([["indices", "<u4", [1]], ["embeddings", "<f2", [1, 65]]], bytes(134), "dimension 65"),
+        ([["indices", "<u4", [1]], ["embeddings", "<f2", [1, 4097]]], bytes(8198), "dimension 4097"),
         ([["indices", "<u4", [1]], ["embeddings", "<f2", [1, 1]]], bytes(4) + b"\0\x7e", "not finite"),
         ([["indices", "<u4", [1]], ["embeddings", "<f2", [1, 1]]], bytes(9), "beyond the arrays"),
         ([["indices", "<u4", [0]], ["embeddings", "<f2", [0, 4]]], b"", "a batch of 0"),

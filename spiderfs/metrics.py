@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -493,6 +493,4 @@ class _Snapshot(Collector):
 
 def prometheus_text(shared: SharedCounters, gauges: Mapping[str, float], sections: Mapping[str, int]) -> bytes:
     """All metrics in Prometheus' text format."""
-    registry = CollectorRegistry()
-    registry.register(_Snapshot(shared, gauges, sections))
-    return generate_latest(registry)
+    return generate_latest(_Snapshot(shared, gauges, sections))

@@ -325,14 +325,10 @@ def forget_names() -> bytes:
 
 def doubt(inode: int) -> bytes:
     """A message that makes the kernel ask for the attributes of an inode before it uses them again."""
-    return _inval_inode(inode, -1, 0)
+    return drop_pages(inode, -1, 0)
 
 
 def drop_pages(inode: int, offset: int, size: int) -> bytes:
     """A message that makes the kernel drop the pages in which these bytes of an inode lie."""
-    return _inval_inode(inode, offset, size)
-
-
-def _inval_inode(inode: int, offset: int, size: int) -> bytes:
     body = _INVAL_INODE.pack(inode, offset, size)
     return OUT_HEADER.pack(OUT_HEADER.size + len(body), Notice.INVAL_INODE, 0) + body

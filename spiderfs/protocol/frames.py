@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import msgpack
@@ -148,7 +147,8 @@ def _message(packed: bytes, body: bytes, limits: Limits) -> Message:
 
 def _scalar(kind: type[Message], name: str, header: Mapping[str, Any], limits: Limits) -> Any:
     expected, value = kind.SCALARS[name], header.get(name)
-    if value is None and name in _OPTIONAL[kind]:
+    # A scalar may be nil if its default is None.
+    if value is None and vars(kind).get(name, kind) is None:
         return None
     if expected is int:
         good = type(value) is int and 0 <= value <= _UINT32_MAX
@@ -188,9 +188,3 @@ def _arrays(kind: type[Message], described: Any, body: bytes) -> dict[str, Array
 
 def _shown(value: object) -> str:
     return repr(value)[:40]
-
-
-# Scalars that may be nil: those whose default is None.
-_OPTIONAL: Mapping[type[Message], frozenset[str]] = {
-    kind: frozenset(field.name for field in fields(kind) if field.default is None) for kind in MESSAGES.values()
-}

@@ -59,22 +59,18 @@ class LocalSource:
     def __init__(self, root: str | bytes) -> None:
         self.root = os.path.abspath(os.fsencode(root))
         try:
-            self._root_fd = os.open(self.root, _ROOT)
+            # The number stays the same when the root is opened again.
+            self.root_fd = os.open(self.root, _ROOT)
         except OSError as exc:
             raise _unusable(self.root, exc) from exc
         try:
             # O_PATH needs no permission on the directory itself; say now, not at the first `ls`, that it is unreadable.
-            os.close(os.open(b".", _LIST, dir_fd=self._root_fd))
+            os.close(os.open(b".", _LIST, dir_fd=self.root_fd))
         except OSError as exc:
             self.close()
             raise _unusable(self.root, exc) from exc
-        self._file_system = _file_system_of(self._root_fd)
+        self._file_system = _file_system_of(self.root_fd)
         self._reopen_lock = threading.Lock()
-
-    @property
-    def root_fd(self) -> int:
-        """An O_PATH descriptor of the root. The number stays the same when the root is opened again."""
-        return self._root_fd
 
     def stat(self, path: bytes) -> SourceStat:
         with self._translated(path), self._opened(path, _LOOK) as fd:
@@ -135,18 +131,18 @@ class LocalSource:
 
     def statvfs(self) -> os.statvfs_result:
         with self._translated(b""):
-            return os.statvfs(self._root_fd)
+            return os.statvfs(self.root_fd)
 
     def close(self) -> None:
-        if self._root_fd >= 0:
-            os.close(self._root_fd)
-            self._root_fd = -1
+        if self.root_fd >= 0:
+            os.close(self.root_fd)
+            self.root_fd = -1
 
     @contextmanager
     def _opened(self, path: bytes, flags: int) -> Iterator[int]:
         """A descriptor of the entry; no component on the way is followed if it is a link, and none leads upwards."""
         *parents, name = path.split(b"/") if path else [b"."]
-        directory = root = self._root_fd
+        directory = root = self.root_fd
         try:
             for parent in parents:
                 below = os.open(_plain(parent), _WALK, dir_fd=directory)
@@ -180,7 +176,7 @@ class LocalSource:
     def _root_is_there(self) -> bool:
         """Whether an ENOENT below the root can be believed."""
         try:
-            if os.fstat(self._root_fd).st_nlink == 0:
+            if os.fstat(self.root_fd).st_nlink == 0:
                 return False
             # O_PATH sends no request to the file system it ends at, which may be our own mount.
             os.close(os.open(self.root, _ROOT))
@@ -196,7 +192,7 @@ class LocalSource:
         An NFS client never answers statvfs from what it remembers, and no permission of a file matters to it.
         """
         try:
-            os.statvfs(self._root_fd)
+            os.statvfs(self.root_fd)
         except OSError:
             return True
         return False
@@ -205,7 +201,7 @@ class LocalSource:
         """Open a dead root by its path again, for the next call."""
         with self._reopen_lock:
             try:
-                if os.fstat(self._root_fd).st_nlink > 0 and _file_system_of(self._root_fd):
+                if os.fstat(self.root_fd).st_nlink > 0 and _file_system_of(self.root_fd):
                     return
             except OSError as exc:
                 if exc.errno not in _DEAD_ROOT:
@@ -217,7 +213,7 @@ class LocalSource:
             try:
                 if _file_system_of(fd) == self._file_system:
                     # dup2 keeps the number, so that no other thread can be left with a closed one.
-                    os.dup2(fd, self._root_fd, inheritable=False)
+                    os.dup2(fd, self.root_fd, inheritable=False)
             finally:
                 os.close(fd)
 

@@ -34,18 +34,17 @@ class RecentTimeouts:
     Two questions may share a slot; then only the later one is known.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self._timeouts = SharedSlots(_SLOTS, "d")
-        self._clock = clock
 
     def add(self, question: Hashable) -> None:
         """Note that somebody has waited in vain for the answer to this question."""
-        self._timeouts.put(hash(question) & _HASH_BITS, self._clock())
+        self._timeouts.put(hash(question) & _HASH_BITS, time.monotonic())
 
     def has(self, question: Hashable) -> bool:
         """Whether somebody has just waited in vain for the answer to this question."""
         timeout = self._timeouts.get(hash(question) & _HASH_BITS)
-        return timeout is not None and self._clock() - timeout[0] < SHARED_S
+        return timeout is not None and time.monotonic() - timeout[0] < SHARED_S
 
 
 class _Flight:

@@ -85,7 +85,7 @@ class Deaths:
             self._counters.row(SUPERVISOR_ROW).add(_counter(index))
 
     def lived_s(self, index: int) -> float:
-        """For how long this process lives or, until `pause_s` is asked for it, has lived; 0 if it is not there."""
+        """How long this process has lived, until `pause_s` is asked for it; 0 if it is not there."""
         now = self._clock()
         return now - self._since.get(index, now)
 

@@ -28,9 +28,9 @@ from spiderfs.shared.bypass_terms import Terms, publish_terms
 from spiderfs.shared.layout import RunLayout
 
 PIPE_BYTES = 1 << 20  # the limit for ordinary users, /proc/sys/fs/pipe-max-size; 26,000 events
-# As many as fit into one atomic write.
+# The events that fit into one atomic write.
 BATCH_EVENTS = select.PIPE_BUF // ACCESS_RECORD.size
-# As many as the manager acts on in one transaction of the store.
+# The events that the manager acts on in one transaction of the store.
 READ_EVENTS = 1024
 
 # How late the manager may hear of an access, or `session.PASS_INTERVAL_S` more. A flush is a write of 48 bytes per
@@ -78,7 +78,7 @@ class EventWriter:
             self.flush()
 
     async def flush_in_time(self) -> None:
-        """For ever: pass events on FLUSH_INTERVAL_S after the first of them; it wakes nobody while there are none."""
+        """Pass events on FLUSH_INTERVAL_S after the first of them, until cancelled; without events nobody is woken."""
         while True:
             await self._noted.wait()
             await trio.sleep(FLUSH_INTERVAL_S)

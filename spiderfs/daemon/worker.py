@@ -60,7 +60,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
     # A worker that replaces another one does not know which handles the other one has given to the kernel.
     sole = context.options.workers == 1 and not counters.value("process_starts")
     immutable = context.options.immutable
-    # To answer a READ, nothing need be known of handles.
+    # A READ is answered without knowing anything of handles.
     if (sole or immutable) and kernel.descriptor is not None:
         reading = context.reading(FIRST_WORKER_ROW + index, deliver_to=kernel.descriptor, cautious=again)
     else:

@@ -278,7 +278,7 @@ def splits(step_percent: int = 1) -> Iterator[Split]:
 def best_split(predicted: Callable[[Split], float], step_percent: int = 1) -> Split:
     """The split of the highest predicted throughput, by brute force as in the paper (section 5.2).
 
-    Of splits that are as good as each other to a millionth, the one that keeps most originals: these serve everybody.
+    Among splits as good as each other to a millionth it is the one that keeps most originals: these serve everybody.
     """
     best, most = Split(1.0, 0.0, 0.0), 0.0
     for split in splits(step_percent):

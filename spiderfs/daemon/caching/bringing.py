@@ -45,7 +45,7 @@ class Brought(NamedTuple):
 
 
 Done = Callable[[Node, PlannedReader, Brought], None]
-"""Is told for which reader a sample was brought."""
+"""Hears what became of a sample, and for which reader the sample was brought."""
 
 
 class Way(Protocol):
@@ -62,7 +62,7 @@ class Way(Protocol):
         """How many samples are being fetched."""
 
     def start(self, nursery: trio.Nursery) -> None:
-        """To be called once, before anything else."""
+        """Begin; the caller calls this once, before anything else."""
 
     def look(self, readers: tuple[PlannedReader, ...], again: bool, idle: bool) -> None:
         """Take note of how far readers have come.

@@ -47,9 +47,9 @@ from spiderfs.vfs.on_demand import Supply
 
 log = logging.getLogger(__name__)
 
-# Between two looks for a package to load.
+# The pause between two looks for a package to load.
 PAUSE_S = 0.25
-# Between two collections. Fetched samples soon leave landing; a reader misses some 40 samples in this time at most.
+# The pause between two collections. Fetched samples soon leave landing; a reader misses 40 of them at most meanwhile.
 COLLECT_PAUSE_S = 0.02
 # A package is loaded if the policy wants this share of its bytes, and kept while this share of them ranks low.
 USEFUL_SHARE = 0.5
@@ -109,7 +109,7 @@ class Packer:
         self._next = 0
 
     async def run(self) -> None:
-        """For ever."""
+        """Make packages and load them, until cancelled."""
         # Once there is something to do, a trainer has declared its list, so the catalogue knows the samples' names.
         while not self._has_work():
             await trio.sleep(PAUSE_S)
@@ -271,7 +271,7 @@ class Packer:
                 await self._load(policy, package)
 
     async def _best(self, policy: Restocked) -> _Package | None:
-        """Of the next few packages the one with the most wanted bytes; None if no package is worth reading."""
+        """The package with the most wanted bytes among the next few; None if no package is worth reading."""
         best, best_bytes, useless = None, 0, []
         spare = policy.room_for_unread_bytes()
         if not spare:

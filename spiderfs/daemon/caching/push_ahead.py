@@ -12,7 +12,7 @@ knows whether the kernel still has it then.
 The window ends where there would be more bytes in the page cache than `most_bytes` that were pushed and that their
 readers have not taken yet; the kernel alone knows what else it keeps.
 
-Of pushes that wait for the source, a few are under way at a time, as many as bring more
+A few pushes that wait for the source are under way at a time, as many as bring more
 (`core/plans/fetch_limits.py`). In all the kernel has far fewer of our requests than its limit on those in the
 background, which readers need too (`fuse/wire.py`): a source that hangs must not hold up readers of what is cached.
 """

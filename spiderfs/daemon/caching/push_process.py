@@ -31,7 +31,7 @@ HELLO = struct.Struct("<I")
 _ORDER = struct.Struct("<QH")
 ANSWER = struct.Struct("<QI")
 MOST_BYTES = 32768
-# Outcomes: other numbers are those of errno. Of ASKED nothing is said, since the mount sees the READ.
+# Outcomes: other numbers are those of errno. The process says nothing of ASKED, since the mount sees the READ.
 ASKED, IN_MEMORY, HERE = 0, 1 << 16, 1 << 17
 
 _PR_SET_PDEATHSIG = 1

@@ -5,7 +5,7 @@ waits for it: orders and answers go through a socket that does not block. If it 
 pause; so what it was told and had not done is not done.
 
 A process may also live and do nothing: somebody has stopped it, or all of its threads wait for something that does not
-come. Of most orders it says nothing anyway. So when it has been silent for a while it is asked for an answer, which any
+come. It says nothing of most orders anyway. So when it has been silent for a while it is asked for an answer, which any
 of its free threads gives; one that gives none is killed, and counts as dead. A source that hangs is no reason for that,
 for the mount answers with an error before the patience ends.
 """
@@ -107,7 +107,7 @@ class Pusher:
         return True
 
     async def run(self) -> None:
-        """For ever: have one process after the other, from the time when it is needed."""
+        """Have one process after the other until cancelled, from the time when it is needed."""
         await self._needed.wait()
         pause_s = PAUSE_S
         while True:

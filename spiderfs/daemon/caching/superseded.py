@@ -7,7 +7,7 @@ on. When an inode has no record left, the catalogue forgets it, and a handle of 
 source.
 
 A version that was superseded before it had settled has no records. The bytes that its readers get are in transit and
-are found by the inode, so the catalogue forgets it only after a while. Of a directory, all names become gone first. An
+are found by the inode, so the catalogue forgets it only after a while. All names of a directory become gone first. An
 inode that a name means again (the same version came back) stays as it is.
 """
 

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -93,40 +94,37 @@ async def answer_questions(listener: socket.socket, table: Answering, nursery: t
     """The manager's end: answer until cancelled."""
     listener.setblocking(False)
     accepting = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
-    await trio.serve_listeners(_answering(table), [accepting], handler_nursery=nursery)
+    await trio.serve_listeners(partial(_answer, table), [accepting], handler_nursery=nursery)
 
 
-def _answering(table: Answering) -> Callable[[trio.SocketStream], Awaitable[None]]:
-    async def answer(stream: trio.SocketStream) -> None:
-        sending = trio.Lock()
+async def _answer(table: Answering, stream: trio.SocketStream) -> None:
+    sending = trio.Lock()
 
-        async def send(message: dict[str, Any]) -> None:
-            async with sending:
-                with trio.fail_after(QUESTION_TIMEOUT_S):
-                    await stream.send_all(_packed(message))
-
-        try:
+    async def send(message: dict[str, Any]) -> None:
+        async with sending:
             with trio.fail_after(QUESTION_TIMEOUT_S):
-                question = _unpacked(await _receive_all(stream))
-            act = _act(table, question, send)
-        except trio.TooSlowError:
-            log.debug("a control question came too slowly")
-        except trio.BrokenResourceError:
-            log.debug("a control question was given up by its asker")
-        except (ValueError, TypeError, KeyError) as exc:
-            # Only this user reaches the socket; most likely a worker died in the middle of its question.
-            log.info("a control question made no sense: %s", exc)
-        else:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_say_alive, send)
-                outcome = await _outcome_of(act)
-                nursery.cancel_scope.cancel()
-            with contextlib.suppress(*_GIVEN_UP):
-                await send(outcome)
-        finally:
-            await trio.aclose_forcefully(stream)
+                await stream.send_all(_packed(message))
 
-    return answer
+    try:
+        with trio.fail_after(QUESTION_TIMEOUT_S):
+            question = _unpacked(await _receive_all(stream))
+        act = _act(table, question, send)
+    except trio.TooSlowError:
+        log.debug("a control question came too slowly")
+    except trio.BrokenResourceError:
+        log.debug("a control question was given up by its asker")
+    except (ValueError, TypeError, KeyError) as exc:
+        # Only this user reaches the socket; most likely a worker died in the middle of its question.
+        log.info("a control question made no sense: %s", exc)
+    else:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_say_alive, send)
+            outcome = await _outcome_of(act)
+            nursery.cancel_scope.cancel()
+        with contextlib.suppress(*_GIVEN_UP):
+            await send(outcome)
+    finally:
+        await trio.aclose_forcefully(stream)
 
 
 def _act(
@@ -134,14 +132,8 @@ def _act(
 ) -> Callable[[], Awaitable[None]]:
     """The action that a question asks for; raises TypeError or KeyError if the message is no question."""
     if "render" in question:
-        name = question["render"]
-
-        async def send_piece(text: bytes) -> None:
-            await send({"text": text})
-
-        return lambda: table.render(name, send_piece)
-    name, text = question["apply"], question["text"]
-    return lambda: table.apply(name, text)
+        return partial(table.render, question["render"], lambda text: send({"text": text}))
+    return partial(table.apply, question["apply"], question["text"])
 
 
 async def _say_alive(send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:

@@ -207,7 +207,7 @@ class Manager:
             known_files=self._catalogue.known_files(),
             survey=self._capacity.survey(),
             prefetcher=self._prefetcher.status(),
-            trainers=self._hook_server.status(),
+            trainers=self._hook_server.trainers,
             jobs=self._training.jobs(),
             counters=self._context.counters.totals(),
             source_reachable=self._context.counters.source_reachable(),

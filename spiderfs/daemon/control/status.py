@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spiderfs.daemon.caching.cache_control import CacheStatus
@@ -10,7 +10,7 @@ from spiderfs.daemon.caching.capacity import SurveyStatus
 from spiderfs.daemon.caching.prefetcher import PrefetcherStatus
 from spiderfs.daemon.chosen_partition import Partition
 from spiderfs.daemon.training.courses.job_accounts import JobStatus
-from spiderfs.daemon.training.lists.trainer import TrainerStatus
+from spiderfs.daemon.training.lists.trainer import Trainer
 from spiderfs.options.model import Options
 
 
@@ -26,7 +26,7 @@ class MountStatus:
     known_files: int
     survey: SurveyStatus
     prefetcher: PrefetcherStatus
-    trainers: tuple[TrainerStatus, ...]
+    trainers: Sequence[Trainer]
     jobs: tuple[JobStatus, ...]
     counters: Mapping[str, int]
     source_reachable: bool

@@ -22,7 +22,7 @@ from spiderfs.daemon.control.status import MountStatus
 from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.daemon.training.courses.job_accounts import JobStatus
 from spiderfs.daemon.training.courses.scoring import BatchScoring
-from spiderfs.daemon.training.lists.trainer import TrainerStatus
+from spiderfs.daemon.training.lists.trainer import Trainer
 from spiderfs.metrics import SharedCounters, prometheus_text
 from spiderfs.options.model import Options
 from spiderfs.options.units import round_size
@@ -122,11 +122,16 @@ def _capacity(status: MountStatus) -> str:
     return f"{capacity} ({status.options.capacity} of {of})"
 
 
-def _trainer_line(trainer: TrainerStatus) -> str:
+def _trainer_line(trainer: Trainer) -> str:
     lists = ", ".join(f"{escaped(name)} with {count} samples" for name, count in trainer.lists.items()) or "no list"
     # The kernel has no number here for a process of another pid namespace.
     who = f"pid {trainer.pid}" if trainer.pid else "of another pid namespace: never redirected"
-    return f"{escaped(trainer.client)} ({who}, rank {trainer.rank}): {lists}; {trainer.batches} batches"
+    return f"{escaped(trainer.hello.client)} ({who}, rank {trainer.rank}): {lists}; {trainer.batches} batches"
+
+
+def _trainer_figures(trainer: Trainer) -> dict[str, Any]:
+    figures = {"client": trainer.hello.client, "pid": trainer.pid, "rank": trainer.rank}
+    return figures | {"lists": trainer.lists, "batches": trainer.batches}
 
 
 def jobs(statuses: Sequence[JobStatus]) -> bytes:
@@ -186,7 +191,7 @@ def stats_json(status: MountStatus) -> bytes:
         "sections": {
             name: {"bytes": section.bytes, "entries": section.entries} for name, section in cache.sections.items()
         },
-        "trainers": list(map(dataclasses.asdict, status.trainers)),
+        "trainers": list(map(_trainer_figures, status.trainers)),
         "jobs": [_job_figures(job) for job in status.jobs],
         "plans": [_plan_figures(plan) for plan in status.prefetcher.plans],
         "workers": options.workers,

@@ -20,7 +20,7 @@ import trio
 from spiderfs.daemon.training.connection.declaring import DeclaredBytes
 from spiderfs.daemon.training.connection.hook_connection import Connection, HookSink, ServerLimits
 from spiderfs.daemon.training.connection.partial_connection import PartialConnection, PartialKeeper
-from spiderfs.daemon.training.lists.trainer import Trainer, TrainerStatus
+from spiderfs.daemon.training.lists.trainer import Trainer
 from spiderfs.errors import SpiderfsError
 from spiderfs.linux.sockets import socket_address
 from spiderfs.protocol import Error, PartialSamples
@@ -70,10 +70,6 @@ class HookServer:
         self._connections = 0
         self.declared_bytes = DeclaredBytes(limits.declared_bytes)
         self.trainers: list[Trainer] = []
-
-    def status(self) -> tuple[TrainerStatus, ...]:
-        """One status for each trainer that is attached."""
-        return tuple(trainer.status() for trainer in self.trainers)
 
     async def serve(self, listener: socket.socket, path: Path) -> None:
         """Serve connections until cancelled; the failure of one connection ends only that connection.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,17 +24,6 @@ class Declared:
     """Chooses among rows of batches of the list that wait; nobody hears of the others. None if all have to wait."""
 
 
-@dataclass(frozen=True)
-class TrainerStatus:
-    """`lists` has the number of samples by the list's name."""
-
-    client: str
-    pid: int
-    rank: int
-    lists: Mapping[str, int]
-    batches: int
-
-
 @dataclass(eq=False)
 class Trainer:
     """`pid` and `uid` come from the kernel (SO_PEERCRED); the pid is 0 for a process of a foreign pid namespace."""
@@ -53,6 +42,3 @@ class Trainer:
     @property
     def job_id(self) -> str:
         return self.hello.job
-
-    def status(self) -> TrainerStatus:
-        return TrainerStatus(self.hello.client, self.pid, self.rank, dict(self.lists), self.batches)

@@ -9,7 +9,8 @@ import pytest
 from spiderfs.daemon.caching.prefetcher import PlanStatus, PrefetcherStatus
 from spiderfs.daemon.control import texts
 from spiderfs.daemon.control.status import of_all_opens
-from spiderfs.daemon.training.lists.trainer import TrainerStatus
+from spiderfs.daemon.training.lists.trainer import Trainer
+from spiderfs.protocol import Hello
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_a_name_of_a_trainers_adds_no_line_to_a_text() -> None:
     plan = PlanStatus(1, "two\nlines", 0, 5, 4, 10, 0, True, 1.0, 2.0, 3, 1.5, 6, 4, 0, 0.0)
     text = texts.plan(PrefetcherStatus((plan,), 0, 1, 1, 0.0, 0.0)).decode()
     assert text.startswith("trainer 1, list two\\x0alines, epoch 0\n  dispatched    5 of 10\n")
-    trainer = TrainerStatus("my\nloop", 5, 0, {"two\nlines": 7}, 3)
+    trainer = Trainer(5, 0, Hello("my\nloop", "job"), {"two\nlines": 7}, 3)
     assert texts._trainer_line(trainer) == "my\\x0aloop (pid 5, rank 0): two\\x0alines with 7 samples; 3 batches"
     assert texts._plan_line(plan) == "two\\x0alines, epoch 0: 4 of 10, 1.5 s ready ahead, 0.0% late"
 

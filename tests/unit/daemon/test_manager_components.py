@@ -51,7 +51,7 @@ class Mount:
         """Let go of what a process lets go of when it ends."""
         self.manager._content.close()
         self.manager._records.close()
-        self.manager._prefetcher._fetcher._interlock.close()
+        self.manager._prefetcher._fetcher._fetch_lock.close()
 
     async def write(self, name: str, text: str) -> None:
         await self.manager._table.apply(name, text.encode())

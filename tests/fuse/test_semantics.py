@@ -89,6 +89,9 @@ EXAMPLES = list(examples_of(DOCUMENT.read_text()))
 # What these sections promise, the manager and the engine do; they do not know which binding serves the mount.
 OF_THE_MANAGER = ("the-budget", "warm-and-evict", "the-ratio-of-the-sections", "plans")
 _MANAGER = pytest.mark.kernel_binding("the manager does not know which binding serves the mount")
+# And these the supervisor, before it mounts anything.
+OF_THE_SUPERVISOR = ("unmounting-and-crashes-4", "unmounting-and-crashes-5", "unmounting-and-crashes-6")
+_SUPERVISOR = pytest.mark.kernel_binding("the supervisor has looked at the cache before a binding serves the mount")
 # What is otherwise in an immutable mount; the section on such mounts says how.
 OTHERWISE = (
     "an-inode-is-a-version-1",
@@ -105,6 +108,8 @@ _NOT_IMMUTABLE = pytest.mark.not_immutable("is otherwise in an immutable mount")
 
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
     marks = [_MANAGER] if name.startswith(OF_THE_MANAGER) else []
+    if name in OF_THE_SUPERVISOR:
+        marks.append(_SUPERVISOR)
     if name.startswith("views"):
         marks.append(pytest.mark.kernel_binding("with pyfuse3 there are no views"))
     if name.startswith("immutable-mounts"):

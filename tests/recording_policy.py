@@ -7,7 +7,11 @@ from collections.abc import Iterable, Mapping
 from spiderfs.core.guided import Adjustable, Guided, HasHubs, HasStandIns, HubLimits
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key
+from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.policies.lru import LRU
+from spiderfs.store.store import Content
+from spiderfs.testing import MemoryContent
 
 
 class RecordingPolicy(LRU, Guided, HasHubs, HasStandIns, Adjustable):
@@ -63,3 +67,20 @@ class RecordingPolicy(LRU, Guided, HasHubs, HasStandIns, Adjustable):
     def set_ratio(self, ratio: float) -> None:
         self.told.append(("set_ratio", ratio))
         self._ratio = ratio
+
+
+def recorded_cache(
+    content: Content | None = None, counters: Counters | None = None, capacity: int | None = None
+) -> tuple[CacheControl, RecordingPolicy]:
+    """A manager's cache in memory, by default an empty one without room, and its policy."""
+    policy = RecordingPolicy()
+    cache = CacheControl(
+        MemoryContent() if content is None else content,
+        "lru",
+        0.5,
+        SharedCounters(1).row(0) if counters is None else counters,
+    )
+    if capacity is not None:
+        cache.restore(capacity, None)
+    cache.engine.change_policy(policy)
+    return cache, policy

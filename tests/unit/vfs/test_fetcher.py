@@ -68,7 +68,8 @@ class Harness:
         row = self.counters.row(0)
         self.row = row
         self.client = SourceClient(self.source, LIMITS, rng=random.Random(1), on_event=row.add)
-        self.interlock = FetchLock(directory / "fetch.lock")
+        self.lock = directory / "fetch.lock"
+        self.interlock = FetchLock(self.lock)
         self.full_disk = Episode(directory / "full-disk")
         self.fetcher = Fetcher(self.client, self.content, self.interlock, self.full_disk, row)
 
@@ -529,7 +530,7 @@ def test_a_caller_that_gives_up_leaves_no_lock(harness: Harness) -> None:
             scope.cancel()
             await harness.fetcher.bring(node)
         assert scope.cancelled_caught
-        other = FetchLock(Path(harness.interlock._file.name))
+        other = FetchLock(harness.lock)
         assert other.try_hold(ContentKey(node.inode))
         other.close()
 
@@ -547,7 +548,7 @@ def test_a_reader_has_its_bytes_before_they_are_in_the_store(harness: Harness) -
     async def test() -> None:
         node = harness.add(b"content")
         key = ContentKey(node.inode)
-        other = FetchLock(Path(harness.interlock._file.name))
+        other = FetchLock(harness.lock)
         fetched = await alone.bring(node)
         fetched.when_settled(told.append)
         assert fetched.payload == b"content"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from reading import cached_pages
 
 from spiderfs.daemon.caching import push_process
 from spiderfs.daemon.caching.push_process import (
@@ -131,10 +132,10 @@ def test_pages_that_are_not_in_memory_are_asked_for(tmp_path: Path) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if push_process._pages_in_memory(file.fileno()):
+        if cached_pages(file.fileno()):
             pytest.skip("this file system keeps what it was told to forget")
         assert push.push(os.fsencode(path)) == ASKED
-        assert push_process._pages_in_memory(file.fileno()) == (1 << 20) // os.sysconf("SC_PAGESIZE")
+        assert cached_pages(file.fileno()) == (1 << 20) // os.sysconf("SC_PAGESIZE")
 
 
 def test_what_the_mount_will_not_tell_of_is_answered(tmp_path: Path) -> None:
@@ -146,8 +147,8 @@ def test_what_the_mount_will_not_tell_of_is_answered(tmp_path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         os.pread(file.fileno(), 1, 0)
-        if not 0 < push_process._pages_in_memory(file.fileno()) < (1 << 20) // page:
+        if not 0 < cached_pages(file.fileno()) < (1 << 20) // page:
             pytest.skip("this file system does not keep the first page alone")
         # The READ of the beginning, by which orders are known to be done, does not come.
         assert Push(path.stat().st_dev).push(os.fsencode(path)) == IN_MEMORY
-        assert push_process._pages_in_memory(file.fileno()) == (1 << 20) // page
+        assert cached_pages(file.fileno()) == (1 << 20) // page

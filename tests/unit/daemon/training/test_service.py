@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pytest
 import trio
 import trio.testing
+from mount_options import options_in
 
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.hints import Candidates, Epoch, Hub, Labels, Pinning, Ratio, Scored
@@ -30,8 +31,12 @@ from spiderfs.daemon.training.service import Training
 from spiderfs.errors import ConfigError, ProtocolError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import SharedCounters
+<<<<<<< HEAD
 from spiderfs.options.model import Options
 from spiderfs.policies.pins import PINNED
+=======
+from spiderfs.policies.parts.pins import PINNED
+>>>>>>> eadc82e (Build the cache of a recording policy, and a mount's options, in one place for tests)
 from spiderfs.policies.spider import Spider
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan, Progress
 from spiderfs.scorer.scorer import Scorer
@@ -68,10 +73,7 @@ class Harness:
         self.cache = CacheControl(self.content, policy, 0.5, counters)
         self.cache.restore(10 * SIZE, None)
         self.trainers_file = directory / "trainers"
-        source, point = directory / "source", directory / "point"
-        source.mkdir()
-        point.mkdir()
-        options = Options(source=source, mountpoint=point, cache_dir=directory / "cache", immutable=immutable)
+        options = options_in(directory, immutable=immutable)
         self.options = options
         # Nothing of a training fetches.
         fetcher: Any = None

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from recording_policy import RecordingPolicy
+from recording_policy import recorded_cache
 from short_lists import sample_list
 
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.policy import Key
-from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses import declared_lists as module
 from spiderfs.daemon.training.courses.courses import Course, Courses
 from spiderfs.daemon.training.courses.declared_lists import DeclaredLists
@@ -26,12 +25,11 @@ from spiderfs.daemon.training.courses.trainers import Trainers
 from spiderfs.daemon.training.lists.sample_list import SampleList
 from spiderfs.daemon.training.lists.trainer import Declared, Trainer
 from spiderfs.errors import ProtocolError
-from spiderfs.metrics import SharedCounters
 from spiderfs.protocol import Hello
 from spiderfs.shared.attached_trainers import publish_trainers
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import MemoryContent, MemorySource
+from spiderfs.testing import MemorySource
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
 
@@ -78,9 +76,7 @@ class Harness:
             source.add(b"%03d" % number, bytes(10))
         client = SourceClient(source, SourceLimits(), rng=random.Random(1), on_event=lambda event: None)
         catalogue = Catalogue(MemoryRecords(TABLES))
-        self.policy = RecordingPolicy()
-        cache = CacheControl(MemoryContent(), "lru", 0.5, SharedCounters(1).row(0))
-        cache.engine.change_policy(self.policy)
+        cache, self.policy = recorded_cache()
         self.courses, self.trainers = (
             Courses(),
             Trainers(partial(publish_trainers, directory / "trainers"), lambda: False),

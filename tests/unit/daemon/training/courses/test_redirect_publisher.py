@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import trio
-from recording_policy import RecordingPolicy
+from recording_policy import recorded_cache
 from short_lists import course
 
 from spiderfs.core.learning.teaching import Teaching
-from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
-from spiderfs.metrics import SharedCounters
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import MemoryContent
 from spiderfs.vfs.catalogue import TABLES
 from spiderfs.vfs.redirects import redirect_row, redirect_rows
 
 
 class Harness:
     def __init__(self) -> None:
-        self.policy = RecordingPolicy()
-        self.cache = CacheControl(MemoryContent(), "lru", 0.5, SharedCounters(1).row(0))
-        self.cache.engine.change_policy(self.policy)
+        self.cache, self.policy = recorded_cache()
         teaching = Teaching(self.cache.engine, self.cache.size_of)
         self.records, self.courses = MemoryRecords(TABLES), Courses()
         self.courses.put(course(1, [10, 11, 12]))

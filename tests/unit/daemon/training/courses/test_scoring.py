@@ -11,18 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
-from recording_policy import RecordingPolicy
+from mount_options import options_in
+from recording_policy import RecordingPolicy, recorded_cache
 from short_lists import course
 from trio.testing import wait_all_tasks_blocked
 
 from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.core.hints import Hint, Scored
 from spiderfs.core.learning.teaching import Teaching
-from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses.courses import Course, Courses
 from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.metrics import SharedCounters
-from spiderfs.options.model import Options
 from spiderfs.protocol import Batch
 from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.store.store import ContentKey
@@ -36,15 +35,9 @@ TRAINER = 1
 
 class Harness:
     def __init__(self, directory: Path, **options: Any) -> None:
-        self.policy, self.content = RecordingPolicy(), MemoryContent()
-        self.counters = SharedCounters(1)
-        self.cache = CacheControl(self.content, "lru", 0.5, self.counters.row(0))
-        self.cache.restore(100 * SIZE, None)
-        self.cache.engine.change_policy(self.policy)
-        for name in ("source", "point"):
-            (directory / name).mkdir()
-        paths = {"source": directory / "source", "mountpoint": directory / "point", "cache_dir": directory / "cache"}
-        chosen = Options(**paths, **options)
+        self.content, self.counters = MemoryContent(), SharedCounters(1)
+        self.cache, self.policy = recorded_cache(self.content, self.counters.row(0), 100 * SIZE)
+        chosen = options_in(directory, **options)
         self.lists, self.scores = Courses(), directory / "scores"
         self.list = self.declare()
         self.teaching = Teaching(self.cache.engine, self.cache.size_of)

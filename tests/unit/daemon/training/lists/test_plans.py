@@ -8,27 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
-from recording_policy import RecordingPolicy
+from mount_options import options_in
+from recording_policy import recorded_cache
 from short_lists import known_list
 
 from spiderfs.core.learning.teaching import PLANNED_RATIO, Teaching, TeachingOptions
-from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.lists.plans import Plans
-from spiderfs.metrics import SharedCounters
-from spiderfs.options.model import Options
 from spiderfs.protocol import Plan, Progress
-from spiderfs.testing import MemoryContent
 
 
 class Harness:
     def __init__(self, directory: Path) -> None:
-        self.policy = RecordingPolicy()
-        self.cache = CacheControl(MemoryContent(), "lru", 0.5, SharedCounters(1).row(0))
-        self.cache.engine.change_policy(self.policy)
-        for name in ("source", "point"):
-            (directory / name).mkdir()
-        given = {"source": directory / "source", "mountpoint": directory / "point", "cache_dir": directory / "cache"}
-        self.options = Options(**given, substitute_when="late")
+        self.cache, self.policy = recorded_cache()
+        self.options = options_in(directory, substitute_when="late")
         self.woken = 0
         self.teaching = Teaching(self.cache.engine, self.cache.size_of, TeachingOptions(only_late=True))
         self.unseen: list[tuple[int, int]] = []

@@ -31,12 +31,7 @@ from spiderfs.daemon.training.service import Training
 from spiderfs.errors import ConfigError, ProtocolError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import SharedCounters
-<<<<<<< HEAD
-from spiderfs.options.model import Options
 from spiderfs.policies.pins import PINNED
-=======
-from spiderfs.policies.parts.pins import PINNED
->>>>>>> eadc82e (Build the cache of a recording policy, and a mount's options, in one place for tests)
 from spiderfs.policies.spider import Spider
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan, Progress
 from spiderfs.scorer.scorer import Scorer

@@ -39,7 +39,6 @@ from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.spare_records import SharedRows, SpareRecords
 from spiderfs.store.store import BLOCK_BYTES, Content, Records
-from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY
 from spiderfs.vfs.fetch_lock import FetchLock
@@ -48,6 +47,7 @@ from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
 from spiderfs.vfs.redirects import PendingReads
 from spiderfs.vfs.shown_views import ShownViews
+from spiderfs.vfs.unstored_bytes import UnstoredBytes
 from spiderfs.views.pool import MakerPool
 from spiderfs.views.recipe import Recipe
 from spiderfs.views.source import ViewSource, unknown_length
@@ -90,7 +90,7 @@ class MountContext:
     """
     notice: Notice
     pending_reads: PendingReads = field(default_factory=PendingReads)
-    brought: Brought = field(default_factory=Brought)
+    unstored: UnstoredBytes = field(default_factory=UnstoredBytes)
     pusher_threads: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHER_THREADS))
     """The threads that push files ahead: what they look up and read is asked for by the mount and by no reader."""
     pushed_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHED_SAMPLES))
@@ -191,7 +191,7 @@ class MountContext:
             alone=is_worker and self.options.workers == 1,
             caught_up=caught_up,
             views=views,
-            brought=self.brought if is_worker else None,
+            unstored=self.unstored if is_worker else None,
         )
         return Supply(content, records, client, catalogue, Lister(catalogue, client), fetcher, counters, views)
 

@@ -44,7 +44,7 @@ class ImmutableOperations(Operations):
     ) -> None:
         """`push` and `drop_pages`: see `Kernel`."""
         super().__init__(filesystem, counters, push, Handles(sole=False))
-        self._spoilt = _Spoilt(drop_pages)
+        self._dropper = _PageDropper(drop_pages)
 
     def handlers(self) -> dict[int, Handler]:
         answered = super().handlers() | {Opcode.BATCH_FORGET: self.batch_forget}
@@ -82,7 +82,7 @@ class ImmutableOperations(Operations):
         try:
             return wire.WRITE_OUT.pack(await self._fs.write_immutable(inode, data))
         except ReadOnly:
-            self._spoilt.add((inode, offset, size))
+            self._dropper.add((inode, offset, size))
             raise
 
 
@@ -101,7 +101,7 @@ class ReadDelivery:
         return (wire.answer_head(self._number, size), b"") if size <= self._size else None
 
 
-class _Spoilt:
+class _PageDropper:
     """Has the kernel drop pages, those of one WRITE at a time, in a thread.
 
     The kernel waits for a page that a READ or a WRITE has locked, and the answer may be this process's to give. So no

@@ -104,13 +104,13 @@ async def serve(
     with select.epoll() as arrivals:
         arrivals.register(descriptor, select.EPOLLIN | select.EPOLLEXCLUSIVE)
         async with trio.open_nursery() as nursery:
-            desk = _Desk(descriptor, arrivals, handlers, error_number, counters, idle, at_rest, held, nursery)
-            nursery.start_soon(desk.attend)
+            loop = _RequestLoop(descriptor, arrivals, handlers, error_number, counters, idle, at_rest, held, nursery)
+            nursery.start_soon(loop.attend)
 
 
 @dataclass
-class _Desk:
-    """A worker's place for taking requests: its attendant, and the tasks that wait to attend again."""
+class _RequestLoop:
+    """A worker's loop over requests: the task that takes them, and those that wait to take them again."""
 
     descriptor: int
     arrivals: select.epoll

@@ -25,7 +25,6 @@ from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import Source
 from spiderfs.store.store import Content, Records
 from spiderfs.vfs.answer_types import EventSink
-from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.control_files import Control, ControlChannel, ImmutableControl
 from spiderfs.vfs.fetch_lock import FetchLock
@@ -38,6 +37,7 @@ from spiderfs.vfs.on_demand import Supply
 from spiderfs.vfs.redirects import PendingReads, Redirects
 from spiderfs.vfs.rules import Settings
 from spiderfs.vfs.shown_views import ShownViews
+from spiderfs.vfs.unstored_bytes import UnstoredBytes
 from spiderfs.views.tree import Forms
 
 READ_AHEAD_BLOCKS = 8
@@ -121,7 +121,7 @@ async def bare_filesystem(
     lister = Lister(catalogue, client)
     run = RunLayout(directory)
     fetch_lock = FetchLock(run.fetch_lock)
-    brought = Brought()
+    unstored = UnstoredBytes()
     fetcher = Fetcher(
         client,
         content,
@@ -131,7 +131,7 @@ async def bare_filesystem(
         alone=alone,
         clock=clock,
         views=views,
-        brought=brought,
+        unstored=unstored,
     )
     redirects = Redirects(records, PendingReads())
     make_control: Callable[..., Control] = Control
@@ -149,7 +149,7 @@ async def bare_filesystem(
             supply=Supply(content, records, client, catalogue, lister, fetcher, counters, views),
             read_ahead=ReadAhead(nursery, fetcher, counters, READ_AHEAD_BLOCKS),
             redirects=redirects,
-            brought=brought,
+            unstored=unstored,
             control=make_control(control or NoManager(), run, os.getuid(), worker=0),
             events=events,
             settings=settings or Settings(),

@@ -8,7 +8,7 @@ on with the bytes while they are put into the store (`landing.py`).
 
 The fetched bytes also stay in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
 where the store had no room for them or has already let them go. What READs at other workers may want and cannot find in
-the store lies in memory that all workers share (`brought.py`).
+the store lies in memory that all workers share (`unstored_bytes.py`).
 
 The module is long because one has to see in one place where the bytes of a fetch may lie.
 """
@@ -34,11 +34,11 @@ from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import Delivery, Version
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
-from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.landing import ENTRY_BYTES, GATHER_S, Landing, Outcome
 from spiderfs.vfs.shown_views import ShownViews
+from spiderfs.vfs.unstored_bytes import UnstoredBytes
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class Fetcher:
         caught_up: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
         clock: Callable[[], float] = steady_clock.now,
         views: ShownViews | None = None,
-        brought: Brought | None = None,
+        unstored: UnstoredBytes | None = None,
     ) -> None:
         """`alone`: no other process answers the READs of a file that this one has opened.
 
@@ -156,7 +156,7 @@ class Fetcher:
         `views`: the mount shows views, which are fetched in place of files that are read as a whole.
         """
         self._views = views
-        self._brought = brought or Brought()
+        self._unstored = unstored or UnstoredBytes()
         self.caught_up = caught_up
         self._now = clock
         self._client = client
@@ -192,7 +192,7 @@ class Fetcher:
             passing = self._transit.get(key)
             payload = None if passing is None else memoryview(passing)[offset : None if size is None else offset + size]
         if payload is None:
-            payload = self._brought.piece(key, offset, size)
+            payload = self._unstored.piece(key, offset, size)
         return None if payload is None else memoryview(payload)
 
     def beginning(self, key: ContentKey, size: int) -> memoryview | bytes | None:
@@ -237,7 +237,7 @@ class Fetcher:
         """A piece of what was fetched lately by this process, or by any process for one open alone."""
         if (passing := self._transit.get(key)) is not None:
             return memoryview(passing)[offset : offset + size]
-        return self._brought.piece(key, offset, size)
+        return self._unstored.piece(key, offset, size)
 
     def on_its_way(self, key: ContentKey) -> Fetched | None:
         """The bytes that were fetched for this key and have yet to reach the store."""
@@ -317,7 +317,7 @@ class Fetcher:
         if node.settles_at == math.inf:
             # The inode here is the handle of one open (`provisional_files.py`), so nobody else finds the bytes there.
             # The blocks of a large file would push out those of all others.
-            kept = not key.block and self._brought.keep(key, payload)
+            kept = not key.block and self._unstored.keep(key, payload)
             if not kept:
                 self._transit.put(key, payload)
         return Fetched(payload, UNSTORED)
@@ -356,7 +356,7 @@ class Fetcher:
                 self._fetch_lock.let_go(key)
         # The READ that follows the OPEN may come to another process.
         if not self._alone and await fetched.settled() != FETCHED:
-            self._brought.keep(key, payload)
+            self._unstored.keep(key, payload)
         return fetched
 
     def _landed_by_another(self, key: ContentKey) -> Fetched | None:

@@ -40,7 +40,6 @@ from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import Delivery, Source, SourceStat
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Opened, OpenedDirectory
-from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node, join
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
 from spiderfs.vfs.large_files import LargeFiles, ReadAhead
@@ -50,6 +49,7 @@ from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import FOREVER_S, Settings, is_provisional, left_s
 from spiderfs.vfs.small_files import SmallFiles
 from spiderfs.vfs.stand_ins import StandIns
+from spiderfs.vfs.unstored_bytes import UnstoredBytes
 from spiderfs.vfs.xattrs import Xattrs
 from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY
 
@@ -74,14 +74,14 @@ class Filesystem:
         supply: Supply,
         read_ahead: ReadAhead,
         redirects: Redirects,
-        brought: Brought,
+        unstored: UnstoredBytes,
         control: Control,
         events: EventSink,
         settings: Settings,
         clock: Callable[[], float] = steady_clock.now,
         scattered: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`brought`: the fetcher has the same. `scattered`: whether other processes may know names unknown here."""
+        """`unstored`: the fetcher has the same. `scattered`: whether other processes may know names unknown here."""
         self._catalogue = supply.catalogue
         self._client = supply.client
         self._flights = SingleFlight(supply.client.timeouts)
@@ -103,14 +103,14 @@ class Filesystem:
         self._stand_ins = StandIns(supply, redirects, lambda: self.settings, clock)
         self._small_files = SmallFiles(supply, self._on_demand, redirects, self._stand_ins, events, clock)
         self.large_files = LargeFiles(supply, self._on_demand, read_ahead, redirects, events, clock)
-        self._brought = brought
+        self._unstored = unstored
         self._provisional_files = ProvisionalFiles(
             supply,
             self._on_demand,
             self._small_files,
             self.large_files,
             redirects,
-            brought,
+            unstored,
             lambda: self.settings,
             clock,
         )
@@ -130,7 +130,7 @@ class Filesystem:
         if len(name) > NAME_MAX:
             raise NameTooLong(f"{len(name)} bytes")
         known = self._catalogue.find(parent, name)
-        again = self._brought.opens_again(caller.pid)
+        again = self._unstored.opens_again(caller.pid)
         if known is not None and not again:
             left = self._left_s(known)
             if left > 0:
@@ -330,18 +330,18 @@ class Filesystem:
         if flags & _WRITING:
             raise ReadOnly("spiderfs is read-only")
         # Asked now: another worker may be asked the same, and must not undo what has been noted since.
-        once_more = self._brought.opens_again(caller.pid)
+        once_more = self._unstored.opens_again(caller.pid)
         try:
             node = self._catalogue.node(inode)
             opened = await self._open_file(node, inode, caller, delivery)
         except Stale:
-            brought = self._provisional_files.open_brought(inode, caller)
-            if brought is None:
-                self._brought.open_failed(caller.pid)
+            read_at_lookup = self._provisional_files.open_unstored(inode, caller)
+            if read_at_lookup is None:
+                self._unstored.open_failed(caller.pid)
                 raise
-            opened = brought
+            opened = read_at_lookup
         if once_more:
-            self._brought.open_succeeded(caller.pid)
+            self._unstored.open_succeeded(caller.pid)
         return opened
 
     async def _open_file(self, node: Node, inode: int, caller: Caller, delivery: Delivery | None) -> Opened:
@@ -382,7 +382,7 @@ class Filesystem:
         if is_control_handle(handle):
             await self._control.release(handle)
         elif inode & PROVISIONAL:
-            self._brought.close(handle)
+            self._unstored.close(handle)
 
     async def write(self, handle: int, data: bytes) -> int:
         if not is_control_handle(handle):

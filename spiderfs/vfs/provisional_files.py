@@ -3,8 +3,8 @@
 The kernel is told of such a version under another number than the inode, with the bit PROVISIONAL, and for no longer
 than until it has settled; the next look-up then gives the inode itself. The bytes that one open reads of the version
 are kept from the store, from the pages that the kernel keeps of the settled version, and from every other open: the
-open's handle is a random number, and all workers find its bytes under that number (`brought.py`). Everywhere else
-(events, lists of samples, redirects) the version is its inode.
+open's handle is a random number, and all workers find its bytes under that number (`unstored_bytes.py`). Everywhere
+else (events, lists of samples, redirects) the version is its inode.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
 from spiderfs.linux import steady_clock
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller, Opened
-from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import PROVISIONAL, Dentry, Node, join
 from spiderfs.vfs.large_files import LargeFiles
 from spiderfs.vfs.on_demand import OnDemand, Supply
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings, is_provisional
 from spiderfs.vfs.small_files import SmallFiles
+from spiderfs.vfs.unstored_bytes import UnstoredBytes
 
 # How often a file may change while it is looked up.
 _CHANGES = 8
@@ -41,7 +41,7 @@ class ProvisionalFiles:
         small_files: SmallFiles,
         large_files: LargeFiles,
         redirects: Redirects,
-        brought: Brought,
+        unstored: UnstoredBytes,
         settings: Callable[[], Settings],
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
@@ -51,7 +51,7 @@ class ProvisionalFiles:
         self._small_files = small_files
         self._large_files = large_files
         self._redirects = redirects
-        self._brought = brought
+        self._unstored = unstored
         self._counters = supply.counters
         self._now = clock
         self._settings = settings
@@ -65,8 +65,8 @@ class ProvisionalFiles:
     ) -> Dentry | None:
         """Read a small file as part of its look-up; what was looked up, and what was read, are one version.
 
-        For a file that has just changed while it was being opened (`brought.py`). `read_present` looks the name up and
-        reads what it means then.
+        For a file that has just changed while it was being opened (`unstored_bytes.py`). `read_present` looks the name
+        up and reads what it means then.
         """
         dentry: Dentry | None = found
         for _ in range(_CHANGES):
@@ -74,10 +74,10 @@ class ProvisionalFiles:
                 break
             if not 0 < dentry.stat.size <= self._settings().sample_max_bytes:
                 break
-            if self._brought.has_unused_read(caller.pid, dentry.inode):
+            if self._unstored.has_unused_read(caller.pid, dentry.inode):
                 break  # by the first of two look-ups
             node = Node(dentry.inode, join(directory, dentry.name), dentry.stat, dentry.settles_at)
-            handle = self._brought.new_handle()
+            handle = self._unstored.new_handle()
             if is_provisional(node.settles_at, self._now()):
                 node = _for_one_open(node, handle)
             content: bytes | None
@@ -94,14 +94,14 @@ class ProvisionalFiles:
                     continue
             except SourceUnavailable:
                 break  # The open will meet the same error, and report it.
-            if kept or self._brought.keep(ContentKey(handle), content):
-                self._brought.remember_read(caller.pid, dentry.inode, handle)
+            if kept or self._unstored.keep(ContentKey(handle), content):
+                self._unstored.remember_read(caller.pid, dentry.inode, handle)
             break
         return dentry
 
-    def open_brought(self, inode: int, caller: Caller) -> Opened | None:
+    def open_unstored(self, inode: int, caller: Caller) -> Opened | None:
         """An open of what the thread's look-up has read of this version, if the bytes are still there."""
-        handle = self._brought.take(caller, inode & ~PROVISIONAL)
+        handle = self._unstored.take(caller, inode & ~PROVISIONAL)
         if handle is None or self._fetcher.passing(ContentKey(handle), 0, 1) is None:
             return None
         self._counters.add("opens")
@@ -113,7 +113,7 @@ class ProvisionalFiles:
 
     async def open(self, node: Node, caller: Caller) -> Opened:
         """Read the file for this open alone."""
-        handle = self._brought.new_handle()
+        handle = self._unstored.new_handle()
         if node.stat.size > self._settings().sample_max_bytes:
             await self._large_files.open(node, caller)
             return Opened(handle, direct_io=False, keeps_pages=False)
@@ -121,10 +121,10 @@ class ProvisionalFiles:
         started, asked_s = time.perf_counter(), self._now()
         if node.stat.size:
             await self._on_demand.fetch(_for_one_open(node, handle))
-        if self._brought.has_unused_read(caller.pid, node.inode) and (
-            unused := self._brought.take(caller, node.inode, handle)
+        if self._unstored.has_unused_read(caller.pid, node.inode) and (
+            unused := self._unstored.take(caller, node.inode, handle)
         ):
-            self._brought.close(unused)
+            self._unstored.close(unused)
         self._counters.add("opens")
         self._counters.observe("open_miss_seconds", time.perf_counter() - started)
         if wanted != node.inode:

@@ -14,9 +14,9 @@ from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.testing import Bare, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs.answer_types import Caller
-from spiderfs.vfs.brought import Brought
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.rules import Settings
+from spiderfs.vfs.unstored_bytes import UnstoredBytes
 
 CALLER = Caller(0, 0, os.getpid())
 
@@ -101,34 +101,34 @@ def test_what_was_read_of_a_version_that_is_superseded_is_not_believed(tmp_path:
 
 
 def test_no_thread_loses_its_note_to_others() -> None:
-    brought = Brought()
+    unstored = UnstoredBytes()
     threads = range(1000, 2000)
     for thread in threads:
-        brought.open_failed(thread)
-        brought.remember_read(thread, inode=thread * 7919, handle=thread + 1)
+        unstored.open_failed(thread)
+        unstored.remember_read(thread, inode=thread * 7919, handle=thread + 1)
     for thread in threads:
-        assert brought.opens_again(thread)
-        assert brought.has_unused_read(thread, thread * 7919)
-        assert brought.take(Caller(0, 0, thread), thread * 7919) == thread + 1
+        assert unstored.opens_again(thread)
+        assert unstored.has_unused_read(thread, thread * 7919)
+        assert unstored.take(Caller(0, 0, thread), thread * 7919) == thread + 1
 
 
 def test_a_note_is_there_for_one_request_even_if_two_workers_answer_it() -> None:
     """After the death of a worker the kernel hands out again what other workers hold, too."""
-    brought = Brought()
-    brought.remember_read(1000, inode=7, handle=5)
-    assert brought.take(Caller(0, 0, 1000, 20), 7) == 5
-    assert brought.take(Caller(0, 0, 1000, 20), 7) == 5
-    assert brought.take(Caller(0, 0, 1000, 22), 7) is None
-    assert not brought.has_unused_read(1000, 7)
+    unstored = UnstoredBytes()
+    unstored.remember_read(1000, inode=7, handle=5)
+    assert unstored.take(Caller(0, 0, 1000, 20), 7) == 5
+    assert unstored.take(Caller(0, 0, 1000, 20), 7) == 5
+    assert unstored.take(Caller(0, 0, 1000, 22), 7) is None
+    assert not unstored.has_unused_read(1000, 7)
     # The first of both has read the file itself, and gives up what the look-up has read.
-    brought.remember_read(1000, inode=7, handle=5)
-    assert brought.take(Caller(0, 0, 1000, 22), 7, instead=11) == 5
-    assert brought.take(Caller(0, 0, 1000, 22), 7) == 11
+    unstored.remember_read(1000, inode=7, handle=5)
+    assert unstored.take(Caller(0, 0, 1000, 22), 7, instead=11) == 5
+    assert unstored.take(Caller(0, 0, 1000, 22), 7) == 11
     # A look-up that comes twice, and late, is another affair.
-    brought.remember_read(1000, inode=7, handle=6)
-    brought.remember_read(1000, inode=8, handle=9)
-    assert brought.take(Caller(0, 0, 1000, 24), 7) == 6
+    unstored.remember_read(1000, inode=7, handle=6)
+    unstored.remember_read(1000, inode=8, handle=9)
+    assert unstored.take(Caller(0, 0, 1000, 24), 7) == 6
     for handle in (5, 6):
-        brought.remember_read(1001, inode=7, handle=handle)
-        assert brought.take(Caller(0, 0, 1001), 7) == handle
-        assert brought.take(Caller(0, 0, 1001), 7) is None
+        unstored.remember_read(1001, inode=7, handle=handle)
+        assert unstored.take(Caller(0, 0, 1001), 7) == handle
+        assert unstored.take(Caller(0, 0, 1001), 7) is None

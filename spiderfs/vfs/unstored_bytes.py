@@ -37,7 +37,7 @@ _NOTE = struct.Struct("<QdQ")
 _SOME_REQUEST = 1
 
 
-class Brought:
+class UnstoredBytes:
     """Make it before the workers are forked."""
 
     def __init__(self) -> None:

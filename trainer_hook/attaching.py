@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 from spiderfs.protocol import DEFAULT_LIMITS
 from trainer_hook.boundary import Boundary
 from trainer_hook.connection.client import QUEUE_BATCHES
-from trainer_hook.connection.introduce import introduce
-from trainer_hook.connection.jobs import Job
+from trainer_hook.connection.introduce import Job, introduce
 from trainer_hook.connection.sample_list import Sample
 from trainer_hook.hook import Hook, replaced_hooks
 from trainer_hook.loader.exchange import refuse_repetition, takes_part

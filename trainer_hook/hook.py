@@ -24,10 +24,9 @@ from trainer_hook.connection.introduce import Introduced, when_collected
 from trainer_hook.loader.following import Follower, drawing_loader
 from trainer_hook.loader.planner import Planner
 from trainer_hook.model.attribution import Attribution, Found, Indices
-from trainer_hook.model.capture import Capture, Seen, as_float16, to_device, to_host
-from trainer_hook.model.evaluation import Evaluation
-from trainer_hook.model.inputs import Shown
+from trainer_hook.model.capture import Capture, Evaluation, Seen, as_float16, to_device, to_host
 from trainer_hook.model.labels import Labels
+from trainer_hook.model.provenance import Shown
 from trainer_hook.samplers.spider import SpiderSampler
 
 log = logging.getLogger("trainer_hook")

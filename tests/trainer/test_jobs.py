@@ -19,7 +19,7 @@ from two_ranks import in_two_ranks, join_two_ranks
 
 from spiderfs.protocol import VERSION, Batch, Decoder, EpochEnd, Error, Hello, Plan, encode
 from trainer_hook import Client, Declaration, attach, plan
-from trainer_hook.connection.jobs import hooks_job
+from trainer_hook.connection.introduce import hooks_job
 from trainer_hook.connection.mounts import Patience, socket_finder
 
 QUICK = Patience(first_pause_s=0.01, longest_pause_s=0.05)

@@ -8,7 +8,7 @@ drawn to the end at once: a SpiderSampler, because nothing else in the program c
 `draw_ahead`, by which the user allows other draws.
 
 The next epoch is published before it begins in one of three ways:
-- it is foreseen (`next_epoch.py`) when the current epoch has begun;
+- it is foreseen (`NextEpoch`) when the current epoch has begun;
 - a SpiderSampler draws it when the loader has got a certain share of the current epoch (`SpiderSampler.settled`);
 - with `draw_ahead`, any sampler draws it when the loader has got the last batch of the current epoch, and the next
   iteration uses these draws.
@@ -43,8 +43,7 @@ from trainer_hook.boundary import Boundary
 from trainer_hook.connection.client import Client
 from trainer_hook.loader.epoch_order import OwnOrder
 from trainer_hook.loader.exchange import Exchanging, like, repeats, why_not_exchanged, why_not_replaced
-from trainer_hook.loader.next_epoch import NextEpoch, batches_of
-from trainer_hook.loader.rehearsal import Rehearsal, why_not
+from trainer_hook.loader.rehearsal import NextEpoch, Rehearsal, batches_of, why_not
 from trainer_hook.loader.repeating import index_sampler_of, is_repeating
 from trainer_hook.resuming import JobOrder, Progress, dealt, restored
 from trainer_hook.samplers.spider import SpiderSampler

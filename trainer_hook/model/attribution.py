@@ -36,8 +36,18 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from trainer_hook.model.inputs import Shown, agreed, are_paired, may_be_copies
-from trainer_hook.model.provenance import Memory, Rows, all_rows, key_of, memories_of, rows_in_storage
+from trainer_hook.model.provenance import (
+    Memory,
+    Rows,
+    Shown,
+    agreed,
+    all_rows,
+    are_paired,
+    key_of,
+    may_be_copies,
+    memories_of,
+    rows_in_storage,
+)
 
 Part = TypeVar("Part")
 Indices = npt.NDArray[np.uint32]

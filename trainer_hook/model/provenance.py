@@ -1,4 +1,4 @@
-"""Provenance: finds which tensor another tensor is a view of, by the memory that they share.
+"""Provenance: which tensor another tensor is a view of, and which of a model's arguments can say what samples it has.
 
 The offset and the strides of a view say which rows of its base it has. A copy (on a device, in another layout, or
 augmented) does not say what it is a copy of.
@@ -7,8 +7,8 @@ augmented) does not say what it is a copy of.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -164,3 +164,44 @@ def all_rows(tensor: Tensor, rows: int) -> Rows | None:
     """The `rows` rows of a storage, for a view of all of it whose first dimension is another; None if it is a part."""
     whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
     return np.arange(rows) if whole else None
+
+
+class Shown(NamedTuple):
+    """A forward pass, as the torch hooks saw it."""
+
+    given: list[Tensor]
+    """The tensors among the model's arguments."""
+    shape: tuple[int, ...]
+    """The shape of the classifier's input."""
+    runs: int = 1
+    """How often the classifier ran."""
+
+    def inputs(self) -> list[Tensor]:
+        """The tensors with as many rows as the classifier's input; and if these are flat, those that are not.
+
+        A tensor of truth values is taken for a mask.
+        """
+        data = [tensor for tensor in self.given if tensor.dtype != torch.bool and tensor.dim()] or self.given
+        of_rows = [tensor for tensor in data if self.shape[0] in tensor.shape[:2]]
+        if any(tensor.dim() > 1 for tensor in of_rows):
+            return of_rows
+        return [*of_rows, *(tensor for tensor in data if tensor.dim() > 1)] or data
+
+
+def agreed(found: Iterable[Rows | None]) -> Rows | None:
+    """The rows that several inputs have; None if they have different ones."""
+    known = [rows for rows in found if rows is not None]
+    return known[0] if known and all(np.array_equal(rows, known[0]) for rows in known) else None
+
+
+def are_paired(inputs: list[Tensor]) -> bool:
+    """Whether two inputs are alike, as two images are."""
+    wide = {(key_of(tensor), tensor.storage_offset()): tensor for tensor in inputs if tensor.dim() > 1}.values()
+    forms = [(tensor.shape, tensor.dtype) for tensor in wide if tensor.is_floating_point()]
+    return len(set(forms)) < len(forms)
+
+
+def may_be_copies(inputs: list[Tensor], memories: list[Memory]) -> bool:
+    """Whether the batch has as many tensors as the model was given; what it has beside tensors may be one more."""
+    wide = sum(tensor.dim() > 1 for tensor in inputs) <= max(1, sum(len(memory.shape) > 1 for memory in memories))
+    return wide and len(inputs) <= max(1, len(memories))

@@ -10,15 +10,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from spiderfs.protocol import DEFAULT_LIMITS
-from trainer_hook.boundary import Boundary
 from trainer_hook.connection.client import QUEUE_BATCHES
-from trainer_hook.connection.introduce import Job, introduce
+from trainer_hook.connection.introduce import Job
 from trainer_hook.connection.sample_list import Sample
 from trainer_hook.hook import Hook, replaced_hooks
-from trainer_hook.loader.exchange import refuse_repetition, takes_part
-from trainer_hook.loader.following import Follower, drawing_loader
-from trainer_hook.loader.planner import Planner
+from trainer_hook.loader.following import drawing_loader
 from trainer_hook.model.capture import find_classifier
+from trainer_hook.planning import introduce_loader
 
 EMBED_DIM = 64
 
@@ -80,14 +78,11 @@ def attach(
     layer = find_classifier(model, classifier)
     drawing = None if loader is None else drawing_loader(loader)
     replaced = replaced_hooks(layer, drawing, split, job)
-    if loader is not None and drawing is not None:
-        if not any(hook.follows(drawing) for hook in replaced):
-            Follower.check(loader)
-        if share:
-            refuse_repetition(drawing)
-    introduced = introduce(
+    introduced = introduce_loader(
         directory,
-        drawing,
+        loader,
+        share,
+        check=not any(hook.follows(drawing) for hook in replaced),
         samples=samples,
         split=split,
         socket=socket,
@@ -97,18 +92,5 @@ def attach(
     )
     for hook in replaced:
         hook.close()
-    declared, boundary = introduced.declaration, Boundary()
-    planner = None
-    if drawing is not None:
-        planner = Planner(
-            drawing,
-            introduced.client,
-            declared.name,
-            publish=plan,
-            draw_ahead=draw_ahead,
-            boundary=boundary,
-            samples=len(declared.paths),
-            first_epoch=epoch,
-            share=takes_part(share and plan, declared.paths),
-        )
-    return Hook(model, layer, loader, planner, introduced, boundary, embed_dim, lookahead, epoch)
+    plans = {"publish": plan, "draw_ahead": draw_ahead, "share": share}
+    return Hook(model, layer, loader, introduced, plans, embed_dim, lookahead, epoch)

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from spiderfs.protocol import Batch, EpochEnd
-from trainer_hook.boundary import Boundary
 from trainer_hook.connection.introduce import Introduced, when_collected
-from trainer_hook.loader.following import Follower, drawing_loader
-from trainer_hook.loader.planner import Planner
+from trainer_hook.isolation import ErrorBoundary
+from trainer_hook.loader.following import drawing_loader
 from trainer_hook.model.attribution import Attribution, Found, Indices
 from trainer_hook.model.capture import Capture, Evaluation, Seen, as_float16, to_device, to_host
 from trainer_hook.model.labels import Labels
 from trainer_hook.model.provenance import Shown
+from trainer_hook.planning import Planning
 from trainer_hook.samplers.spider import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
@@ -55,7 +55,7 @@ class _Step(NamedTuple):
 
 
 # The attributions of each classifier: a forward pass may be of a batch of any loader.
-_attributions: WeakKeyDictionary[nn.Module, WeakSet[Attribution[Seen]]] = WeakKeyDictionary()
+_attributions: WeakKeyDictionary[nn.Module, WeakSet[Attribution]] = WeakKeyDictionary()
 _open: WeakSet[Hook] = WeakSet()
 
 
@@ -81,33 +81,31 @@ class Hook:
         model: nn.Module,
         classifier: nn.Module,
         loader: DataLoader[Any] | None,
-        planner: Planner | None,
         introduced: Introduced,
-        boundary: Boundary,
+        plans: dict[str, bool],
         embed_dim: int,
         lookahead: int | None,
         epoch: int,
     ) -> None:
-        declared, client, job, let_go = introduced
-        self._job = job
-        self._declared = declared
-        self._client = client
-        self._let_go: Callable[[float], None] | None = let_go
-        when_collected(self, let_go)
-        self._boundary = boundary
-        boundary.on_failure(self._step_aside)
+        """`plans` are arguments of `Planning`, for a hook with a loader."""
+        self._declared, self._client, self._job, release = introduced
+        self._boundary = ErrorBoundary()
+        self._boundary.on_failure(self._step_aside)
         # Without a loader, `Hook.batch` names the samples of the very next forward pass.
         ahead = 0 if loader is None and lookahead is None else lookahead
         beside = _attributions.setdefault(classifier, WeakSet())
-        self._attribution: Attribution[Seen] = Attribution(ahead, client.counts, beside)
+        self._attribution: Attribution = Attribution(ahead, self.counts, beside)
         beside.add(self._attribution)
-        self._planner = planner
-        self._follower = None
-        if loader is not None and planner is not None:
-            self._follower = Follower(loader, planner, boundary, self)
-        self._capture = Capture(model, classifier, embed_dim, boundary, self._forward)
+        self._planning: Planning | None = None
+        self._end_plans: Callable[[float], None] | None = release
+        if loader is None:
+            when_collected(self, release)
+        else:
+            self._planning = Planning(loader, introduced, self._boundary, first_epoch=epoch, listener=self, **plans)
+            self._end_plans = self._planning.close
+        self._capture = Capture(model, classifier, embed_dim, self._boundary, self._forward)
         _open.add(self)
-        self._labels = Labels(declared.labels)
+        self._labels = Labels(self._declared.labels)
         self._batches_taken = 0
         self._thread = threading.get_ident()
         self._warned: set[str] = set()
@@ -116,11 +114,11 @@ class Hook:
         self.step = 0
         # The last forward pass of the training: how many rows it had, and its samples if they are known.
         self._rows = 0
-        self._latest: Found[Seen] | None = None
-        self.sampler = None if planner is None else planner.sampler
+        self._latest: Found | None = None
+        self.sampler = None if self._planning is None else self._planning.planner.sampler
         if loader is not None and self.sampler is not None:
             inner = drawing_loader(loader)
-            evaluation = Evaluation(model, classifier, inner, declared.targets, self._capture, self._evaluated)
+            evaluation = Evaluation(model, classifier, inner, self._declared.targets, self._capture, self._evaluated)
             self.sampler.offer(evaluation.losses)
 
     @property
@@ -145,45 +143,45 @@ class Hook:
 
     def state_dict(self, done: bool = True) -> dict[str, Any]:
         """Where the epoch of the job is; see `Planning.state_dict`."""
-        return {} if self._planner is None else self._planner.state_dict(done)
+        return {} if self._planning is None else self._planning.state_dict(done)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next epoch of the loader go on after what had been taken; see `Planning.load_state_dict`."""
-        if self._planner is not None:
-            self._planner.load_state_dict(state)
+        if self._planning is not None:
+            self._planning.load_state_dict(state)
 
     @property
     def batches_left(self) -> int | None:
         """How many batches this rank reads of an epoch that is about to go on; None if none is."""
-        return None if self._planner is None else self._planner.batches_left
+        return None if self._planning is None else self._planning.planner.batches_left
 
     def epoch_end(self, accuracy: float | None = None) -> None:
         """Say that an epoch is over; `accuracy` is a share between 0 and 1, and other numbers are left out."""
-        self._boundary.enter(self._end_epoch, accuracy)
+        self._boundary.call(self._end_epoch, accuracy)
 
     def losses(self, losses: Tensor) -> None:
         """Give the losses of the last forward pass, one for each of its samples; others are left out.
 
         They are used in place of the cross-entropy against the declared labels.
         """
-        self._boundary.enter(self._replace_losses, losses)
+        self._boundary.call(self._replace_losses, losses)
 
     def batch(self, indices: npt.ArrayLike | Tensor) -> None:
         """Say which samples the next forward pass of the training has; only for a hook without a loader."""
-        self._boundary.enter(lambda: self.taken(self, np.atleast_1d(np.asarray(indices, dtype=np.uint32)), None))
+        self._boundary.call(lambda: self.taken(self, np.atleast_1d(np.asarray(indices, dtype=np.uint32)), None))
 
     def weights(self, clip: float | None = None) -> Tensor:
         """The importance weights 1/(N q) of the samples of the last forward pass, on the classifier's device.
 
         All weights are 1 without a SpiderSampler, or if the samples are not known.
         """
-        weights = self._boundary.enter(self._weights, clip)
+        weights = self._boundary.call(self._weights, clip)
         return torch.ones(self._rows, device=self._capture.device) if weights is None else weights
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send the messages that wait, and make model and loader as they were before."""
-        if self._let_go is not None:
-            self._boundary.enter(self._release)
+        if self._end_plans is not None:
+            self._boundary.call(self._send_known)
             self._leave(timeout_s)
 
     # -- events of the loop
@@ -218,21 +216,21 @@ class Hook:
         if threading.get_ident() == self._thread:
             self._capture.collect()
 
-    def follows(self, loader: DataLoader[Any]) -> bool:
+    def follows(self, loader: DataLoader[Any] | None) -> bool:
         """Whether this hook has this loader, which draws batches."""
-        return self._follower is not None and self._follower.loader() is loader
+        return self._planning is not None and loader is not None and self._planning.follower.loader() is loader
 
     def _is_replaced(self, classifier: nn.Module, loader: DataLoader[Any] | None, split: str, job: str | None) -> bool:
         if self._attribution not in _attributions.get(classifier, ()):
             return False
-        if self._follower is not None and self._follower.loader() is None:
+        if self._planning is not None and self._planning.follower.loader() is None:
             return True
         anew = (self._job, self._declared.split) == (job, split)
-        return anew and (self._batches_taken > 0 or (loader is not None and self.follows(loader)))
+        return anew and (self._batches_taken > 0 or self.follows(loader))
 
     def has(self, batch: Any) -> None:
         """The training is about to use `batch`, a copy of the batch that was taken last. Only callbacks call this."""
-        self._boundary.enter(self._attribution.also, batch)
+        self._boundary.call(self._attribution.add_tensors, batch)
 
     def _forward(self, shown: Shown) -> None:
         self._rows = shown.shape[0]
@@ -247,7 +245,7 @@ class Hook:
             self._attribution.record(found, self._capture.see(found.new_rows, labels))
 
     def _end_epoch(self, accuracy: float | None) -> None:
-        self._release()
+        self._send_known()
         try:
             share = None if accuracy is None else float(accuracy)
         except (TypeError, ValueError, RuntimeError):
@@ -258,8 +256,8 @@ class Hook:
         unmatched = self.counts["unmatched"]
         self._client.epoch_end(EpochEnd(self._epoch, share, unmatched - self._unmatched_said))
         self._unmatched_said = unmatched
-        if self._planner is not None:
-            self._planner.epoch_over()
+        if self._planning is not None:
+            self._planning.planner.epoch_over()
         if self.sampler is not None:
             self.sampler.epoch_end(share)
         self._epoch += 1
@@ -289,13 +287,13 @@ class Hook:
         step = _Step(self._epoch, self.step, indices, [seen])
         self._client.batch(partial(step.message, self._declared.name))
 
-    def _release(self) -> None:
+    def _send_known(self) -> None:
         """Send all batches that are known, because no further forward pass comes before the next batch."""
         self._capture.collect()
         self._attribution.close_window()
         self._tell()
 
-    def _tell(self, but: Found[Seen] | None = None) -> None:
+    def _tell(self, but: Found | None = None) -> None:
         for batch in self._attribution.ready(but):
             parts = [found.part for found in batch if found.part is not None]
             indices = np.concatenate([found.samples[found.new_rows] for found in batch])
@@ -311,18 +309,14 @@ class Hook:
         self._leave(0.0)
 
     def _leave(self, timeout_s: float) -> None:
-        let_go, self._let_go = self._let_go, None
-        if let_go is None:
+        end_plans, self._end_plans = self._end_plans, None
+        if end_plans is None:
             return
         self._capture.remove()
         _open.discard(self)
         for attributions in _attributions.values():
             attributions.discard(self._attribution)
-        if self._follower is not None:
-            self._follower.undo()
-        if self._planner is not None:
-            self._planner.close()
-        let_go(timeout_s)
+        end_plans(timeout_s)
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:

@@ -1,19 +1,20 @@
-"""Plans without a hook: `plan` tells the daemon what a loader will read, and nothing about the model."""
+"""Plans: `plan` tells the daemon what a loader will read, as a hook's loader does, and nothing about the model."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from trainer_hook.boundary import Boundary
-from trainer_hook.connection.introduce import introduce, when_collected
+from trainer_hook.connection.introduce import Introduced, introduce, when_collected
 from trainer_hook.connection.sample_list import Sample
+from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.exchange import refuse_repetition, takes_part
 from trainer_hook.loader.following import Follower, drawing_loader
+from trainer_hook.loader.iterating import Listener
 from trainer_hook.loader.planner import Planner
 
 
@@ -21,23 +22,46 @@ class Planning:
     """The plans of one loader, published until `close`, to the end of a `with` block, or while the loader exists."""
 
     def __init__(
-        self, loader: DataLoader[Any], planner: Planner, boundary: Boundary, let_go: Callable[[float], None]
+        self,
+        loader: DataLoader[Any],
+        introduced: Introduced,
+        boundary: ErrorBoundary,
+        *,
+        draw_ahead: bool,
+        share: bool,
+        publish: bool = True,
+        first_epoch: int = 0,
+        listener: Listener | None = None,
     ) -> None:
-        self._let_go: Callable[[float], None] | None = let_go
-        self._planner = planner
-        self._follower = Follower(loader, planner, boundary, None)
-        boundary.on_failure(self._step_aside)
+        """A hook is the `listener` of its plans: they end with the hook, and others end with the loader."""
+        declared, client, _, self._release = introduced
+        drawing = drawing_loader(loader)
+        self.planner = Planner(
+            drawing,
+            client,
+            declared.name,
+            publish=publish,
+            draw_ahead=draw_ahead,
+            boundary=boundary,
+            samples=len(declared.paths),
+            first_epoch=first_epoch,
+            share=takes_part(share and publish, declared.paths),
+        )
+        self.follower = Follower(loader, self.planner, boundary, listener)
+        if listener is None:
+            boundary.on_failure(self._step_aside)
+        self._is_open = True
         # Nobody has to keep this object.
-        self._call_off = when_collected(drawing_loader(loader), let_go)
+        self._call_off = when_collected(drawing if listener is None else listener, self._release)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send the messages that wait, for at most `timeout_s`, and make the loader as it was before."""
-        let_go, self._let_go = self._let_go, None
-        if let_go is not None:
+        if self._is_open:
+            self._is_open = False
             self._call_off()
-            self._follower.undo()
-            self._planner.close()
-            let_go(timeout_s)
+            self.follower.undo()
+            self.planner.close()
+            self._release(timeout_s)
 
     def state_dict(self, done: bool = True) -> dict[str, Any]:
         """What the job has consumed of the epoch, and the rest; empty between epochs.
@@ -47,7 +71,7 @@ class Planning:
         loop has left its epoch early, the state still says where. Raises RuntimeError if another rank does not say what
         it reads. The state of a SpiderSampler is the sampler's own.
         """
-        return self._planner.state_dict(done)
+        return self.planner.state_dict(done)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next epoch of the loader give only what the job had not consumed, on any number of ranks.
@@ -55,7 +79,7 @@ class Planning:
         Give the loader's sampler all samples of the epoch, not the rest. A sampler that is told a later epoch with
         `set_epoch` begins that one instead. Raises ValueError if the state is not one of this list.
         """
-        self._planner.load_state_dict(state)
+        self.planner.load_state_dict(state)
 
     def _step_aside(self) -> None:
         self.close(0.0)
@@ -107,19 +131,29 @@ def plan(
     Without a mount or a daemon this logs one warning, and the training goes on. Raises ValueError for a loader that
     cannot be planned, or that has a plan or a hook already.
     """
-    Follower.check(loader)
+    introduced = introduce_loader(
+        directory, loader, share, samples=samples, split=split, socket=socket, client_name=client_name
+    )
+    return Planning(loader, introduced, ErrorBoundary(), draw_ahead=draw_ahead, share=share)
+
+
+def introduce_loader(
+    directory: str | os.PathLike[str],
+    loader: DataLoader[Any] | None,
+    share: bool,
+    *,
+    check: bool = True,
+    **options: Any,
+) -> Introduced:
+    """Declare the list of a loader that can be followed; `options` are those of `introduce`. Raises ValueError.
+
+    Without `check`, an earlier hook follows the loader, and is about to be closed.
+    """
+    if loader is None:
+        return introduce(directory, None, **options)
     drawing = drawing_loader(loader)
+    if check:
+        Follower.check(loader)
     if share:
         refuse_repetition(drawing)
-    introduced = introduce(directory, drawing, samples=samples, split=split, socket=socket, client_name=client_name)
-    declared, boundary = introduced.declaration, Boundary()
-    planner = Planner(
-        drawing,
-        introduced.client,
-        declared.name,
-        draw_ahead=draw_ahead,
-        boundary=boundary,
-        samples=len(declared.paths),
-        share=takes_part(share, declared.paths),
-    )
-    return Planning(loader, planner, boundary, introduced.let_go)
+    return introduce(directory, drawing, **options)

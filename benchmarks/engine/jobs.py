@@ -51,7 +51,7 @@ from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key, Policy
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.minio import MinIO
-from trainer_hook.loader.epoch_order import OwnOrder
+from trainer_hook.loader.epoch_order import EpochOrder
 
 TABLE_WIDTH = 150
 LIST = "list"
@@ -104,11 +104,11 @@ class System(ABC):
     def __init__(self, setting: Setting, randomness: random.Random) -> None:
         self.setting = setting
         self.randomness = randomness
-        self.orders: dict[int, OwnOrder] = {}
+        self.orders: dict[int, EpochOrder] = {}
 
     def begin(self, job: int, order: list[int]) -> None:
         """A job begins an epoch."""
-        self.orders[job] = OwnOrder(order, self.setting.samples)
+        self.orders[job] = EpochOrder(order, self.setting.samples)
 
     def dispatch(self, job: int) -> list[int]:
         """The samples of a job's next batch."""

@@ -332,7 +332,7 @@ def told(
             told_of(0)
 
         def told_of(taken: int) -> None:
-            client.come("train", min(taken + IN_HAND, len(paths)), taken)
+            client.set_progress("train", min(taken + IN_HAND, len(paths)), taken)
 
         training.begin_epoch, training.took = lie, told_of
         try:

@@ -107,9 +107,9 @@ def train(point: Path, names: list[str], epochs: int, plan: bool) -> tuple[list[
                 client.plan(Plan("train", epoch, 0, True, order.astype(np.uint32)))
             for step, first in enumerate(range(0, len(order), BATCH)):
                 indices = order[first : first + BATCH]
-                client.come("train", first + len(indices), first)
+                client.set_progress("train", first + len(indices), first)
                 served = np.array(list(readers.map(read, indices.tolist())))
-                client.come("train", first + len(indices), first + len(indices))
+                client.set_progress("train", first + len(indices), first + len(indices))
                 batch = Batch(
                     "train",
                     epoch,

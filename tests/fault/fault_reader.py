@@ -208,7 +208,7 @@ def train(reader: Reader, task: Task) -> None:
             client.plan(Plan("train", epoch, 0, True, order))
         for first in range(0, len(order), _BATCH):
             batch = order[first : first + _BATCH]
-            client.come("train", first + len(batch), first)
+            client.set_progress("train", first + len(batch), first)
             for index in batch:
                 wanted = names[index]
                 reader.read(wanted, lambda given, wanted=wanted: given in names and label_of(given) == label_of(wanted))

@@ -19,8 +19,8 @@ from spiderfs.daemon.training.connection.hook_connection import ServerLimits
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
 from spiderfs.testing import RecordingSink
 from trainer_hook import Client, Declaration
+from trainer_hook.connection.lists_and_plans import PROGRESS_EVERY_S
 from trainer_hook.connection.mounts import Patience, find_mount, socket_finder
-from trainer_hook.connection.session import PROGRESS_EVERY_S
 
 QUICK = Patience(first_pause_s=0.01, longest_pause_s=0.05)
 # What does not wait for the daemon takes milliseconds; two busy cores may add seconds.
@@ -152,28 +152,28 @@ def test_progress_is_told_now_and_then_and_the_last_of_it_always(tmp_path: Path)
     with daemon:
         talking = client(tmp_path)
         talking.declare(declaration(1000))
-        talking.come("train", 7, 7)
+        talking.set_progress("train", 7, 7)
         talking.plan(Plan("train", 0, 0, True, order))
         until(lambda: len(daemon.sink.plans) == 1)
         began = time.monotonic()
         for at in range(500):
-            talking.come("train", at + 1, at)
+            talking.set_progress("train", at + 1, at)
             time.sleep(0.001)
         most = (time.monotonic() - began) / PROGRESS_EVERY_S + 2
         until(lambda: said(daemon)[-1:] == [("train", 0, 500, 499)])
         assert 2 < len(daemon.sink.progress) <= most
         # Before the plan of the next epoch, and before the end of one.
-        talking.come("train", 1000, 1000)
+        talking.set_progress("train", 1000, 1000)
         talking.plan(Plan("train", 1, 0, True, order))
-        talking.come("train", 1000, 900)
-        talking.come("train", 1000, 1000)
+        talking.set_progress("train", 1000, 900)
+        talking.set_progress("train", 1000, 1000)
         talking.epoch_end(EpochEnd(1, None))
         until(lambda: len(daemon.sink.ends) == 1)
         assert said(daemon)[-2:] == [("train", 0, 1000, 1000), ("train", 1, 1000, 1000)]
         told = [name for name, _ in daemon.sink.calls if name in ("plan", "epoch_end")]
         assert told == ["plan", "plan", "epoch_end"]
         talking.plan(Plan("train", 2, 0, True, order))
-        talking.come("train", 64, 32)
+        talking.set_progress("train", 64, 32)
         until(lambda: said(daemon)[-1:] == [("train", 2, 64, 32)])
         before = len(daemon.sink.progress)
     with daemon:
@@ -181,7 +181,7 @@ def test_progress_is_told_now_and_then_and_the_last_of_it_always(tmp_path: Path)
         until(lambda: len(daemon.sink.progress) == before + 1)
         (_, plan) = daemon.sink.plans[-1]
         assert (plan.epoch, plan.position, said(daemon)[-1]) == (2, 32, ("train", 2, 64, 32))
-        talking.come("train", 96, 64)
+        talking.set_progress("train", 96, 64)
         talking.close()
     assert said(daemon)[-1] == ("train", 2, 96, 64)
     assert not talking.counts["errors"]

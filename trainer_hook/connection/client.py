@@ -48,9 +48,9 @@ from spiderfs.protocol import (
     Warn,
     encode,
 )
+from trainer_hook.connection.lists_and_plans import ListsAndPlans
 from trainer_hook.connection.mounts import DEFAULT_PATIENCE, Patience, connect
 from trainer_hook.connection.sample_list import Declaration
-from trainer_hook.connection.session import Standing
 
 log = logging.getLogger("trainer_hook")
 
@@ -90,7 +90,7 @@ class Client:
         self._patience = patience
         # Of the job that the training has, and of the one that the daemon is told of: an earlier one, while messages of
         # that one still wait.
-        self._standing = self._told = Standing()
+        self._lists = self._told = ListsAndPlans()
         self._queue: deque[Callable[[], Message | None]] = deque()
         self._answers: dict[int, _Answer] = {}
         self._requests = 0
@@ -119,18 +119,18 @@ class Client:
 
         The daemon is told when it has heard all of what was said before.
         """
-        following = self._standing.of_lists(lists)
+        following = self._lists.of_lists(lists)
 
         def change() -> Message:
             self._hello, self._told = hello, following
             return Goodbye()
 
-        self._standing = following
+        self._lists = following
         self._put(change)
 
     def declare(self, declaration: Declaration) -> None:
         """Declare a list to the daemon, now and whenever the daemon comes back."""
-        self._standing.declare(declaration)
+        self._lists.declare(declaration)
         self._wake_up()
 
     def plan(self, plan: Plan) -> None:
@@ -140,21 +140,21 @@ class Client:
         stay valid, except in two cases: if another plan was sent before for this epoch, or if the epoch is earlier than
         the last one that began. In both cases the later plans followed from an epoch that did not come.
         """
-        self._standing.plan(plan)
+        self._lists.plan(plan)
         self._wake_up()
 
     def withdraw(self, name: str) -> None:
         """No longer use a list: the daemon gets an empty plan for it, and knows the list until the connection ends."""
-        plan = self._standing.withdraw(name)
+        plan = self._lists.withdraw(name)
         if plan is not None:
             self.plan(Plan(name, plan.epoch + 1, 0, True, np.empty(0, np.uint32)))
 
-    def come(self, name: str, dispatched: int, taken: int) -> None:
+    def set_progress(self, name: str, dispatched: int, taken: int) -> None:
         """Note how far the training has come in the list's current plan; the daemon is told some 20 times a second.
 
         So many samples of the plan were handed to the loader's workers, and the training has taken `taken` of them.
         """
-        self._standing.come(name, dispatched, taken)
+        self._lists.set_progress(name, dispatched, taken)
 
     def batch(self, build: Callable[[], Batch | None]) -> None:
         """Send the batch that `build` returns, unless it is None; the sending thread calls `build`."""
@@ -294,7 +294,7 @@ class Client:
             except OSError as exc:
                 if self.connected.is_set():
                     pause_s = self._patience.first_pause_s
-                self._note_gone(exc)
+                self._lost(exc)
             except Exception:
                 # An error of ours must not stop the training; a message that cannot be built is not tried again.
                 log.exception("the hook had to connect again")
@@ -303,7 +303,7 @@ class Client:
                 return
             pause_s = min(2 * pause_s, self._patience.longest_pause_s)
 
-    def _note_gone(self, exc: OSError) -> None:
+    def _lost(self, exc: OSError) -> None:
         self.connected.clear()
         if not self._gone_said:
             log.warning("the spiderfs daemon cannot be reached (%s): training goes on without it", exc)

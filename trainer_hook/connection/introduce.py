@@ -163,7 +163,7 @@ class _Connection:
         """The users of another list that has this name."""
         return [user for user in self.users if user.split == split and user.paths != paths]
 
-    def let_go(self, user: _User) -> None:
+    def release(self, user: _User) -> None:
         """Remove a user; the list is withdrawn with its last user."""
         if user in self.users:
             self.users.remove(user)
@@ -177,13 +177,13 @@ _connections: dict[tuple[int, Path, str], _Connection] = {}
 class Introduced(NamedTuple):
     """A list that was declared, this process's client of the mount, and the id of its job.
 
-    `let_go` ends the loader's use of both; its argument is how many seconds it may take to send what waits.
+    `release` ends the loader's use of both; its argument is how many seconds it may take to send what waits.
     """
 
     declaration: Declaration
     client: Client
     job: str
-    let_go: Callable[[float], None]
+    release: Callable[[float], None]
 
 
 def introduce(
@@ -210,7 +210,7 @@ def introduce(
     key = (os.getpid(), root, "" if socket is None else os.fspath(socket))
     connection = _connections.get(key)
     if connection is not None and (connection.others(split, declared.paths) or (job is not None and connection.taught)):
-        _let_go_of_collected(connection)
+        _release_collected(connection)
         # If the last user was a hook that was freed just now, the connection has ended with it.
         connection = _connections.get(key)
     if connection is None:
@@ -230,29 +230,29 @@ def introduce(
     teaches = any(other.teaches for other in connection.users if other.split == split)
     connection.client.declare(replace(declared, teaches=teaches))
 
-    def let_go(timeout_s: float) -> None:
-        connection.let_go(user)
+    def release(timeout_s: float) -> None:
+        connection.release(user)
         if not connection.users and _connections.get(key) is connection:
             del _connections[key]
             connection.client.close(timeout_s)
 
-    return Introduced(declared, connection.client, connection.hello.job, let_go)
+    return Introduced(declared, connection.client, connection.hello.job, release)
 
 
-def _let_go_of_collected(connection: _Connection) -> None:
+def _release_collected(connection: _Connection) -> None:
     """End the uses of loaders that were freed without a close, such as those of earlier folds (k-fold validation)."""
     # A model and its hook refer to each other, so only the garbage collector frees them.
     gc.collect()
     for user in list(connection.users):
         if user.loader() is None:
-            connection.let_go(user)
+            connection.release(user)
 
 
-def when_collected(owner: object, let_go: Callable[[float], None]) -> Callable[[], object]:
-    """Call `let_go` when `owner` is freed, with no time to wait; at the end of the process it is not called.
+def when_collected(owner: object, release: Callable[[float], None]) -> Callable[[], object]:
+    """Call `release` when `owner` is freed, with no time to wait; at the end of the process it is not called.
 
     Returns a function that calls this off.
     """
-    finalizer = weakref.finalize(owner, let_go, 0.0)
+    finalizer = weakref.finalize(owner, release, 0.0)
     finalizer.atexit = False
     return finalizer.detach

@@ -15,7 +15,7 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.uint32]
 
 
-class OwnOrder:
+class EpochOrder:
     """`order` has the index of the sample at each position, each sample at most once; raises ValueError otherwise.
 
     `samples` is the length of the list.

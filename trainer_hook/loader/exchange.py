@@ -1,7 +1,7 @@
 """One epoch of a loader that shares its list with other jobs: which samples each batch gets.
 
 Before a batch goes to the loader's workers, the mount is asked what to take in its place, a batch ahead: when one batch
-is handed on, the question for the next one is sent. Whatever the mount answers, or does not, `OwnOrder` hands each
+is handed on, the question for the next one is sent. Whatever the mount answers, or does not, `EpochOrder` hands each
 sample of the epoch on exactly once.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from trainer_hook.connection.client import Client
-from trainer_hook.loader.epoch_order import Indices, OwnOrder
+from trainer_hook.loader.epoch_order import EpochOrder, Indices
 from trainer_hook.loader.repeating import is_repeating
 from trainer_hook.refurbishing.sampler import RefurbishSampler
 from trainer_hook.samplers.spider import SpiderSampler
@@ -40,7 +40,7 @@ class Exchanging:
         client: Client,
         name: str,
         epoch: int,
-        order: OwnOrder,
+        order: EpochOrder,
         drawn: Indices | None,
         handed: Callable[[list[int]], None],
     ) -> None:

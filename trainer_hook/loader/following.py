@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainer_hook.boundary import Boundary
+from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.iterating import (
     FollowedIterator,
     FollowedIteratorAround,
@@ -48,7 +48,7 @@ class Follower(Passes):
     """
 
     def __init__(
-        self, loader: DataLoader[Any], planner: Planner, boundary: Boundary, listener: Listener | None
+        self, loader: DataLoader[Any], planner: Planner, boundary: ErrorBoundary, listener: Listener | None
     ) -> None:
         self.check(loader)
         super().__init__(planner, boundary, listener)
@@ -109,10 +109,10 @@ class Follower(Passes):
     def samples_of(self, iteration: object, drawn: Any) -> Indices | None:
         """The samples of a batch that was drawn; the planner is told how many there are."""
         if (indices := indices_of(drawn)) is not None:
-            self.boundary.enter(self.planner.dispatched, iteration, len(indices))
+            self.boundary.call(self.planner.dispatched, iteration, len(indices))
         return indices
 
-    def say_elsewhere(self) -> None:
+    def warn_of_other_loader(self) -> None:
         """Log, once, that another loader draws from this loader's sampler."""
         if not self._said:
             self._said = True
@@ -199,7 +199,7 @@ def _follow(follower: Follower, kind: type[DataLoader[Any]], loader: DataLoader[
     iteration = follower.early if early else Iteration(follower.around)
     source = None
     if follower.rounds is not None:
-        source, iteration.drawn = Kept(loader), follower.rounds.note(loader)
+        source, iteration.drawn = Kept(loader), follower.rounds.follow(loader)
     # The loader iterates over its batch sampler now; or at its first batch, if its `__iter__` is a generator.
     follower.now = iteration
     try:
@@ -251,9 +251,9 @@ class _FollowedSampler:
         follower = self._follower
         if follower.rounds is not None:
             return follower.rounds.begin()
-        iteration = follower.now or follower.boundary.enter(follow_skipping, follower, self)
+        iteration = follower.now or follower.boundary.call(follow_skipping, follower, self)
         if iteration is None:
-            follower.boundary.enter(follower.say_elsewhere)
+            follower.boundary.call(follower.warn_of_other_loader)
             return iter(self._sampler)
         # If the loader makes a second iterator for this pass, it does not use the first.
         iteration.drawn.clear()

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from trainer_hook.boundary import Boundary
-from trainer_hook.callers import callers
+from trainer_hook.isolation import ErrorBoundary, callers
 from trainer_hook.loader.planner import Planner
 
 Indices = npt.NDArray[np.uint32]
@@ -37,7 +36,7 @@ class Listener(Protocol):
 class Passes:
     """The passes over one loader: the planner, and then the listener, hear of them through the boundary."""
 
-    def __init__(self, planner: Planner, boundary: Boundary, listener: Listener | None) -> None:
+    def __init__(self, planner: Planner, boundary: ErrorBoundary, listener: Listener | None) -> None:
         self.planner = planner
         self.boundary = boundary
         self.listener = listener
@@ -112,20 +111,20 @@ class FollowedIterator:
         return self
 
     def __next__(self) -> Any:
-        enter = self._passes.boundary.enter
+        call = self._passes.boundary.call
         self._passes.now = self._iteration
         before = self._received
         try:
             batch = next(self._iterator)
         except StopIteration:
-            enter(self._ended)
+            call(self._ended)
             raise
         except BaseException:
-            enter(self._failed, before)
+            call(self._failed, before)
             raise
         finally:
             self._passes.now = None
-        enter(self._took, batch)
+        call(self._took, batch)
         return batch
 
     @property
@@ -176,7 +175,7 @@ class FollowedIterator:
             self._passes.over(self._iteration)
 
     def __del__(self) -> None:
-        self._passes.boundary.enter(self._left)
+        self._passes.boundary.call(self._left)
 
     def __len__(self) -> int:
         return len(self._iterator)  # type: ignore[arg-type]
@@ -202,11 +201,11 @@ class FollowedIteratorAround:
         try:
             batch = next(self._iterator)
         except StopIteration:
-            passes.boundary.enter(passes.over, self._iteration)
+            passes.boundary.call(passes.over, self._iteration)
             raise
         finally:
             passes.around = before
-        passes.boundary.enter(self._took, batch)
+        passes.boundary.call(self._took, batch)
         return batch
 
     def _took(self, batch: Any) -> None:
@@ -215,7 +214,7 @@ class FollowedIteratorAround:
             self._passes.taken(*given[:3], batch)
 
     def __del__(self) -> None:
-        self._passes.boundary.enter(self._passes.over, self._iteration)
+        self._passes.boundary.call(self._passes.over, self._iteration)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_iterator"], name)
@@ -289,7 +288,7 @@ def follow_skipping(passes: Passes, sampler: object) -> Iteration | None:
     kind = type(iterator)
 
     def end(self: Any) -> None:
-        passes.boundary.enter(following._left)
+        passes.boundary.call(following._left)
         getattr(kind, "__del__", lambda _: None)(self)
 
     # An iterator that is drawing already cannot be replaced by another one, but it can become one of another class.

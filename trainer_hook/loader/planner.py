@@ -39,9 +39,9 @@ import numpy.typing as npt
 from torch.utils.data import DataLoader
 
 from spiderfs.protocol import DEFAULT_LIMITS, Plan
-from trainer_hook.boundary import Boundary
 from trainer_hook.connection.client import Client
-from trainer_hook.loader.epoch_order import OwnOrder
+from trainer_hook.isolation import ErrorBoundary
+from trainer_hook.loader.epoch_order import EpochOrder
 from trainer_hook.loader.exchange import Exchanging, like, repeats, why_not_exchanged, why_not_replaced
 from trainer_hook.loader.rehearsal import NextEpoch, Rehearsal, batches_of, why_not
 from trainer_hook.loader.repeating import index_sampler_of, is_repeating
@@ -95,7 +95,7 @@ class Planner:
         client: Client,
         name: str,
         *,
-        boundary: Boundary,
+        boundary: ErrorBoundary,
         samples: int,
         publish: bool = True,
         draw_ahead: bool = False,
@@ -227,7 +227,7 @@ class Planner:
         rehearsal, own = None, iter(())
         if self._ahead is None:
             if self._publish and self._rehearses:
-                rehearsal = self.boundary.enter(Rehearsal, self._index_sampler, self._dataset)
+                rehearsal = self.boundary.call(Rehearsal, self._index_sampler, self._dataset)
             own = iter(self._index_sampler)
         draws, replaces = self._draw(iteration, own, rehearsal), self._restored is not None or self._shares
         return Drawing(self, own, rehearsal, self._replaced(draws) if replaces else draws, replaces)
@@ -264,8 +264,8 @@ class Planner:
             if rehearsal is None:
                 batches = deque(itertools.islice(drawing, most))
             else:
-                batches = deque(self.boundary.enter(rehearsal.draw, most) or ())
-        self.boundary.enter(self._begin_with, batches)
+                batches = deque(self.boundary.call(rehearsal.draw, most) or ())
+        self.boundary.call(self._begin_with, batches)
         ended = self._index_sampler if rehearsal is None else rehearsal.sampler
         planned = self._as_planned(iteration, batches, ended)
         if rehearsal is None:
@@ -286,12 +286,12 @@ class Planner:
         foreseen = False
         while batches:
             if len(batches) == look_ahead_at:
-                self.boundary.enter(self._look_ahead)
+                self.boundary.call(self._look_ahead)
             yield batches.popleft()
             if not foreseen and iteration is self._current:
                 # After the first batch, so that it does not wait: foreseeing a million samples takes tenths of a
                 # second.
-                self.boundary.enter(self._foresee_after, ended)
+                self.boundary.call(self._foresee_after, ended)
                 foreseen = True
 
     def _as_rehearsed(self, iteration: object, drawing: Iterator[Any], planned: Iterator[Any]) -> Iterator[Any]:
@@ -340,7 +340,7 @@ class Planner:
 
     def _tell(self) -> None:
         if self._planned:
-            self._client.come(self._name, self._dispatched, self._taken)
+            self._client.set_progress(self._name, self._dispatched, self._taken)
 
     def _withdraw(self) -> None:
         """Publish an empty plan for this epoch: nothing more of it will be read."""
@@ -397,7 +397,7 @@ class Planner:
             self._order = JobOrder(self._name, before, own, sampler_epoch, exchanges=self._shares)
         if self._shares:
             assert self._order is not None
-            exchanged = OwnOrder(own, self._samples)
+            exchanged = EpochOrder(own, self._samples)
             self._exchanging = Exchanging(self._client, self._name, self._epoch, exchanged, drawn, self._order.handed)
             return exchanged.order
         if progress is not None:
@@ -492,7 +492,7 @@ class Drawing:
             )
         self._own.load_state_dict(state)
         if self._rehearsal is not None:
-            self._planner.boundary.enter(self._rehearsal.go_on, state)
+            self._planner.boundary.call(self._rehearsal.go_on, state)
 
 
 class _Rest:

@@ -53,9 +53,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from trainer_hook.boundary import by_signal_handler
+from trainer_hook.isolation import by_signal_handler, generators_kept
 from trainer_hook.loader.repeating import is_repeating
-from trainer_hook.random_state import generators_kept
 
 # The samplers of these packages draw from nothing but their own generators and the global ones.
 _KNOWN_PACKAGES = {

@@ -82,7 +82,7 @@ class Rounds:
         self._round = object()
         # The iterator that draws for a loader's iterator of before we came, and what notes its draws.
         self._before: Iterator[Any] | None = None
-        self._noting: Iterator[Any] | None = None
+        self._recording: Iterator[Any] | None = None
         # Whether the loader has made its iterator, or will make it, since: then each round is noted from its begin.
         self._from_the_first = False
 
@@ -94,30 +94,30 @@ class Rounds:
             drawing = None if iterator is None else iterator._sampler_iter
             if drawing is not None and not _has_not_begun(drawing):
                 self._missed()
-            self.note(loader)
-        elif iterator is not None and iterator._sampler_iter is self._noting:
+            self.follow(loader)
+        elif iterator is not None and iterator._sampler_iter is self._recording:
             iterator._sampler_iter = self._before
 
     def begin(self) -> Iterator[Any]:
         """The draws of a new round."""
         self._round = object()
         drawing = self._draw(self._round)
-        return self._noted(drawing) if self._from_the_first else drawing
+        return self._recorded(drawing) if self._from_the_first else drawing
 
-    def note(self, loader: DataLoader[Any]) -> deque[tuple[object, Samples]]:
+    def follow(self, loader: DataLoader[Any]) -> deque[tuple[object, Samples]]:
         """Note what the loader's iterator, which may be another now, draws from now on; returns `drawn`."""
         iterator = _kept_iterator(loader)
         if iterator is None:
             self._from_the_first = True
             self.drawn.clear()
-        elif not self._from_the_first and iterator._sampler_iter is not self._noting:
+        elif not self._from_the_first and iterator._sampler_iter is not self._recording:
             not_known = getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0)
             self.drawn = deque([(self._round, None)] * not_known)
             self._before = iterator._sampler_iter
-            self._noting = iterator._sampler_iter = self._noted(iterator._sampler_iter)
+            self._recording = iterator._sampler_iter = self._recorded(iterator._sampler_iter)
         return self.drawn
 
-    def _noted(self, drawing: Iterator[Any]) -> Iterator[Any]:
+    def _recorded(self, drawing: Iterator[Any]) -> Iterator[Any]:
         for drawn in drawing:
             self.drawn.append((self._round, self._samples_of(self._round, drawn)))
             yield drawn

@@ -30,12 +30,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from trainer_hook.model.capture import Seen
 from trainer_hook.model.provenance import (
     Memory,
     Rows,
@@ -49,7 +50,6 @@ from trainer_hook.model.provenance import (
     rows_in_storage,
 )
 
-Part = TypeVar("Part")
 Indices = npt.NDArray[np.uint32]
 
 _numbers = itertools.count()
@@ -71,7 +71,7 @@ SEVERAL_RUNS = "the classifier ran more than once in a forward pass: name a laye
 
 
 @dataclass(eq=False)
-class _Taken(Generic[Part]):
+class _Taken:
     """A batch that the loop has taken."""
 
     iteration: object
@@ -85,7 +85,7 @@ class _Taken(Generic[Part]):
     # Flags of the rows that were attributed.
     seen: npt.NDArray[np.bool_]
     # The attributed forward passes that were not handed out yet.
-    attributed: list[Found[Part]] = field(default_factory=list)
+    attributed: list[Found] = field(default_factory=list)
     used: bool = False
     # Whether no further forward pass may be attributed to it by exclusion.
     past: bool = False
@@ -94,34 +94,34 @@ class _Taken(Generic[Part]):
 
 
 @dataclass(eq=False)
-class Found(Generic[Part]):
+class Found:
     """An attributed forward pass."""
 
     samples: Indices
     """The sample of each row."""
     new_rows: Rows
     """The rows whose samples no earlier forward pass of the batch had."""
-    batch: _Taken[Part]
+    batch: _Taken
     inputs: tuple[Memory, ...] = ()
     """The inputs of a forward pass that was attributed by exclusion."""
-    part: Part | None = None
+    part: Seen | None = None
     """The data of the new rows from the forward pass; `record` sets this."""
 
 
-class Attribution(Generic[Part]):
+class Attribution:
     """The attribution of forward passes to the batches of one loader.
 
     `beside` has the attributions of all loaders for the same model. `counts["unmatched"]` counts the forward passes
     that were not attributed, and `reasons` says why some batches had none.
     """
 
-    def __init__(self, lookahead: int | None, counts: Counter[str], beside: Iterable[Attribution[Any]] = ()) -> None:
+    def __init__(self, lookahead: int | None, counts: Counter[str], beside: Iterable[Attribution] = ()) -> None:
         self.counts = counts
         self.reasons: set[str] = set()
         self._lookahead = lookahead
         self._beside = beside
-        self._batches: list[_Taken[Part]] = []
-        self._by_key: dict[int, list[tuple[_Taken[Part], Memory]]] = {}
+        self._batches: list[_Taken] = []
+        self._by_key: dict[int, list[tuple[_Taken, Memory]]] = {}
         # The latest iteration, how many batches the loop took from it, and the iterations that give no more batches.
         self._iteration: object = None
         self._given = 0
@@ -129,7 +129,7 @@ class Attribution(Generic[Part]):
         self._in_turn = False
         self._over: list[object] = []
         # Forward passes that were attributed by exclusion and are held back until the next batch is taken.
-        self._held: list[Found[Part]] = []
+        self._held: list[Found] = []
         # Why exclusion is no longer used; empty while it is.
         self._not_by_exclusion = ""
         # Whether the first dimension of a classifier's input has the samples; None while that is not known.
@@ -156,7 +156,7 @@ class Attribution(Generic[Part]):
         memories = memories_of(batch)
         seen = np.zeros(len(indices), np.bool_)
         thread = threading.get_ident()
-        taken = _Taken[Part](iteration, indices, memories, next(_numbers), self._given, thread, seen)
+        taken = _Taken(iteration, indices, memories, next(_numbers), self._given, thread, seen)
         self._batches.append(taken)
         self._given += 1
         for memory in memories:
@@ -164,14 +164,14 @@ class Attribution(Generic[Part]):
             earlier = [hit for hit in self._by_key.get(memory.key, ()) if hit[0] is taken or not memory.lies_as(hit[1])]
             self._by_key[memory.key] = [*earlier, (taken, memory)]
 
-    def _forget(self, batch: _Taken[Part]) -> None:
+    def _forget(self, batch: _Taken) -> None:
         for key in {memory.key for memory in batch.memories}:
             others = [hit for hit in self._by_key.pop(key, ()) if hit[0] is not batch]
             if others:
                 self._by_key[key] = others
 
-    def also(self, batch: Any) -> None:
-        """Note more tensors of the batch that was taken last: copies that the library which runs the loop has made."""
+    def add_tensors(self, batch: Any) -> None:
+        """Add tensors to the batch that was taken last: copies that the library which runs the loop has made."""
         if self._batches:
             last = self._batches[-1]
             for memory in memories_of(batch):
@@ -192,18 +192,18 @@ class Attribution(Generic[Part]):
     def _is_over(self, iteration: object) -> bool:
         return any(over is iteration for over in self._over)
 
-    def _is_past(self, batch: _Taken[Part], iteration: object) -> bool:
+    def _is_past(self, batch: _Taken, iteration: object) -> bool:
         """Whether the loop will no longer use a batch after it has taken the next one in this iteration."""
         if batch.iteration is not iteration:
             return self._is_over(batch.iteration)
         return batch.used if self._lookahead is None else batch.number_in_iteration < self._given - self._lookahead
 
-    def _is_of_use(self, batch: _Taken[Part]) -> bool:
+    def _is_of_use(self, batch: _Taken) -> bool:
         return not batch.past or bool(batch.attributed) or not all(memory.gone for memory in batch.memories)
 
     # -- what goes through the model
 
-    def find(self, shown: Shown) -> Found[Part] | None:
+    def find(self, shown: Shown) -> Found | None:
         """Attribute a forward pass; returns None, and counts it, if that cannot be done. Then call `record`."""
         found = None
         if shown.shape and shown.shape[0]:
@@ -216,12 +216,12 @@ class Attribution(Generic[Part]):
             self.counts["unmatched"] += 1
         return found
 
-    def record(self, found: Found[Part], part: Part) -> None:
+    def record(self, found: Found, part: Seen) -> None:
         """Note the data of a forward pass's new rows."""
         found.part = part
         (self._held if found.inputs else found.batch.attributed).append(found)
 
-    def ready(self, but: Found[Part] | None = None) -> list[list[Found[Part]]]:
+    def ready(self, but: Found | None = None) -> list[list[Found]]:
         """The attributed forward passes, by batch, except those of the batch of `but`; each is returned once."""
         ready = []
         for batch in self._batches:
@@ -236,13 +236,13 @@ class Attribution(Generic[Part]):
         for batch in self._batches:
             self._say_why(batch)
 
-    def _say_why(self, batch: _Taken[Part]) -> None:
+    def _say_why(self, batch: _Taken) -> None:
         if batch.reason and len(batch.indices) and not batch.seen.any():
             self.reasons.add(batch.reason)
 
     # -- by identity
 
-    def _by_identity(self, shown: Shown, hits: list[tuple[Tensor, _Taken[Part], Memory]]) -> Found[Part] | None:
+    def _by_identity(self, shown: Shown, hits: list[tuple[Tensor, _Taken, Memory]]) -> Found | None:
         self._not_by_exclusion = NOT_OF_THE_LOADER
         self._discard("")
         # Several batches may be cut out of one tensor: prefer those that have the whole input.
@@ -273,7 +273,7 @@ class Attribution(Generic[Part]):
 
     # -- by exclusion
 
-    def _by_exclusion(self, shown: Shown) -> Found[Part] | None:
+    def _by_exclusion(self, shown: Shown) -> Found | None:
         expected, reason = self._expected()
         if len(expected) == 1:
             expected[0].used = True
@@ -288,13 +288,13 @@ class Attribution(Generic[Part]):
         elif not reason and are_paired(inputs):
             reason = PAIRS
         if reason:
-            self._note(reason)
+            self._set_reason(reason)
             return None
         batch = self._of_input(memories, expected)
         if batch is None:
             return None
         if batch.memories and not may_be_copies(inputs, batch.memories):
-            self._note(OTHERS_BESIDE)
+            self._set_reason(OTHERS_BESIDE)
             return None
         of_rows = [tensor for tensor in inputs if tensor.dim() and len(tensor) == shown.shape[0]]
         rows = agreed(rows_in_storage(tensor, len(batch.indices)) for tensor in of_rows)
@@ -304,10 +304,10 @@ class Attribution(Generic[Part]):
             return self._as_found(shown, batch, rows, memories)
         if shown.shape[0] < max(len(batch.indices) for batch in expected):
             self._not_by_exclusion = COPIED_ROWS
-        self._note(self._not_by_exclusion or OTHER_ROWS)
+        self._set_reason(self._not_by_exclusion or OTHER_ROWS)
         return None
 
-    def _expected(self) -> tuple[list[_Taken[Part]], str]:
+    def _expected(self) -> tuple[list[_Taken], str]:
         """The batches that the next forward passes can be of, in order; or the reason why that is not known."""
         waiting = [batch for batch in self._batches if not batch.past]
         latest = waiting[-1].number if waiting else -1
@@ -337,7 +337,7 @@ class Attribution(Generic[Part]):
         waiting = (batch for batch in self._batches if not batch.past)
         return any(batch.number > number or not self._is_over(batch.iteration) for batch in waiting)
 
-    def _of_input(self, inputs: tuple[Memory, ...], expected: list[_Taken[Part]]) -> _Taken[Part] | None:
+    def _of_input(self, inputs: tuple[Memory, ...], expected: list[_Taken]) -> _Taken | None:
         """The batch of an input: the first input is of the first batch. None if there are more inputs than batches."""
         keys = [memory.key for memory in inputs]
         earlier = [[memory.key for memory in found.inputs] for found in self._held]
@@ -348,7 +348,7 @@ class Attribution(Generic[Part]):
         # Next time one of them may come alone: a discriminator is not shown a real batch each time.
         self._not_by_exclusion = SEVERAL_INPUTS
         self._discard(SEVERAL_INPUTS)
-        self._note(SEVERAL_INPUTS)
+        self._set_reason(SEVERAL_INPUTS)
         return None
 
     def _discard(self, reason: str) -> None:
@@ -363,16 +363,14 @@ class Attribution(Generic[Part]):
             found.batch.attributed.append(found)
         self._held.clear()
 
-    def _note(self, reason: str) -> None:
+    def _set_reason(self, reason: str) -> None:
         for batch in self._batches:
             if not batch.past:
                 batch.reason = reason
 
     # -- both
 
-    def _as_found(
-        self, shown: Shown, batch: _Taken[Part], rows: Rows, inputs: tuple[Memory, ...] = ()
-    ) -> Found[Part] | None:
+    def _as_found(self, shown: Shown, batch: _Taken, rows: Rows, inputs: tuple[Memory, ...] = ()) -> Found | None:
         if not self._lies_by_rows(shown.shape, len(batch.indices)):
             batch.reason = POSITIONS
             return None
@@ -393,7 +391,7 @@ class Attribution(Generic[Part]):
         return self._rows_first is True
 
 
-def _rows_of(tensor: Tensor, memory: Memory, batch: _Taken[Any], count: int) -> Rows | None:
+def _rows_of(tensor: Tensor, memory: Memory, batch: _Taken, count: int) -> Rows | None:
     """The rows of a batch that a tensor has, which shares memory with the batch; None if they are not `count` rows."""
     rows = len(batch.indices)
     if memory.has_whole(tensor) and count == rows:

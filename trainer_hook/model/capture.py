@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from trainer_hook.boundary import Boundary, by_signal_handler
+from trainer_hook.isolation import ErrorBoundary, by_signal_handler
 from trainer_hook.model.provenance import Shown, tensors_in
 
 # The projection is the same on all machines and in all runs, so that stored embeddings can be compared with new ones.
@@ -82,7 +82,7 @@ class Capture:
         model: nn.Module,
         classifier: nn.Module,
         dimension: int,
-        boundary: Boundary,
+        boundary: ErrorBoundary,
         forward: Callable[[Shown], None],
     ) -> None:
         self._dimension = dimension
@@ -154,7 +154,7 @@ class Capture:
 
     def _hand_on(self) -> None:
         if self._latest is not None:
-            self._boundary.enter(self._tell, self._latest[0])
+            self._boundary.call(self._tell, self._latest[0])
         self._latest = self._given = None
         self._outermost = -1
         self._runs = 0

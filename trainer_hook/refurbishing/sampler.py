@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler
 
-from trainer_hook.callers import callers
+from trainer_hook.isolation import callers
 from trainer_hook.ranks import rank_and_world
 from trainer_hook.refurbishing.generations import Generations
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer_hook.random_state import generators_kept
+from trainer_hook.isolation import generators_kept
 
 Generator = np.random.Generator | np.random.RandomState | random.Random | torch.Generator
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)

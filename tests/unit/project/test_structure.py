@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
 )
 HOOK_LAYERS: tuple[tuple[str, ...], ...] = (
-    ("boundary", "callers", "random_state", "ranks"),
+    ("isolation", "ranks"),
     ("connection", "model", "resuming"),
     ("refurbishing", "samplers"),
     ("loader",),

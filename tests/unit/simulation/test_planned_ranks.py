@@ -20,7 +20,7 @@ from spiderfs.core.plans.exchange import SharedList
 from spiderfs.policies.lru import LRU
 from spiderfs.simulation.replay import Replay, lists_of, replay
 from spiderfs.trace.format import TraceWriter, read_trace
-from trainer_hook.loader.epoch_order import OwnOrder
+from trainer_hook.loader.epoch_order import EpochOrder
 
 SAMPLES, CACHED, BATCH, IN_HAND, EPOCHS = 500, 100, 5, 3, 3
 
@@ -48,7 +48,7 @@ class Recorded:
         """Read all epochs, batch by batch; gives False after each."""
         course_id, shared = str(job + 1), self.shared
         for epoch in range(EPOCHS):
-            order = OwnOrder(self.rng.sample(range(SAMPLES), SAMPLES), SAMPLES)
+            order = EpochOrder(self.rng.sample(range(SAMPLES), SAMPLES), SAMPLES)
             self.tell(Planned(job, course_id, epoch, 0, True, [sample + 1 for sample in order.order.tolist()]))
             shared.begin(job, job, order.order)
             self.engine.owing_changed()

@@ -17,7 +17,7 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.policy import Key
 from spiderfs.policies.lru import LRU
-from trainer_hook.loader.epoch_order import OwnOrder
+from trainer_hook.loader.epoch_order import EpochOrder
 
 SAMPLES = 6
 
@@ -287,7 +287,7 @@ class Rank:
 
     job: str
     planned: list[int]
-    order: OwnOrder
+    order: EpochOrder
     handed: list[int] = field(default_factory=list)
     taken: int = 0
 
@@ -320,7 +320,7 @@ class Jobs(RuleBasedStateMachine):
     )
     def begin_an_epoch(self, job: str, number: int, planned: list[int], cut: int) -> None:
         planned = planned[:cut]
-        self.ranks[f"{job}{number}"] = Rank(job, planned, OwnOrder(planned, self.SAMPLES))
+        self.ranks[f"{job}{number}"] = Rank(job, planned, EpochOrder(planned, self.SAMPLES))
         self.tell_of_epoch(f"{job}{number}")
 
     @precondition(lambda self: self.ranks)

@@ -22,14 +22,14 @@ from trainer_hook.connection.sample_list import Declaration
 PROGRESS_EVERY_S = 0.04
 
 
-class Standing:
+class ListsAndPlans:
     def __init__(self) -> None:
         self._declarations: dict[str, Declaration] = {}
         # The current plan of each list, and the plans of later epochs: by list and number of the epoch.
         self._plans: dict[tuple[str, int], Plan] = {}
         # The current plan of each list, and how far the training has come in it.
         self._begun: dict[str, Plan] = {}
-        self._come: dict[str, Progress] = {}
+        self._progress_of: dict[str, Progress] = {}
         # The lists whose progress has not been sent, when it was sent last, and the last one in epochs that are over.
         self._unsaid: dict[str, None] = {}
         self._said_at: dict[str, float] = {}
@@ -46,13 +46,13 @@ class Standing:
 
     # -- the training's threads
 
-    def of_lists(self, names: Collection[str]) -> Standing:
+    def of_lists(self, names: Collection[str]) -> ListsAndPlans:
         """These lists and their plans, for another job; what comes to the one does not come to the other."""
-        following = Standing()
+        following = ListsAndPlans()
         following._declarations = {name: found for name, found in self._declarations.items() if name in names}
         following._plans = {key: plan for key, plan in self._plans.items() if key[0] in names}
         following._begun = {name: plan for name, plan in self._begun.items() if name in names}
-        following._come = {name: come for name, come in self._come.items() if name in names}
+        following._progress_of = {name: come for name, come in self._progress_of.items() if name in names}
         return following
 
     def declare(self, declaration: Declaration) -> None:
@@ -76,24 +76,24 @@ class Standing:
             for name, epoch in list(self._plans):
                 if name == plan.list and not (as_expected and epoch > plan.epoch):
                     del self._plans[name, epoch]
-            before = self._come.get(plan.list)
+            before = self._progress_of.get(plan.list)
             if before is not None and plan.list in self._unsaid:
                 self._finished.append(before)
             self._unsaid.pop(plan.list, None)
             self._begun_before.discard(key)
             self._begun[plan.list] = plan
-            self._come[plan.list] = Progress(plan.list, plan.epoch, plan.position, plan.position)
+            self._progress_of[plan.list] = Progress(plan.list, plan.epoch, plan.position, plan.position)
         self._plans[key] = plan
         # If the plan replaces one that waits to be sent, it must not be sent before plans that came earlier.
         with contextlib.suppress(ValueError):
             self._unplanned.remove(key)
         self._unplanned.append(key)
 
-    def come(self, name: str, dispatched: int, taken: int) -> None:
+    def set_progress(self, name: str, dispatched: int, taken: int) -> None:
         """Note how far the training has come in the list's current plan; without one this is left out."""
         plan = self._begun.get(name)
         if plan is not None:
-            self._come[name] = Progress(name, plan.epoch, dispatched, taken)
+            self._progress_of[name] = Progress(name, plan.epoch, dispatched, taken)
             self._unsaid[name] = None
 
     # -- the sending thread
@@ -106,7 +106,7 @@ class Standing:
         self._unplanned = deque(sorted(key for key in list(self._plans) if key[0] in self._declarations))
         self._begun_before = set(self._unplanned)
         self._finished.clear()
-        self._unsaid.update(dict.fromkeys(list(self._come)))
+        self._unsaid.update(dict.fromkeys(list(self._progress_of)))
         self._said_at = {}
         self._chunks = iter(())
 
@@ -134,7 +134,7 @@ class Standing:
                     return plan
                 # How far the training has come meanwhile is said next.
                 self._said_at.pop(plan.list, None)
-                position = self._come[plan.list].taken if key in self._begun_before else plan.position
+                position = self._progress_of[plan.list].taken if key in self._begun_before else plan.position
                 return replace(plan, position=min(position, len(plan.order)))
         return chunk
 
@@ -148,5 +148,5 @@ class Standing:
             if due and name in self._declared:
                 self._said_at[name] = now_s
                 self._unsaid.pop(name, None)
-                return self._come[name]
+                return self._progress_of[name]
         return None

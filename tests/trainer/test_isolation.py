@@ -14,8 +14,8 @@ from tiny_training import CLASSES, SIZE, WIDTH, Network, Numbered, features, loa
 from torch import Tensor, nn
 
 from trainer_hook import attach, plan
-from trainer_hook.boundary import Boundary
 from trainer_hook.connection.client import Client
+from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.planner import Planner
 from trainer_hook.model.capture import Capture
 
@@ -36,7 +36,7 @@ def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
         (Client, "batch"),
         (Client, "epoch_end"),
         (Client, "plan"),
-        (Client, "come"),
+        (Client, "set_progress"),
         (Planner, "taken"),
         (Planner, "left"),
         (Planner, "_foresee"),
@@ -82,10 +82,10 @@ def test_a_plan_that_fails_steps_aside_too(
 
 
 def test_a_broken_boundary_is_not_entered_again() -> None:
-    boundary, calls = Boundary(), []
-    assert boundary.enter(lambda: calls.append(1) or 5) == 5
-    assert boundary.enter(lambda: 1 / 0) is None
-    assert boundary.enter(lambda: calls.append(2)) is None
+    boundary, calls = ErrorBoundary(), []
+    assert boundary.call(lambda: calls.append(1) or 5) == 5
+    assert boundary.call(lambda: 1 / 0) is None
+    assert boundary.call(lambda: calls.append(2)) is None
     assert calls == [1]
 
 

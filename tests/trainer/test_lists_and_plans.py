@@ -6,19 +6,19 @@ import numpy as np
 
 from spiderfs.protocol import Plan, Progress, Samples
 from trainer_hook import Declaration
-from trainer_hook.connection.session import Standing
+from trainer_hook.connection.lists_and_plans import ListsAndPlans
 
 
-def standing() -> Standing:
-    standing = Standing()
-    standing.declare(Declaration("train", "train", [b"1", b"2"], np.zeros(2, np.int32)))
-    standing.begin()
-    assert isinstance(standing.next(), Samples)
-    return standing
+def lists() -> ListsAndPlans:
+    lists = ListsAndPlans()
+    lists.declare(Declaration("train", "train", [b"1", b"2"], np.zeros(2, np.int32)))
+    lists.begin()
+    assert isinstance(lists.next(), Samples)
+    return lists
 
 
-def sent_plan(standing: Standing) -> Plan:
-    plan = standing.next()
+def sent_plan(lists: ListsAndPlans) -> Plan:
+    plan = lists.next()
     assert isinstance(plan, Plan)
     return plan
 
@@ -29,10 +29,10 @@ def plan(epoch: int) -> Plan:
 
 def test_a_plan_that_is_sent_late_begins_where_its_epoch_began() -> None:
     """Else what was taken meanwhile would be counted by nobody, where the daemon does not see the reads."""
-    first = standing()
+    first = lists()
     for epoch in range(2):
         first.plan(plan(epoch))
-        first.come("train", 64, 56)
+        first.set_progress("train", 64, 56)
         assert sent_plan(first).position == 0
         said = first.progress(1.0, hurry=False)
         assert isinstance(said, Progress), "at once, though some was said a moment ago"
@@ -40,14 +40,14 @@ def test_a_plan_that_is_sent_late_begins_where_its_epoch_began() -> None:
 
 
 def test_a_daemon_that_comes_back_is_told_of_the_rest() -> None:
-    again = standing()
+    again = lists()
     again.plan(plan(0))
-    again.come("train", 64, 56)
+    again.set_progress("train", 64, 56)
     again.begin()
     assert isinstance(again.next(), Samples)
     assert sent_plan(again).position == 56
     again.plan(plan(1))
-    again.come("train", 8, 8)
+    again.set_progress("train", 8, 8)
     finished, following = again.next(), sent_plan(again)
     assert isinstance(finished, Progress)
     assert (finished.taken, following.epoch, following.position) == (56, 1, 0)

@@ -6,33 +6,33 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from trainer_hook.loader.epoch_order import OwnOrder
+from trainer_hook.loader.epoch_order import EpochOrder
 
 SAMPLES = 12
 
 
 def test_a_proposed_sample_changes_places_with_the_one_whose_turn_it_is() -> None:
-    order = OwnOrder([4, 2, 0, 3], samples=5)
+    order = EpochOrder([4, 2, 0, 3], samples=5)
     assert order.hand_on([3, 2], 2) == [3, 2]
     assert order.coming(9) == [0, 4]
     assert order.order.tolist() == [3, 2, 0, 4]
 
 
 def test_a_sample_of_the_same_batch_may_be_proposed_for_another_position() -> None:
-    order = OwnOrder([0, 1, 2], samples=3)
+    order = EpochOrder([0, 1, 2], samples=3)
     assert order.hand_on([1, 2], 2) == [1, 2]
     assert order.coming(9) == [0]
 
 
 @pytest.mark.parametrize("proposed", [[9, -1], [3, 3], [0, 1, 2, 3, 4], []])
 def test_what_the_order_does_not_allow_is_left_out(proposed: list[int]) -> None:
-    order = OwnOrder([0, 1, 2, 3], samples=5)
+    order = EpochOrder([0, 1, 2, 3], samples=5)
     first = order.hand_on(proposed, 2)
     assert sorted([*first, *order.hand_on([], 9)]) == [0, 1, 2, 3]
 
 
 def test_what_was_handed_on_cannot_be_proposed_again() -> None:
-    order = OwnOrder([0, 1, 2], samples=3)
+    order = EpochOrder([0, 1, 2], samples=3)
     assert order.hand_on([], 1) == [0]
     assert order.hand_on([0, 0], 2) == [1, 2]
 
@@ -46,13 +46,13 @@ def test_what_was_handed_on_cannot_be_proposed_again() -> None:
 )
 def test_an_order_that_cannot_be_is_refused(order: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        OwnOrder(order, samples=5)
+        EpochOrder(order, samples=5)
 
 
 @given(st.data())
 def test_each_sample_is_handed_on_exactly_once(data: st.DataObject) -> None:
     planned = data.draw(st.lists(st.integers(0, SAMPLES - 1), unique=True))
-    order = OwnOrder(planned, SAMPLES)
+    order = EpochOrder(planned, SAMPLES)
     handed: list[int] = []
     while order.position < len(order):
         proposed = data.draw(st.lists(st.integers(-2, SAMPLES + 2), max_size=5))

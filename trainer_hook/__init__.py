@@ -16,33 +16,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainer_hook.attaching import attach
-    from trainer_hook.callbacks import hugging_face_callback, lightning_callback
-    from trainer_hook.connection.client import Client
-    from trainer_hook.connection.sample_list import Declaration
-    from trainer_hook.hook import Hook
-    from trainer_hook.planning import Planning, plan
-    from trainer_hook.refurbishing.loader import refurbish
-    from trainer_hook.samplers.echo import EchoSampler
-    from trainer_hook.samplers.impact import ImpactSampler
-    from trainer_hook.samplers.shade import ShadeSampler
-    from trainer_hook.samplers.spider import SpiderSampler
-
-__all__ = [
-    "Client",
-    "Declaration",
-    "EchoSampler",
-    "Hook",
-    "ImpactSampler",
-    "Planning",
-    "ShadeSampler",
-    "SpiderSampler",
-    "attach",
-    "hugging_face_callback",
-    "lightning_callback",
-    "plan",
-    "refurbish",
-]
+    from trainer_hook.attaching import attach as attach
+    from trainer_hook.callbacks import hugging_face_callback as hugging_face_callback
+    from trainer_hook.callbacks import lightning_callback as lightning_callback
+    from trainer_hook.connection.client import Client as Client
+    from trainer_hook.connection.sample_list import Declaration as Declaration
+    from trainer_hook.hook import Hook as Hook
+    from trainer_hook.planning import Planning as Planning
+    from trainer_hook.planning import plan as plan
+    from trainer_hook.refurbishing.loader import refurbish as refurbish
+    from trainer_hook.samplers.echo import EchoSampler as EchoSampler
+    from trainer_hook.samplers.impact import ImpactSampler as ImpactSampler
+    from trainer_hook.samplers.shade import ShadeSampler as ShadeSampler
+    from trainer_hook.samplers.spider import SpiderSampler as SpiderSampler
 
 _MODULES = {
     "Client": "connection.client",
@@ -59,6 +45,7 @@ _MODULES = {
     "plan": "planning",
     "refurbish": "refurbishing.loader",
 }
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

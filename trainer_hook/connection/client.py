@@ -20,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -62,12 +63,6 @@ _RECEIVE_BYTES = 1 << 18
 COLLECT_MS = 50
 
 
-class _Answer:
-    def __init__(self) -> None:
-        self.there = threading.Event()
-        self.message: Message | None = None
-
-
 class Client:
     """A trainer's connection to the daemon.
 
@@ -92,7 +87,8 @@ class Client:
         # that one still wait.
         self._lists = self._told = ListsAndPlans()
         self._queue: deque[Callable[[], Message | None]] = deque()
-        self._answers: dict[int, _Answer] = {}
+        # Where the answer to each question is awaited, by its number; None stands for no answer.
+        self._answers: dict[int, SimpleQueue[Message | None]] = {}
         self._requests = 0
         self._guard = threading.Lock()
         # A write to this eventfd(2) wakes the sending thread, which closes it when it ends.
@@ -236,7 +232,7 @@ class Client:
 
     def _question(self, request: Callable[[int], Message]) -> Callable[[float], Message | None]:
         """Send a question; returns a function that waits so many seconds for the answer, and need not be called."""
-        answer = _Answer()
+        answer: SimpleQueue[Message | None] = SimpleQueue()
         if self._gone_said or not self._is_here():
             return lambda timeout_s: None
         with self._guard:
@@ -245,14 +241,17 @@ class Client:
         self._answers[number] = answer
         if self._gone_said:
             # The daemon died just now. The sending thread has woken all who wait for an answer, but not this one.
-            answer.there.set()
+            answer.put(None)
         message = request(number)
         self._put(lambda: message)
 
         def wait(timeout_s: float) -> Message | None:
-            answer.there.wait(timeout_s)
-            self._answers.pop(number, None)
-            return answer.message
+            try:
+                return answer.get(timeout=timeout_s)
+            except Empty:
+                return None
+            finally:
+                self._answers.pop(number, None)
 
         return wait
 
@@ -310,7 +309,7 @@ class Client:
         self._gone_said = True
         # Wake all who wait for an answer: none will come.
         for answer in list(self._answers.values()):
-            answer.there.set()
+            answer.put(None)
 
     def _talk(self, stream: socket.socket) -> None:
         """Send and receive until the daemon has answered a goodbye; raises OSError if it dies."""
@@ -388,8 +387,7 @@ class Client:
                         self.follows_plans = message.follows_plans
                     answer = self._answers.pop(message.request, None)
                     if answer is not None:
-                        answer.message = message
-                        answer.there.set()
+                        answer.put(message)
                 case ProtocolError():
                     raise ConnectionAbortedError(f"its answer cannot be understood: {message}")
         return False

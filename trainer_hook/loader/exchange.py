@@ -61,11 +61,6 @@ class Exchanging:
         self.taken = 0
         """How many samples of the epoch the loop has taken."""
 
-    @property
-    def over(self) -> bool:
-        """Whether an epoch that goes on with an order of before has come to its end."""
-        return self._drawn is None and self.order.position == len(self.order)
-
     def stop(self) -> None:
         """Ask no more: the rest of the epoch goes on as it is planned now."""
         self._asks, self._given = False, None
@@ -86,6 +81,8 @@ class Exchanging:
     def batch(self, drawn: Sequence[int]) -> list[int]:
         """The next samples of the epoch, as many as the sampler has drawn for the batch, or fewer at the end."""
         if self.order.position == len(self.order):
+            if self._drawn is None:
+                return []
             self.follow_sampler()
         if self.follows_sampler:
             return [self._in_turn(sample) for sample in drawn]

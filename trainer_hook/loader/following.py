@@ -27,7 +27,7 @@ from trainer_hook.loader.iterating import (
     follow_skipping,
 )
 from trainer_hook.loader.planner import Drawing, Planner, _spider_sampler, has_state, indices_of
-from trainer_hook.loader.repeating import Kept, index_sampler_of, rounds_of
+from trainer_hook.loader.repeating import Kept, Rounds, index_sampler_of, is_repeating
 
 log = logging.getLogger("trainer_hook")
 
@@ -60,7 +60,7 @@ class Follower(Passes):
         self._loaders = [self.loader]
         self._name = "sampler" if drawing.batch_sampler is None else "batch_sampler"
         self._original = index_sampler_of(drawing)
-        self.rounds = rounds_of(drawing, planner.draw, planner.missed, self.samples_of)
+        self.rounds = Rounds(planner.draw, planner.missed, self.samples_of) if is_repeating(drawing) else None
         self._set_sampler(drawing, _followed_sampler(self._original, self))
         _become(drawing, _followed_class(type(drawing), weakref.ref(self), _follow))
         if loader is not drawing and _gives_one_behind(loader):

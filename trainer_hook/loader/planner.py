@@ -31,7 +31,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,11 +117,11 @@ class Planner:
         self._publish = publish and self._can_be_planned()
         self._shares = share and self._publish
         self._exchanging: Exchanging | None = None
-        # The progress with which the training goes on, until the epoch begins; then the rest of that epoch, if its
-        # samples are not exchanged.
+        # The progress with which the training goes on, until the epoch begins; then whether it is this epoch.
         self._restored: Progress | None = None
-        self._rest: _Rest | None = None
         self._goes_on = False
+        # What the loader gets in the place of the samples of a draw; None if it gets those.
+        self._replace: Callable[[Sequence[int]], list[int]] | None = None
         # What this and other ranks read in the current epoch; None if that is not known.
         self._order: JobOrder | None = None
         # Whether the training has said that the epoch is over.
@@ -233,15 +233,15 @@ class Planner:
         return Drawing(self, own, rehearsal, self._replaced(draws) if replaces else draws, replaces)
 
     def _replaced(self, drawing: Iterator[Any]) -> Iterator[Any]:
-        instead: Exchanging | _Rest | None = None
+        replace: Callable[[Sequence[int]], list[int]] | None = None
         for number, drawn in enumerate(drawing):
             if not number:
-                instead = self._exchanging or self._rest
+                replace = self._replace
             indices = indices_of(drawn)
-            if instead is None or indices is None:
+            if replace is None or indices is None:
                 yield drawn
                 continue
-            batch = () if instead.over else instead.batch(indices.tolist())
+            batch = replace(indices.tolist())
             if not batch:
                 return
             yield like(drawn, batch)
@@ -252,8 +252,8 @@ class Planner:
     def _draw(self, iteration: object, drawing: Iterator[Any], rehearsal: Rehearsal | None) -> Iterator[Any]:
         self._current, self._planned, self._ended = iteration, 0, False
         self._dispatched = self._taken = self._last = 0
-        self._exchanging, self._rest, self._over = None, None, False
-        self._order = None
+        self._exchanging = self._replace = self._order = None
+        self._over = self._goes_on = False
         batches, self._ahead = self._ahead, None
         if not self._publish:
             yield from drawing if batches is None else batches
@@ -303,7 +303,7 @@ class Planner:
                     self._withdraw()
                     if self._exchanging is not None:
                         self._exchanging.follow_sampler()
-                    if self._rest is None and (self._exchanging is None or self._exchanging.follows_sampler):
+                    if not self._goes_on and (self._exchanging is None or self._exchanging.follows_sampler):
                         self._order = None
             yield drawn
         # This also publishes later epochs if the epoch has one batch only.
@@ -369,7 +369,7 @@ class Planner:
 
     def _begin(self, order: Indices) -> None:
         self._epoch += 1
-        own = self._own_order(order)
+        own = self._order_to_read(order)
         self._planned = len(own)
         self._client.plan(Plan(self._name, self._epoch, 0, True, own))
         foreseen = self._foreseen.pop(self._epoch, order)
@@ -378,7 +378,7 @@ class Planner:
             # The plans after the wrong one are wrong too, and the daemon forgets them by itself.
             self._foreseen.clear()
 
-    def _own_order(self, order: Indices) -> Indices:
+    def _order_to_read(self, order: Indices) -> Indices:
         """What this rank reads: what its sampler has drawn, or its share of the rest of an epoch that goes on."""
         progress, self._restored = self._restored, None
         sampler_epoch = getattr(getattr(self._index_sampler, "sampler", self._index_sampler), "epoch", None)
@@ -399,9 +399,11 @@ class Planner:
             assert self._order is not None
             exchanged = EpochOrder(own, self._samples)
             self._exchanging = Exchanging(self._client, self._name, self._epoch, exchanged, drawn, self._order.handed)
+            self._replace = self._exchanging.batch
             return exchanged.order
         if progress is not None:
-            self._rest = _Rest(own)
+            rest = iter(own.tolist())
+            self._replace = lambda drawn: list(itertools.islice(rest, len(drawn)))
         return own
 
     def _foresee_after(self, ended: Any) -> None:
@@ -493,23 +495,6 @@ class Drawing:
         self._own.load_state_dict(state)
         if self._rehearsal is not None:
             self._planner.boundary.call(self._rehearsal.go_on, state)
-
-
-class _Rest:
-    """The rest of an epoch that goes on: it is handed on in batches as long as those that the sampler draws."""
-
-    def __init__(self, order: Indices) -> None:
-        self._order: list[int] = order.tolist()
-        self._position = 0
-
-    @property
-    def over(self) -> bool:
-        return self._position == len(self._order)
-
-    def batch(self, drawn: Sequence[int]) -> list[int]:
-        """The next samples, as many as the sampler has drawn, or fewer at the end."""
-        begun, self._position = self._position, min(self._position + len(drawn), len(self._order))
-        return self._order[begun : self._position]
 
 
 def _spider_sampler(loader: DataLoader[Any]) -> SpiderSampler | None:

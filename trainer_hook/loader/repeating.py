@@ -123,10 +123,5 @@ class Rounds:
             yield drawn
 
 
-def rounds_of(loader: DataLoader[Any], *given: Any) -> Rounds | None:
-    """The `Rounds` of a loader, made with what is given; None for a loader that does not repeat its sampler."""
-    return Rounds(*given) if is_repeating(loader) else None
-
-
 def _has_not_begun(drawing: Iterator[Any]) -> bool:
     return inspect.isgenerator(drawing) and inspect.getgeneratorstate(drawing) == inspect.GEN_CREATED

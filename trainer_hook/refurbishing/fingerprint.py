@@ -24,10 +24,6 @@ from trainer_hook.refurbishing.seeding import GENERATORS
 _LIBRARIES = ("torch", "torchvision", "numpy", "pillow", "opencv-python", "opencv-python-headless", "albumentations")
 
 
-class _Untold(Exception):
-    """Nobody can tell what this does."""
-
-
 class _Pickler(pickle.Pickler):
     """Pickles into a hash, and notes the modules of all classes and functions on the way."""
 
@@ -47,21 +43,14 @@ class _Pickler(pickle.Pickler):
         return (str, (kind.__qualname__,)) if isinstance(value, GENERATORS) else NotImplemented
 
 
-def fingerprint(dataset: Any, *told: Any) -> str:
-    """The name of what this data set gives with these transforms, and whatever else is `told`: 32 digits."""
-    try:
-        return _told(dataset, told)
-    except _Untold:
-        return uuid.uuid4().hex
-
-
-def _told(dataset: Any, told: tuple[Any, ...]) -> str:
+def fingerprint(dataset: Any, *given: Any) -> str:
+    """The name of what this data set gives with these transforms, and of all else that is `given`: 32 digits."""
     pickler = _Pickler()
-    try:
-        pickler.dump((told, dataset))
-    except Exception as exc:  # whatever a transform's own way of pickling raises
-        raise _Untold from exc
     digest = pickler.digest
+    try:
+        pickler.dump((given, dataset))
+    except Exception:  # whatever a transform's own way of pickling raises
+        return uuid.uuid4().hex
     digest.update(sys.version.encode())
     for library in _LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -70,6 +59,6 @@ def _told(dataset: Any, told: tuple[Any, ...]) -> str:
         file = getattr(sys.modules.get(module), "__file__", None)
         try:
             digest.update(hashlib.blake2b(Path(file or "").read_bytes()).digest())
-        except OSError as exc:
-            raise _Untold from exc
+        except OSError:
+            return uuid.uuid4().hex
     return digest.hexdigest()

@@ -114,7 +114,8 @@ class JobOrder:
                 drawn, *batches = self._get(other, [_DRAWN, *ends])
             read = np.concatenate([_NONE, *batches]) if self._exchanges else drawn[:taken]
             consumed.append(read)
-            rest.append(_without(drawn, read) if self._exchanges else drawn[taken:])
+            # Where samples are exchanged, each was drawn once.
+            rest.append(drawn[~np.isin(drawn, read)] if self._exchanges else drawn[taken:])
         done = np.concatenate([self._before, _in_turn(consumed)])
         order = np.concatenate([done, _in_turn(rest)])
         # A sampler for ranks gives some samples twice, fewer than there are ranks, so that each gets equally many.
@@ -164,8 +165,3 @@ def _in_turn(parts: Sequence[Indices]) -> Indices:
     """What ranks read, as one order: the first of each rank, the second of each, and so on."""
     rounds = itertools.zip_longest(*(part.tolist() for part in parts))
     return np.array([one for each in rounds for one in each if one is not None], np.uint32)
-
-
-def _without(drawn: Indices, read: Indices) -> Indices:
-    """The draws that have not been read, in their order; each sample was drawn once."""
-    return drawn[~np.isin(drawn, read)]

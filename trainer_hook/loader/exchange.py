@@ -131,7 +131,11 @@ def why_not_exchanged(batches: Iterable[Any], order: Indices) -> str | None:
 
 def why_not_replaced(batches: Iterable[Any]) -> str | None:
     """The reason why `like` cannot make batches like these of other samples; None if it can."""
-    other = next((kind for kind in _kinds(batches) if not issubclass(kind, _KINDS) and kind is not int), None)
+    # The types of indices, or of whole batches in one object.
+    kinds: set[type] = set()
+    for drawn in batches:
+        kinds.update(map(type, drawn) if type(drawn) in (list, tuple) else (type(drawn),))
+    other = next((kind for kind in kinds if not issubclass(kind, _KINDS) and kind is not int), None)
     return None if other is None else f"its sampler draws {other.__name__} objects, and not plain indices"
 
 
@@ -142,14 +146,6 @@ def repeats(order: Indices) -> bool:
 
 # Beside `int`: an object of a subclass of that may say more than its number.
 _KINDS = (np.integer, np.ndarray, torch.Tensor)
-
-
-def _kinds(batches: Iterable[Any]) -> set[type]:
-    """The types of indices, or of whole batches in one object."""
-    kinds: set[type] = set()
-    for drawn in batches:
-        kinds.update(map(type, drawn) if type(drawn) in (list, tuple) else (type(drawn),))
-    return kinds
 
 
 def refuse_repetition(loader: DataLoader[Any]) -> None:

@@ -63,7 +63,8 @@ class Follower(Passes):
         self.rounds = Rounds(planner.draw, planner.missed, self.samples_of) if is_repeating(drawing) else None
         self._set_sampler(drawing, _followed_sampler(self._original, self))
         _become(drawing, _followed_class(type(drawing), weakref.ref(self), _follow))
-        if loader is not drawing and _gives_one_behind(loader):
+        # Accelerate's loader that gives whole batches; its other loader cuts batches up for ranks.
+        if loader is not drawing and any(kind.__name__ == "DataLoaderShard" for kind in type(loader).__mro__):
             self._loaders.append(weakref.ref(loader))
             _become(loader, _followed_class(type(loader), weakref.ref(self), _follow_around))
 
@@ -137,11 +138,6 @@ class Follower(Passes):
         iterator = getattr(loader, "_iterator", None)
         if iterator is not None:
             iterator._index_sampler = sampler
-
-
-def _gives_one_behind(loader: DataLoader[Any]) -> bool:
-    """Whether this is accelerate's loader that gives whole batches; its other loader cuts batches up for ranks."""
-    return any(kind.__name__ == "DataLoaderShard" for kind in type(loader).__mro__)
 
 
 def _become(loader: DataLoader[Any], kind: type[DataLoader[Any]]) -> None:

@@ -126,7 +126,9 @@ class Planner:
         self._order: JobOrder | None = None
         # Whether the training has said that the epoch is over.
         self._over = False
-        self._whole = _whole_batches(self._index_sampler)
+        # How many samples a further batch needs: a full batch if the loader drops an incomplete last one, else 1.
+        drops_last = getattr(self._index_sampler, "drop_last", False)
+        self._whole = int(getattr(self._index_sampler, "batch_size", 1)) if drops_last else 1
         self._draws_ahead = draw_ahead
         self._ahead: deque[Any] | None = None
         # The published plans of later epochs, by their numbers.
@@ -297,7 +299,7 @@ class Planner:
     def _as_rehearsed(self, iteration: object, drawing: Iterator[Any], planned: Iterator[Any]) -> Iterator[Any]:
         """The draws of the sampler; if they differ from the plan, its epochs are not planned any more."""
         for drawn in drawing:
-            if self._publish and not _same(drawn, next(planned, drawn)):
+            if self._publish and not np.array_equal(np.asarray(drawn), np.asarray(next(planned, drawn))):
                 self._give_up("its sampler draws something else than a copy of it did")
                 if iteration is self._current:
                     self._withdraw()
@@ -508,12 +510,3 @@ def _spider_sampler(loader: DataLoader[Any]) -> SpiderSampler | None:
 def has_state(loader: Any) -> bool:
     """Whether a loader or an iterator has a state to save, as torchdata's `StatefulDataLoader` and its samplers."""
     return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-
-
-def _whole_batches(batches: Any) -> int:
-    """How many samples a further batch needs: a full batch if the loader drops an incomplete last one, else 1."""
-    return int(getattr(batches, "batch_size", 1)) if getattr(batches, "drop_last", False) else 1
-
-
-def _same(drawn: Any, planned: Any) -> bool:
-    return np.array_equal(np.asarray(drawn), np.asarray(planned))

@@ -151,7 +151,9 @@ def _used_by(function: FunctionType) -> Named:
     seen |= {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
     for name, value in seen.items():
         yield name, value
-        if isinstance(value, type | ModuleType) and _package(_module_of(value)) not in _CONSTANT_PACKAGES:
+        if not isinstance(value, type | ModuleType):
+            continue
+        if _package(value.__name__ if isinstance(value, ModuleType) else value.__module__) not in _CONSTANT_PACKAGES:
             stored = {*_names(code, "STORE_ATTR")}
             for attribute, found in list(vars(value).items()):
                 if attribute in looked_up | stored and not attribute.startswith("__"):
@@ -170,10 +172,6 @@ def _is_filled(cell: Any) -> bool:
         return cell.cell_contents is not None
     except ValueError:
         return False
-
-
-def _module_of(value: type[Any] | ModuleType) -> str:
-    return value.__name__ if isinstance(value, ModuleType) else value.__module__
 
 
 def _package(module: str) -> str:
@@ -316,10 +314,10 @@ class NextEpoch:
 
         `ended` is the index sampler, or a copy of it, in its state at the end of the current epoch.
         """
-        copied = self._copied(getattr(ended, "sampler", ended), passed)
+        copied = self._at_begin(getattr(ended, "sampler", ended), passed)
         return None if copied is None else batches_of(self._index_sampler, copied)
 
-    def _copied(self, sampler: Any, passed: int) -> Iterable[int] | None:
+    def _at_begin(self, sampler: Any, passed: int) -> Iterable[int] | None:
         """A copy of the sampler in its state at the beginning of that epoch; None if that cannot be known."""
         if _draws_like(sampler, SequentialSampler):
             return sampler  # type: ignore[no-any-return]

@@ -32,7 +32,6 @@ def is_repeating(loader: DataLoader[Any]) -> bool:
 
 
 def _kept_iterator(loader: DataLoader[Any]) -> Any:
-    """The iterator that a repeating loader keeps; None if it has not made it yet."""
     return next((kept for kept in vars(loader).values() if isinstance(kept, _BaseDataLoaderIter)), None)
 
 
@@ -92,7 +91,8 @@ class Rounds:
         _sampler_of(loader).sampler = sampler
         if follow:
             drawing = None if iterator is None else iterator._sampler_iter
-            if drawing is not None and not _has_not_begun(drawing):
+            created = inspect.isgenerator(drawing) and inspect.getgeneratorstate(drawing) == inspect.GEN_CREATED
+            if drawing is not None and not created:
                 self._missed()
             self.follow(loader)
         elif iterator is not None and iterator._sampler_iter is self._recording:
@@ -121,7 +121,3 @@ class Rounds:
         for drawn in drawing:
             self.drawn.append((self._round, self._samples_of(self._round, drawn)))
             yield drawn
-
-
-def _has_not_begun(drawing: Iterator[Any]) -> bool:
-    return inspect.isgenerator(drawing) and inspect.getgeneratorstate(drawing) == inspect.GEN_CREATED

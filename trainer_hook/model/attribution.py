@@ -147,7 +147,12 @@ class Attribution:
                 other.past = True
                 self._in_turn = self._in_turn or (other.used and other.iteration is iteration)
                 self._say_why(other)
-        kept = [other for other in self._batches if self._is_of_use(other)][-_WAITING_MAX:]
+        in_use = (
+            other
+            for other in self._batches
+            if not other.past or other.attributed or not all(memory.gone for memory in other.memories)
+        )
+        kept = [*in_use][-_WAITING_MAX:]
         if len(kept) < len(self._batches):
             for other in set(self._batches) - set(kept):
                 self._forget(other)
@@ -198,9 +203,6 @@ class Attribution:
             return self._is_over(batch.iteration)
         return batch.used if self._lookahead is None else batch.number_in_iteration < self._given - self._lookahead
 
-    def _is_of_use(self, batch: _Taken) -> bool:
-        return not batch.past or bool(batch.attributed) or not all(memory.gone for memory in batch.memories)
-
     # -- what goes through the model
 
     def find(self, shown: Shown) -> Found | None:
@@ -217,7 +219,6 @@ class Attribution:
         return found
 
     def record(self, found: Found, part: Seen) -> None:
-        """Note the data of a forward pass's new rows."""
         found.part = part
         (self._held if found.inputs else found.batch.attributed).append(found)
 

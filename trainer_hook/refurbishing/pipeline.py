@@ -71,12 +71,8 @@ class FirstPart:
         return result
 
 
-def seams_of(calls: Sequence[Call], sample: Any) -> tuple[Seam, ...]:
-    """Where the results of these calls are in a sample; raises NoSeam."""
-    return tuple(_seam(call, sample) for call in calls)
-
-
-def _seam(call: Call, sample: Any) -> Seam:
+def seam_of(call: Call, sample: Any) -> Seam:
+    """Where the result of a call is in a sample; raises NoSeam."""
     whole = _places(call.result, sample)
     if whole:
         return Seam(call.part, call.called, whole, {}, {})
@@ -124,17 +120,14 @@ def finished(sample: Any, seams: Sequence[Seam], rests: Sequence[Transform | Non
             for place in seam.whole:
                 sample = _with(sample, place, result)
         else:
-            values = {key: _at(sample, places[0]) for key, places in seam.items.items()} | seam.others
-            result = _applied(rest, seam.called, values if seam.called == NAMED else _in_order(values))
+            values: Any = {key: _at(sample, places[0]) for key, places in seam.items.items()} | seam.others
+            if seam.called != NAMED and all(type(key) is int for key in values):
+                values = tuple(values[key] for key in range(len(values)))
+            result = _applied(rest, seam.called, values)
             for key, places in seam.items.items():
                 for place in places:
                     sample = _with(sample, place, result[key])
     return sample
-
-
-def _in_order(values: dict[Any, Any]) -> Any:
-    """The items of a tuple as a tuple; a mapping as it is."""
-    return tuple(values[key] for key in range(len(values))) if all(type(key) is int for key in values) else values
 
 
 def _applied(rest: Transform, called: str, value: Any) -> Any:
@@ -209,7 +202,7 @@ class Split:
         if not self._calls:
             raise ValueError(f"{name} gave a sample without calling its transform, so it cannot be kept half way")
         try:
-            return seams_of(self._calls, sample)
+            return tuple(seam_of(call, sample) for call in self._calls)
         except NoSeam as exc:
             if isinstance(self._split, tuple) and len(self._calls) == 1:
                 # Whoever gives two functions knows what comes between them.

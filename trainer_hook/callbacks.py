@@ -32,7 +32,7 @@ class _Attachment:
         self.hook: Hook | None = None
 
     def new_run(self) -> None:
-        """A run begins: it is a job of its own. An earlier run may have failed without an end."""
+        # An earlier run may have failed without an end.
         self.end()
         self._job, self._state = None, {}
 
@@ -55,7 +55,6 @@ class _Attachment:
                 log.warning("the epoch begins anew, and does not go on where the checkpoint was written: %s", exc)
 
     def state(self, done: bool) -> dict[str, Any]:
-        """Where the epoch is, for a checkpoint."""
         try:
             return self._state if self.hook is None else self.hook.state_dict(done)
         except RuntimeError as exc:
@@ -68,9 +67,9 @@ class _Attachment:
         self.end()
         self._state = state
 
-    def has(self, batch: Any) -> None:
+    def copied(self, batch: Any) -> None:
         if self.hook is not None:
-            self.hook.has(batch)
+            self.hook.copied(batch)
 
     def epoch_end(self, accuracy: Any) -> None:
         if self.hook is not None:
@@ -115,7 +114,7 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             _follow_length(trainer)
-            self.attachment.has(batch)
+            self.attachment.copied(batch)
 
         def state_dict(self) -> dict[str, Any]:
             return self.attachment.state(self._is_done())
@@ -170,7 +169,7 @@ def hugging_face_callback(directory: str | os.PathLike[str], *, accuracy: str = 
                 client_name="transformers",
                 # The state has a fraction of an epoch where the training resumes within one.
                 epoch=int(state.epoch or 0),
-                # Where the loader has no length, the Trainer has sys.maxsize epochs, and ends after so many steps.
+                # Where the loader has no length, the Trainer has sys.maxsize epochs, and ends after a number of steps.
                 epochs=state.num_train_epochs if 0 < state.num_train_epochs < sys.maxsize else None,
             )
 
@@ -221,7 +220,7 @@ def _epoch_that_begins(trainer: Any) -> int:
 
 
 def _count_as_done(trainer: Any, batches: int) -> None:
-    """Have Lightning's Trainer count so many batches of the epoch as done: a checkpoint of other ranks had others."""
+    """Have Lightning's Trainer count this many batches of the epoch as done: a checkpoint of other ranks had others."""
     counted = trainer.fit_loop.epoch_loop.batch_progress.current
     more = batches - counted.processed
     for name in ("ready", "started", "processed", "completed"):

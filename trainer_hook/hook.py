@@ -31,7 +31,7 @@ from trainer_hook.samplers.spider import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
 
-# If the classifier did not run in training during so many batches, the hook says so.
+# If the classifier did not run in training during this many batches, the hook says so.
 _BLIND_BATCHES = 50
 
 
@@ -228,7 +228,7 @@ class Hook:
         anew = (self._job, self._declared.split) == (job, split)
         return anew and (self._batches_taken > 0 or self.follows(loader))
 
-    def has(self, batch: Any) -> None:
+    def copied(self, batch: Any) -> None:
         """The training is about to use `batch`, a copy of the batch that was taken last. Only callbacks call this."""
         self._boundary.call(self._attribution.add_tensors, batch)
 

@@ -41,7 +41,7 @@ def dealt(draws: Indices) -> Indices:
 
 
 class Progress(NamedTuple):
-    """The draws of the job in one epoch, `order`, of which the first `consumed` were consumed.
+    """The draws of the job in one epoch, `order`; the first `consumed` of them were consumed.
 
     `sampler_epoch` is the number that `set_epoch` had told the sampler; None if it keeps none.
     """
@@ -56,7 +56,7 @@ class Progress(NamedTuple):
 
 
 def restored(state: object, samples: int) -> Progress:
-    """The progress of which `state` was made; raises ValueError if it is not of a list of so many samples."""
+    """The progress that `state` was made of; raises ValueError if that is not of a list of `samples` samples."""
     if not isinstance(state, Mapping) or not {"order", "consumed"} <= state.keys():
         raise ValueError(NO_STATE)
     try:
@@ -97,13 +97,13 @@ class JobOrder:
         return len(self._own)
 
     def handed(self, batch: Sequence[int]) -> None:
-        """Note the samples of a batch that this rank hands on now, in the place of those that it had drawn."""
+        """Record the samples of a batch that this rank hands on now, in the place of those that it had drawn."""
         self._handed.append(np.asarray(batch, np.uint32))
         self._ends.append(len(batch) + (self._ends[-1] if self._ends else 0))
         self._put(str(self._ends[-1]), self._handed[-1])
 
     def progress(self, taken: int) -> Progress:
-        """How far the job is when each rank has taken so many samples; raises RuntimeError if a rank does not tell."""
+        """How far the job is when each rank has taken `taken` samples; raises RuntimeError if a rank does not tell."""
         rank, world_size = rank_and_world()
         ends = [str(end) for end in self._ends if end <= taken]
         consumed, rest = [], []

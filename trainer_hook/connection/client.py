@@ -55,10 +55,10 @@ from trainer_hook.connection.sample_list import Declaration
 
 log = logging.getLogger("trainer_hook")
 
-# So many batches may wait for the daemon: a few seconds of training, some megabytes.
+# This many batches may wait for the daemon: a few seconds of training, some megabytes.
 QUEUE_BATCHES = 64
 _RECEIVE_BYTES = 1 << 18
-# The sending thread looks for batches every so many milliseconds. When each batch woke it up, the training waited 0.3
+# The sending thread looks for batches this often. When each batch woke it up, the training waited 0.3
 # ms for the interpreter's lock, because the thread took the lock to encode the batch at once.
 COLLECT_MS = 50
 
@@ -83,8 +83,8 @@ class Client:
         self._hello = hello
         self._queue_batches = queue_batches
         self._patience = patience
-        # Of the job that the training has, and of the one that the daemon is told of: an earlier one, while messages of
-        # that one still wait.
+        # Those of the training's job, and those of the job that the daemon is told of: an earlier job, while messages
+        # of it still wait.
         self._lists = self._told = ListsAndPlans()
         self._queue: deque[Callable[[], Message | None]] = deque()
         # Where the answer to each question is awaited, by its number; None stands for no answer.
@@ -97,10 +97,10 @@ class Client:
         self._pid = os.getpid()
         self._closing = threading.Event()
         self._gone_said = False
-        # A goodbye was sent through this connection: nothing more is sent.
+        # Whether a goodbye was sent through this connection: nothing more is sent then.
         self._leaving = False
-        # What is left to say of the progress in plans is to be said now: the epoch ends.
-        self._say_all = False
+        # Whether all progress in plans is to be sent now, because the epoch ends.
+        self._sends_all_progress = False
         self._said: set[str] = set()
         self.connected = threading.Event()
         self.follows_plans = True
@@ -111,9 +111,9 @@ class Client:
     # -- what the training calls
 
     def become(self, hello: Hello, lists: Collection[str]) -> None:
-        """Begin another job, which goes on with these lists and their plans; what was said before is of the job before.
+        """Begin another job, which goes on with these lists and their plans.
 
-        The daemon is told when it has heard all of what was said before.
+        The daemon is told so after all messages of the job before.
         """
         following = self._lists.of_lists(lists)
 
@@ -146,9 +146,9 @@ class Client:
             self.plan(Plan(name, plan.epoch + 1, 0, True, np.empty(0, np.uint32)))
 
     def set_progress(self, name: str, dispatched: int, taken: int) -> None:
-        """Note how far the training has come in the list's current plan; the daemon is told some 20 times a second.
+        """Say how far the training is in the list's current plan; the daemon is told some 20 times a second.
 
-        So many samples of the plan were handed to the loader's workers, and the training has taken `taken` of them.
+        The loader's workers were given `dispatched` samples of the plan, and the training has taken `taken` of them.
         """
         self._lists.set_progress(name, dispatched, taken)
 
@@ -168,7 +168,7 @@ class Client:
             self._hello = replace(self._hello, epoch=end.epoch + 1)
             return end
 
-        self._say_all = True
+        self._sends_all_progress = True
         self._put(build)
 
     def scores(self, name: str, timeout_s: float) -> npt.NDArray[np.float32] | None:
@@ -179,7 +179,7 @@ class Client:
     def exchange(
         self, name: str, epoch: int, position: int, taken: int, dispatched: Sequence[int], wanted: Sequence[int]
     ) -> Callable[[float], Sequence[int] | None]:
-        """Send an `Exchange`; returns a function that waits for the answer, for so many seconds: None if none comes."""
+        """Send an `Exchange`; returns a function that waits this many seconds for the answer (None: there is none)."""
         indices = np.array(dispatched, np.uint32), np.array(wanted, np.uint32)
         wait = self._question(lambda number: Exchange(name, number, epoch, position, taken, *indices))
 
@@ -231,7 +231,7 @@ class Client:
         return self._question(request)(timeout_s)
 
     def _question(self, request: Callable[[int], Message]) -> Callable[[float], Message | None]:
-        """Send a question; returns a function that waits so many seconds for the answer, and need not be called."""
+        """Send a question; returns a function that waits for the answer, at most the seconds it is given."""
         answer: SimpleQueue[Message | None] = SimpleQueue()
         if self._gone_said or not self._is_here():
             return lambda timeout_s: None
@@ -358,10 +358,10 @@ class Client:
                 self._say_once("unusable", f"a message could not be sent: {exc}")
 
     def _progress(self) -> Message | None:
-        hurry = self._say_all or (self._closing.is_set() and not self._queue)
+        hurry = self._sends_all_progress or (self._closing.is_set() and not self._queue)
         message = self._told.progress(time.monotonic(), hurry)
         if message is None:
-            self._say_all = False
+            self._sends_all_progress = False
         return message
 
     def _hear(self, received: list[Any]) -> bool:

@@ -37,7 +37,7 @@ class ListsAndPlans:
         # The names of the lists and plans that have not been sent through this connection.
         self._undeclared: deque[str] = deque()
         self._unplanned: deque[tuple[str, int]] = deque()
-        # Those of these plans that began before this connection; their daemon has not seen what was read by then.
+        # The plans among these that began before this connection; its daemon has not seen what was read by then.
         self._begun_before: set[tuple[str, int]] = set()
         # The lists that were declared through this connection. No plan is sent for a list that was withdrawn before it
         # was declared.
@@ -47,7 +47,7 @@ class ListsAndPlans:
     # -- the training's threads
 
     def of_lists(self, names: Collection[str]) -> ListsAndPlans:
-        """These lists and their plans, for another job; what comes to the one does not come to the other."""
+        """A copy with these lists and their plans, for another job."""
         following = ListsAndPlans()
         following._declarations = {name: found for name, found in self._declarations.items() if name in names}
         following._plans = {key: plan for key, plan in self._plans.items() if key[0] in names}
@@ -90,7 +90,7 @@ class ListsAndPlans:
         self._unplanned.append(key)
 
     def set_progress(self, name: str, dispatched: int, taken: int) -> None:
-        """Note how far the training has come in the list's current plan; without one this is left out."""
+        """Keep how far the training is in the list's current plan, if the list has one."""
         plan = self._begun.get(name)
         if plan is not None:
             self._progress_of[name] = Progress(name, plan.epoch, dispatched, taken)

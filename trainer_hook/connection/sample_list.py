@@ -19,7 +19,7 @@ log = logging.getLogger("trainer_hook")
 Sample = tuple[str | bytes | os.PathLike[str], Any]
 UNLABELLED = -1
 _LABEL_MAX = 2**31 - 1
-# One message declares so many samples: some 4 MB of paths.
+# One message declares at most this many samples: some 4 MB of paths.
 _CHUNK = 65_536
 
 

@@ -1,9 +1,9 @@
 """Following a data loader: to know which samples are in the batch that the training loop has just taken.
 
-Following changes two things. The loader's batch sampler becomes one that draws through a `Planner` and notes the draws.
-The loader's class becomes one whose iterator tells us when the loop takes a batch, and when it leaves the iterator.
-Attributes, isinstance and length answer as before. Nothing here keeps the loader alive: when a loader with persistent
-workers was freed by the garbage collector, ending each worker took 5 s.
+Following changes two things. The loader's batch sampler becomes one that draws through a `Planner`, and its draws are
+recorded. The loader's class becomes one whose iterator tells us when the loop takes a batch, and when it leaves the
+iterator. Attributes, isinstance and length answer as before. Nothing here keeps the loader alive: when a loader with
+persistent workers was freed by the garbage collector, ending each worker took 5 s.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer_hook.loader.iterating import (
     Passes,
     follow_skipping,
 )
-from trainer_hook.loader.planner import Drawing, Planner, _spider_sampler, has_state, indices_of
+from trainer_hook.loader.planner import Planner, has_state, indices_of, spider_sampler
 from trainer_hook.loader.repeating import Kept, Rounds, index_sampler_of, is_repeating
 
 log = logging.getLogger("trainer_hook")
@@ -88,7 +88,7 @@ class Follower(Passes):
             )
         if not getattr(loader, "in_order", True):
             raise ValueError("the loader must hand out batches in order (in_order=True)")
-        sampler = _spider_sampler(loader)
+        sampler = spider_sampler(loader)
         dataset: object = loader.dataset
         if sampler is not None and isinstance(dataset, Sized) and sampler._samples != len(dataset):
             raise ValueError(
@@ -209,35 +209,8 @@ def _follow_around(follower: Follower, kind: type[DataLoader[Any]], loader: Data
     return FollowedIteratorAround(kind.__iter__(loader), follower)
 
 
-class _Draws:
-    """The draws of a batch sampler for one pass, which are noted."""
-
-    def __init__(self, follower: Follower, iteration: Iteration, drawing: Drawing) -> None:
-        self._follower = follower
-        self._iteration = iteration
-        self._drawing = drawing
-
-    def __iter__(self) -> _Draws:
-        return self
-
-    def __next__(self) -> Any:
-        drawn = next(self._drawing)
-        self._iteration.drawn.append((self._iteration, self._follower.samples_of(self._iteration, drawn)))
-        return drawn
-
-
-class _StatefulDraws(_Draws):
-    """Of a sampler whose iterator has a state, which torchdata's `StatefulDataLoader` saves."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._drawing.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._drawing.load_state_dict(state)
-
-
 class _FollowedSampler:
-    """A batch sampler (or a sampler, if the loader makes no batches) that notes its draws."""
+    """A batch sampler (or a sampler, if the loader makes no batches) whose draws are recorded."""
 
     _sampler: Any
     _follower: Follower
@@ -253,8 +226,9 @@ class _FollowedSampler:
             return iter(self._sampler)
         # If the loader makes a second iterator for this pass, it does not use the first.
         iteration.drawn.clear()
-        drawing = follower.planner.draw(iteration)
-        return (_StatefulDraws if drawing.has_state else _Draws)(follower, iteration, drawing)
+        return follower.planner.draw(
+            iteration, lambda drawn: iteration.drawn.append((iteration, follower.samples_of(iteration, drawn)))
+        )
 
     def __len__(self) -> int:
         return len(self._sampler)

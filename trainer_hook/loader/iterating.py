@@ -146,7 +146,7 @@ class FollowedIterator:
             self._passes.taken(self._iteration, drawn_for, indices, batch)
 
     def _pass_over_to(self, given: int) -> None:
-        """The loader has given so many batches; those that the loop has not got from here, it will not get."""
+        """The loader has given `given` batches; the loop will not get those that it has not got from here."""
         while self._iteration.first < given and self._iteration.drawn:
             self._passed_over(*self._iteration.next())
 

@@ -51,7 +51,7 @@ from trainer_hook.samplers.spider import SpiderSampler
 log = logging.getLogger("trainer_hook")
 
 _MISTAKES_MAX = 2
-# So many epochs after the current one are foreseen, if the sampler draws with replacement; otherwise one.
+# This many epochs after the current one are foreseen, if the sampler draws with replacement; otherwise one.
 _FORESEEN_MAX = 2
 _INDEX_MAX = 2**32 - 1
 # In the place of the state of a sampler's iterator.
@@ -109,7 +109,7 @@ class Planner:
         self._index_sampler = index_sampler_of(loader)
         self._repeats = is_repeating(loader)
         self._dataset = loader.dataset
-        self.sampler = _spider_sampler(loader)
+        self.sampler = spider_sampler(loader)
         # A loader that saves its sampler's state knows its next epochs, and a sampler that is ahead has a wrong state.
         draw_ahead = draw_ahead and not has_state(loader)
         self._rehearses = self.sampler is None and not draw_ahead
@@ -217,11 +217,13 @@ class Planner:
     # -- what the follower calls
 
     def missed(self) -> None:
-        """An epoch has begun of which nothing is known."""
+        """An epoch has begun, and nothing is known of it."""
         self._epoch += 1
 
-    def draw(self, iteration: object) -> Drawing:
+    def draw(self, iteration: object, record: Callable[[Any], object]) -> Drawing:
         """The draws for this iteration; to be called when the loader makes an iterator of its index sampler.
+
+        The iterator calls `record` with each draw that the loader gets.
 
         The sampler makes its own iterator now, because some samplers draw everything when they do; all else waits until
         the first batch is drawn.
@@ -232,7 +234,10 @@ class Planner:
                 rehearsal = self.boundary.call(Rehearsal, self._index_sampler, self._dataset)
             own = iter(self._index_sampler)
         draws, replaces = self._draw(iteration, own, rehearsal), self._restored is not None or self._shares
-        return Drawing(self, own, rehearsal, self._replaced(draws) if replaces else draws, replaces)
+        draws = self._replaced(draws) if replaces else draws
+        if has_state(own):
+            return StatefulDrawing(draws, record, self, own, rehearsal, replaces)
+        return Drawing(draws, record)
 
     def _replaced(self, drawing: Iterator[Any]) -> Iterator[Any]:
         replace: Callable[[Sequence[int]], list[int]] | None = None
@@ -313,13 +318,13 @@ class Planner:
             self._give_up("its sampler draws less than a copy of it did")
 
     def dispatched(self, iteration: object, samples: int) -> None:
-        """The loader hands a batch of so many samples of this iteration to its workers, or begins to read it itself."""
+        """The loader hands `samples` samples of this iteration to its workers, or begins to read them itself."""
         if iteration is self._current:
             self._dispatched += samples
             self._tell()
 
     def taken(self, iteration: object, samples: int) -> None:
-        """The loop has taken a batch of so many samples in this iteration."""
+        """The loop has taken a batch of `samples` samples in this iteration."""
         if iteration is self._current:
             self._taken += samples
             self._last = samples
@@ -458,27 +463,42 @@ class Planner:
 
 
 class Drawing:
-    """One pass over a loader's index sampler: what the loader gets.
+    """One pass over a loader's index sampler: what the loader gets, and `record` is told of."""
 
-    `own` is the sampler's own iterator, which draws along, and `rehearsal` that of its copy. Where the loader gets
-    other samples than the sampler draws (`replaces`), the state of that iterator says nothing.
-    """
-
-    def __init__(
-        self, planner: Planner, own: Iterator[Any], rehearsal: Rehearsal | None, draws: Iterator[Any], replaces: bool
-    ) -> None:
-        self._planner = planner
-        self._own: Any = own
-        self._rehearsal = rehearsal
+    def __init__(self, draws: Iterator[Any], record: Callable[[Any], object]) -> None:
         self._draws = draws
-        self._replaces = replaces
-        self.has_state = has_state(own)
+        self._record = record
 
     def __iter__(self) -> Drawing:
         return self
 
     def __next__(self) -> Any:
-        return next(self._draws)
+        drawn = next(self._draws)
+        self._record(drawn)
+        return drawn
+
+
+class StatefulDrawing(Drawing):
+    """The draws of a sampler whose iterator has a state, which torchdata's `StatefulDataLoader` saves.
+
+    `own` is that iterator, which draws along, and `rehearsal` is of the sampler's copy. Where the loader gets other
+    samples than the sampler draws (`replaces`), the state of `own` says nothing.
+    """
+
+    def __init__(
+        self,
+        draws: Iterator[Any],
+        record: Callable[[Any], object],
+        planner: Planner,
+        own: Any,
+        rehearsal: Rehearsal | None,
+        replaces: bool,
+    ) -> None:
+        super().__init__(draws, record)
+        self._planner = planner
+        self._own = own
+        self._rehearsal = rehearsal
+        self._replaces = replaces
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the sampler's iterator, after what the loader has drawn; for `StatefulDataLoader`."""
@@ -499,7 +519,7 @@ class Drawing:
             self._planner.boundary.call(self._rehearsal.go_on, state)
 
 
-def _spider_sampler(loader: DataLoader[Any]) -> SpiderSampler | None:
+def spider_sampler(loader: DataLoader[Any]) -> SpiderSampler | None:
     for owner in (loader, loader.batch_sampler):
         sampler = getattr(owner, "sampler", None)
         if isinstance(sampler, SpiderSampler):

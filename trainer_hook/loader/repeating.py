@@ -69,7 +69,7 @@ class Rounds:
 
     def __init__(
         self,
-        draw: Callable[[object], Iterator[Any]],
+        draw: Callable[[object, Callable[[Any], object]], Iterator[Any]],
         missed: Callable[[], None],
         samples_of: Callable[[object, Any], Samples],
     ) -> None:
@@ -79,7 +79,7 @@ class Rounds:
         self._missed = missed
         self._samples_of = samples_of
         self._round = object()
-        # The iterator that draws for a loader's iterator of before we came, and what notes its draws.
+        # The iterator that draws for a loader's iterator of before we came, and what records its draws.
         self._before: Iterator[Any] | None = None
         self._recording: Iterator[Any] | None = None
         # Whether the loader has made its iterator, or will make it, since: then each round is noted from its begin.
@@ -101,11 +101,10 @@ class Rounds:
     def begin(self) -> Iterator[Any]:
         """The draws of a new round."""
         self._round = object()
-        drawing = self._draw(self._round)
-        return self._recorded(drawing) if self._from_the_first else drawing
+        return self._draw(self._round, self._record if self._from_the_first else lambda drawn: None)
 
     def follow(self, loader: DataLoader[Any]) -> deque[tuple[object, Samples]]:
-        """Note what the loader's iterator, which may be another now, draws from now on; returns `drawn`."""
+        """Record in `drawn` what the loader's iterator, which may be a new one, draws from now on; returns `drawn`."""
         iterator = _kept_iterator(loader)
         if iterator is None:
             self._from_the_first = True
@@ -117,7 +116,10 @@ class Rounds:
             self._recording = iterator._sampler_iter = self._recorded(iterator._sampler_iter)
         return self.drawn
 
+    def _record(self, drawn: Any) -> None:
+        self.drawn.append((self._round, self._samples_of(self._round, drawn)))
+
     def _recorded(self, drawing: Iterator[Any]) -> Iterator[Any]:
         for drawn in drawing:
-            self.drawn.append((self._round, self._samples_of(self._round, drawn)))
+            self._record(drawn)
             yield drawn

@@ -227,7 +227,7 @@ class _Callback:
 
 
 def _have_compiled_code_see_hooks() -> None:
-    """Have torch.compile compile a model anew if it has other hooks than the one that its code is of.
+    """Have torch.compile compile a model anew if its hooks are not those that its code was compiled with.
 
     By default torch.compile does not look: code of a model without hooks would serve each model of the same class, and
     code of this model other ones. Code from before this call does not look either, so it is discarded. To look takes

@@ -24,8 +24,8 @@ Numbers = npt.NDArray[np.int64]
 _CLASSES_MAX = 32_768
 # CutMix and mixup mix two samples; mosaics mix four.
 _MIXED_MAX = 4
-# Nothing is sent while more than one batch in so many had labels of other samples. Samples that were replaced by others
-# of their class are not seen; with a few broken files in a large data set, these are fewer still.
+# The hook sends nothing while more than one batch in this number had labels of other samples. It does not see samples
+# that others of their class replace; with a few broken files in a large data set, these are fewer still.
 _TRUSTED = 100
 # A second target of two classes may be the labels in another order by chance, but not so often.
 _BY_CHANCE = 8

@@ -56,7 +56,7 @@ class PartialStore:
         return self.__dict__ | {"_lock": None}
 
     def close(self) -> None:
-        """Remove the directory, if this process is the one that is to do so."""
+        """Remove the directory, if this process owns it."""
         # Loader workers are forks of the training, and end while it goes on.
         if os.getpid() == self._owner:
             shutil.rmtree(self.directory, ignore_errors=True)

@@ -27,7 +27,7 @@ _PLACES, _ORDER = 0, 1
 
 
 class Generations:
-    """The schedule of `samples` samples, of which `kept` are used `reuse` times each; all else follows from `seed`."""
+    """The schedule of `samples` samples; `kept` of them are used `reuse` times each, and `seed` decides all else."""
 
     def __init__(self, samples: int, reuse: int, kept: int, seed: int, order: int = 0) -> None:
         """Schedules that differ in `order` alone draw the same generations in another order."""

@@ -45,9 +45,9 @@ from trainer_hook.refurbishing.sampler import Draw
 log = logging.getLogger("trainer_hook")
 
 _RECEIVE_BYTES = 1 << 16
-# So many samples of a process may be on their way. The mount keeps one in a millisecond.
+# This many samples of a process may be on their way. The mount keeps one in a millisecond.
 _AHEAD = 4
-# So long a worker waits for the mount when so many are on their way; then it goes on without keeping this sample.
+# A worker waits this long for the mount when that many are on their way; then it goes on without keeping the sample.
 _WAIT_S = 1.0
 
 
@@ -99,12 +99,12 @@ class Line:
         self._unanswered += 1
 
     def settle(self, most: int, wait_s: float) -> None:
-        """Take answers until at most `most` are left to come, or so many seconds have passed."""
+        """Take answers until at most `most` are left to come, or `wait_s` has passed."""
         deadline = time.monotonic() + wait_s
         while self._unanswered and (
             answer := self._next(max(0.0, deadline - time.monotonic()) if self._unanswered > most else 0.0)
         ):
-            self._note(answer)
+            self._count_answer(answer)
 
     def turns(self, indices: Sequence[int], generation: int, wait_s: float) -> Turns:
         """Ask which generations to use next; raises OSError and ProtocolError if the connection is of no more use."""
@@ -115,17 +115,16 @@ class Line:
                 return answer
             if not self._unanswered:
                 raise ProtocolError(answer.text if isinstance(answer, Error) else f"it answered {answer.TYPE}")
-            self._note(answer)
+            self._count_answer(answer)
         raise TimeoutError("it does not answer")
 
-    def _note(self, answer: Message) -> None:
-        """Note the answer to something that was put."""
+    def _count_answer(self, answer: Message) -> None:
         self._unanswered -= 1
         if not isinstance(answer, Ok):
             self.refusals.append(answer.text if isinstance(answer, Error) else answer.TYPE)
 
     def _next(self, wait_s: float) -> Message | None:
-        """The next answer; None if there is none in so many seconds."""
+        """The next answer; None if none comes within `wait_s`."""
         while not self._answers:
             poll = select.poll()
             poll.register(self._stream, select.POLLIN)
@@ -226,7 +225,7 @@ class MountStore:
         return [Draw(index, generation, keeps=False) for index in indices]
 
     def settle(self) -> None:
-        """Wait a moment until the mount has answered for all that this process has put."""
+        """Wait a moment until the mount has answered all that this process has put."""
         if self._line is not None and self._line.pid == os.getpid():
             try:
                 self._line.settle(0, _WAIT_S)

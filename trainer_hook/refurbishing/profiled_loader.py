@@ -62,7 +62,7 @@ class Pass(NamedTuple):
 
 
 class _Clock:
-    """The times of the process in which samples are made: a loader's worker, or the one that measures."""
+    """The times of the process that makes samples: a loader's worker, or the measuring process itself."""
 
     def __init__(self) -> None:
         self.begin_cpu_s: float | None = None
@@ -148,7 +148,7 @@ class _Kept:
         self._store.put(index, self._number(index) + 1, sample)
 
     def _number(self, index: int) -> int:
-        # A mount tells samples apart by their files, and a loader does not tell of which file a sample is made.
+        # A mount tells samples apart by their files, and a loader does not tell which file it makes a sample of.
         return index * _GENERATIONS + self._generation
 
     def end(self) -> None:
@@ -157,7 +157,7 @@ class _Kept:
             self._store.settle()
 
     def close(self) -> None:
-        """Delete what was kept; the mount is deleted as a whole."""
+        """Delete the samples in memory; whoever made the mount deletes it as a whole."""
         self._store.close()
 
 
@@ -271,7 +271,7 @@ class Measuring:
         return Pass(len(chosen), time.perf_counter() - begin_s, worker_cpu_s, max(0.0, waited_s), main_cpu_s, size)
 
     def steps(self, count: int) -> float:
-        """Seconds of a step of the training, over so many, on the first batches of the last pass."""
+        """The mean of `count` steps of the training, in seconds, on the first batches of the last pass."""
         assert self._step is not None
         for batch in islice(self._batches, _STEPS_BEFORE):
             self._step(batch)

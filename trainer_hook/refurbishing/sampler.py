@@ -61,7 +61,7 @@ class RefurbishSampler(DistributedSampler[int]):
         """Draw this epoch next; without this call the epochs come in order.
 
         `taken` says how many samples of it this rank has trained on already: a training that goes on in the middle of
-        an epoch gets the others. If the epoch is the one that comes next anyhow, what was said of it before counts.
+        an epoch gets the others. If the epoch is the next one anyhow, an earlier `taken` of it holds.
         """
         if taken is not None and not 0 <= taken <= len(self):
             raise ValueError(f"taken={taken}: an epoch has {len(self)} samples for each rank")

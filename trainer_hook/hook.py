@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
@@ -33,25 +33,6 @@ log = logging.getLogger("trainer_hook")
 
 # If the classifier did not run in training during this many batches, the hook says so.
 _BLIND_BATCHES = 50
-
-
-class _Step(NamedTuple):
-    """The embeddings and losses of some samples of one batch, in the order of `indices`."""
-
-    epoch: int
-    step: int
-    indices: Indices
-    parts: list[Seen]
-
-    def message(self, name: str) -> Batch | None:
-        """The message for the daemon; None if a number is not finite, because such a step taught the model nothing."""
-        embeddings = np.concatenate([part.embeddings.array() for part in self.parts])
-        losses: npt.NDArray[Any] | None = None
-        if all(part.losses is not None for part in self.parts):
-            losses = np.concatenate([part.losses.array() for part in self.parts if part.losses is not None])
-        if not np.isfinite(embeddings).all() or (losses is not None and not np.isfinite(losses).all()):
-            return None
-        return Batch(name, self.epoch, self.step, self.indices, embeddings, losses)
 
 
 # The attributions of each classifier: a forward pass may be of a batch of any loader.
@@ -284,8 +265,7 @@ class Hook:
 
     def _evaluated(self, indices: Indices, seen: Seen) -> None:
         """Send the batch of an evaluation: the daemon learns from it, and learns that these reads have arrived."""
-        step = _Step(self._epoch, self.step, indices, [seen])
-        self._client.batch(partial(step.message, self._declared.name))
+        self._client.batch(partial(_message, self._declared.name, self._epoch, self.step, indices, [seen]))
 
     def _send_known(self) -> None:
         """Send all batches that are known, because no further forward pass comes before the next batch."""
@@ -297,11 +277,10 @@ class Hook:
         for batch in self._attribution.ready(but):
             parts = [found.part for found in batch if found.part is not None]
             indices = np.concatenate([found.samples[found.new_rows] for found in batch])
-            step = _Step(self._epoch, self.step, indices, parts)
-            self.step += 1
             # A weak reference: the message may wait for ever for a dead daemon, and must not keep the sampler alive.
             sampler = None if self.sampler is None else weakref.ref(self.sampler)
-            self._client.batch(partial(_message, step, self._declared.name, sampler))
+            self._client.batch(partial(_message, self._declared.name, self._epoch, self.step, indices, parts, sampler))
+            self.step += 1
         for reason in self._attribution.reasons:
             self._warn(f"some batches are not sent to the daemon: {reason}")
 
@@ -324,10 +303,26 @@ class Hook:
             log.warning("%s", text)
 
 
-def _message(step: _Step, name: str, sampler_of: Callable[[], SpiderSampler | None] | None) -> Batch | None:
-    """The message of a step. The sending thread calls this, because the copies from the device may not be complete."""
-    batch = step.message(name)
+def _message(
+    name: str,
+    epoch: int,
+    step: int,
+    indices: Indices,
+    parts: list[Seen],
+    sampler_of: Callable[[], SpiderSampler | None] | None = None,
+) -> Batch | None:
+    """The embeddings and losses of samples of one batch, for the daemon; the sampler is told of the losses too.
+
+    None if a number is not finite, because such a step taught the model nothing. The sending thread calls this, because
+    the copies from the device may not be complete.
+    """
+    embeddings = np.concatenate([part.embeddings.array() for part in parts])
+    losses: npt.NDArray[Any] | None = None
+    if all(part.losses is not None for part in parts):
+        losses = np.concatenate([part.losses.array() for part in parts if part.losses is not None])
+    if not np.isfinite(embeddings).all() or (losses is not None and not np.isfinite(losses).all()):
+        return None
     sampler = None if sampler_of is None else sampler_of()
-    if batch is not None and batch.losses is not None and sampler is not None:
-        sampler.trained(batch.indices, batch.losses)
-    return batch
+    if losses is not None and sampler is not None:
+        sampler.trained(indices, losses)
+    return Batch(name, epoch, step, indices, embeddings, losses)

@@ -57,7 +57,6 @@ class Job:
             raise ValueError(str(exc).removeprefix("hello needs a good ")) from None
 
     def hello(self, client_name: str, job_id: str) -> Hello:
-        """The message that begins this job."""
         rank, world_size = rank_and_world()
         return Hello(
             client=client_name,
@@ -160,7 +159,6 @@ class _Connection:
         return any(user.teaches for user in self.users)
 
     def others(self, split: str, paths: list[bytes]) -> list[_User]:
-        """The users of another list that has this name."""
         return [user for user in self.users if user.split == split and user.paths != paths]
 
     def release(self, user: _User) -> None:

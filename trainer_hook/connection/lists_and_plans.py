@@ -56,7 +56,6 @@ class ListsAndPlans:
         return following
 
     def declare(self, declaration: Declaration) -> None:
-        """Declare a list to this daemon and to every later one."""
         self._declarations[declaration.name] = declaration
         self._undeclared.append(declaration.name)
 
@@ -66,7 +65,6 @@ class ListsAndPlans:
         return self._begun.get(name)
 
     def plan(self, plan: Plan) -> None:
-        """Keep a plan, as `Client.plan` says."""
         key = plan.list, plan.epoch
         if plan.begun:
             drawn_ahead, last = self._plans.get(key), self._begun.get(plan.list)

@@ -160,7 +160,6 @@ def _locked(directory: Path) -> int | None:
 
 
 def _remove_left_behind(above: Path) -> None:
-    """Remove the directories that this user's trainings had to leave behind."""
     for directory in above.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             if directory.stat(follow_symlinks=False).st_uid == os.geteuid() and (fd := _locked(directory)) is not None:

@@ -204,7 +204,6 @@ def _check(reuse: Any, kept: float, store: Any) -> None:
 
 
 def _like(loader: DataLoader[Any], dataset: RefurbishedDataset, sampler: RefurbishSampler) -> DataLoader[Any]:
-    """A loader of another data set with the arguments of this one."""
     arguments = {name: getattr(loader, name) for name in _ARGUMENTS if hasattr(loader, name)}
     if not loader.num_workers:
         # With these, torch refuses a loader without workers.
@@ -289,7 +288,6 @@ def _mount_store(whole: Any, making: Making, name: str, kept: float, job: str | 
 
 
 def _try_out(store: MountStore, index: int, half: Half) -> None:
-    """Put a sample, and read it; raises Unusable if that does not work."""
     store.put(index, 0, half)
     store.settle()
     try:

@@ -192,7 +192,6 @@ class Split:
             self._calls.clear()
 
     def finish(self, half: Half) -> Any:
-        """The sample, with the other transforms applied."""
         return finished(half[1], half[0], self._rests)
 
     def _seams(self, sample: Any) -> tuple[Seam, ...]:
@@ -290,7 +289,6 @@ def _runs_as(pipeline: Any, kind: type[Any]) -> bool:
 
 
 def _of_steps(pipeline: Any, steps: list[Any]) -> Transform:
-    """A pipeline like this one, of some of its transforms."""
     if isinstance(pipeline, list | tuple):
         return Chain(steps)
     if isinstance(pipeline, nn.Sequential):
@@ -304,8 +302,6 @@ def _of_steps(pipeline: Any, steps: list[Any]) -> Transform:
 
 
 class Chain:
-    """Transforms that are applied one after the other."""
-
     def __init__(self, transforms: list[Transform]) -> None:
         self.transforms = transforms
 

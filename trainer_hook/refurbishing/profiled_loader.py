@@ -119,7 +119,6 @@ class _Kept:
         return True
 
     def sample_bytes(self, indices: list[int]) -> int:
-        """What these samples take, all together."""
         if self._mount is not None:
             section = self._section()
             return round(len(indices) * section["bytes"] / section["entries"])
@@ -152,7 +151,6 @@ class _Kept:
         return index * _GENERATIONS + self._generation
 
     def end(self) -> None:
-        """Wait until the mount has what this process has put."""
         if isinstance(self._store, MountStore):
             self._store.settle()
 
@@ -283,7 +281,6 @@ class Measuring:
         return (time.perf_counter() - begin_s) / count
 
     def close(self) -> None:
-        """Delete what was kept."""
         if self._kept is not None:
             self._kept.close()
 

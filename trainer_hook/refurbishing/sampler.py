@@ -54,7 +54,6 @@ class RefurbishSampler(DistributedSampler[int]):
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
-        """The number of ranks."""
         return (self._ranks or rank_and_world())[1]
 
     def set_epoch(self, epoch: int, taken: int | None = None) -> None:

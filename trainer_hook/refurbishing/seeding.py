@@ -70,7 +70,6 @@ def own_generators(transforms: Any) -> list[Generator]:
 
 
 def _inside(value: Any) -> list[Any]:
-    """What an object is made of."""
     if isinstance(value, list | tuple | set | frozenset):
         return list(value) if len(value) <= _MOST_LOOKED_AT else []
     if isinstance(value, Mapping):

@@ -69,7 +69,8 @@ class Hook:
         epoch: int,
     ) -> None:
         """`plans` are arguments of `Planning`, for a hook with a loader."""
-        self._declared, self._client, self._job, release = introduced
+        self._declared, self._client = introduced.declaration, introduced.connection.client
+        self._job = introduced.connection.hello.job
         self._boundary = ErrorBoundary()
         self._boundary.on_failure(self._step_aside)
         # Without a loader, `Hook.batch` names the samples of the very next forward pass.
@@ -78,9 +79,9 @@ class Hook:
         self._attribution: Attribution = Attribution(ahead, self.counts, beside)
         beside.add(self._attribution)
         self._planning: Planning | None = None
-        self._end_plans: Callable[[float], None] | None = release
+        self._end_plans: Callable[[float], None] | None = introduced.release
         if loader is None:
-            when_collected(self, release)
+            when_collected(self, introduced.release)
         else:
             self._planning = Planning(loader, introduced, self._boundary, first_epoch=epoch, listener=self, **plans)
             self._end_plans = self._planning.close

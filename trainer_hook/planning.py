@@ -34,11 +34,11 @@ class Planning:
         listener: Listener | None = None,
     ) -> None:
         """A hook is the `listener` of its plans: they end with the hook, and others end with the loader."""
-        declared, client, _, self._release = introduced
+        declared, self._release = introduced.declaration, introduced.release
         drawing = drawing_loader(loader)
         self.planner = Planner(
             drawing,
-            client,
+            introduced.connection.client,
             declared.name,
             publish=publish,
             draw_ahead=draw_ahead,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data import DataLoader
 
@@ -113,16 +113,6 @@ def _of_rank_0(store: Any, key: str, own: str | None, advice: str, timeout_s: fl
         return own or new
 
 
-@dataclass(eq=False)
-class _User:
-    """One loader's use of a list, for a hook if it `teaches`; `loader` returns None when that loader has been freed."""
-
-    split: str
-    paths: list[bytes]
-    loader: Callable[[], object]
-    teaches: bool
-
-
 @dataclass
 class _Connection:
     """The only connection of this process to a mount. There is one, because the daemon tells readers by process.
@@ -130,9 +120,10 @@ class _Connection:
     `hello` says which job the process belongs to: that of its hooks, or one of its own while it has only plans.
     """
 
+    key: tuple[int, Path, str]
     client: Client
     hello: Hello
-    users: list[_User] = field(default_factory=list)
+    uses: list[Introduced] = field(default_factory=list)
 
     def begin(self, job: Job, client_name: str) -> None:
         """A hook is attached: its job is this process's job from now on. Raises ValueError if others have another."""
@@ -151,37 +142,47 @@ class _Connection:
                 "close it first, or give both one job="
             )
         if vars(self.hello) != before:
-            self.client.become(self.hello, {user.split for user in self.users})
+            self.client.become(self.hello, {use.declaration.split for use in self.uses})
 
     @property
     def taught(self) -> bool:
         """Whether a hook uses this connection, and not plans alone."""
-        return any(user.teaches for user in self.users)
+        return any(use.declaration.teaches for use in self.uses)
 
-    def others(self, split: str, paths: list[bytes]) -> list[_User]:
-        return [user for user in self.users if user.split == split and user.paths != paths]
+    def has_another(self, declared: Declaration) -> bool:
+        """Whether another list of this name is in use."""
+        own = (use.declaration for use in self.uses if use.declaration.split == declared.split)
+        return any(other.paths != declared.paths for other in own)
 
-    def release(self, user: _User) -> None:
-        """Remove a user; the list is withdrawn with its last user."""
-        if user in self.users:
-            self.users.remove(user)
-            if self.users and all(other.split != user.split for other in self.users):
-                self.client.withdraw(user.split)
+    def end(self, use: Introduced) -> None:
+        """End a use; the list is withdrawn with its last use."""
+        if use in self.uses:
+            self.uses.remove(use)
+            if self.uses and all(other.declaration.split != use.declaration.split for other in self.uses):
+                self.client.withdraw(use.declaration.split)
 
 
 _connections: dict[tuple[int, Path, str], _Connection] = {}
 
 
-class Introduced(NamedTuple):
-    """A list that was declared, this process's client of the mount, and the id of its job.
+@dataclass(eq=False)
+class Introduced:
+    """One loader's use of a list that was declared, for a hook if the list `teaches`.
 
-    `release` ends the loader's use of both; its argument is how many seconds it may take to send what waits.
+    `loader` returns None when that loader has been freed.
     """
 
     declaration: Declaration
-    client: Client
-    job: str
-    release: Callable[[float], None]
+    loader: Callable[[], object]
+    connection: _Connection
+
+    def release(self, timeout_s: float) -> None:
+        """End this use; sending what waits may take `timeout_s` if it was the last use of the connection."""
+        connection = self.connection
+        connection.end(self)
+        if not connection.uses and _connections.get(connection.key) is connection:
+            del _connections[connection.key]
+            connection.client.close(timeout_s)
 
 
 def introduce(
@@ -207,43 +208,36 @@ def introduce(
     declared = declaration(None if loader is None else loader.dataset, root, directory, split, split, samples)
     key = (os.getpid(), root, "" if socket is None else os.fspath(socket))
     connection = _connections.get(key)
-    if connection is not None and (connection.others(split, declared.paths) or (job is not None and connection.taught)):
+    if connection is not None and (connection.has_another(declared) or (job is not None and connection.taught)):
         _release_collected(connection)
         # If the last user was a hook that was freed just now, the connection has ended with it.
         connection = _connections.get(key)
     if connection is None:
         hello = Job().hello(client_name, plans_job()) if job is None else job.hello(client_name, hooks_job(job.id))
         client = Client(socket_finder(directory, socket), hello, queue_batches=queue_batches)
-        connection = _connections[key] = _Connection(client, hello)
+        connection = _connections[key] = _Connection(key, client, hello)
     else:
-        if connection.others(split, declared.paths):
+        if connection.has_another(declared):
             raise ValueError(
                 f"another loader's list is called {split!r}: close its plan or hook, or give this one another split="
             )
         if job is not None:
             connection.begin(job, client_name)
     loader_of = (lambda: connection) if loader is None else weakref.ref(loader)
-    user = _User(split, declared.paths, loader_of, teaches=job is not None)
-    connection.users.append(user)
-    teaches = any(other.teaches for other in connection.users if other.split == split)
+    use = Introduced(replace(declared, teaches=job is not None), loader_of, connection)
+    connection.uses.append(use)
+    teaches = any(other.declaration.teaches for other in connection.uses if other.declaration.split == split)
     connection.client.declare(replace(declared, teaches=teaches))
-
-    def release(timeout_s: float) -> None:
-        connection.release(user)
-        if not connection.users and _connections.get(key) is connection:
-            del _connections[key]
-            connection.client.close(timeout_s)
-
-    return Introduced(declared, connection.client, connection.hello.job, release)
+    return use
 
 
 def _release_collected(connection: _Connection) -> None:
     """End the uses of loaders that were freed without a close, such as those of earlier folds (k-fold validation)."""
     # A model and its hook refer to each other, so only the garbage collector frees them.
     gc.collect()
-    for user in list(connection.users):
-        if user.loader() is None:
-            connection.release(user)
+    for use in list(connection.uses):
+        if use.loader() is None:
+            connection.end(use)
 
 
 def when_collected(owner: object, release: Callable[[float], None]) -> Callable[[], object]:

@@ -92,6 +92,9 @@ class _Taken:
     # Why nothing of it was attributed.
     reason: str = ""
 
+    def is_of_use(self) -> bool:
+        return not self.past or bool(self.attributed) or not all(memory.gone for memory in self.memories)
+
 
 @dataclass(eq=False)
 class Found:
@@ -147,16 +150,13 @@ class Attribution:
                 other.past = True
                 self._in_turn = self._in_turn or (other.used and other.iteration is iteration)
                 self._say_why(other)
-        in_use = (
-            other
-            for other in self._batches
-            if not other.past or other.attributed or not all(memory.gone for memory in other.memories)
-        )
-        kept = [*in_use][-_WAITING_MAX:]
-        if len(kept) < len(self._batches):
-            for other in set(self._batches) - set(kept):
-                self._forget(other)
-        self._batches = kept
+        in_use = [other for other in self._batches if other.is_of_use()]
+        for other in set(self._batches) - set(in_use[-_WAITING_MAX:]):
+            for key in {memory.key for memory in other.memories}:
+                others = [hit for hit in self._by_key.pop(key, ()) if hit[0] is not other]
+                if others:
+                    self._by_key[key] = others
+        self._batches = in_use[-_WAITING_MAX:]
         self._over = [over for over in self._over if any(other.iteration is over for other in self._batches)]
         memories = memories_of(batch)
         seen = np.zeros(len(indices), np.bool_)
@@ -168,12 +168,6 @@ class Attribution:
             # If this batch was written into the memory of an earlier one, that memory has this batch now.
             earlier = [hit for hit in self._by_key.get(memory.key, ()) if hit[0] is taken or not memory.lies_as(hit[1])]
             self._by_key[memory.key] = [*earlier, (taken, memory)]
-
-    def _forget(self, batch: _Taken) -> None:
-        for key in {memory.key for memory in batch.memories}:
-            others = [hit for hit in self._by_key.pop(key, ()) if hit[0] is not batch]
-            if others:
-                self._by_key[key] = others
 
     def add_tensors(self, batch: Any) -> None:
         """Add tensors to the batch that was taken last: copies that the library which runs the loop has made."""
@@ -316,12 +310,11 @@ class Attribution:
             return [], SEVERAL_BATCHES
         if self._lookahead is not None:
             waiting = [batch for batch in waiting if batch.iteration is self._iteration]
+            first = self._given - 1 - self._lookahead
             if self._lookahead and self._is_over(self._iteration):
-                expected = [batch for batch in waiting if batch.number_in_iteration >= self._given - self._lookahead]
+                expected = [batch for batch in waiting if batch.number_in_iteration > first]
             else:
-                expected = [
-                    batch for batch in waiting if batch.number_in_iteration == self._given - 1 - self._lookahead
-                ]
+                expected = [batch for batch in waiting if batch.number_in_iteration == first]
         else:
             expected = waiting
             if len(waiting) > 1:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 import trainer_hook
-from trainer_hook.refurbishing.pipeline import Split
+from trainer_hook.refurbishing.pipeline import SplitDataset
 
 
 class Image:
@@ -60,7 +60,7 @@ def found(value: Any) -> list[str]:
 
 def both_halves(dataset: Dataset[Any], split: Any = 1) -> tuple[list[str], list[str]]:
     """What was done half way, and in the end, by way of the bytes in which a sample is kept."""
-    halves = Split(dataset, split)
+    halves = SplitDataset(dataset, split)
     half = pickle.loads(pickle.dumps(halves.half_way(1)))
     return found(half[1]), found(halves.finish(half))
 
@@ -226,7 +226,7 @@ class Sequence:
 )
 def test_what_does_not_run_all_one_after_the_other_is_not_split(pipeline: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Split(Made(pipeline), 1)
+        SplitDataset(Made(pipeline), 1)
 
 
 def test_what_chooses_is_one_step_of_a_pipeline() -> None:
@@ -254,7 +254,7 @@ def test_a_part_of_a_pipeline_runs_as_the_whole_and_the_whole_stays() -> None:
     for steps in ([nn.Identity(), nn.ReLU(), nn.ReLU()], nn.ModuleList([nn.Identity(), nn.ReLU(), nn.ReLU()])):
         whole = Module(steps)
         dataset = Made(whole, lambda transform, image: (transform(torch.ones(1)), 7))
-        halves = Split(dataset, 1)
+        halves = SplitDataset(dataset, 1)
         half = halves.half_way(0)
         assert (float(half[1][0]), float(halves.finish(half)[0])) == (2, 8)
         assert float(dataset[0][0]) == 8
@@ -264,11 +264,11 @@ def test_a_part_of_a_pipeline_runs_as_the_whole_and_the_whole_stays() -> None:
 def test_data_sets_in_others_are_split_each_by_itself() -> None:
     one, other = Made(Compose(STEPS)), Made(Compose(STEPS[::-1]), lambda transform, image: (transform(image), 7))
     whole = Subset(ConcatDataset([Subset(one, [2, 1]), other]), [0, 3, 1, 5])
-    halves = Split(whole, 1)
+    halves = SplitDataset(whole, 1)
     assert [found(halves.half_way(place)[1]) for place in range(4)] == [["a"], ["c"], ["a"], ["c"]]
     assert [found(halves.finish(halves.half_way(place))) for place in range(4)] == [["abc"], ["cba"]] * 2
     with pytest.raises(ValueError, match="TensorDataset has no `transform`"):
-        Split(ConcatDataset([one, TensorDataset(torch.zeros(3))]), 1)
+        SplitDataset(ConcatDataset([one, TensorDataset(torch.zeros(3))]), 1)
 
 
 class Rows:
@@ -300,7 +300,7 @@ def test_a_transform_of_columns_is_split_by_functions_and_by_steps() -> None:
     functions = on_columns(STEPS[1]), on_columns(STEPS[2])
     assert both_halves(whole, functions) == (["b"], ["bc"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="function is no list of transforms"):
-        Split(Rows(on_columns(STEPS[0])), 1)
+        SplitDataset(Rows(on_columns(STEPS[0])), 1)
     loader = DataLoader(whole, 2, shuffle=True, collate_fn=list)  # type: ignore[arg-type]
     drawn = [sample for batch in trainer_hook.refurbish(loader, split=2) for sample in batch]
     assert [found(sample) for sample in drawn] == [["abc"]] * 4
@@ -344,8 +344,8 @@ def test_generators_of_a_transforms_own_follow_from_the_sample_too() -> None:
 
     def halves_of(dataset: Dataset[Any]) -> tuple[Any, list[np.ndarray]]:
         loader = trainer_hook.refurbish(DataLoader(dataset, 4, shuffle=True, collate_fn=list), split=1)
-        made = loader.dataset._making  # type: ignore[attr-defined]
-        return made, [made.half_way(index, generation)[1] for index in (0, 1) for generation in (0, 1)]
+        made = loader.dataset._split  # type: ignore[attr-defined]
+        return made, [made.make(index, generation)[1] for index in (0, 1) for generation in (0, 1)]
 
     one, other = Compose([Own(), Step("b")]), Compose([Own(), Step("b")])
     made, drawn = halves_of(Made(one))
@@ -353,7 +353,7 @@ def test_generators_of_a_transforms_own_follow_from_the_sample_too() -> None:
     # One number of each of the four generators, for each of two generations of two samples.
     assert len({float(number) for numbers in drawn for number in numbers}) == 16
     assert np.array_equal(drawn, halves_of(Made(other))[1])
-    made.half_way(3, 3)
+    made.make(3, 3)
     assert states == [generator.bit_generator.state for generator in one.transforms[0].generators[:1]]
     # They lie where Python lets them lie.
     rng = np.random.default_rng()

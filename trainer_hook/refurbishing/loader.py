@@ -19,7 +19,6 @@ import os
 import uuid
 import weakref
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -38,9 +37,8 @@ from trainer_hook.refurbishing.directory_store import Missing, PartialStore, pic
 from trainer_hook.refurbishing.fingerprint import fingerprint
 from trainer_hook.refurbishing.generations import Generations
 from trainer_hook.refurbishing.mount_store import MountStore, Unusable, mount_of
-from trainer_hook.refurbishing.pipeline import Functions, Half, Split
+from trainer_hook.refurbishing.pipeline import Functions, Half, SplitDataset
 from trainer_hook.refurbishing.sampler import Draw, RefurbishSampler
-from trainer_hook.refurbishing.seeding import drawn_by
 
 log = logging.getLogger("trainer_hook")
 
@@ -57,19 +55,6 @@ _ARGUMENTS = (
 JOBS: Literal["jobs"] = "jobs"
 
 
-@dataclass(frozen=True)
-class Making:
-    """How samples are made half way: by which split, and by which random numbers."""
-
-    split: Split
-    seed: int
-
-    def half_way(self, index: int, generation: int) -> Half:
-        """A sample half way, drawn by what its generation says."""
-        with drawn_by((self.seed, index, generation), self.split.firsts):
-            return self.split.half_way(index)
-
-
 class RefurbishedDataset(Dataset[Any]):
     """A data set whose samples are kept half way.
 
@@ -77,9 +62,9 @@ class RefurbishedDataset(Dataset[Any]):
     it shares samples with others.
     """
 
-    def __init__(self, whole: Any, making: Making, store: Store, job: str | None = None) -> None:
+    def __init__(self, whole: Any, split: SplitDataset, store: Store, job: str | None = None) -> None:
         self._whole = whole
-        self._making = making
+        self._split = split
         self._store = store
         self._job = job
 
@@ -96,7 +81,7 @@ class RefurbishedDataset(Dataset[Any]):
         # An index without a generation comes from nobody's sampler; it is a sample as it always was.
         if not isinstance(index, Draw):
             return self._whole[index]
-        return self._making.split.finish(self._half_way(index))
+        return self._split.finish(self._half_way(index))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of a batch, as torch's loaders ask for them."""
@@ -109,7 +94,7 @@ class RefurbishedDataset(Dataset[Any]):
         try:
             half: Half = self._store.get(index, generation)
         except Missing:
-            half = self._making.half_way(index, generation)
+            half = self._split.make(index, generation)
             if draw.keeps:
                 self._store.put(index, generation, half, draw.replaces)
         return half
@@ -175,20 +160,20 @@ def refurbish(
         return loader
     ranks = _ranks(loader)
     whole: Any = loader.dataset
-    making = Making(Split(whole, split), seed)
-    name, job, order = fingerprint(making.split.partial, seed, reuse), None, 0
+    halves = SplitDataset(whole, split, seed)
+    name, job, order = fingerprint(halves.partial, seed, reuse), None, 0
     if reuse == JOBS:
         job = from_first_rank(uuid.uuid4().hex)
         # Ranks that begin later could not know the job.
         order, ranks = int(job, 16), ranks or rank_and_world()
     try:
-        keeper, kept = _store(store, whole, making, name, kept, job)
+        keeper, kept = _store(store, whole, halves, name, kept, job)
     except Unusable as exc:
         log.warning("no augmented samples are shared with other trainings, as %s: this is standard training", exc)
         return loader
     uses = 1 if reuse == JOBS else reuse
     generations = Generations(len(whole), uses, round(kept * len(whole)), seed, order)
-    dataset = RefurbishedDataset(whole, making, keeper, job)
+    dataset = RefurbishedDataset(whole, halves, keeper, job)
     # The loader may be freed sooner: libraries that run trainings make another one of it.
     weakref.finalize(dataset, keeper.close)
     return _like(loader, dataset, RefurbishSampler(generations, ranks))
@@ -213,7 +198,7 @@ def _like(loader: DataLoader[Any], dataset: RefurbishedDataset, sampler: Refurbi
 
 
 def _store(
-    given: str | os.PathLike[str] | None, whole: Any, making: Making, name: str, kept: float, job: str | None
+    given: str | os.PathLike[str] | None, whole: Any, halves: SplitDataset, name: str, kept: float, job: str | None
 ) -> tuple[Store, float]:
     """The store, and the share of the samples that it is to keep: all ranks are given that of the first.
 
@@ -225,7 +210,7 @@ def _store(
         Path(given).mkdir(mode=0o700, parents=True, exist_ok=True)
         return PartialStore(Path(given), name=name), kept
     try:
-        in_mount, kept = _mount_store(whole, making, name, kept, job)
+        in_mount, kept = _mount_store(whole, halves, name, kept, job)
     except Unusable as exc:
         why_not = str(exc)
     first_in_mount, kept = from_first_rank((in_mount is not None, kept))
@@ -255,7 +240,7 @@ def _in_shared_memory() -> PartialStore:
     return PartialStore(directory, os.getpid())
 
 
-def _mount_store(whole: Any, making: Making, name: str, kept: float, job: str | None) -> tuple[MountStore, float]:
+def _mount_store(whole: Any, halves: SplitDataset, name: str, kept: float, job: str | None) -> tuple[MountStore, float]:
     """The mount's cache as the store, and the share of the samples that it has room for; raises Unusable."""
     try:
         paths = [os.path.abspath(os.fsdecode(path)) for path, _ in samples_of(whole)]
@@ -265,7 +250,7 @@ def _mount_store(whole: Any, making: Making, name: str, kept: float, job: str | 
     if len(paths) != samples:
         raise Unusable(f"the data set has {samples} samples and names {len(paths)} files")
     mount = mount_of(paths)
-    tried = {index: making.half_way(index, 0) for index in range(0, samples, max(1, samples // _TRIED))}
+    tried = {index: halves.make(index, 0) for index in range(0, samples, max(1, samples // _TRIED))}
     sizes = [len(pickled(half)) for half in tried.values()]
     each_bytes = _MARGIN * sum(sizes) / len(sizes)
     store = MountStore(mount, paths, name, math.ceil(kept * samples * each_bytes), job)

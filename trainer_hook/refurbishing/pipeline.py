@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.utils.data import ConcatDataset, Subset
 
+from trainer_hook.refurbishing.seeding import drawn_by
+
 Transform = Callable[..., Any]
 # The way from a sample to something in it: keys of mappings, and numbers in tuples and lists.
 Place = tuple[Any, ...]
@@ -169,18 +171,24 @@ _GIVE_FUNCTIONS = "give two functions as split=(partial, final)"
 _NAMES = ("transform", "transforms")
 
 
-class Split:
+class SplitDataset:
     """A data set whose pipeline is split: `half_way` gives its samples half way, and `finish` goes the rest of it."""
 
-    def __init__(self, dataset: Any, split: int | Functions) -> None:
+    def __init__(self, dataset: Any, split: int | Functions, seed: int = 0) -> None:
         """Raises ValueError for a data set, or a pipeline, that cannot be split so."""
         self._split = split
+        self._seed = seed
         self._calls: list[Call] = []
         self._rests: list[Transform | None] = []
         self.firsts: list[Transform] = []
         """The first transforms of each pipeline: a ConcatDataset may have several."""
         self.partial = self._partial(dataset)
         """The data set with the first transforms alone."""
+
+    def make(self, index: int, generation: int) -> Half:
+        """A sample half way, as this generation of it is: the seed and both numbers decide its random draws."""
+        with drawn_by((self._seed, index, generation), self.firsts):
+            return self.half_way(index)
 
     def half_way(self, index: int) -> Half:
         """A sample half way; raises ValueError if the data set does more to it than its transform."""

@@ -88,7 +88,7 @@ class JobOrder:
         self._own = own
         self._sampler_epoch = sampler_epoch
         self._exchanges = exchanges
-        # After how many samples each batch ended, and what this rank has handed on till then, if ranks exchange.
+        # If ranks exchange: after how many samples each batch ended, and the samples of each batch.
         self._ends: list[int] = []
         self._handed: list[Indices] = []
         self._put(_DRAWN, own)

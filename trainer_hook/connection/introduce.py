@@ -30,7 +30,7 @@ log = logging.getLogger("trainer_hook")
 
 # Ranks attach within seconds of each other, unless one of them first prepares data for all.
 _AGREE_S = 60.0
-# Of a random UUID: if one mount ever sees a thousand jobs, two of them have the same id with a chance of 2 in 10^9.
+# Digits of a random UUID: if one mount ever sees a thousand jobs, two have the same id with a chance of 2 in 10^9.
 _ID_DIGITS = 12
 
 

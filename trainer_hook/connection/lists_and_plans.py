@@ -137,7 +137,7 @@ class ListsAndPlans:
         return chunk
 
     def progress(self, now_s: float, hurry: bool) -> Progress | None:
-        """Some progress that has not been sent; None if there is none. To be called when `next` has nothing.
+        """Some progress that has not been sent; None if there is none. The caller asks `next` first.
 
         Without `hurry` the progress of a list waits if some of it was sent a moment ago.
         """

@@ -76,7 +76,7 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
         stream.close()
         if exc.errno is None:
             raise
-        # Of the system's own error the user would not know which socket it is.
+        # The system's own error does not say which socket it is.
         raise OSError(exc.errno, exc.strerror, os.fspath(path)) from exc
     finally:
         os.close(directory)

@@ -1,7 +1,7 @@
 """What one rank reads in an epoch, in order; an exchange swaps two of the positions that are still to come.
 
 The order is a permutation of what the sampler drew, whatever is swapped. So each sample of the epoch is handed on
-exactly once, whoever proposes exchanges, and however late, often or wrongly: a proposal that the order does not allow
+exactly once, however late, often or wrongly exchanges are proposed: a proposal that the order does not allow
 is left out. The rank's own process keeps the order that counts; the mount only proposes.
 """
 

@@ -30,7 +30,7 @@ ANSWER_S = 0.1
 
 
 class Exchanging:
-    """`drawn` is the epoch as a copy of the sampler drew it; None if the epoch goes on with an order of before.
+    """`drawn` is the epoch as a copy of the sampler drew it; None if the epoch goes on in a saved order.
 
     `handed` is called with each batch that is handed on.
     """
@@ -66,9 +66,9 @@ class Exchanging:
         self._asks, self._given = False, None
 
     def follow_sampler(self) -> None:
-        """Hand on what the sampler draws itself, and so that each of its draws comes once in the epoch all the same.
+        """Hand on what the sampler itself draws, and still hand on each of its draws once in the epoch.
 
-        An order of before counts whatever the sampler draws.
+        A saved order counts whatever the sampler draws.
         """
         if self._drawn is None or self.follows_sampler:
             return
@@ -144,14 +144,14 @@ def repeats(order: Indices) -> bool:
     return len(order) > 0 and int(np.bincount(order).max()) > 1
 
 
-# Beside `int`: an object of a subclass of that may say more than its number.
+# `int` itself is plain too, but an object of a subclass of it may say more than its number.
 _KINDS = (np.integer, np.ndarray, torch.Tensor)
 
 
 def refuse_repetition(loader: DataLoader[Any]) -> None:
     """Raise ValueError if the loader's sampler is known to draw samples more than once, or with their generations.
 
-    So too if the loader repeats its sampler: its next round begins before the loop has taken this one.
+    A loader that repeats its sampler is refused too: its next round begins before the loop has taken this one.
     """
     if is_repeating(loader):
         raise ValueError(f"share=True: a {type(loader).__name__} repeats its sampler for ever: leave share out")

@@ -72,7 +72,7 @@ class Follower(Passes):
     def check(loader: DataLoader[Any]) -> None:
         """Raise ValueError for what cannot be followed: what is no loader, or one without indices, or not in order.
 
-        So too for a loader that is followed already, or whose SpiderSampler is for a data set of another length.
+        A loader that is followed already, or whose SpiderSampler is for a data set of another length, is refused too.
         """
         loader = drawing_loader(loader)
         if not isinstance(loader, DataLoader):

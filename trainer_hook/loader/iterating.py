@@ -62,7 +62,7 @@ class Iteration:
     """
 
     def __init__(self, around: IterationAround | None = None, first: int = 0) -> None:
-        # Beside each batch, the pass or the round (`repeating.py`) that it was drawn for.
+        # Each batch stands beside the pass or the round (`repeating.py`) that it was drawn for.
         self.drawn: deque[tuple[object, Indices | None]] = deque()
         self.around = around
         self.first = first
@@ -104,7 +104,7 @@ class FollowedIterator:
         self._iteration = iteration
         if self._given and not isinstance(getattr(iterator, "_sampler_iter", None), itertools.islice):
             # A loader that goes on (torchdata's) counts the batches that it gave before. Its sampler draws the rest, of
-            # which the loader may have left out some; or it draws all, and then the loader leaves out those of before.
+            # which the loader may have left out some; or it draws all, and then the loader leaves out the batches of before.
             iteration.first += self._given - (self._received or 0)
 
     def __iter__(self) -> FollowedIterator:

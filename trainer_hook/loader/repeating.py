@@ -79,7 +79,7 @@ class Rounds:
         self._missed = missed
         self._samples_of = samples_of
         self._round = object()
-        # The iterator that draws for a loader's iterator of before we came, and what records its draws.
+        # The loader may have had an iterator before this object: what draws for it, and what records its draws.
         self._before: Iterator[Any] | None = None
         self._recording: Iterator[Any] | None = None
         # Whether the loader has made its iterator, or will make it, since: then each round is noted from its begin.

@@ -17,9 +17,9 @@ that batch, neither is attributed. So a forward pass that is attributed by exclu
 is no longer used in a loop in which an input was a batch's own tensor, in which two inputs came for one batch, or which
 copies only some rows of a batch.
 
-A forward pass is not attributed if the classifier gets another number of rows than the model's input has, or runs more
-than once; nor if the inputs have different rows of the batch, or are alike as a pair is, of which one may be another
-sample. Nor is it if the classifier works on positions (tokens), there are as many positions as samples, and no earlier
+A forward pass is not attributed in five cases: the classifier gets another number of rows than the model's input has;
+it runs more than once; the inputs have different rows of the batch; two inputs are alike as a pair is, so one may be
+another sample; or the classifier works on positions (tokens), there are as many positions as samples, and no earlier
 forward pass has shown which dimension has the samples.
 """
 
@@ -54,7 +54,7 @@ Indices = npt.NDArray[np.uint32]
 
 _numbers = itertools.count()
 
-# So many batches are remembered: a loop may take them all before it trains on the first.
+# At most this many batches are remembered: a loop may take them all before it trains on the first.
 _WAITING_MAX = 256
 
 # Why a batch is not attributed; the hook logs these texts.

@@ -43,7 +43,7 @@ from trainer_hook.refurbishing.sampler import Draw, RefurbishSampler
 log = logging.getLogger("trainer_hook")
 
 Store = PartialStore | MountStore
-# So many samples are made to learn how large partial samples are; by so much they may be larger in the mean.
+# How many samples are made to learn how large partial samples are, and by which factor their mean may be larger.
 _TRIED, _MARGIN = 8, 1.05
 # A loader's arguments that its attributes give back under the same names.
 _ARGUMENTS = (

@@ -155,12 +155,12 @@ class _Kept:
             self._store.settle()
 
     def close(self) -> None:
-        """Delete the samples in memory; whoever made the mount deletes it as a whole."""
+        """Delete the samples in memory; the program that made the mount deletes it as a whole."""
         self._store.close()
 
 
 class _Chosen(Dataset[Any]):
-    """Some samples of a data set; with `kept`, as they are kept there, and kept in the next generation if `anew`."""
+    """Some samples of a data set: those in `kept`, if it is given, which get their next generation if `anew`."""
 
     def __init__(self, whole: Any, indices: list[int], kept: _Kept | None, anew: bool) -> None:
         self._whole = whole
@@ -337,10 +337,10 @@ def _answer(measuring: Measuring, asked: dict[str, Any]) -> dict[str, Any]:
 def main(named: str) -> None:
     """Answer until standard input ends, or until there is nothing to measure."""
     measuring = None
-    # Who asks may be killed while the training's code runs, which never looks for the end of the questions.
+    # The program that asks may be killed while the training's code runs, which never looks for the end of the questions.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     with os.fdopen(os.dup(0)) as questions, os.fdopen(os.dup(1), "w", buffering=1) as answers:
-        # What the training reads and prints is none of either: who asks it something would wait for ever.
+        # The training must neither read a question nor print an answer: the program that asks would wait for ever.
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(2, 1)
@@ -359,7 +359,7 @@ def main(named: str) -> None:
                     answer = _answer(measuring, asked)
                 print(json.dumps(answer), file=answers)
         except KeyboardInterrupt:
-            log.debug("whoever asked has no more questions")
+            log.debug("the program that asks has ended")
         except Exception as exc:
             print(json.dumps({"error": str(exc) if isinstance(exc, Unusable) else _in_words(exc)}), file=answers)
         finally:

@@ -337,7 +337,7 @@ def _answer(measuring: Measuring, asked: dict[str, Any]) -> dict[str, Any]:
 def main(named: str) -> None:
     """Answer until standard input ends, or until there is nothing to measure."""
     measuring = None
-    # The program that asks may be killed while the training's code runs, which never looks for the end of the questions.
+    # The program that asks may be killed while the training's code runs, which looks for no end of the questions.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     with os.fdopen(os.dup(0)) as questions, os.fdopen(os.dup(1), "w", buffering=1) as answers:
         # The training must neither read a question nor print an answer: the program that asks would wait for ever.

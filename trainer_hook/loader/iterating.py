@@ -104,7 +104,7 @@ class FollowedIterator:
         self._iteration = iteration
         if self._given and not isinstance(getattr(iterator, "_sampler_iter", None), itertools.islice):
             # A loader that goes on (torchdata's) counts the batches that it gave before. Its sampler draws the rest, of
-            # which the loader may leave out some of it; or it draws all, and the loader leaves out what it gave before.
+            # which the loader may leave out some; or it draws all, and the loader leaves out what it gave before.
             iteration.first += self._given - (self._received or 0)
 
     def __iter__(self) -> FollowedIterator:

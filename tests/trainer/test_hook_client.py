@@ -16,7 +16,7 @@ import pytest
 from hook_daemon import PATIENCE_S, HookDaemon, until
 
 from spiderfs.daemon.training.connection.hook_connection import ServerLimits
-from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
+from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd, Hello, Plan
 from spiderfs.testing import RecordingSink
 from trainer_hook import Client, Declaration
 from trainer_hook.connection.lists_and_plans import PROGRESS_EVERY_S
@@ -246,7 +246,8 @@ def test_each_refusal_of_the_daemon_is_logged_once(tmp_path: Path, caplog: pytes
         until(lambda: talking.counts["errors"] == 2)
         talking.batch(lambda: batch())
         talking.batch(lambda: None)
-        talking.batch(lambda: Batch("train", 0, 0, np.array([1], np.uint32), np.ones((1, 65), np.float16)))
+        wider = np.ones((1, DEFAULT_LIMITS.dimension + 1), np.float16)
+        talking.batch(lambda: Batch("train", 0, 0, np.array([1], np.uint32), wider))
         until(lambda: talking.counts["unusable"] == 1)
         until(lambda: len(daemon.sink.batches) == 1)
         talking.close()

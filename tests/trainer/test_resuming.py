@@ -294,7 +294,7 @@ def test_an_epoch_that_the_hook_is_told_is_over_is_over(daemon: HookDaemon) -> N
         with trainer_hook.plan(daemon.mount, batches) as planning:
             next(iter(batches))
             assert planning.state_dict()["consumed"] == 8
-            planning._planner.epoch_over()
+            planning.planner.epoch_over()
             state = planning.state_dict()
             assert state == {} if sampler is None else state["consumed"] == SIZE
 
@@ -312,7 +312,7 @@ def test_a_sampler_whose_smaller_epoch_cannot_hold_the_rest_is_named(
 def test_an_epoch_that_is_not_planned_has_no_place(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
     batches = DataLoader(Indexed(), batch_size=8, sampler=range(SIZE), collate_fn=list)
     with trainer_hook.plan(daemon.mount, batches) as planning:
-        planning._planner._publish = False
+        planning.planner._publish = False
         next(iter(batches))
         assert planning.state_dict() == {}
         assert "no place in the epoch" in caplog.text

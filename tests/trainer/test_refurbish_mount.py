@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 
 import trainer_hook
 from trainer_hook.refurbishing.directory_store import Missing, PartialStore
-from trainer_hook.refurbishing.fingerprint import fingerprint
 from trainer_hook.refurbishing.mount_store import MountStore, Unusable, mount_of
+from trainer_hook.refurbishing.pipeline import fingerprint
 
 PARTIAL_BYTES = 8 * NUMBERS
 

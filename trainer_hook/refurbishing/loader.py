@@ -34,10 +34,9 @@ from torch.utils.data import (
 from trainer_hook.connection.sample_list import samples_of
 from trainer_hook.ranks import from_all_ranks, from_first_rank, rank_and_world
 from trainer_hook.refurbishing.directory_store import Missing, PartialStore, pickled
-from trainer_hook.refurbishing.fingerprint import fingerprint
 from trainer_hook.refurbishing.generations import Generations
 from trainer_hook.refurbishing.mount_store import MountStore, Unusable, mount_of
-from trainer_hook.refurbishing.pipeline import Functions, Half, SplitDataset
+from trainer_hook.refurbishing.pipeline import Functions, Half, SplitDataset, fingerprint
 from trainer_hook.refurbishing.sampler import Draw, RefurbishSampler
 
 log = logging.getLogger("trainer_hook")

@@ -17,9 +17,9 @@ import os
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -43,6 +43,8 @@ from trainer_hook.refurbishing.directory_store import Missing, pickled, unpickle
 from trainer_hook.refurbishing.sampler import Draw
 
 log = logging.getLogger("trainer_hook")
+
+Answer = TypeVar("Answer")
 
 _RECEIVE_BYTES = 1 << 16
 # This many samples of a process may be on their way. The mount keeps one in a millisecond.
@@ -189,49 +191,46 @@ class MountStore:
     def put(self, index: int, generation: int, sample: Any, replaces: int | None = None) -> None:
         """Keep a sample in place of its generation `replaces`, if there is room; raises as `pickled` does."""
         payload = pickled(sample)
-        try:
-            line = self._connected()
+        numbers = (generation,) if replaces is None else (generation, replaces)
+
+        def send(line: Line) -> None:
             if len(payload) > line.most_bytes:
                 self._say_once(f"{len(payload)} bytes, and sample_max_bytes={line.most_bytes}")
-                return
-            numbers = (generation,) if replaces is None else (generation, replaces)
-            line.put(payload, [self._inode(index, number) for number in numbers])
-            self._tell(line)
-        except Unusable:
-            pass
-        except (OSError, ProtocolError) as exc:
-            self._lose(exc)
+            else:
+                line.put(payload, [self._inode(index, number) for number in numbers])
+
+        self._ask(send)
 
     def turns(self, indices: Sequence[int], generation: int) -> list[Draw]:
         """The samples with the generations that the job is to use next.
 
         New ones, which it is to keep, are `generation`. Without an answer all are new, and none is kept.
         """
-        try:
-            line = self._connected()
-            answer = line.turns(indices, generation, _WAIT_S)
-            self._tell(line)
-            if len(answer.generations) == len(answer.replaces) == len(indices):
-                return [
-                    Draw(index, number, number == generation, replaced or None)
-                    for index, number, replaced in zip(
-                        indices, answer.generations.tolist(), answer.replaces.tolist(), strict=True
-                    )
-                ]
-        except Unusable:
-            pass
-        except (OSError, ProtocolError) as exc:
-            self._lose(exc)
-        return [Draw(index, generation, keeps=False) for index in indices]
+        answer = self._ask(lambda line: line.turns(indices, generation, _WAIT_S))
+        if answer is None or not len(answer.generations) == len(answer.replaces) == len(indices):
+            return [Draw(index, generation, keeps=False) for index in indices]
+        numbers = zip(indices, answer.generations.tolist(), answer.replaces.tolist(), strict=True)
+        return [Draw(index, number, number == generation, replaced or None) for index, number, replaced in numbers]
 
     def settle(self) -> None:
         """Wait a moment until the mount has answered all that this process has put."""
         if self._line is not None and self._line.pid == os.getpid():
-            try:
-                self._line.settle(0, _WAIT_S)
-                self._tell(self._line)
-            except (OSError, ProtocolError) as exc:
-                self._lose(exc)
+            self._ask(lambda line: line.settle(0, _WAIT_S))
+
+    def _ask(self, ask: Callable[[Line], Answer]) -> Answer | None:
+        """What `ask` returns for this process's connection; None if there is none, or it is lost."""
+        try:
+            line = self._connected()
+            answer = ask(line)
+        except Unusable:
+            return None
+        except (OSError, ProtocolError) as exc:
+            self._lose(exc)
+            return None
+        for text in line.refusals:
+            self._say_once(text)
+        line.refusals.clear()
+        return answer
 
     def _inode(self, index: int, generation: int) -> int:
         return partial_inode(self._name, os.stat(self._paths[index]).st_ino, generation)
@@ -257,11 +256,6 @@ class MountStore:
         self._say_once(str(exc))
         self._retry_at = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, DEFAULT_PATIENCE.longest_pause_s)
-
-    def _tell(self, line: Line) -> None:
-        for text in line.refusals:
-            self._say_once(text)
-        line.refusals.clear()
 
     def _say_once(self, text: str) -> None:
         if not self._has_said:

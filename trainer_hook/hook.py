@@ -317,10 +317,10 @@ def _message(
     None if a number is not finite, because such a step taught the model nothing. The sending thread calls this, because
     the copies from the device may not be complete.
     """
-    embeddings = np.concatenate([part.embeddings.array() for part in parts])
+    embeddings = np.concatenate([part.embeddings() for part in parts])
     losses: npt.NDArray[Any] | None = None
     if all(part.losses is not None for part in parts):
-        losses = np.concatenate([part.losses.array() for part in parts if part.losses is not None])
+        losses = np.concatenate([part.losses() for part in parts if part.losses is not None])
     if not np.isfinite(embeddings).all() or (losses is not None and not np.isfinite(losses).all()):
         return None
     sampler = None if sampler_of is None else sampler_of()

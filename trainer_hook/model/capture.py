@@ -25,9 +25,16 @@ from torch.utils.data import DataLoader
 from trainer_hook.isolation import ErrorBoundary, by_signal_handler
 from trainer_hook.model.provenance import Shown, tensors_in
 
+log = logging.getLogger("trainer_hook")
+
+# A copy on the host that may not be complete yet: a function that waits for it.
+HostCopy = Callable[[], npt.NDArray[Any]]
+
 # The projection is the same on all machines and in all runs, so that stored embeddings can be compared with new ones.
 _PROJECTION_SEED = 20_250_219
 _FLOAT16_MAX = 65_504.0
+# Samples in one forward pass: more than in a batch of a training, because there are no gradients.
+_BATCH = 256
 
 
 def find_classifier(model: nn.Module, given: str | nn.Module | None) -> nn.Module:
@@ -54,21 +61,11 @@ def projection(width: int, dimension: int) -> Tensor:
     return matrix
 
 
-class HostCopy(NamedTuple):
-    """A copy of a tensor to the host that may not be complete yet."""
-
-    tensor: Tensor
-    ready: Callable[[], None]
-
-    def array(self) -> npt.NDArray[Any]:
-        """The copy, when it is complete. This may wait for the device, so the training's thread must not call it."""
-        self.ready()
-        array: npt.NDArray[Any] = self.tensor.numpy()
-        return array
-
-
 class Seen(NamedTuple):
-    """The embeddings of some rows of a forward pass, and their losses if they are known."""
+    """The embeddings of some rows of a forward pass, and their losses if they are known.
+
+    Both are functions that may wait for the device, so the training's thread must not call them.
+    """
 
     embeddings: HostCopy
     losses: HostCopy | None
@@ -286,23 +283,18 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 def to_host(tensor: Tensor) -> HostCopy:
     """A copy of a tensor on the host; the device makes it after the work that it was given before."""
-    if tensor.device.type == "cpu":
-        return HostCopy(tensor, lambda: None)
     if tensor.device.type != "cuda":
-        return HostCopy(tensor.cpu(), lambda: None)
+        return tensor.cpu().numpy
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
     # A thread that waits for a blocking event sleeps, and leaves the core to the data loader.
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(tensor.device))
-    return HostCopy(copy, event.synchronize)
 
+    def array() -> npt.NDArray[Any]:
+        event.synchronize()
+        return copy.numpy()
 
-log = logging.getLogger("trainer_hook")
-
-Told = Callable[[npt.NDArray[np.uint32], Seen], None]
-
-# Samples in one forward pass: more than in a batch of a training, because there are no gradients.
-_BATCH = 256
+    return array
 
 
 class Evaluation:
@@ -318,7 +310,7 @@ class Evaluation:
         loader: DataLoader[Any],
         labels: npt.NDArray[np.int32] | None,
         capture: Capture,
-        told: Told,
+        told: Callable[[npt.NDArray[np.uint32], Seen], None],
     ) -> None:
         # DistributedDataParallel would make ranks wait for each other, but each evaluates its own number of batches.
         self._model: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
@@ -369,7 +361,7 @@ class Evaluation:
         if seen.losses is None:
             raise TypeError("the classifier does not give one number for each class")
         self._told(indices.astype(np.uint32), seen)
-        return seen.losses.array().astype(np.float32)
+        return seen.losses().astype(np.float32)
 
 
 @contextmanager

@@ -328,12 +328,6 @@ def _in_words(exc: Exception) -> str:
     return f"{type(exc).__name__}: {lines[-1]}" if lines else type(exc).__name__
 
 
-def _answer(measuring: Measuring, asked: dict[str, Any]) -> dict[str, Any]:
-    if "steps" in asked:
-        return {"step_s": measuring.steps(asked["steps"])}
-    return measuring.measure(asked["first"], asked["count"], asked["kept"])._asdict()
-
-
 def main(named: str) -> None:
     """Answer until standard input ends, or until there is nothing to measure."""
     measuring = None
@@ -354,9 +348,11 @@ def main(named: str) -> None:
                         measuring.close()
                     measuring = loader_of(make, asked["directory"])
                     answer = measuring.facts
+                elif measuring is not None and "steps" in asked:
+                    answer = {"step_s": measuring.steps(asked["steps"])}
                 else:
                     assert measuring is not None
-                    answer = _answer(measuring, asked)
+                    answer = measuring.measure(asked["first"], asked["count"], asked["kept"])._asdict()
                 print(json.dumps(answer), file=answers)
         except KeyboardInterrupt:
             log.debug("the program that asks has ended")

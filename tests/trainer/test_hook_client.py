@@ -254,7 +254,7 @@ def test_each_refusal_of_the_daemon_is_logged_once(tmp_path: Path, caplog: pytes
     texts = [record.getMessage() for record in caplog.records]
     assert sum("more than 1 lists" in text for text in texts) == 1
     assert sum("1 of 2 paths are ignored: no such file" in text for text in texts) == 1
-    assert sum("dimension 65" in text for text in texts) == 1
+    assert sum(f"dimension {DEFAULT_LIMITS.dimension + 1}" in text for text in texts) == 1
     assert talking.counts == {"errors": 2, "sent": 1, "not finite": 1, "unusable": 1}
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs.daemon.training.lists.sample_list import SampleList
-from spiderfs.daemon.training.lists.trainer import Declared, Trainer
+from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
 from spiderfs.protocol import Batch, EpochEnd, Exchange, Plan, Progress
 
 

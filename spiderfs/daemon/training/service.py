@@ -39,8 +39,7 @@ from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublishe
 from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.daemon.training.courses.trainers import Trainers
 from spiderfs.daemon.training.lists.plans import Plans
-from spiderfs.daemon.training.lists.sample_list import SampleList
-from spiderfs.daemon.training.lists.trainer import Declared, Trainer
+from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
 from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch, EpochEnd, Exchange, Plan, Progress

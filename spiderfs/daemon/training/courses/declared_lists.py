@@ -21,14 +21,15 @@ from spiderfs.daemon.training.courses.courses import Course, Courses, course_id_
 from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.daemon.training.courses.trainers import Trainers
-from spiderfs.daemon.training.lists.sample_list import (
+from spiderfs.daemon.training.lists.trainer import (
+    Declared,
     KnownList,
     SampleList,
+    Trainer,
     digest_of,
     inodes_of,
     leave_out_contradictions,
 )
-from spiderfs.daemon.training.lists.trainer import Declared, Trainer
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol import Hello
 from spiderfs.vfs.on_demand import Supply

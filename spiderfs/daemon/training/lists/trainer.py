@@ -1,4 +1,8 @@
-"""A trainer as the daemon knows it: which process it is, and which lists it has declared."""
+"""Trainers, and the lists of samples that they declare.
+
+A list is declared by paths (`SampleList`). The manager knows it by files (`KnownList`), and what it knows is shared by
+all jobs that have declared the list.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import trio
+import xxhash
 
+from spiderfs.core.policy import Key
+from spiderfs.errors import SourceError, Stale
 from spiderfs.protocol import Hello
+from spiderfs.vfs.catalogue import Catalogue
+from spiderfs.vfs.lister import Lister
+
+# How many samples are looked up between two chances for other tasks, in 5 ms.
+_AT_A_TIME = 500
 
 Oldest = Callable[[npt.NDArray[np.uint32], int], npt.NDArray[np.int64] | None]
 """Chooses that many of the rows of waiting batches with these samples, or none of them if it does not know them all."""
@@ -42,3 +55,95 @@ class Trainer:
     @property
     def job_id(self) -> str:
         return self.hello.job
+
+
+@dataclass(frozen=True, eq=False)
+class SampleList:
+    """A whole declared list: sample i has path `paths[i]` and label `labels[i]` (-1: none).
+
+    `text` has the paths, each with a zero byte after it; a list of `bytes` would take another 41 a path. An empty path
+    is one that cannot lie below the mount. `teaches` is whether the trainer has said that it will send batches of the
+    list.
+    """
+
+    name: str
+    split: str
+    text: bytes
+    labels: npt.NDArray[np.int32]
+    teaches: bool = False
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def paths(self) -> list[bytes]:
+        """The paths, split anew at each call."""
+        return self.text.split(b"\0")[:-1]
+
+
+class KnownList:
+    """One list of samples that trainers have declared; it does not change.
+
+    Sample i of the list is the file `inodes[i]`; inode 0 stands for an unknown file.
+    """
+
+    def __init__(self, digest: str, samples: SampleList, inodes: npt.NDArray[np.uint64]) -> None:
+        self.digest = digest
+        self.name = f"{samples.name} ({samples.split})"
+        # -1 stands for no label. Each of these samples gets a label of its own, below all labels that can be declared,
+        # which have 32 bits: so no two of them have the same label.
+        own = -(1 << 32) - np.arange(len(samples), dtype=np.int64)
+        self.labels = np.where(samples.labels == -1, own, samples.labels)
+        self.inodes = inodes
+        self.keys: list[int] = inodes.tolist()
+        self.index_of = {inode: index for index, inode in enumerate(self.keys) if inode}
+        indices = (self.index_of.get(inode, index) for index, inode in enumerate(self.keys))
+        self.one_of_file = np.fromiter(indices, np.uint32, len(self.keys))
+        """For each sample, the sample of the same file that `index_of` knows."""
+
+    @property
+    def label_of(self) -> dict[Key, int]:
+        """The label of each known file, in the order of the list."""
+        labels: list[int] = self.labels.tolist()
+        return {inode: labels[index] for index, inode in enumerate(self.keys) if self.index_of.get(inode) == index}
+
+
+def digest_of(samples: SampleList) -> str:
+    """Two declarations have one digest if they name the same files with the same labels in the same order."""
+    return xxhash.xxh3_64_hexdigest(samples.text[:-1] + samples.labels.tobytes())
+
+
+async def inodes_of(paths: Sequence[bytes], catalogue: Catalogue, lister: Lister) -> npt.NDArray[np.uint64]:
+    """The file of each path, 0 for a path without one; lists directories that are not known yet."""
+    inodes = np.zeros(len(paths), np.uint64)
+    listed: dict[bytes, int] = {}
+    for index, path in enumerate(paths):
+        directory, _, name = path.rpartition(b"/")
+        if directory not in listed:
+            listed[directory] = await _listed(directory, lister)
+        dentry = catalogue.find(listed[directory], name) if listed[directory] else None
+        if dentry is not None:
+            inodes[index] = dentry.inode
+        if index % _AT_A_TIME == 0:
+            await trio.lowlevel.checkpoint()
+    return inodes
+
+
+async def _listed(path: bytes, lister: Lister) -> int:
+    try:
+        node = await lister.directory(path)
+        await lister.complete(node, ttl_s=60.0)
+    except (SourceError, Stale):
+        return 0
+    return node.inode
+
+
+def leave_out_contradictions(inodes: npt.NDArray[np.uint64], labels: npt.NDArray[np.int32]) -> None:
+    """Make a file unknown that the list names with different labels: for which samples may it stand in?"""
+    label_of: dict[int, int] = {}
+    contradicted = set()
+    for inode, label in zip(inodes.tolist(), labels.tolist(), strict=True):
+        if label_of.setdefault(inode, label) != label:
+            contradicted.add(inode)
+    if contradicted:
+        inodes[np.isin(inodes, np.array(sorted(contradicted), np.uint64))] = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from spiderfs.daemon.training.courses.courses import Course
-from spiderfs.daemon.training.lists.trainer import KnownList, SampleList
+from spiderfs.daemon.training.trainer import KnownList, SampleList
 
 
 def sample_list(count: int, name: str = "train") -> SampleList:

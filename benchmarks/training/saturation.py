@@ -40,8 +40,8 @@ from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.engine.scorer import correlation, exact
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen
-from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
 from spiderfs.daemon.training.service import Training
+from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch, Hello

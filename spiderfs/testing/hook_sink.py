@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
+from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.protocol import Batch, EpochEnd, Exchange, Plan, Progress
 
 

@@ -10,7 +10,7 @@ from spiderfs.daemon.caching.capacity import SurveyStatus
 from spiderfs.daemon.caching.prefetcher import PrefetcherStatus
 from spiderfs.daemon.chosen_partition import Partition
 from spiderfs.daemon.training.courses.job_accounts import JobStatus
-from spiderfs.daemon.training.lists.trainer import Trainer
+from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.options.model import Options
 
 

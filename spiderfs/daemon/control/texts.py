@@ -22,7 +22,7 @@ from spiderfs.daemon.control.status import MountStatus
 from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.daemon.training.courses.job_accounts import JobStatus
 from spiderfs.daemon.training.courses.scoring import BatchScoring
-from spiderfs.daemon.training.lists.trainer import Trainer
+from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.metrics import SharedCounters, prometheus_text
 from spiderfs.options.model import Options
 from spiderfs.options.units import round_size

@@ -38,8 +38,8 @@ from spiderfs.daemon.training.courses.pinboard import Pinboard
 from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.daemon.training.courses.trainers import Trainers
-from spiderfs.daemon.training.lists.plans import Plans
-from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
+from spiderfs.daemon.training.plans import Plans
+from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch, EpochEnd, Exchange, Plan, Progress

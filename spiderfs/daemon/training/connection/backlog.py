@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs.daemon.training.lists.trainer import Oldest
+from spiderfs.daemon.training.trainer import Oldest
 from spiderfs.protocol import Batch, Message
 
 Run = list[Batch]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from spiderfs.daemon.training.lists.trainer import SampleList
+from spiderfs.daemon.training.trainer import SampleList
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol import Samples
 from spiderfs.views.tree import VIEWS_DIRECTORY

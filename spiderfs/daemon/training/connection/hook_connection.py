@@ -26,7 +26,7 @@ import trio
 from spiderfs import __version__
 from spiderfs.daemon.training.connection.backlog import Backlog, Run
 from spiderfs.daemon.training.connection.declaring import DeclaredBytes, Declaring
-from spiderfs.daemon.training.lists.trainer import Declared, Oldest, SampleList, Trainer
+from spiderfs.daemon.training.trainer import Declared, Oldest, SampleList, Trainer
 from spiderfs.errors import ProtocolError, SpiderfsError
 from spiderfs.protocol import (
     VERSION,

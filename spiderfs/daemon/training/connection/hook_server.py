@@ -20,7 +20,7 @@ import trio
 from spiderfs.daemon.training.connection.declaring import DeclaredBytes
 from spiderfs.daemon.training.connection.hook_connection import Connection, HookSink, ServerLimits
 from spiderfs.daemon.training.connection.partial_connection import PartialConnection, PartialKeeper
-from spiderfs.daemon.training.lists.trainer import Trainer
+from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.errors import SpiderfsError
 from spiderfs.linux.sockets import socket_address
 from spiderfs.protocol import Error, PartialSamples

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spiderfs.core.learning.thinning import Thinning
-from spiderfs.daemon.training.lists.trainer import KnownList
+from spiderfs.daemon.training.trainer import KnownList
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scoring import ScorerOptions, Scoring
 

@@ -21,7 +21,7 @@ from spiderfs.daemon.training.courses.courses import Course, Courses, course_id_
 from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.daemon.training.courses.trainers import Trainers
-from spiderfs.daemon.training.lists.trainer import (
+from spiderfs.daemon.training.trainer import (
     Declared,
     KnownList,
     SampleList,

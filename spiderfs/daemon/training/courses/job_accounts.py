@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from spiderfs.core.events import FROM_THE_SOURCE, HIT, UNSEEN, Access
 from spiderfs.core.learning.teaching import RatioStatus
-from spiderfs.daemon.training.lists.trainer import Trainer
+from spiderfs.daemon.training.trainer import Trainer
 
 # The pace of a job is that of this many whole seconds, the last ones.
 _PACE_S = 10

@@ -18,7 +18,7 @@ import trio
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses.courses import Course, Courses
-from spiderfs.daemon.training.lists.trainer import Trainer
+from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.policies.pins import pinned_limit
 from spiderfs.vfs.catalogue import Catalogue
 

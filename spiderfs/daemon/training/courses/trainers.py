@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from spiderfs.daemon.training.courses.courses import Course
-from spiderfs.daemon.training.lists.trainer import Trainer
+from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.linux.process_table import started_at
 from spiderfs.shared.attached_trainers import Attached
 

@@ -9,7 +9,7 @@ import pytest
 from spiderfs.daemon.caching.prefetcher import PlanStatus, PrefetcherStatus
 from spiderfs.daemon.control import texts
 from spiderfs.daemon.control.status import of_all_opens
-from spiderfs.daemon.training.lists.trainer import Trainer
+from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Hello
 
 

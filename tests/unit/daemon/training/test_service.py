@@ -25,8 +25,8 @@ from spiderfs.core.hints import Candidates, Epoch, Hub, Labels, Pinning, Ratio, 
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses.courses import KEPT_COURSES, Course
 from spiderfs.daemon.training.courses.declared_lists import GRACE_S
-from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
 from spiderfs.daemon.training.service import Training
+from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.errors import ConfigError, ProtocolError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import SharedCounters

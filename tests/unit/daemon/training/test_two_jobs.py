@@ -15,7 +15,7 @@ import trio
 from test_service import Harness
 
 from spiderfs.daemon.training.courses.courses import Course
-from spiderfs.daemon.training.lists.trainer import Trainer
+from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Batch, EpochEnd, Hello, ProtocolError
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.shared.attached_trainers import published_trainers

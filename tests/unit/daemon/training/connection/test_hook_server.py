@@ -23,7 +23,7 @@ from spiderfs.daemon.training.connection import hook_server
 from spiderfs.daemon.training.connection.declaring import is_below_mount
 from spiderfs.daemon.training.connection.hook_connection import ServerLimits
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen
-from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
+from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.errors import HookError
 from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import COUNTERS

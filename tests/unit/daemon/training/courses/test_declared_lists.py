@@ -22,7 +22,7 @@ from spiderfs.daemon.training.courses import declared_lists as module
 from spiderfs.daemon.training.courses.courses import Course, Courses
 from spiderfs.daemon.training.courses.declared_lists import DeclaredLists
 from spiderfs.daemon.training.courses.trainers import Trainers
-from spiderfs.daemon.training.lists.trainer import Declared, SampleList, Trainer
+from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol import Hello
 from spiderfs.shared.attached_trainers import publish_trainers

@@ -6,7 +6,7 @@ from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSEEN, WARMED, 
 from spiderfs.core.learning.teaching import JobRatio, RatioStatus
 from spiderfs.daemon.control import texts
 from spiderfs.daemon.training.courses.job_accounts import JobAccounts, JobStatus
-from spiderfs.daemon.training.lists.trainer import Trainer
+from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Hello
 
 NOBODY = RatioStatus(None, None, ())

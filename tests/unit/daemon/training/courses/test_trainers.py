@@ -12,7 +12,7 @@ from short_lists import course
 
 from spiderfs.daemon.training.courses import trainers as module
 from spiderfs.daemon.training.courses.trainers import Trainers
-from spiderfs.daemon.training.lists.trainer import Trainer
+from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Hello
 from spiderfs.shared.attached_trainers import publish_trainers, published_trainers
 

@@ -13,7 +13,7 @@ from recording_policy import recorded_cache
 from short_lists import known_list
 
 from spiderfs.core.learning.teaching import PLANNED_RATIO, Teaching, TeachingOptions
-from spiderfs.daemon.training.lists.plans import Plans
+from spiderfs.daemon.training.plans import Plans
 from spiderfs.protocol import Plan, Progress
 
 

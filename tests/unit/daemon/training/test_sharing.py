@@ -10,8 +10,8 @@ import pytest
 from spiderfs.core.engine import Engine
 from spiderfs.core.plans.exchange import Exchanged
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.daemon.training.lists.plans import Rank, Sharing
-from spiderfs.daemon.training.lists.trainer import KnownList, SampleList
+from spiderfs.daemon.training.plans import Rank, Sharing
+from spiderfs.daemon.training.trainer import KnownList, SampleList
 from spiderfs.policies.lru import LRU
 from spiderfs.protocol import Exchange, Plan, Progress
 

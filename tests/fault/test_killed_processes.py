@@ -46,7 +46,7 @@ def test_killed_workers_cost_no_reader_a_byte(source: Path, tmp_path: Path, work
     """With a slow source a killed worker always leaves requests behind; else it dies during or between them."""
     wanted = write_files(source, SIZES)
     random = Random(workers)
-    kills = 15
+    kills = 10
     options = LIMIT | {"ttl": 0.05, "capacity": "3MiB", "policy": "lru", "source__latency_ms": latency_ms}
     with mounted(source, tmp_path / "m", workers=workers, allowed=RESTARTS, first=SHORT_PAUSES, **options) as mount:
         with readers(8, mount.point, wanted) as all_readers:
@@ -156,7 +156,7 @@ def test_no_worker_freezes_when_requests_vanish(source: Path, tmp_path: Path, wo
     with mounted(source, tmp_path / "m", workers=workers, ttl=0.01, **LIMIT) as mount:
         pids = mount.workers()
         with readers(2, mount.point, wanted) as all_readers:
-            for _ in range(25):
+            for _ in range(15):
                 victim = subprocess.Popen(
                     [sys.executable, "-I", "-S", "-c", _VICTIM, *(mount.point / name for name in paths)]
                 )

@@ -23,7 +23,7 @@ from reading import readers, together, write_files
 
 from spiderfs.protocol import Decoder, EpochEnd, Hello, Message, Ok, Plan, Progress, Samples, encode
 
-FILES, SIZE = 600, 4_000
+FILES, SIZE = 400, 4_000
 NAMES = [f"{number % 4}/{number:04d}" for number in range(FILES)]
 # Every read of the source takes this long; a reader that does nothing else would wait 3 s for all files.
 SLOW = {"source__latency_ms": 5, "policy": "minio"}

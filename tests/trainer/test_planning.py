@@ -31,7 +31,7 @@ from torch.utils.data import (
 
 import trainer_hook
 from spiderfs.protocol import Plan, Progress
-from trainer_hook.connection import client, session
+from trainer_hook.connection import client, lists_and_plans
 
 OF_THE_MODULE = np.random.default_rng(2)
 WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
@@ -223,7 +223,7 @@ def test_the_daemon_hears_how_far_the_loader_and_the_loop_are(
     if not batches.num_workers:
         # This test waits after each batch. With workers, the hook would often be asked just while it takes one batch
         # and dispatches another.
-        monkeypatch.setattr(session, "PROGRESS_EVERY_S", 0.002)
+        monkeypatch.setattr(lists_and_plans, "PROGRESS_EVERY_S", 0.002)
         monkeypatch.setattr(client, "COLLECT_MS", 2)
     seed()
     with trainer_hook.plan(daemon.mount, batches):

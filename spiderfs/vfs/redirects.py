@@ -91,7 +91,7 @@ class Identity(NamedTuple):
     until: float
 
 
-class PendingReads:
+class PendingReads(SharedSlots):
     """The result of each thread's latest look-up, kept for the open that follows it: memory that all workers share.
 
     The kernel sends a look-up and then an open, perhaps to another worker, and the open only says which inode it opens.
@@ -107,25 +107,7 @@ class PendingReads:
     """
 
     def __init__(self) -> None:
-        # The wanted and the given inode of each thread, and the time.
-        self._notes = SharedSlots(8192, "QQd")
-
-    def put(self, thread: int, wanted: int, given: int, now: float) -> None:
-        self._notes.put(thread, wanted, given, now)
-
-    def look(self, thread: int, since: float) -> tuple[int, int] | None:
-        """The thread's note, which stays: what it asked for, and what it was given; None if from before `since`."""
-        note = self._notes.get(thread)
-        return None if note is None or note[2] < since else (note[0], note[1])
-
-    def take(self, thread: int, given: int, since: float) -> int | None:
-        """Take the thread's note: the inode that it had asked for when it was given `given`.
-
-        None if the note says something else, or is from before `since`. The note is gone afterwards in any case.
-        """
-        note = self.look(thread, since)
-        self._notes.discard(thread)
-        return note[0] if note is not None and note[1] == given else None
+        super().__init__(8192, "QQd")  # by thread: wanted inode, given inode, time
 
 
 class Redirects:
@@ -265,11 +247,17 @@ class Redirects:
 
     def last_lookup(self, thread: int) -> tuple[int, int] | None:
         """What the thread asked for at its last look-up, and what it was given, as inodes; the note stays."""
-        return self._reads.look(thread, self._clock() - NOTED_S)
+        note = self._reads.get(thread)
+        return None if note is None or note[2] < self._clock() - NOTED_S else (note[0], note[1])
 
     def wanted(self, thread: int, given: int) -> int | None:
-        """The inode that the thread, which now opens `given`, had asked for; None if the kernel knew the name."""
-        return self._reads.take(thread, given, self._clock() - NOTED_S)
+        """The inode that the thread, which now opens `given`, had asked for; None if the kernel knew the name.
+
+        The note of the thread is gone afterwards in any case.
+        """
+        last = self.last_lookup(thread)
+        self._reads.discard(thread)
+        return last[0] if last is not None and last[1] == given else None
 
 
 def _is_above(process: Status, below: int) -> bool:

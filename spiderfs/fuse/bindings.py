@@ -87,10 +87,6 @@ def mount(
     return speak(session.mount(at, source, allow_other, programs_run, immutable))
 
 
-def _kernel() -> Callable[[int], Kernel]:
-    return KernelBinding
-
-
 def _pyfuse3() -> Callable[[int], Kernel]:
     # Here, for spiderfs works without pyfuse3.
     try:
@@ -105,4 +101,4 @@ def _pyfuse3() -> Callable[[int], Kernel]:
 
 # Each function loads one binding and returns what makes a `Kernel` of the descriptor of a mount. It raises MountError
 # if the binding is not installed.
-BINDINGS: dict[str, Callable[[], Callable[[int], Kernel]]] = {"kernel": _kernel, "pyfuse3": _pyfuse3}
+BINDINGS: dict[str, Callable[[], Callable[[int], Kernel]]] = {"kernel": lambda: KernelBinding, "pyfuse3": _pyfuse3}

@@ -26,6 +26,7 @@ from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 from spiderfs.vfs.large_files import ReadAhead
 from spiderfs.vfs.redirects import Redirects
+from spiderfs.vfs.walk_ahead import WalkAhead
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         filesystem = make_filesystem(
             supply=supply,
             read_ahead=ReadAhead(nursery, supply.fetcher, counters, context.options.read_ahead),
+            walk_ahead=WalkAhead(nursery, supply.catalogue, supply.lister),
             redirects=redirects,
             unstored=context.unstored,
             control=make_control(channel, layout.run, os.getuid(), index),

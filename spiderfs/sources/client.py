@@ -106,14 +106,23 @@ class SourceClient:
         self._answers = 0
 
     @property
+    def max_concurrent(self) -> int:
+        """How many calls run at a time; others wait for their turn."""
+        return self._limits.max_concurrent
+
+    @property
     def reachable(self) -> bool:
         return not self._unreachable.is_set()
 
     async def stat(self, path: bytes) -> SourceStat:
         return await self.call(self.source.stat, path)
 
-    async def scan(self, path: bytes) -> list[tuple[bytes, SourceStat]]:
-        return await self.call(lambda: list(self.source.scan(path)), timeout_s=self._limits.scan_timeout_s)
+    async def scan(self, path: bytes) -> tuple[SourceStat, list[tuple[bytes, SourceStat]]]:
+        """The attributes of a directory, and then every entry with its own."""
+        (_, own), *entries = await self.call(
+            lambda: list(self.source.scan(path)), timeout_s=self._limits.scan_timeout_s
+        )
+        return own, entries
 
     def patience(self) -> Patience:
         """The patience of a caller who begins to wait now, perhaps for other callers first."""

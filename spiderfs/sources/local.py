@@ -84,6 +84,7 @@ class LocalSource:
     def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
         # The descriptor stays open for the whole scan: os.DirEntry.stat() is relative to it.
         with self._translated(path), self._opened(path, _LIST) as fd, os.scandir(fd) as entries:
+            yield b".", _source_stat(os.fstat(fd))
             for entry in entries:
                 try:
                     found = entry.stat(follow_symlinks=False)

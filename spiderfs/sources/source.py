@@ -62,7 +62,10 @@ class Source(Protocol):
         """lstat of one entry."""
 
     def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
-        """Every entry of a directory with its attributes, in no order; entries of other types are left out."""
+        """Every entry of a directory with its attributes, in no order; entries of other types are left out.
+
+        The directory itself comes first, by the name ".": these attributes were asked for before the first entry.
+        """
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         """Bytes [offset, offset + length) of exactly this version, short only at its end.

@@ -38,6 +38,7 @@ from spiderfs.vfs.redirects import PendingReads, Redirects
 from spiderfs.vfs.rules import Settings
 from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
+from spiderfs.vfs.walk_ahead import WalkAhead
 from spiderfs.views.tree import Forms
 
 READ_AHEAD_BLOCKS = 8
@@ -148,6 +149,7 @@ async def bare_filesystem(
         filesystem = make_filesystem(
             supply=Supply(content, records, client, catalogue, lister, fetcher, counters, views),
             read_ahead=ReadAhead(nursery, fetcher, counters, READ_AHEAD_BLOCKS),
+            walk_ahead=WalkAhead(nursery, catalogue, lister),
             redirects=redirects,
             unstored=unstored,
             control=make_control(control or NoManager(), run, os.getuid(), worker=0),

@@ -78,10 +78,12 @@ class MemorySource:
         return self._called("stat", path).stat()
 
     def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
-        if not stat.S_ISDIR(self._called("scan", path).mode):
+        directory = self._called("scan", path)
+        if not stat.S_ISDIR(directory.mode):
             raise SourceNotADirectory(f"{os.fsdecode(path)}: Not a directory")
         with self._lock:
-            found = [(name, self._entries[_join(path, name)].stat()) for name in self._children[path]]
+            found = [(b".", directory.stat())]
+            found += [(name, self._entries[_join(path, name)].stat()) for name in self._children[path]]
         yield from found
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:

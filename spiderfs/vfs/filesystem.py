@@ -50,6 +50,7 @@ from spiderfs.vfs.rules import FOREVER_S, Settings, is_provisional, left_s
 from spiderfs.vfs.small_files import SmallFiles
 from spiderfs.vfs.stand_ins import StandIns
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
+from spiderfs.vfs.walk_ahead import WalkAhead
 from spiderfs.vfs.xattrs import Xattrs
 from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY
 
@@ -73,6 +74,7 @@ class Filesystem:
         *,
         supply: Supply,
         read_ahead: ReadAhead,
+        walk_ahead: WalkAhead,
         redirects: Redirects,
         unstored: UnstoredBytes,
         control: Control,
@@ -88,6 +90,7 @@ class Filesystem:
         self._lister = supply.lister
         self._fetcher = supply.fetcher
         self._read_ahead = read_ahead
+        self._walk_ahead = walk_ahead
         self._redirects = redirects
         self._control = control
         self._events = events
@@ -119,7 +122,8 @@ class Filesystem:
     @property
     def at_rest(self) -> bool:
         """Whether nothing is under way beside the requests that have yet to be answered."""
-        return not (self._flights.busy or self._lister.busy or self._fetcher.busy or self._read_ahead.busy)
+        working = (self._flights, self._lister, self._fetcher, self._read_ahead, self._walk_ahead)
+        return not any(part.busy for part in working)
 
     # -- names
 
@@ -251,12 +255,13 @@ class Filesystem:
             return self._control_attributes(self._control.getattr(inode))
         node = await self._on_demand.sized(self._catalogue.node(inode))
         if node.is_directory:
-            return self._attributes(inode, await self._directory(node), self._directory_attributes_ttl_s)
+            return self._attributes(inode, *await self._directory(node))
         return self._attributes(inode, node.stat, FOREVER_S)
 
-    async def _directory(self, node: Node) -> SourceStat:
-        """The present attributes of a directory."""
-        return (await self._lister.refresh(node)).stat
+    async def _directory(self, node: Node) -> tuple[SourceStat, float]:
+        """The present attributes of a directory, and for how many seconds they may be believed."""
+        ttl_s = self.settings.dir_ttl_s
+        return self._lister.looked_up(node, ttl_s) or ((await self._lister.refresh(node)).stat, ttl_s)
 
     async def readlink(self, inode: int) -> bytes:
         node = self._catalogue.node(inode)
@@ -278,6 +283,7 @@ class Filesystem:
         node = self._catalogue.node(inode)
         if not node.is_directory:
             raise NotADirectory(os.fsdecode(node.path))
+        self._walk_ahead.asked(node, self.settings.dir_ttl_s)
         await self._lister.complete(node, self.settings.dir_ttl_s)
         listing = self._catalogue.listing(inode)
         scanned_at = 0.0 if listing is None else listing.scanned_at

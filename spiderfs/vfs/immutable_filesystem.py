@@ -96,16 +96,16 @@ class ImmutableFilesystem(Filesystem):
         # The kernel needs them at each look-up below the directory.
         return FOREVER_S
 
-    async def _directory(self, node: Node) -> SourceStat:
+    async def _directory(self, node: Node) -> tuple[SourceStat, float]:
         # The kernel may ask for them again, and nobody below the directory may wait for a source that hangs.
         if node.inode in (ROOT_INODE, VIEWS_INODE):
             if node.inode not in self._fixed:
-                self._fixed[node.inode] = await super()._directory(node)
-            return self._fixed[node.inode]
+                self._fixed[node.inode], _ = await super()._directory(node)
+            return self._fixed[node.inode], FOREVER_S
         known = self._catalogue.find(*self._catalogue.parent_of(node.path))
         if known is not None and known.inode == node.inode and self._left_s(known) > 0:
-            return known.stat
-        return await super()._directory(node)
+            return known.stat, FOREVER_S
+        return (await super()._directory(node))[0], FOREVER_S
 
     def _attributes(self, inode: int, found: SourceStat, timeout_s: float) -> Attributes:
         """Without the permission to write: a writer could spoil the pages of all readers."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import TypeVar
 
 import trio
 
@@ -12,7 +14,10 @@ from spiderfs.errors import SourceError, SourceNotFound, SourceUnavailable, Stal
 from spiderfs.linux import steady_clock
 from spiderfs.sources.client import SourceClient
 from spiderfs.sources.single_flight import SingleFlight
+from spiderfs.sources.source import SourceStat
 from spiderfs.vfs.catalogue import ROOT_INODE, VIEWS_INODE, Catalogue, Dentry, Node, join
+
+K = TypeVar("K")
 
 # Names taken from the catalogue at a time by a walk.
 _CHUNK = 1000
@@ -27,6 +32,8 @@ class Lister:
         self._flights = SingleFlight(client.timeouts)
         self._now = clock
         self._forms: dict[str, Dentry] = {}
+        self.at_once = max(1, client.max_concurrent * 3 // 4)
+        """How many directories may be listed at a time for nobody who waits: readers have the other threads."""
 
     @property
     def busy(self) -> bool:
@@ -75,6 +82,31 @@ class Lister:
             node = Node(entry.inode, join(node.path, name), entry.stat)
         return node
 
+    async def directories(self, paths: Iterable[bytes], ttl_s: float) -> dict[bytes, Node]:
+        """The directories at these paths whose names can all be known, as of at most `ttl_s` ago; many at a time."""
+
+        async def one(path: bytes) -> Node:
+            node = await self.directory(path)
+            await self.complete(node, ttl_s)
+            return node
+
+        return await self._side_by_side(paths, one)
+
+    async def _side_by_side(self, wanted: Iterable[K], ask: Callable[[K], Awaitable[Node]]) -> dict[K, Node]:
+        """What `ask` finds for each of these, `at_once` at a time; what it cannot find is left out."""
+        found: dict[K, Node] = {}
+        left = iter(wanted)
+
+        async def some() -> None:
+            for each in left:
+                with suppress(SourceError, Stale):
+                    found[each] = await ask(each)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(self.at_once):
+                nursery.start_soon(some)
+        return found
+
     async def refresh(self, node: Node) -> Node:
         """The directory with its present attributes; with those that are known while the source cannot be asked.
 
@@ -92,6 +124,23 @@ class Lister:
             raise await self._gone(node)
         return Node(node.inode, node.path, found)
 
+    def looked_up(self, node: Node, ttl_s: float) -> tuple[SourceStat, float] | None:
+        """A directory's attributes, if its name was looked up less than `ttl_s` ago, and how much of that is left."""
+        name = self._catalogue.find(*self._catalogue.parent_of(node.path)) if node.path else None
+        left_s = 0.0 if name is None else ttl_s - (self._now() - name.checked_at)
+        return (name.stat, left_s) if name is not None and 0 < left_s <= ttl_s else None
+
+    def is_fresh(self, node: Node, ttl_s: float) -> bool:
+        """Whether all names of a directory are known, as of at most `ttl_s` ago.
+
+        They are if it was scanned since, or if its own name was looked up since and it had the mtime of its last scan.
+        """
+        now, listing = self._now(), self._catalogue.listing(node.inode)
+        if listing is None or 0 <= now - listing.scanned_at < ttl_s:
+            return listing is not None
+        known = self.looked_up(node, ttl_s)
+        return known is not None and listing.is_settled and known[0].mtime_ns == listing.mtime_ns
+
     async def complete(self, node: Node, ttl_s: float) -> None:
         """Make sure that all names of a directory are known, as of at most `ttl_s` ago or by an unchanged mtime.
 
@@ -99,12 +148,16 @@ class Lister:
         """
         listing = self._catalogue.listing(node.inode)
         if listing is not None:
-            if 0 <= self._now() - listing.scanned_at < ttl_s or not self._client.reachable:
+            if self.is_fresh(node, ttl_s) or not self._client.reachable:
                 return
-            fresh = await self.refresh(node)
-            unchanged = fresh.stat.mtime_ns == listing.mtime_ns
+            asked_at = self._now()
+            node = await self.refresh(node)
+            unchanged = node.stat.mtime_ns == listing.mtime_ns
             # A reader that has just waited in vain for the attributes need not wait for a scan as well.
-            if not self._client.reachable or (unchanged and listing.is_settled):
+            if not self._client.reachable:
+                return
+            if unchanged and listing.is_settled:
+                await trio.to_thread.run_sync(self._record_name, node, asked_at)
                 return
         try:
             await self._flights.run(("scan", node.inode), lambda: self._scan(node))
@@ -121,10 +174,19 @@ class Lister:
 
     async def _scan(self, node: Node) -> None:
         now = self._now()
-        # Asked before the scan: a change during the scan then makes the mtime differ the next time.
-        found = await self._client.stat(node.path)
-        names = await self._client.scan(node.path)
-        await trio.to_thread.run_sync(self._catalogue.record_listing, node.inode, names, found.mtime_ns, now)
+        own, names = await self._client.scan(node.path)
+
+        def record() -> None:
+            # The mtime is from before the scan: a change during the scan makes it differ the next time.
+            self._catalogue.record_listing(node.inode, names, own.mtime_ns, now)
+            self._record_name(node._replace(stat=own), now)
+
+        await trio.to_thread.run_sync(record)
+
+    def _record_name(self, node: Node, asked_at: float) -> None:
+        """Note that the name of a directory was found to mean it. In a thread."""
+        if node.path:
+            self._catalogue.record(*self._catalogue.parent_of(node.path), node.stat, asked_at)
 
     async def walk(
         self, wanted: Callable[[bytes], bool], ttl_s: float, roots: Iterable[bytes] = (b"",)
@@ -134,22 +196,23 @@ class Lister:
         `roots` are those of the mount or of forms. A directory that vanishes meanwhile, or cannot be read, is left out
         without an error.
         """
+
+        async def complete(directory: Node) -> Node:
+            await self.complete(directory, ttl_s)
+            return directory
+
         waiting = [(await self.start(root))[0] for root in roots]
         while waiting:
-            directory = waiting.pop()
-            if not wanted(directory.path):
-                continue
-            try:
-                await self.complete(directory, ttl_s)
-            except (SourceError, Stale):
-                continue
-            after = 0
-            while entries := self._catalogue.entries(directory.inode, after, _CHUNK):
-                after = entries[-1].position
-                nodes = [
-                    Node(entry.inode, join(directory.path, entry.name), entry.stat, entry.settles_at)
-                    for entry in entries
-                ]
-                waiting += [node for node in nodes if node.is_directory]
-                yield [node for node in nodes if node.is_regular]
-                await trio.lowlevel.checkpoint()
+            some = [directory for directory in waiting[-self.at_once :] if wanted(directory.path)]
+            del waiting[-self.at_once :]
+            for directory in await self._side_by_side(some, complete):
+                after = 0
+                while entries := self._catalogue.entries(directory.inode, after, _CHUNK):
+                    after = entries[-1].position
+                    nodes = [
+                        Node(entry.inode, join(directory.path, entry.name), entry.stat, entry.settles_at)
+                        for entry in entries
+                    ]
+                    waiting += [node for node in nodes if node.is_directory]
+                    yield [node for node in nodes if node.is_regular]
+                    await trio.lowlevel.checkpoint()

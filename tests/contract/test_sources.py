@@ -103,7 +103,7 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]
 
 def test_the_root_is_a_directory(subject: Subject) -> None:
     assert stat.S_ISDIR(subject.source.stat(b"").mode)
-    assert list(subject.source.scan(b"")) == []
+    assert list(subject.source.scan(b"")) == [(b".", subject.source.stat(b""))]
 
 
 def test_stat_tells_type_size_and_time(subject: Subject) -> None:
@@ -138,7 +138,9 @@ def test_scan_gives_what_stat_gives(subject: Subject) -> None:
     subject.tree.add(b"d/empty")
     subject.tree.add_directory(b"d/below")
     subject.tree.add_symlink(b"d/link", b"empty")
-    found = dict(subject.source.scan(b"d"))
+    own, *entries = subject.source.scan(b"d")
+    assert own == (b".", subject.source.stat(b"d"))
+    found = dict(entries)
     assert found.keys() == {NOT_UTF8, b"empty", b"below", b"link"}
     assert found == {name: subject.source.stat(b"d/" + name) for name in found}
 
@@ -217,7 +219,7 @@ def test_a_removed_file_is_gone(subject: Subject) -> None:
     subject.tree.remove(b"d/file")
     with pytest.raises(SourceNotFound):
         subject.source.read(b"d/file", 0, 1, version)
-    assert list(subject.source.scan(b"d")) == []
+    assert [name for name, _ in subject.source.scan(b"d")] == [b"."]
     subject.tree.remove(b"d")
     with pytest.raises(SourceNotFound):
         list(subject.source.scan(b"d"))

@@ -141,7 +141,7 @@ class Packer:
                 self._ignore(DIRECTORY)
                 return
             await self._client.call(self._directory.clean)
-            found = await self._client.call(lambda: list(self._source.scan(DIRECTORY)))
+            _, *found = await self._client.call(lambda: list(self._source.scan(DIRECTORY)))
         except (OSError, SourceError) as exc:
             log.debug("no packages are found: %s", exc)
             return

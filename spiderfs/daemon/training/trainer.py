@@ -15,7 +15,6 @@ import trio
 import xxhash
 
 from spiderfs.core.policy import Key
-from spiderfs.errors import SourceError, Stale
 from spiderfs.protocol import Hello
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.lister import Lister
@@ -116,26 +115,15 @@ def digest_of(samples: SampleList) -> str:
 async def inodes_of(paths: Sequence[bytes], catalogue: Catalogue, lister: Lister) -> npt.NDArray[np.uint64]:
     """The file of each path, 0 for a path without one; lists directories that are not known yet."""
     inodes = np.zeros(len(paths), np.uint64)
-    listed: dict[bytes, int] = {}
+    listed = await lister.directories({path.rpartition(b"/")[0] for path in paths}, ttl_s=60.0)
     for index, path in enumerate(paths):
         directory, _, name = path.rpartition(b"/")
-        if directory not in listed:
-            listed[directory] = await _listed(directory, lister)
-        dentry = catalogue.find(listed[directory], name) if listed[directory] else None
+        dentry = catalogue.find(listed[directory].inode, name) if directory in listed else None
         if dentry is not None:
             inodes[index] = dentry.inode
         if index % _AT_A_TIME == 0:
             await trio.lowlevel.checkpoint()
     return inodes
-
-
-async def _listed(path: bytes, lister: Lister) -> int:
-    try:
-        node = await lister.directory(path)
-        await lister.complete(node, ttl_s=60.0)
-    except (SourceError, Stale):
-        return 0
-    return node.inode
 
 
 def leave_out_contradictions(inodes: npt.NDArray[np.uint64], labels: npt.NDArray[np.int32]) -> None:

@@ -66,7 +66,7 @@ def test_a_root_without_permission_says_so(root: Path) -> None:
 
 def test_other_types_are_not_shown(root: Path, source: LocalSource) -> None:
     os.mkfifo(root / "fifo")
-    assert [name for name, _ in source.scan(b"")] == [b"file"]
+    assert [name for name, _ in source.scan(b"")] == [b".", b"file"]
     with pytest.raises(SourceNotFound):
         source.stat(b"fifo")
 
@@ -274,4 +274,4 @@ def test_a_path_longer_than_path_max(root: Path, source: LocalSource) -> None:
         os.close(fd)
         fd = below
     os.close(fd)
-    assert list(source.scan("/".join([name] * 20).encode())) == []
+    assert [name for name, _ in source.scan("/".join([name] * 20).encode())] == [b"."]

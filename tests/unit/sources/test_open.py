@@ -41,8 +41,8 @@ def shown(source: SlowSource) -> TreeSource:
 
 
 def test_some_entries_of_the_root_are_not_shown(shown: TreeSource) -> None:
-    assert [name for name, _ in shown.scan(b"")] == [b"below"]
-    assert [name for name, _ in shown.scan(b"below")] == [HIDDEN], "a user's file of that name"
+    assert [name for name, _ in shown.scan(b"")] == [b".", b"below"]
+    assert [name for name, _ in shown.scan(b"below")] == [b".", HIDDEN], "a user's file of that name"
     for name in (HIDDEN, OTHER):
         with pytest.raises(SourceNotFound):
             shown.stat(name)
@@ -50,7 +50,7 @@ def test_some_entries_of_the_root_are_not_shown(shown: TreeSource) -> None:
 
 
 def test_the_mount_itself_sees_everything(source: SlowSource) -> None:
-    assert {name for name, _ in source.scan(b"")} == {b"below", HIDDEN, OTHER}
+    assert {name for name, _ in source.scan(b"")} == {b".", b"below", HIDDEN, OTHER}
     path = HIDDEN + b"/one"
     assert source.read(path, 0, 5, source.stat(path).version) == b"bytes"
 

@@ -111,8 +111,44 @@ def test_an_unchanged_mtime_saves_the_scan() -> None:
             assert harness.calls() == {"stat": 1}
         harness.source.remove(b"a")
         await harness.lister.complete(root, TTL_S)
-        assert harness.calls() == {"stat": 2, "scan": 1}
+        assert harness.calls() == {"stat": 1, "scan": 1}
         assert harness.names() == []
+
+    run(test)
+
+
+def test_a_look_up_of_its_name_saves_the_questions_about_a_directory() -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.add(b"sub/a")
+        await harness.lister.complete(await harness.lister.root(), TTL_S)
+        node = await harness.known(b"sub")
+        await harness.lister.complete(node, TTL_S)
+        harness.now += 2 * TTL_S
+        await harness.lister.complete(node, TTL_S)
+        assert harness.calls() == {"stat": 2, "scan": 2}, "the root, its names, those of sub, and whether sub changed"
+        harness.now += TTL_S - 1
+        await harness.lister.complete(node, TTL_S)
+        assert harness.calls() == {}, "it was found unchanged a moment ago"
+        harness.source.add(b"sub/b")
+        harness.now += 1
+        harness.catalogue.record(ROOT_INODE, b"sub", harness.source.stat(b"sub"), harness.now)
+        harness.calls()
+        await harness.lister.complete(node, TTL_S)
+        assert "scan" in harness.calls(), "the look-up has shown another mtime"
+        assert harness.names(node.inode) == [b"a", b"b"]
+
+    run(test)
+
+
+def test_many_directories_are_listed_side_by_side() -> None:
+    async def test(harness: Harness) -> None:
+        paths = {b"%02d/below" % number for number in range(30)}
+        for path in paths:
+            harness.source.add(path + b"/file")
+        found = await harness.lister.directories([*paths, b"nothing", b"00/below/file"], TTL_S)
+        assert found.keys() == paths
+        assert all(harness.names(node.inode) == [b"file"] for node in found.values())
+        assert harness.calls()["scan"] == 1 + 30 + 30, "each directory is asked once"
 
     run(test)
 
@@ -155,7 +191,7 @@ def test_an_unreachable_source_makes_nothing_vanish() -> None:
         # The stat fails, so the mtime that is known stands.
         await harness.lister.complete(root, TTL_S)
         assert not harness.client.reachable
-        assert harness.calls() == {"stat": 2 + LIMITS.attempts, "scan": 1}, "no scan after a stat that failed"
+        assert harness.calls() == {"stat": 1 + LIMITS.attempts, "scan": 1}, "no scan after a stat that failed"
         assert harness.names() == [b"a"]
         await harness.lister.complete(root, TTL_S)
         assert await harness.lister.refresh(root) == root
@@ -235,7 +271,7 @@ def test_many_who_ask_share_one_scan() -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(20):
                 nursery.start_soon(harness.lister.complete, root, TTL_S)
-        assert harness.calls() == {"stat": 1, "scan": 1}
+        assert harness.calls() == {"scan": 1}
 
     run(test)
 

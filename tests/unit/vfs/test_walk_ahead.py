@@ -1,0 +1,198 @@
+"""Walking ahead: the next directories are known when a reader comes to them, and nothing else is asked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+import pytest
+import trio
+
+from spiderfs.errors import SourceDenied
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.source import SourceStat
+from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.testing import MemorySource
+from spiderfs.vfs.catalogue import TABLES, Catalogue, Node
+from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.walk_ahead import AHEAD, LEAST_AHEAD, WalkAhead
+
+TTL_S = 10.0
+LIMITS = SourceLimits(attempts=1, max_concurrent=8)
+
+
+class Source(MemorySource):
+    """It notes which directories are scanned, and refuses some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scanned: list[bytes] = []
+        self.refused: set[bytes] = set()
+
+    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+        self.scanned.append(path)
+        if path in self.refused:
+            raise SourceDenied("no")
+        return super().scan(path)
+
+
+class Reader:
+    """A reader who lists directories, with a clock that stands still unless the test moves it."""
+
+    def __init__(self, nursery: trio.Nursery, source: Source) -> None:
+        self.now = 1_800_000_000.0
+        self.source = source
+        self.catalogue = Catalogue(MemoryRecords(TABLES), lambda: self.now)
+        client = SourceClient(source, LIMITS, rng=random.Random(1), on_event=lambda event: None)
+        self.lister = Lister(self.catalogue, client, lambda: self.now)
+        self.ahead = WalkAhead(nursery, self.catalogue, self.lister)
+
+    async def lists(self, path: bytes, ttl_s: float = TTL_S) -> list[bytes]:
+        """List a directory as `Filesystem.opendir` does, and wait for what that makes; returns what was scanned."""
+        node = await self.node(path)
+        self.source.scanned.clear()
+        self.ahead.asked(node, ttl_s)
+        await self.lister.complete(node, ttl_s)
+        while self.ahead.busy:
+            await trio.sleep(0.001)
+        return list(self.source.scanned)
+
+    async def node(self, path: bytes) -> Node:
+        if not path:
+            return await self.lister.root()
+        dentry = self.catalogue.find(*self.catalogue.parent_of(path))
+        assert dentry is not None
+        return self.catalogue.node(dentry.inode)
+
+    async def in_order(self, parent: bytes) -> list[bytes]:
+        """The directories in one, in the order of readdir."""
+        entries = self.catalogue.entries((await self.node(parent)).inode, 0, 10_000)
+        return [parent + b"/" + entry.name if parent else entry.name for entry in entries]
+
+
+def run(directories: Sequence[bytes], test: Callable[[Reader], Awaitable[None]]) -> None:
+    source = Source()
+    for path in directories:
+        source.add(path + b"/file")
+
+    async def main() -> None:
+        with trio.fail_after(60):
+            await with_reader()
+
+    async def with_reader() -> None:
+        async with trio.open_nursery() as nursery:
+            reader = Reader(nursery, source)
+            await reader.lists(b"")
+            await test(reader)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+CLASSES = [b"n%05d" % (number * 7919 % 100_000) for number in range(300)]
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_next_directories_are_known_before_they_are_asked_for(by_name: bool) -> None:
+    async def test(reader: Reader) -> None:
+        order = await reader.in_order(b"")
+        if by_name:
+            order.sort()
+        asked = 0
+        scanned: list[bytes] = []
+        for path in order:
+            known = reader.lister.is_fresh(await reader.node(path), TTL_S)
+            asked += not known
+            scanned += await reader.lists(path)
+        assert asked == 1, "the first one"
+        assert sorted(scanned) == sorted(order), "each was scanned once"
+
+    run(CLASSES[:80], test)
+
+
+def test_a_walk_that_stops_leaves_the_rest_alone() -> None:
+    async def test(reader: Reader) -> None:
+        order = await reader.in_order(b"")
+        assert await reader.lists(order[0]) != []
+        found = await reader.lists(order[1])
+        assert found == [order[1 + AHEAD]], "one more for each that a reader has come to"
+
+    run(CLASSES, test)
+
+
+def test_a_reader_of_single_directories_has_none_listed_ahead() -> None:
+    async def test(reader: Reader) -> None:
+        order = await reader.in_order(b"")
+        places = {path: place for place, path in enumerate(order)}
+        names = {path: place for place, path in enumerate(sorted(order))}
+        asked = [order[250]]
+        for path in order:
+            if all(abs(place[path] - place[asked[-1]]) > 10 for place in (places, names)) and names[path] > 100:
+                asked.append(path)
+        assert len(asked) > 10
+        for path in asked:
+            assert await reader.lists(path) == [path]
+
+    run(CLASSES, test)
+
+
+def test_a_slow_reader_has_fewer_listed_ahead() -> None:
+    async def test(reader: Reader) -> None:
+        order = await reader.in_order(b"")
+        scanned = await reader.lists(order[0], ttl_s=0.1)
+        assert len(scanned) == 1 + AHEAD
+        for path in order[1:4]:
+            await trio.sleep(0.06)
+            reader.now += 1.0
+            reader.source.calls.clear()
+            await reader.lists(path, ttl_s=0.1)
+        assert 1 < sum(reader.source.calls.values()) <= 1 + LEAST_AHEAD, "a listing is believed for two of its steps"
+
+    run(CLASSES, test)
+
+
+def test_a_reader_that_goes_down_finds_the_first_directory_known() -> None:
+    paths = [b"video%d/frames/left" % number for number in range(3)]
+
+    async def test(reader: Reader) -> None:
+        first, *others = await reader.in_order(b"")
+        await reader.lists(first)
+        for path in others:
+            assert reader.lister.is_fresh(await reader.node(path + b"/frames/left"), TTL_S)
+            assert await reader.lists(path) == []
+
+    run(paths, test)
+
+
+def test_a_second_walk_asks_again_what_is_too_old() -> None:
+    async def test(reader: Reader) -> None:
+        order = await reader.in_order(b"")
+        for path in order:
+            await reader.lists(path)
+        reader.source.add(order[5] + b"/new")
+        reader.now += 2 * TTL_S
+        assert not reader.lister.is_fresh(await reader.node(order[5]), TTL_S)
+        assert await reader.lists(order[0]) == [order[5]], "the one that has changed; the others by their mtime"
+        assert all([reader.lister.is_fresh(await reader.node(path), TTL_S) for path in order])
+
+    run(CLASSES[:20], test)
+
+
+def test_directories_that_cannot_be_listed_are_the_reader_s_errors() -> None:
+    async def test(reader: Reader) -> None:
+        order = await reader.in_order(b"")
+        reader.source.refused.add(order[2])
+        await reader.lists(order[0])
+        with pytest.raises(SourceDenied):
+            await reader.lists(order[2])
+        assert await reader.lists(order[3]) == []
+
+    run(CLASSES[:20], test)
+
+
+def test_nothing_is_listed_ahead_where_no_listing_is_believed() -> None:
+    async def test(reader: Reader) -> None:
+        order = await reader.in_order(b"")
+        assert await reader.lists(order[0], ttl_s=0.0) == [order[0]]
+
+    run(CLASSES[:20], test)

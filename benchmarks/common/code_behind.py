@@ -24,15 +24,13 @@ _PLANNING = ("spiderfs/core", "spiderfs/policies", "spiderfs/daemon/caching", "t
 _REFURBISHING = ("trainer_hook/refurbishing",)
 
 DECIDED_BY: dict[str, tuple[str, ...]] = {
-    "accuracy": _LEARNING,
     "accuracy-short": _LEARNING,
     "client": ("spiderfs/client", "spiderfs/store", "spiderfs/shared"),
     "cpu_split": _SERVING,
-    "embedding_width": ("spiderfs/scorer", "trainer_hook/model"),
+    "embedding_width": ("spiderfs/scorer", "trainer_hook/model/capture.py"),
     "epoch": _SERVING,
     "equivalence": _LEARNING,
     "exchanged_orders": ("spiderfs/core/plans", "trainer_hook/loader"),
-    "figure14": _LEARNING,
     "full_size": _LEARNING,
     "fuse_library": ("spiderfs/fuse",),
     "hit_ratio": _LEARNING,
@@ -61,18 +59,19 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
     "stall": _PLANNING,
     "stall-immutable": _PLANNING,
     "systems": _LEARNING,
-    "table6": _LEARNING,
     "train": (*_LEARNING, *_PLANNING),
     "two_jobs": _LEARNING,
     "view_bytes": ("spiderfs/views",),
     "workers": _SERVING,
 }
-"""For each kept result the directories whose code decides it."""
+"""For each kept result the directories, or files, whose code decides it."""
 
 
 def hash_of(places: Iterable[str], root: Path = ROOT) -> str:
-    """A hash of the code below these directories."""
-    files = {file for place in places for file in (root / place).rglob("*.py")}
+    """A hash of the code of these files, and below these directories."""
+    files = {
+        file for place in places for file in ([root / place] if place.endswith(".py") else (root / place).rglob("*.py"))
+    }
     codes = sorted(_code_of(file.read_text()) for file in files)
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()[:16]
 
@@ -83,7 +82,17 @@ def _code_of(text: str) -> str:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             node.body = [one for one in body if not _says_nothing(one)]  # type: ignore[attr-defined]
-    return ast.dump(tree)
+    return _dumped(tree)
+
+
+def _dumped(part: Any) -> str:
+    """The tree as text, without empty fields: versions of Python differ in which of them they have."""
+    if isinstance(part, list):
+        return f"[{','.join(map(_dumped, part))}]"
+    if not isinstance(part, ast.AST):
+        return repr(part)
+    fields = (f"{name}={_dumped(field)}" for name, field in ast.iter_fields(part) if field is not None and field != [])
+    return f"{type(part).__name__}({','.join(fields)})"
 
 
 def _says_nothing(node: ast.stmt) -> bool:

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,11 @@ def spread(values: Sequence[float], form: str, factor: float = 1.0) -> str:
     return text if len(values) < 2 else f"{text} ± {format(statistics.stdev(values) * factor, form.removeprefix('+'))}"
 
 
+def gpu_of(torch: Any) -> str | None:
+    """The name of the GPU that a benchmark can use; None if there is none, or if it has not imported torch."""
+    return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
+
+
 def machine() -> dict[str, Any]:
     """A description of the machine and of the time, to be kept with every result."""
     return {
@@ -47,6 +53,7 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
+        "gpu": gpu_of(sys.modules.get("torch")),
         "load_average": os.getloadavg(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

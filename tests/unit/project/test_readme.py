@@ -48,13 +48,25 @@ def test_its_headline_is_the_kept_result() -> None:
 
 
 def test_what_samplers_cost_is_the_kept_result() -> None:
-    """Points of top-1 less than uniform sampling of the same seed; docs/TRAINING.md has those of a longer training."""
+    """Points of top-1 less than uniform sampling of the same seed."""
     spider, echo = lost("equivalence.json", 12, "weights + coverage 0.3 + settled 0.25", "echo 2")
     assert f"lose {spider} (with weighted losses) and {echo} points of accuracy" in " ".join(TEXT.split())
     training = (ROOT / "docs/TRAINING.md").read_text()
-    spider, echo = lost("accuracy.json", 6, "weights + coverage 0.3", "echo 2")
-    assert f"| **weights + coverage 0.3** | 6 | -{spider} [" in training
-    assert f"| echo 2 | 6 | -{echo} [" in training
+    assert f"| weights + coverage 0.3 + settled 0.25 | 0.44 / 0.51 | 49.9 ± 1.1 | -{spider} [" in training
+    assert f"| echo 2 | 0.44 / 0.55 | 50.7 ± 0.9 | -{echo} [" in training
+
+
+def test_the_table_at_full_size_is_the_kept_result() -> None:
+    training = (ROOT / "docs/TRAINING.md").read_text().partition("\n## Full size\n")[2].partition("\n## ")[0]
+    kept = json.loads((ROOT / "docs/results/full_size.json").read_text())["measured"]
+    assert {run["seed"] for run in kept} == {1}
+    for run in kept:
+        fetched = sum(epoch["origin_bytes_per_sample"] * epoch["reads_share"] for epoch in run["epochs"])
+        row = re.search(
+            rf"^\| \**{re.escape(run['system'])}\** \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \|", training, re.MULTILINE
+        )
+        assert row is not None, run["system"]
+        assert row.groups() == (f"{fetched / run['mean_bytes']:.2f}", f"{100 * run['top1']:.1f}")
 
 
 def lost(file: str, seeds: int, *names: str) -> list[str]:

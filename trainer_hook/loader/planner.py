@@ -211,7 +211,6 @@ class Planner:
 
     @property
     def drawn(self) -> int:
-        """How many samples of the epoch the loader has drawn."""
         return self._dispatched
 
     # -- what the follower calls

@@ -303,7 +303,7 @@ class NextEpoch:
         self._epoch_before: int | None = None
 
     def drawn(self) -> None:
-        """Note that an epoch has been drawn; to be called once in each epoch, before any epoch is foreseen from it."""
+        """Learn how the training numbers its epochs; to be called once in each epoch, before `foresee`."""
         if _draws_like(self._sampler, DistributedSampler):
             if self._epoch_before is not None:
                 self._step = self._sampler.epoch - self._epoch_before

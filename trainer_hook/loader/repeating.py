@@ -82,7 +82,7 @@ class Rounds:
         # The loader may have had an iterator before this object: what draws for it, and what records its draws.
         self._before: Iterator[Any] | None = None
         self._recording: Iterator[Any] | None = None
-        # Whether the loader has made its iterator, or will make it, since: then each round is noted from its begin.
+        # Whether the loader makes its iterator after this object: then each round is recorded from its begin.
         self._from_the_first = False
 
     def set_sampler(self, loader: DataLoader[Any], sampler: Any, follow: bool) -> None:

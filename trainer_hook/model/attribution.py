@@ -226,7 +226,7 @@ class Attribution:
         return ready
 
     def close_window(self) -> None:
-        """Note that no further forward pass comes before the next batch is taken."""
+        """Accept what is held back: no further forward pass comes before the loop takes its next batch."""
         self._decide()
         for batch in self._batches:
             self._say_why(batch)

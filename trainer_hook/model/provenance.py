@@ -78,12 +78,10 @@ class Memory:
 
     @property
     def gone(self) -> bool:
-        """Whether the storage has been freed."""
         return bool(self._storage.expired())  # type: ignore[no-untyped-call]
 
     @property
     def rows(self) -> int:
-        """The length of the tensor's first dimension; 0 if it has none."""
         return self.shape[0] if self.shape else 0
 
     def has_whole(self, tensor: Tensor) -> bool:

@@ -338,7 +338,7 @@ _LIBRARIES = ("torch", "torchvision", "numpy", "pillow", "opencv-python", "openc
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles into a hash, and notes the modules of all classes and functions on the way."""
+    """Pickles into a hash, and collects the modules of all classes and functions on the way."""
 
     def __init__(self) -> None:
         self.digest = hashlib.blake2b(digest_size=16)

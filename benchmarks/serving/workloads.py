@@ -2,6 +2,7 @@
 
     .venv/bin/python -m benchmarks.serving.workloads scan os.walk and stat, and an index like ImageFolder's
     .venv/bin/python -m benchmarks.serving.workloads large      one file from end to end: cold, cached, from memory
+    .venv/bin/python -m benchmarks.serving.workloads folders    1,000 folders, 20 ms away: the first walk, and the next
     .venv/bin/python -m benchmarks.serving.workloads epoch      every file once, by 8 loader workers, 5 ms away
     .venv/bin/python -m benchmarks.serving.workloads pushed     the wait for files that a plan had fetched in time
     .venv/bin/python -m benchmarks.serving.workloads workers    1, 2 and 4 workers of the mount, 1 to 16 readers
@@ -60,6 +61,9 @@ LOADERS = 8
 IN_HAND = 2
 TOLD_EVERY_S = 0.05
 LATENCY_MS = 5
+FOLDERS_AWAY_MS = 20
+# More than the default of dir_ttl.
+LOOKED_UP_ANEW_S = 1.5
 PACE_S = 0.004
 TOLD_FILES = round(TOLD_EVERY_S / PACE_S)
 
@@ -108,6 +112,38 @@ def seconds(function: Callable[[Path], object], root: Path) -> float:
     begin = time.perf_counter()
     function(root)
     return time.perf_counter() - begin
+
+
+def folders(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
+    """Seconds to walk folders of three files, 20 ms away; at once, and again when names are looked up anew.
+
+    In "direct", the same slow source is asked for one folder after another.
+    """
+    root = scratch / "source"
+    for number in range(extent):
+        directory = root / f"n{number * 7919 % 100_000:05d}"
+        directory.mkdir(parents=True)
+        for name in ("a.jpg", "b.jpg", "c.jpg"):
+            (directory / name).touch()
+        # Not even the coarsest clock of a source may have given a later change the same time.
+        make_older(directory)
+    make_older(root)
+    faults = FaultState.create(scratch / "faults", latency_ms=FOLDERS_AWAY_MS)
+    source = SlowSource(LocalSource(os.fspath(root)), faults)
+    figures: Figures = {}
+    for number in range(rounds):
+        direct = seconds(lambda _: [list(source.scan(name)) for name, _ in source.scan(b"") if name != b"."], root)
+        for way, ask in (("walk", walk), ("index", index)):
+            figures.setdefault("direct", {}).setdefault(way, []).append(direct)
+            for system in ("spiderfs", "immutable"):
+                row = figures.setdefault(system, {})
+                options = f"source.latency_ms={FOLDERS_AWAY_MS}"
+                with mounted(system, root, scratch / f"{system}-{way}-{number}", options) as peer:
+                    row.setdefault(way, []).append(seconds(ask, peer.root))
+                    time.sleep(LOOKED_UP_ANEW_S)
+                    row.setdefault(f"{way} again", []).append(seconds(ask, peer.root))
+        say(f"round {number + 1} of {rounds}")
+    return figures
 
 
 def large(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
@@ -335,6 +371,7 @@ class Workload(NamedTuple):
 
 WORKLOADS = {
     "scan": Workload(scan, 100_000, 5_000, "native", True, {("immutable", "walk"): 0.9, ("immutable", "index"): 0.9}),
+    "folders": Workload(folders, 1000, 100, "direct", True, {}),
     "large": Workload(large, 2048, 128, "native", False, {}),
     "epoch": Workload(
         epoch, 2000, 800, "direct", False, {("immutable", "epoch"): 0.95, ("immutable planned", "epoch"): 3.0}

@@ -126,7 +126,7 @@ class Lister:
 
     def looked_up(self, node: Node, ttl_s: float) -> tuple[SourceStat, float] | None:
         """A directory's attributes, if its name was looked up less than `ttl_s` ago, and how much of that is left."""
-        name = self._catalogue.find(*self._catalogue.parent_of(node.path)) if node.path else None
+        name = self._catalogue.find(*self._catalogue.parent_of(node.path)) if self._has_name(node) else None
         left_s = 0.0 if name is None else ttl_s - (self._now() - name.checked_at)
         return (name.stat, left_s) if name is not None and 0 < left_s <= ttl_s else None
 
@@ -185,8 +185,12 @@ class Lister:
 
     def _record_name(self, node: Node, asked_at: float) -> None:
         """Note that the name of a directory was found to mean it. In a thread."""
-        if node.path:
+        if self._has_name(node):
             self._catalogue.record(*self._catalogue.parent_of(node.path), node.stat, asked_at)
+
+    def _has_name(self, node: Node) -> bool:
+        """Whether a directory is one of the source's names, and not the root of the source or of a form."""
+        return bool(self._catalogue.forms.place(node.path).path)
 
     async def walk(
         self, wanted: Callable[[bytes], bool], ttl_s: float, roots: Iterable[bytes] = (b"",)

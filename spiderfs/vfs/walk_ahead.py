@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from operator import attrgetter
@@ -20,7 +19,7 @@ from typing import TypeVarTuple
 
 import trio
 
-from spiderfs.errors import SourceError, Stale
+from spiderfs.errors import SpiderfsError
 from spiderfs.vfs.catalogue import Catalogue, Node, join
 from spiderfs.vfs.lister import Lister
 
@@ -130,6 +129,9 @@ class WalkAhead:
         async def run() -> None:
             try:
                 await work(*args)
+            except SpiderfsError as exc:
+                # The reader that lists the directory asks again, and gets the error then.
+                log.debug("listing ahead: %s", exc)
             finally:
                 self._under_way -= 1
 
@@ -156,14 +158,10 @@ class WalkAhead:
 
     async def _list(self, node: Node, ttl_s: float) -> None:
         """List a directory, and the first one within, which a reader that goes down asks for next."""
-        try:
-            while not self._lister.is_fresh(node, ttl_s):
-                async with self._slots:
-                    await self._lister.complete(node, ttl_s)
-                within = self._directories_in(node.inode, _FIRST_ENTRIES)
-                if not within:
-                    break
-                node = within[0]
-        except (SourceError, Stale) as exc:
-            # The reader that lists it asks again, and gets the error then.
-            log.debug("listing /%s ahead: %s", os.fsdecode(node.path), exc)
+        while not self._lister.is_fresh(node, ttl_s):
+            async with self._slots:
+                await self._lister.complete(node, ttl_s)
+            within = self._directories_in(node.inode, _FIRST_ENTRIES)
+            if not within:
+                break
+            node = within[0]

@@ -99,6 +99,8 @@ def test_a_plan_changes_neither_what_is_read_nor_the_state(daemon: HookDaemon, k
     before, rest, following, state = unfollowed(kind, loading)
     again, batches = loader(kind, loading), loader(kind, loading)
     with plan(daemon.mount, batches):
+        # An epoch that is over before the daemon has heard of the list is not published.
+        until(lambda: len(daemon.sink.lists) == 1)
         iterator = iter(batches)
         assert [which(batch) for batch in itertools.islice(iterator, TAKEN)] == before
         saved = copy.deepcopy(batches.state_dict())
@@ -106,6 +108,7 @@ def test_a_plan_changes_neither_what_is_read_nor_the_state(daemon: HookDaemon, k
     assert str(saved) == str(state)
     daemon.sink.plans.clear()
     with plan(daemon.mount, again) as planning:
+        until(lambda: len(daemon.sink.lists) == 2)
         again.load_state_dict(saved)
         assert [which(batch) for batch in again] == rest
         assert planning.state_dict() == {}

@@ -27,7 +27,7 @@ from trainer_hook.model.capture import Capture, Evaluation, Seen, as_float16, to
 from trainer_hook.model.labels import Labels
 from trainer_hook.model.provenance import Shown
 from trainer_hook.planning import Planning
-from trainer_hook.samplers.spider import SpiderSampler
+from trainer_hook.samplers.epoch import EpochSampler
 
 log = logging.getLogger("trainer_hook")
 
@@ -310,7 +310,7 @@ def _message(
     step: int,
     indices: Indices,
     parts: list[Seen],
-    sampler_of: Callable[[], SpiderSampler | None] | None = None,
+    sampler_of: Callable[[], EpochSampler | None] | None = None,
 ) -> Batch | None:
     """The embeddings and losses of samples of one batch, for the daemon; the sampler is told of the losses too.
 

@@ -6,6 +6,8 @@ import weakref
 from collections import Counter
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch.distributed
 
 _counts: weakref.WeakKeyDictionary[Any, Counter[str]] = weakref.WeakKeyDictionary()
@@ -16,6 +18,12 @@ def rank_and_world() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
+
+
+def share_of_rank(draws: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """This rank's share of the draws of all ranks: equally many on each rank."""
+    rank, world_size = rank_and_world()
+    return np.concatenate([draws, np.resize(draws, -len(draws) % world_size)])[rank::world_size]
 
 
 def shared_store() -> Any:

@@ -34,12 +34,6 @@ _ANSWER_S = 20.0
 _NONE = np.empty(0, np.uint32)
 
 
-def dealt(draws: Indices) -> Indices:
-    """This rank's share of the job's draws, equally many on each rank."""
-    rank, world_size = rank_and_world()
-    return np.concatenate([draws, np.resize(draws, -len(draws) % world_size)])[rank::world_size]
-
-
 class Progress(NamedTuple):
     """The draws of the job in one epoch, `order`; the first `consumed` of them were consumed.
 

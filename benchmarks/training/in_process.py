@@ -28,7 +28,6 @@ from benchmarks.common.lists import list_origin
 from benchmarks.training.training import (
     CACHED_SHARE,
     EVALUATED,
-    SAMPLERS,
     SMALL,
     Data,
     Images,
@@ -36,6 +35,7 @@ from benchmarks.training.training import (
     Steps,
     evaluate,
     find_data,
+    sampler_named,
 )
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import MAX_NEIGHBOURS, MAX_STAND_INS, HubLimits
@@ -78,7 +78,7 @@ class Configuration:
     """A batch is chosen from so many times as many samples that the epoch still has to read, cached ones first (Quiver,
     Kumar and Sivathanu, FAST 2020)."""
     sampler: str = "spider"
-    """The sampler, by its name in SAMPLERS."""
+    """The sampler, by its name for `sampler_named`."""
     cached_share: float = CACHED_SHARE
     """The capacity of the cache, as a share of the bytes of all samples."""
     ratio: tuple[float, float] = (0.9, 0.8)
@@ -377,8 +377,8 @@ class Training:
         width = recipe.embedded(torch.zeros(1, self._classifier.in_features)).shape[1]
         labels = pool.labels.tolist()
         self.cache = Cache(configuration, labels, pool.sizes, self.capacity, width, seed, epochs, trace, shared)
-        self.sampler = SAMPLERS[configuration.sampler](
-            self._samples, seed=seed, coverage=configuration.coverage, settled=configuration.settled
+        self.sampler = sampler_named(
+            configuration.sampler, self._samples, seed, coverage=configuration.coverage, settled=configuration.settled
         )
         self.sampler.bind(cast(Client, self.cache), "train")
         self.sampler.offer(self.evaluated)

@@ -83,7 +83,6 @@ from benchmarks.training.training import (
     BATCH,
     CACHED_SHARE,
     IMAGES,
-    SAMPLERS,
     Data,
     Images,
     Steps,
@@ -91,6 +90,7 @@ from benchmarks.training.training import (
     find_data,
     flipped,
     network,
+    sampler_named,
 )
 from trainer_hook import Hook, attach, plan
 
@@ -106,7 +106,7 @@ ASIDE_S = 8.0
 class Configuration:
     options: str
     planned: bool = False  # by the loader alone, without the hook
-    sampler: str | None = None  # a name in SAMPLERS; without, each sample once an epoch
+    sampler: str | None = None  # a name for `sampler_named`; without, each sample once an epoch
     coverage: float | None = None  # share of the sampler's draws that are uniform, if not its own default
     weighted: bool = False  # losses, by hook.weights()
     ratio: float | None = None  # share of the importance section, if pinned
@@ -156,7 +156,7 @@ def train(data: Data, root: Path, task: Task, epochs: int, progress: Progress) -
     sampler = None
     if configuration.sampler is not None:
         coverage = {} if configuration.coverage is None else {"coverage": configuration.coverage}
-        sampler = SAMPLERS[configuration.sampler](len(samples), seed=task.seed, **coverage)
+        sampler = sampler_named(configuration.sampler, len(samples), task.seed, **coverage)
     loader: DataLoader[Any] = DataLoader(
         samples,
         batch_size=BATCH,

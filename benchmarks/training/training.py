@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from benchmarks.common.extent import Extent
 from trainer_hook import EchoSampler, ImpactSampler, ShadeSampler, SpiderSampler
+from trainer_hook.samplers.epoch import EpochSampler
 
 CACHED_SHARE = 0.20
 BATCH = 64
@@ -31,16 +32,10 @@ IMAGES = "DIR holds train/CLASS/NAME and test/CLASS/NAME"
 DRAW_SEED = 0
 
 
-def _echo(samples: int, *, times: int, seed: int, coverage: float = 0.0, settled: float = 0.0) -> EchoSampler:
-    """An EchoSampler; it has no scores, and so it ignores the arguments that concern them."""
-    return EchoSampler(samples, times=times, window=CACHED_SHARE, seed=seed)
-
-
-SAMPLERS: dict[str, Callable[..., SpiderSampler]] = {
+# How often an EchoSampler draws each sample in a cycle.
+ECHOES = {"echo 2": 2, "echo 3": 3, "echo 4": 4}
+BY_SCORES: dict[str, Callable[..., SpiderSampler]] = {
     "spider": SpiderSampler,
-    "echo 2": partial(_echo, times=2),
-    "echo 3": partial(_echo, times=3),
-    "echo 4": partial(_echo, times=4),
     "shade": ShadeSampler,
     "shade without repeats": partial(ShadeSampler, repeats=1),
     "shade with 4 repeats": partial(ShadeSampler, repeats=4),
@@ -50,6 +45,13 @@ SAMPLERS: dict[str, Callable[..., SpiderSampler]] = {
     "impact": partial(ImpactSampler, warm_up=3),
     "icache": partial(ImpactSampler, hybrid=False),
 }
+
+
+def sampler_named(name: str, samples: int, seed: int, **by_scores: float) -> EpochSampler:
+    """The sampler of this name; `by_scores` are options that only samplers with scores have."""
+    if name in ECHOES:
+        return EchoSampler(samples, times=ECHOES[name], window=CACHED_SHARE, seed=seed)
+    return BY_SCORES[name](samples, seed=seed, **by_scores)
 
 
 @dataclass(frozen=True)

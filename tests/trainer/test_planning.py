@@ -32,6 +32,7 @@ from torch.utils.data import (
 import trainer_hook
 from spiderfs.protocol import Plan, Progress
 from trainer_hook.connection import client, lists_and_plans
+from trainer_hook.samplers.epoch import EpochSampler
 
 OF_THE_MODULE = np.random.default_rng(2)
 WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
@@ -569,11 +570,11 @@ def test_the_epochs_after_a_wrong_plan_are_foreseen_again(daemon: HookDaemon) ->
 @pytest.mark.parametrize("kind", [trainer_hook.SpiderSampler, trainer_hook.EchoSampler, trainer_hook.ShadeSampler])
 @pytest.mark.parametrize("publish", [True, False])
 def test_resuming_after_the_last_whole_batch_begins_the_next_epoch(
-    daemon: HookDaemon, kind: type[trainer_hook.SpiderSampler], publish: bool
+    daemon: HookDaemon, kind: type[trainer_hook.SpiderSampler | trainer_hook.EchoSampler], publish: bool
 ) -> None:
     """The state may be taken as the last batch is there, before the loop knows that it is the last."""
 
-    def resumed(state: dict[str, Any] | None) -> tuple[trainer_hook.SpiderSampler, DataLoader[Any], Any]:
+    def resumed(state: dict[str, Any] | None) -> tuple[EpochSampler, DataLoader[Any], Any]:
         sampler = kind(SIZE)
         if state is not None:
             sampler.load_state_dict(state)

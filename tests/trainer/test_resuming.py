@@ -31,7 +31,8 @@ from two_ranks import in_processes
 import trainer_hook
 from spiderfs.testing import RecordingSink
 from trainer_hook import EchoSampler, ImpactSampler, ShadeSampler, SpiderSampler
-from trainer_hook.resuming import JobOrder, Progress, dealt, restored
+from trainer_hook.ranks import share_of_rank
+from trainer_hook.resuming import JobOrder, Progress, restored
 
 # On how many ranks a training goes on after which.
 RANKS = {1: (1, 4), 2: (1, 2), 4: (2,)}
@@ -352,7 +353,7 @@ def test_a_state_that_is_none_of_a_sampler_is_refused(wrong: Any) -> None:
 
 
 def test_draws_are_dealt_to_this_one_rank() -> None:
-    assert dealt(np.arange(5, dtype=np.uint32)).tolist() == [0, 1, 2, 3, 4]
+    assert share_of_rank(np.arange(5, dtype=np.uint32)).tolist() == [0, 1, 2, 3, 4]
     assert restored(Progress(np.arange(5, dtype=np.uint32), 2).state(), 5).consumed == 2
     order = JobOrder("train", np.array([7], np.uint32), np.array([3, 1, 2], np.uint32), None)
     assert order.progress(1).order.tolist() == [7, 3, 1, 2]

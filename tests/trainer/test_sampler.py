@@ -30,7 +30,7 @@ def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
 
 def with_scores(sampler: SpiderSampler, scores: Any) -> SpiderSampler:
     """Let the sampler draw as if a daemon had answered with these scores when each epoch began."""
-    sampler._ask = lambda timeout_s: np.asarray(scores, np.float32)  # type: ignore[method-assign]
+    sampler._shared_scores = lambda timeout_s: np.asarray(scores, np.float32)  # type: ignore[method-assign]
     return sampler
 
 

@@ -20,7 +20,7 @@ from trainer_hook.connection.client import Client
 from trainer_hook.loader.epoch_order import EpochOrder, Indices
 from trainer_hook.loader.repeating import is_repeating
 from trainer_hook.refurbishing.sampler import RefurbishSampler
-from trainer_hook.samplers.spider import SpiderSampler
+from trainer_hook.samplers.epoch import EpochSampler
 
 log = logging.getLogger("trainer_hook")
 
@@ -162,7 +162,7 @@ def refuse_repetition(loader: DataLoader[Any]) -> None:
                 "share=True: the order of a refurbished loader says what is made anew, so its samples cannot be "
                 "exchanged: leave share out"
             )
-        if isinstance(sampler, SpiderSampler) or getattr(sampler, "replacement", False):
+        if isinstance(sampler, EpochSampler) or getattr(sampler, "replacement", False):
             raise ValueError(
                 f"share=True: {type(sampler).__name__} draws samples more than once in an epoch, so they cannot be "
                 "exchanged: leave share out, or use a sampler that draws each sample once"

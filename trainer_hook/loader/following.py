@@ -26,7 +26,7 @@ from trainer_hook.loader.iterating import (
     Passes,
     follow_skipping,
 )
-from trainer_hook.loader.planner import Planner, has_state, indices_of, spider_sampler
+from trainer_hook.loader.planner import Planner, epoch_sampler, has_state, indices_of
 from trainer_hook.loader.repeating import Kept, Rounds, index_sampler_of, is_repeating
 
 log = logging.getLogger("trainer_hook")
@@ -72,7 +72,7 @@ class Follower(Passes):
     def check(loader: DataLoader[Any]) -> None:
         """Raise ValueError for what cannot be followed: what is no loader, or one without indices, or not in order.
 
-        A loader that is followed already, or whose SpiderSampler is for a data set of another length, is refused too.
+        A loader that is followed already, or whose EpochSampler is for a data set of another length, is refused too.
         """
         loader = drawing_loader(loader)
         if not isinstance(loader, DataLoader):
@@ -88,11 +88,11 @@ class Follower(Passes):
             )
         if not getattr(loader, "in_order", True):
             raise ValueError("the loader must hand out batches in order (in_order=True)")
-        sampler = spider_sampler(loader)
+        sampler = epoch_sampler(loader)
         dataset: object = loader.dataset
-        if sampler is not None and isinstance(dataset, Sized) and sampler._samples != len(dataset):
+        if sampler is not None and isinstance(dataset, Sized) and sampler.samples != len(dataset):
             raise ValueError(
-                f"the {type(sampler).__name__} draws from {sampler._samples} samples, and the data set has "
+                f"the {type(sampler).__name__} draws from {sampler.samples} samples, and the data set has "
                 f"{len(dataset)}: make it with the length of the data set"
             )
 

@@ -4,12 +4,12 @@ When the loader asks for the first batch of an epoch, the epoch is **rehearsed**
 draws the whole epoch, and that is published. The sampler itself draws when the loader asks. So a loader draws exactly
 the same with a plan and without. If a sampler cannot be rehearsed, its epochs are not planned; if it draws something
 else than its copy did, its later epochs are not planned. Both are logged. Two kinds of samplers are not rehearsed but
-drawn to the end at once: a SpiderSampler, because nothing else in the program changes its draws, and any sampler with
+drawn to the end at once: an EpochSampler, because nothing else in the program changes its draws, and any sampler with
 `draw_ahead`, by which the user allows other draws.
 
 The next epoch is published before it begins in one of three ways:
 - it is foreseen (`NextEpoch`) when the current epoch has begun;
-- a SpiderSampler draws it when the loader has got a certain share of the current epoch (`SpiderSampler.settled`);
+- an EpochSampler draws it when the loader has got a certain share of the current epoch (`EpochSampler.settled`);
 - with `draw_ahead`, any sampler draws it when the loader has got the last batch of the current epoch, and the next
   iteration uses these draws.
 After a wrong plan the daemon has fetched samples in vain, so after two mistakes no epoch is foreseen any more.
@@ -45,8 +45,9 @@ from trainer_hook.loader.epoch_order import EpochOrder
 from trainer_hook.loader.exchange import Exchanging, like, repeats, why_not_exchanged, why_not_replaced
 from trainer_hook.loader.rehearsal import NextEpoch, Rehearsal, batches_of, why_not
 from trainer_hook.loader.repeating import index_sampler_of, is_repeating
-from trainer_hook.resuming import JobOrder, Progress, dealt, restored
-from trainer_hook.samplers.spider import SpiderSampler
+from trainer_hook.ranks import share_of_rank
+from trainer_hook.resuming import JobOrder, Progress, restored
+from trainer_hook.samplers.epoch import EpochSampler
 
 log = logging.getLogger("trainer_hook")
 
@@ -85,7 +86,7 @@ class Planner:
     """Stands between a loader and its index sampler, and publishes plans for the list `name` through `client`.
 
     `samples` is the length of the list. With `publish` false, nothing is drawn beforehand and nothing is published; a
-    SpiderSampler still gets its scores and its position. `draw_ahead` is for samplers whose next epoch cannot be known:
+    EpochSampler still gets its scores and its position. `draw_ahead` is for samplers whose next epoch cannot be known:
     the sampler draws its next epoch before the current one has ended. The first epoch has the number `first_epoch`.
     """
 
@@ -109,7 +110,7 @@ class Planner:
         self._index_sampler = index_sampler_of(loader)
         self._repeats = is_repeating(loader)
         self._dataset = loader.dataset
-        self.sampler = spider_sampler(loader)
+        self.sampler = epoch_sampler(loader)
         # A loader that saves its sampler's state knows its next epochs, and a sampler that is ahead has a wrong state.
         draw_ahead = draw_ahead and not has_state(loader)
         self._rehearses = self.sampler is None and not draw_ahead
@@ -164,7 +165,7 @@ class Planner:
         """
         taken = self._taken - (0 if done else self._last)
         if self.sampler is not None:
-            return self.sampler.state_dict() if done else self.sampler.as_drawn(taken, self.sampler.state_dict)
+            return self.sampler.state_dict() if done else self.sampler.at_position(taken, self.sampler.state_dict)
         if self._restored is not None:
             return self._restored.state()
         if self._current is None or self._over or (self._repeats and not self._taken):
@@ -181,7 +182,7 @@ class Planner:
         if self.sampler is not None:
             left = self.sampler.left_to_draw
         else:
-            left = 0 if self._restored is None else len(dealt(self._restored.order[self._restored.consumed :]))
+            left = 0 if self._restored is None else len(share_of_rank(self._restored.order[self._restored.consumed :]))
         batch = int(getattr(self._index_sampler, "batch_size", None) or 1)
         return -(-(left // self._whole * self._whole) // batch) or None
 
@@ -207,7 +208,7 @@ class Planner:
         """The training says that the epoch is over, also if it has not taken all of it."""
         self._over = self._taken > 0
         if self._over and self.sampler is not None:
-            self.sampler.left()
+            self.sampler.end_epoch()
 
     @property
     def drawn(self) -> int:
@@ -397,7 +398,7 @@ class Planner:
         self._goes_on = progress is not None
         own, drawn = order, None if self._goes_on else order
         if progress is not None:
-            before, own = progress.order[: progress.consumed], dealt(progress.order[progress.consumed :])
+            before, own = progress.order[: progress.consumed], share_of_rank(progress.order[progress.consumed :])
             own = own[: len(own) // self._whole * self._whole]
         if self.sampler is None:
             self._order = JobOrder(self._name, before, own, sampler_epoch, exchanges=self._shares)
@@ -504,7 +505,7 @@ class StatefulDrawing(Drawing):
         if self._replaces:
             return {_REPLACED: True}
         sampler, drawn = self._planner.sampler, self._planner.drawn
-        return self._own.state_dict() if sampler is None else sampler.as_drawn(drawn, self._own.state_dict)
+        return self._own.state_dict() if sampler is None else sampler.at_position(drawn, self._own.state_dict)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as the sampler's iterator did; raises ValueError if what was drawn then is not known."""
@@ -518,10 +519,10 @@ class StatefulDrawing(Drawing):
             self._planner.boundary.call(self._rehearsal.go_on, state)
 
 
-def spider_sampler(loader: DataLoader[Any]) -> SpiderSampler | None:
+def epoch_sampler(loader: DataLoader[Any]) -> EpochSampler | None:
     for owner in (loader, loader.batch_sampler):
         sampler = getattr(owner, "sampler", None)
-        if isinstance(sampler, SpiderSampler):
+        if isinstance(sampler, EpochSampler):
             return sampler
     return None
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from trainer_hook.resuming import dealt
-from trainer_hook.samplers.spider import Epoch, SpiderSampler
+from trainer_hook.samplers.epoch import Epoch, EpochSampler
 
 # The shortest distance between two draws of a sample, as a share of the longest distance.
 NEAREST = 0.5
 
 
-class EchoSampler(SpiderSampler):
+class EchoSampler(EpochSampler):
     """Draws each sample `times` times within a window, and then again only after all other samples had their turn.
 
     This sampler needs no scores. A **cycle** is `times` epochs, in which each sample is drawn exactly `times` times. So
@@ -39,34 +36,21 @@ class EchoSampler(SpiderSampler):
         self._times = times
         self._window = window
 
-    @property
-    def settled(self) -> float:
-        """0: the next epoch is known from the first batch on."""
-        return 0.0
-
-    def draw_ahead(self) -> list[int]:
-        self._ahead = self._draw(self.epoch + 1, None)
-        mine: list[int] = dealt(self._ahead.order).tolist()
-        return mine
-
-    def _ask(self, timeout_s: float) -> None:
-        """Ask for nothing: this sampler needs no scores."""
-
-    def _draw(self, number: int, scores: Any) -> Epoch:
+    def _draw(self, number: int) -> Epoch:
         cycle, part = divmod(number, self._times)
-        order = self._cycle(cycle)[part * self._samples : (part + 1) * self._samples]
-        return Epoch(number, None, order.astype(np.uint32))
+        order = self._cycle(cycle)[part * self.samples : (part + 1) * self.samples]
+        return Epoch(number, order.astype(np.uint32))
 
     def _cycle(self, number: int) -> npt.NDArray[np.int64]:
         """The draws of `times` epochs: first draws by a permutation, each further draw at a distance from the last."""
         rng = np.random.default_rng([self._seed, number])
         # Draws are made in the order of these times; the first draws come at 0, 1, 2, ...
-        times = np.empty((self._times, self._samples))
-        times[0] = np.arange(self._samples)
+        times = np.empty((self._times, self.samples))
+        times[0] = np.arange(self.samples)
         if self._times > 1:
-            longest = self._window * self._samples / (self._times - 1)
-            distances = rng.uniform(NEAREST * longest, longest, (self._times - 1, self._samples))
+            longest = self._window * self.samples / (self._times - 1)
+            distances = rng.uniform(NEAREST * longest, longest, (self._times - 1, self.samples))
             times[1:] = times[0] + np.cumsum(distances, axis=0)
-        permutation = rng.permutation(self._samples)
-        drawn: npt.NDArray[np.int64] = permutation[np.argsort(times, axis=None, kind="stable") % self._samples]
+        permutation = rng.permutation(self.samples)
+        drawn: npt.NDArray[np.int64] = permutation[np.argsort(times, axis=None, kind="stable") % self.samples]
         return drawn

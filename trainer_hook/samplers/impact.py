@@ -40,7 +40,7 @@ class WarmUp:
         self.over = most_epochs == 0
 
     def observe(self, losses: Losses, count: int) -> None:
-        """Note the losses after an epoch; S gets `count` samples."""
+        """Learn from the losses after an epoch; S gets `count` samples."""
         ranks = np.empty(len(losses))
         ranks[np.argsort(losses, kind="stable")] = np.arange(len(losses))
         self.epochs += 1
@@ -127,10 +127,9 @@ class ImpactSampler(SpiderSampler):
         """How many samples this rank evaluated between epochs, in all."""
 
     def __len__(self) -> int:
-        return super().__len__() if self._order is None else self._drawn()
+        return super().__len__() if self._order is None else self._own_draws()
 
     def offer(self, evaluate: Evaluate) -> None:
-        """Offer an evaluation: `evaluate` returns the losses of samples by the current model, or None if it cannot."""
         self._evaluate = evaluate
 
     def draw_ahead(self) -> list[int] | None:
@@ -146,11 +145,13 @@ class ImpactSampler(SpiderSampler):
 
     # -- drawing
 
-    def _ask(self, timeout_s: float) -> Losses | None:
+    def _shared_scores(self, timeout_s: float) -> Losses | None:
         """The chance of each sample to be drawn; None while epochs train on all samples. All ranks must call this."""
         rank, world_size = rank_and_world()
-        losses = self._noted(timeout_s) if rank == 0 and self._client is not None else None
-        warms_up, unstable = from_first_rank((not self.warm_up.over, self._to_evaluate(losses)))
+        losses = self._known_losses(timeout_s) if rank == 0 and self._client is not None else None
+        evaluates = losses is not None and self._hybrid
+        to_evaluate = self.warm_up.unstable if evaluates else np.empty(0, np.int64)
+        warms_up, unstable = from_first_rank((not self.warm_up.over, to_evaluate))
         self._say_warm_up(warms_up)
         found: list[Losses | None] = []
         if len(unstable):
@@ -165,9 +166,9 @@ class ImpactSampler(SpiderSampler):
         shared: Losses | None = from_first_rank(chances)
         return shared
 
-    def _noted(self, timeout_s: float) -> Losses | None:
-        """The daemon's losses, after the warm-up has noted them; None while epochs train on all samples."""
-        losses = self._asked(timeout_s)
+    def _known_losses(self, timeout_s: float) -> Losses | None:
+        """The daemon's losses, which the warm-up observes; None while epochs train on all samples."""
+        losses = self._daemon_scores(timeout_s)
         if losses is None or self.warm_up.over:
             return losses
         self.warm_up.observe(losses, self._unstable_count(timeout_s))
@@ -175,9 +176,6 @@ class ImpactSampler(SpiderSampler):
             return None
         log.info("warm-up is over after %d epochs", self.warm_up.epochs)
         return losses
-
-    def _to_evaluate(self, losses: Losses | None) -> Indices:
-        return np.empty(0, np.int64) if losses is None or not self._hybrid else self.warm_up.unstable
 
     def _say_warm_up(self, active: bool) -> None:
         """Tell the daemon, which may be a new one, in each epoch that the warm-up goes on; and when it is over."""
@@ -201,21 +199,19 @@ class ImpactSampler(SpiderSampler):
         assert self._client is not None
         cached = self._client.cached(self._list, timeout_s)
         if cached is None or not cached.any():
-            return max(1, int(self._samples * UNSTABLE_WITHOUT_CACHE))
+            return max(1, int(self.samples * UNSTABLE_WITHOUT_CACHE))
         return max(1, int(int(cached.sum()) * UNSTABLE_SHARE))
 
-    def _pick(self, scores: Losses, draws: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    def _pick(self, scores: Losses, rng: np.random.Generator) -> Indices:
         """Draw each sample with its chance: a systematic sample of a random order, as many as the chances sum up to."""
-        order = rng.permutation(self._samples)
+        order = rng.permutation(self.samples)
         edges = np.cumsum(scores[order].astype(np.float64))
         count = max(1, round(float(edges[-1])))
         hits = np.searchsorted(edges, (np.arange(count) + rng.random()) * (edges[-1] / count), side="right")
-        picked: npt.NDArray[np.int64] = rng.permutation(order[np.minimum(hits, self._samples - 1)])
+        picked: Indices = rng.permutation(order[np.minimum(hits, self.samples - 1)])
         return picked
 
-    def _chances(self, scores: Losses | None) -> npt.NDArray[np.float64]:
-        if scores is None:
-            return np.full(self._samples, 1 / self._samples)
+    def _chances(self, scores: Losses) -> npt.NDArray[np.float64]:
         shares = scores.astype(np.float64)
         chances: npt.NDArray[np.float64] = shares / shares.sum()
         return chances

@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer_hook.ranks import from_all_ranks, rank_and_world
+from trainer_hook.samplers.epoch import Scores
 from trainer_hook.samplers.spider import SpiderSampler
-
-Scores = npt.NDArray[np.float32]
 
 # If the loss falls by more than this share in one epoch, it falls steeply: then the hard samples change too fast to be
 # repeated.
 STEEP_SHARE = 0.2
-# The accuracy stagnates if in the last so many epochs it has not risen by so much above its best before them.
+# The accuracy stagnates if in the last three epochs it has not risen by 0.001 above its best before them.
 STAGNANT_EPOCHS, STAGNANT_RISE = 3, 0.001
 # Repeated samples get at most this share of the draws by scores. Without a limit a training might see nothing but the
 # cached samples, as in the paper's setting with half of the data cached and two repeats.
@@ -30,7 +29,6 @@ class Trend:
         self.accuracies: list[float] = []
 
     def observe(self, loss: float | None, accuracy: float | None) -> None:
-        """Note the loss and the accuracy after an epoch."""
         if loss is not None:
             self.losses.append(loss)
         if accuracy is not None:
@@ -62,8 +60,8 @@ class ShadeSampler(SpiderSampler):
     """Draws as SpiderSampler does, but draws samples that are cached and score above the mean `repeats` times as often.
 
     Samples are repeated in an epoch if the training improves (`Trend`); in other epochs they are drawn by scores alone.
-    The paper repeats each such draw `repeats` times. Here the chance of the sample is so many times as high, which has
-    the same expectation and keeps `weights` right. An epoch with repeats has fewer different samples; `coverage` is the
+    The paper repeats each such draw `repeats` times. Here the sample's chance is `repeats` times as high, which has the
+    same expectation and keeps `weights` right. An epoch with repeats has fewer different samples; `coverage` is the
     share of the draws that are uniform in any case. The paper has no such floor: `coverage=0` is its way.
 
     Use this sampler with `policy=shade`, whose scores are ranks of losses. The hook passes the losses and accuracies by
@@ -93,9 +91,9 @@ class ShadeSampler(SpiderSampler):
         return self._repeats if self.trend.improves else 1.0
 
     def observe(self, loss: float | None = None, accuracy: float | None = None) -> None:
-        """Note how an epoch ended: the mean loss of the training set, and the accuracy as a share.
+        """Tell how an epoch ended: the mean loss of the training set, and the accuracy as a share.
 
-        With several ranks each says it of its own samples, and it counts when the next epoch is drawn.
+        With several ranks, each tells it of its own samples, and the sampler uses it when the next epoch is drawn.
         """
         self._end(0.0 if loss is None else loss, 0.0 if loss is None else 1.0, accuracy)
 
@@ -126,7 +124,7 @@ class ShadeSampler(SpiderSampler):
             self._share_end()
 
     def _share_end(self) -> None:
-        """Note in the trend how the epoch ended for all ranks together; all ranks must call this.
+        """Add to the trend how the epoch ended for all ranks together; all ranks must call this.
 
         A rank whose loop has not said that the epoch is over gives what it has learned since the last one.
         """
@@ -141,14 +139,14 @@ class ShadeSampler(SpiderSampler):
         known = [end.accuracy for end in ends if end.accuracy is not None]
         self.trend.observe(sum(end.loss for end in ends) / weight if weight else None, known[0] if known else None)
 
-    def _ask(self, timeout_s: float) -> Scores | None:
-        # All ranks come here when an epoch begins, and wait for each other anyway.
+    def _shared_scores(self, timeout_s: float) -> Scores | None:
+        # All ranks call this when an epoch begins, and wait for each other anyway.
         if rank_and_world()[1] > 1:
             self._share_end()
-        return super()._ask(timeout_s)
+        return super()._shared_scores(timeout_s)
 
-    def _asked(self, timeout_s: float) -> Scores | None:
-        scores = super()._asked(timeout_s)
+    def _daemon_scores(self, timeout_s: float) -> Scores | None:
+        scores = super()._daemon_scores(timeout_s)
         if scores is None or self.repeats == 1:
             return scores
         assert self._client is not None

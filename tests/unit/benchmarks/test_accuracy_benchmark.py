@@ -198,9 +198,11 @@ def test_every_policy_over_one_trace(in_process: ModuleType, hit_ratio: ModuleTy
 
 
 def test_every_training_through_mounts_can_be_plotted(in_process: ModuleType) -> None:
-    train, report = (
+    train, report, training = (
         importlib.import_module("benchmarks.training.train"),
         importlib.import_module("benchmarks.training.train_report"),
+        importlib.import_module("benchmarks.training.training"),
     )
     assert set(report.COLOURS) == set(train.CONFIGURATIONS)
-    assert {choice.sampler for choice in train.CONFIGURATIONS.values()} - {None} <= set(train.SAMPLERS)
+    samplers = {*training.ECHOES, *training.BY_SCORES}
+    assert {choice.sampler for choice in train.CONFIGURATIONS.values()} - {None} <= samplers

@@ -19,28 +19,28 @@ ROOT = Path(__file__).resolve().parents[2]
 _SERVING = ("spiderfs/fuse", "spiderfs/vfs", "spiderfs/store", "spiderfs/shared")
 _FETCHING = (*_SERVING, "spiderfs/sources", "spiderfs/daemon/caching")
 _DECIDING = ("spiderfs/core", "spiderfs/policies")
-_LEARNING = (*_DECIDING, "spiderfs/scorer", "trainer_hook/samplers")
+TRAINED = (*_DECIDING, "spiderfs/scorer", "trainer_hook/samplers")
 _PLANNING = ("spiderfs/core", "spiderfs/policies", "spiderfs/daemon/caching", "trainer_hook/loader")
 _REFURBISHING = ("trainer_hook/refurbishing",)
 
 DECIDED_BY: dict[str, tuple[str, ...]] = {
-    "accuracy-short": _LEARNING,
+    "accuracy-short": TRAINED,
     "client": ("spiderfs/client", "spiderfs/store", "spiderfs/shared"),
     "cpu_split": _SERVING,
     "embedding_width": ("spiderfs/scorer", "trainer_hook/model/capture.py"),
     "epoch": _SERVING,
-    "equivalence": _LEARNING,
+    "equivalence": TRAINED,
     "exchanged_orders": ("spiderfs/core/plans", "trainer_hook/loader"),
-    "full_size": _LEARNING,
+    "full_size": TRAINED,
     "fuse_library": ("spiderfs/fuse",),
-    "hit_ratio": _LEARNING,
+    "hit_ratio": TRAINED,
     "image_loader": _SERVING,
     "jobs": _DECIDING,
     "jobs_mount": _PLANNING,
     "large": _FETCHING,
     "loader_workers": _PLANNING,
     "lookahead": _DECIDING,
-    "missing_hits": _LEARNING,
+    "missing_hits": TRAINED,
     "nfs-default": _FETCHING,
     "nfs-faults": _FETCHING,
     "nfs-short": _FETCHING,
@@ -58,9 +58,9 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
     "soak": ("spiderfs", "trainer_hook"),
     "stall": _PLANNING,
     "stall-immutable": _PLANNING,
-    "systems": _LEARNING,
-    "train": (*_LEARNING, *_PLANNING),
-    "two_jobs": _LEARNING,
+    "systems": TRAINED,
+    "train": (*TRAINED, *_PLANNING),
+    "two_jobs": TRAINED,
     "view_bytes": ("spiderfs/views",),
     "workers": _SERVING,
 }
@@ -125,7 +125,7 @@ UNKNOWN = {"commit": "", "hash": ""}
 def _runs(result: dict[str, Any]) -> set[str]:
     """The runs that a result consists of, as text: all parts of its lists."""
     found: set[str] = set()
-    parts: list[Any] = [part for name, part in result.items() if name not in ("code", "machine")]
+    parts: list[Any] = [part for name, part in result.items() if name not in ("code", "machine", "trains_the_same")]
     while parts:
         part = parts.pop()
         if isinstance(part, list):
@@ -146,8 +146,10 @@ def _commit() -> str:
 
 def state_of(path: Path) -> str:
     """What a reader must know of a kept result: whether the code that decides it is still the same."""
-    codes = json.loads(path.read_text()).get("code", [UNKNOWN])
+    result, now = json.loads(path.read_text()), hash_of(DECIDED_BY[path.stem])
+    codes = result.get("code", [UNKNOWN])
     if UNKNOWN in codes:
         return "not known: it was measured before results named their code"
-    now = hash_of(DECIDED_BY[path.stem])
+    if result.get("trains_the_same") == now:
+        return "of another shape since, with the same figures"
     return "current" if all(code["hash"] == now for code in codes) else "**out of date**: the code has changed since"

@@ -1,0 +1,102 @@
+"""Whether a change of the code changes what trainings measure: small trainings by this checkout and by another.
+
+    .venv/bin/python -m benchmarks.training.same_figures --data DIR --other CHECKOUT
+    .venv/bin/python -m benchmarks.training.same_figures --data DIR --other CHECKOUT --quick      with fewer images
+    .venv/bin/python -m benchmarks.training.same_figures --data DIR --other CHECKOUT --keep
+
+DIR holds train/CLASS/NAME and test/CLASS/NAME. A change that only gives the code another shape leaves every figure of
+each training as it was, to the last digit, on the same machine. With --keep, the kept results that were measured with
+the code of the other checkout then name the code of this one too, as code that trains the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.common import code_behind
+from benchmarks.common.command import add_data, command_line
+from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.results import one_run_a_line, plain_table, save, wide_console
+from benchmarks.training.training import IMAGES
+
+RUNS = {
+    "accuracy": "uniform,echo 2,importance,loss + weights + coverage 0.3,weights + coverage 0.3 + settled 0.25,spider",
+    "systems": "shade,icache,impact,quiver,echo 2,spider-released,spider+plan",
+}
+CHOOSE = {"accuracy": "--configs", "systems": "--systems"}
+FULL, QUICK = ("900", "4"), ("300", "3")
+"""Training images and epochs."""
+MEASURED = {"accuracy": "runs", "systems": "measured"}
+# They differ from run to run, and say nothing of what was trained.
+LEFT_OUT = ("seconds", "machine", "code")
+
+
+def figures(checkout: Path, benchmark: str, arguments: argparse.Namespace, file: Path) -> list[Any]:
+    """What a benchmark of this checkout measures in small trainings; raises RuntimeError if it fails."""
+    images, epochs = QUICK if arguments.quick else FULL
+    extent = ["--train-samples", images, "--test-samples", "300", "--epochs", epochs, "--seeds", "1"]
+    command = [sys.executable, "-m", f"benchmarks.training.{benchmark}", "--data", str(arguments.data), *extent]
+    command += [CHOOSE[benchmark], RUNS[benchmark], "--json", str(file)]
+    command += ["--shares", "0.2"] if benchmark == "systems" else []
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{benchmark} of {checkout} has failed: {done.stderr.strip()[-500:]}")
+    found: list[Any] = json.loads(file.read_text())[MEASURED[benchmark]]
+    return [{name: value for name, value in run.items() if name not in LEFT_OUT} for run in found]
+
+
+def measure(arguments: argparse.Namespace, console: Console) -> None:
+    table = plain_table("Figures of small trainings by both checkouts", "", "trainings", "equal", words=("",))
+    rows = []
+    with scratch_directory("same-figures") as scratch:
+        for benchmark in RUNS:
+            ours, theirs = (
+                figures(checkout, benchmark, arguments, scratch / f"{name}-{benchmark}.json")
+                for name, checkout in (("ours", code_behind.ROOT), ("theirs", arguments.other))
+            )
+            equal = sum(one == other for one, other in zip(ours, theirs, strict=True))
+            table.add_row(benchmark, str(len(ours)), str(equal))
+            rows.append({"benchmark": benchmark, "trainings": len(ours), "equal": equal})
+    console.print(table)
+    save(arguments.json, {"rows": rows})
+    if any(row["equal"] < row["trainings"] for row in rows):
+        raise RuntimeError("the checkouts do not train the same: the kept results stay as they are")
+    if arguments.keep:
+        keep(arguments.other, console)
+
+
+def keep(other: Path, console: Console) -> None:
+    """Have the results that `other` has measured name the code of this checkout too."""
+    for path in sorted((code_behind.ROOT / "docs/results").glob("*.json")):
+        places, result = code_behind.DECIDED_BY[path.stem], json.loads(path.read_text())
+        before = code_behind.hash_of(places, other)
+        if places == code_behind.TRAINED and all(code["hash"] == before for code in result.get("code", [{"hash": ""}])):
+            path.write_text(one_run_a_line(result | {"trains_the_same": code_behind.hash_of(places)}) + "\n")
+            console.print(f"kept: {path.name}", highlight=False)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = command_line(__doc__)
+    add_data(parser, IMAGES, required=True)
+    parser.add_argument("--other", type=Path, required=True, metavar="CHECKOUT", help="the code to compare with")
+    parser.add_argument("--keep", action="store_true", help="note in the kept results that this code trains the same")
+    arguments = parser.parse_args()
+    arguments.data, arguments.other = arguments.data.resolve(), arguments.other.resolve()
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    console = wide_console(100)
+    return exit_status("same_figures", lambda: measure(arguments, console), "interrupted", (OSError, RuntimeError))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

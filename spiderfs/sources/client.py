@@ -38,6 +38,8 @@ Read = Callable[[bytes, int, int, Version, Delivery | None], Awaitable[bytes]]
 
 # A timer is late by milliseconds, on two busy cores by tenths of a second; beyond this the process did not run.
 _STOOD_STILL_S = 2.0
+# The share of the latest call in the mean of latencies.
+_LATEST = 0.25
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ class SourceClient:
         # What the process had to say whose place this one takes.
         on_reachable(True)
         self._answers = 0
+        self.latency_s: float | None = None
+        """How long `stat` takes at present: a mean in which the latest call counts a quarter; None before the first."""
 
     @property
     def max_concurrent(self) -> int:
@@ -115,7 +119,11 @@ class SourceClient:
         return not self._unreachable.is_set()
 
     async def stat(self, path: bytes) -> SourceStat:
-        return await self.call(self.source.stat, path)
+        began_s = trio.current_time()
+        found = await self.call(self.source.stat, path)
+        took_s = trio.current_time() - began_s
+        self.latency_s = took_s if self.latency_s is None else self.latency_s + _LATEST * (took_s - self.latency_s)
+        return found
 
     async def scan(self, path: bytes) -> tuple[SourceStat, list[tuple[bytes, SourceStat]]]:
         """The attributes of a directory, and then every entry with its own."""

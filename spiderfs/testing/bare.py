@@ -149,7 +149,7 @@ async def bare_filesystem(
         filesystem = make_filesystem(
             supply=Supply(content, records, client, catalogue, lister, fetcher, counters, views),
             read_ahead=ReadAhead(nursery, fetcher, counters, READ_AHEAD_BLOCKS),
-            walk_ahead=WalkAhead(nursery, catalogue, lister),
+            walk_ahead=WalkAhead(nursery, client, catalogue, lister),
             redirects=redirects,
             unstored=unstored,
             control=make_control(control or NoManager(), run, os.getuid(), worker=0),

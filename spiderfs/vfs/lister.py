@@ -128,7 +128,8 @@ class Lister:
         """A directory's attributes, if its name was looked up less than `ttl_s` ago, and how much of that is left."""
         name = self._catalogue.find(*self._catalogue.parent_of(node.path)) if self._has_name(node) else None
         left_s = 0.0 if name is None else ttl_s - (self._now() - name.checked_at)
-        return (name.stat, left_s) if name is not None and 0 < left_s <= ttl_s else None
+        means_it = name is not None and name.inode == node.inode
+        return (name.stat, left_s) if name is not None and means_it and 0 < left_s <= ttl_s else None
 
     def is_fresh(self, node: Node, ttl_s: float) -> bool:
         """Whether all names of a directory are known, as of at most `ttl_s` ago.
@@ -141,26 +142,28 @@ class Lister:
         known = self.looked_up(node, ttl_s)
         return known is not None and listing.is_settled and known[0].mtime_ns == listing.mtime_ns
 
-    async def complete(self, node: Node, ttl_s: float) -> None:
+    async def complete(self, node: Node, ttl_s: float, ahead: bool = False) -> None:
         """Make sure that all names of a directory are known, as of at most `ttl_s` ago or by an unchanged mtime.
 
-        While the source is unreachable an old listing must do; raises SourceUnavailable if there is none.
+        `ahead`: a reader will ask for the directory, and is to find its own name looked up as well. While the source
+        is unreachable an old listing must do; raises SourceUnavailable if there is none.
         """
         listing = self._catalogue.listing(node.inode)
         if listing is not None:
             if self.is_fresh(node, ttl_s) or not self._client.reachable:
                 return
-            asked_at = self._now()
+            asked_at, known = self._now(), node
             node = await self.refresh(node)
             unchanged = node.stat.mtime_ns == listing.mtime_ns
             # A reader that has just waited in vain for the attributes need not wait for a scan as well.
             if not self._client.reachable:
                 return
             if unchanged and listing.is_settled:
-                await trio.to_thread.run_sync(self._record_name, node, asked_at)
+                if ahead and node is not known:
+                    await trio.to_thread.run_sync(self._record_name, node, asked_at)
                 return
         try:
-            await self._flights.run(("scan", node.inode), lambda: self._scan(node))
+            await self._flights.run(("scan", node.inode), lambda: self._scan(node, ahead))
         except SourceUnavailable:
             if listing is None:
                 raise
@@ -172,21 +175,25 @@ class Lister:
         await trio.to_thread.run_sync(self._catalogue.expire, node.path, True)
         return Stale(f"{os.fsdecode(node.path)} is no longer a directory")
 
-    async def _scan(self, node: Node) -> None:
+    async def _scan(self, node: Node, ahead: bool) -> None:
         now = self._now()
         own, names = await self._client.scan(node.path)
 
         def record() -> None:
             # The mtime is from before the scan: a change during the scan makes it differ the next time.
             self._catalogue.record_listing(node.inode, names, own.mtime_ns, now)
-            self._record_name(node._replace(stat=own), now)
+            if ahead:
+                self._record_name(node._replace(stat=own), now)
 
         await trio.to_thread.run_sync(record)
 
     def _record_name(self, node: Node, asked_at: float) -> None:
         """Note that the name of a directory was found to mean it. In a thread."""
         if self._has_name(node):
-            self._catalogue.record(*self._catalogue.parent_of(node.path), node.stat, asked_at)
+            parent, name = self._catalogue.parent_of(node.path)
+            # Another look-up may have found meanwhile that the name is gone.
+            if self._catalogue.find(parent, name) is not None:
+                self._catalogue.record(parent, name, node.stat, asked_at)
 
     def _has_name(self, node: Node) -> bool:
         """Whether a directory is one of the source's names, and not the root of the source or of a form."""

@@ -3,15 +3,15 @@
 A reader that lists one directory after another waits for the source each time. Programs walk the entries of a
 directory in one of two orders: in that of readdir, as os.walk does, or by name, as ImageFolder and `ls -R` do. So when
 a reader lists the first directory of its parent in one of these orders, or the next one after its last, those that
-follow are listed ahead: a few dozen, and one more for each that the reader has come to. They are fewer for a slow
-reader, since a listing is believed for a second only. A walk that stops leaves the rest alone, and so does a reader
-that lists single directories.
+follow are listed ahead: a few dozen, and one more for each that the reader has come to. They are fewer for a
+slow reader, since a listing is believed for a second only. A walk that stops leaves the rest alone, and so does a
+reader that lists single directories. Where the source answers at once, or a listing is believed for hardly longer than
+the source takes, nothing is gained, and nothing is listed ahead.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from operator import attrgetter
@@ -20,6 +20,7 @@ from typing import TypeVarTuple
 import trio
 
 from spiderfs.errors import SpiderfsError
+from spiderfs.sources.client import SourceClient
 from spiderfs.vfs.catalogue import Catalogue, Node, join
 from spiderfs.vfs.lister import Lister
 
@@ -35,10 +36,13 @@ _LATEST = 0.3
 _NEAR = 4
 # Directories within which readers walk, and how many entries of one are looked at: of a directory with more, only the
 # first are listed ahead.
-_WALKS = 64
+_WALKS = 8
 _ENTRIES = 20_000
-# The first directory within another is looked for among so many entries.
-_FIRST_ENTRIES = 8
+# The first directory within another is looked for among so many entries, and within that so many times.
+_FIRST_ENTRIES, _DEPTH = 8, 4
+# A source that answers in less time need not be asked ahead; and a listing must be believed for so many times as long
+# as an answer takes.
+_SLOW_S, _LASTING = 0.005, 8
 
 
 class _Walk:
@@ -47,20 +51,23 @@ class _Walk:
     def __init__(self, listed_at: float, directories: list[Node]) -> None:
         self.listed_at = listed_at
         self._interval_s: float | None = None
-        self._asked_at_s = -math.inf
+        self._asked_at_s: float | None = None
         self._orders = [_Order(directories), _Order(sorted(directories, key=attrgetter("path")))]
 
     def following(self, inode: int, ttl_s: float) -> list[Node]:
-        """The directories to list now that a reader asks for this one, each once."""
-        ahead = self._ahead(ttl_s)
+        """The directories to list now that a reader has come to this one, each once."""
+        ahead = self._ahead(inode, ttl_s)
         found = [node for order in self._orders for node in order.following(inode, ahead)]
         return list({node.inode: node for node in found if node.inode != inode}.values())
 
-    def _ahead(self, ttl_s: float) -> int:
+    def _ahead(self, inode: int, ttl_s: float) -> int:
         """How many directories a reader of this pace comes to while a listing is believed, with room to spare."""
         now = trio.current_time()
-        passed_s, self._asked_at_s = now - self._asked_at_s, now
-        if passed_s < ttl_s:
+        asked_at_s, self._asked_at_s = self._asked_at_s, now
+        if asked_at_s is None or any(order.begins_with(inode) for order in self._orders):
+            self._interval_s = None
+        else:
+            passed_s = min(now - asked_at_s, 2 * ttl_s)
             mean_s = passed_s if self._interval_s is None else self._interval_s
             self._interval_s = mean_s + _LATEST * (passed_s - mean_s)
         if self._interval_s is None or ttl_s / 2 >= AHEAD * self._interval_s:
@@ -75,6 +82,9 @@ class _Order:
         self._directories = directories
         self._place_of = {node.inode: place for place, node in enumerate(directories)}
         self._last = self._end = 0
+
+    def begins_with(self, inode: int) -> bool:
+        return self._place_of.get(inode) == 0
 
     def following(self, inode: int, ahead: int) -> list[Node]:
         place = self._place_of.get(inode)
@@ -94,8 +104,9 @@ class _Order:
 
 
 class WalkAhead:
-    def __init__(self, nursery: trio.Nursery, catalogue: Catalogue, lister: Lister) -> None:
+    def __init__(self, nursery: trio.Nursery, client: SourceClient, catalogue: Catalogue, lister: Lister) -> None:
         self._nursery = nursery
+        self._client = client
         self._catalogue = catalogue
         self._lister = lister
         self._slots = trio.CapacityLimiter(lister.at_once)
@@ -112,7 +123,8 @@ class WalkAhead:
 
         A listing that is younger than `ttl_s` will do.
         """
-        if not directory.path or ttl_s <= 0:
+        latency_s = self._client.latency_s
+        if not directory.path or latency_s is None or latency_s < _SLOW_S or ttl_s < _LASTING * latency_s:
             return
         parent, _ = self._catalogue.parent_of(directory.path)
         listing = self._catalogue.listing(parent)
@@ -158,10 +170,12 @@ class WalkAhead:
 
     async def _list(self, node: Node, ttl_s: float) -> None:
         """List a directory, and the first one within, which a reader that goes down asks for next."""
-        while not self._lister.is_fresh(node, ttl_s):
+        for _ in range(_DEPTH):
+            if self._lister.is_fresh(node, ttl_s):
+                return
             async with self._slots:
-                await self._lister.complete(node, ttl_s)
+                await self._lister.complete(node, ttl_s, ahead=True)
             within = self._directories_in(node.inode, _FIRST_ENTRIES)
             if not within:
-                break
+                return
             node = within[0]

@@ -124,7 +124,7 @@ def test_a_look_up_of_its_name_saves_the_questions_about_a_directory() -> None:
         node = await harness.known(b"sub")
         await harness.lister.complete(node, TTL_S)
         harness.now += 2 * TTL_S
-        await harness.lister.complete(node, TTL_S)
+        await harness.lister.complete(node, TTL_S, ahead=True)
         assert harness.calls() == {"stat": 2, "scan": 2}, "the root, its names, those of sub, and whether sub changed"
         harness.now += TTL_S - 1
         await harness.lister.complete(node, TTL_S)

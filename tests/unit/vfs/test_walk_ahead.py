@@ -39,18 +39,22 @@ class Source(MemorySource):
 class Reader:
     """A reader who lists directories, with a clock that stands still unless the test moves it."""
 
+    latency_s = 0.01
+
     def __init__(self, nursery: trio.Nursery, source: Source) -> None:
         self.now = 1_800_000_000.0
         self.source = source
         self.catalogue = Catalogue(MemoryRecords(TABLES), lambda: self.now)
         client = SourceClient(source, LIMITS, rng=random.Random(1), on_event=lambda event: None)
         self.lister = Lister(self.catalogue, client, lambda: self.now)
-        self.ahead = WalkAhead(nursery, self.catalogue, self.lister)
+        self.client = client
+        self.ahead = WalkAhead(nursery, client, self.catalogue, self.lister)
 
     async def lists(self, path: bytes, ttl_s: float = TTL_S) -> list[bytes]:
         """List a directory as `Filesystem.opendir` does, and wait for what that makes; returns what was scanned."""
         node = await self.node(path)
         self.source.scanned.clear()
+        self.client.latency_s = self.latency_s
         self.ahead.asked(node, ttl_s)
         await self.lister.complete(node, ttl_s)
         while self.ahead.busy:
@@ -142,7 +146,7 @@ def test_a_slow_reader_has_fewer_listed_ahead() -> None:
         scanned = await reader.lists(order[0], ttl_s=0.1)
         assert len(scanned) == 1 + AHEAD
         for path in order[1:4]:
-            await trio.sleep(0.06)
+            await trio.sleep(0.12)
             reader.now += 1.0
             reader.source.calls.clear()
             await reader.lists(path, ttl_s=0.1)
@@ -173,7 +177,7 @@ def test_a_second_walk_asks_again_what_is_too_old() -> None:
         reader.now += 2 * TTL_S
         assert not reader.lister.is_fresh(await reader.node(order[5]), TTL_S)
         assert await reader.lists(order[0]) == [order[5]], "the one that has changed; the others by their mtime"
-        assert all([reader.lister.is_fresh(await reader.node(path), TTL_S) for path in order])
+        assert all([reader.lister.is_fresh(await reader.node(path), TTL_S) for path in order[1:]])
 
     run(CLASSES[:20], test)
 
@@ -196,3 +200,28 @@ def test_nothing_is_listed_ahead_where_no_listing_is_believed() -> None:
         assert await reader.lists(order[0], ttl_s=0.0) == [order[0]]
 
     run(CLASSES[:20], test)
+
+
+@pytest.mark.parametrize(("latency_s", "ttl_s"), [(0.001, TTL_S), (0.02, 0.1)])
+def test_nothing_is_listed_ahead_where_nothing_is_gained(latency_s: float, ttl_s: float) -> None:
+    async def test(reader: Reader) -> None:
+        reader.latency_s = latency_s
+        order = await reader.in_order(b"")
+        for path in order[:3]:
+            assert await reader.lists(path, ttl_s) == [path]
+
+    run(CLASSES[:20], test)
+
+
+def test_an_open_directory_that_has_become_a_file_is_not_answered_for_by_that_file() -> None:
+    async def test(reader: Reader) -> None:
+        order = await reader.in_order(b"")
+        await reader.lists(order[0])
+        node = await reader.node(order[0])
+        mtime_ns = node.stat.mtime_ns
+        reader.source.remove(order[0])
+        found = reader.source.add(order[0], b"a file now", mtime_ns=mtime_ns)
+        reader.catalogue.record(1, order[0], found, reader.now)
+        assert reader.lister.looked_up(node, TTL_S) is None
+
+    run(CLASSES[:3], test)

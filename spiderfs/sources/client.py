@@ -106,7 +106,7 @@ class SourceClient:
         # What the process had to say whose place this one takes.
         on_reachable(True)
         self._answers = 0
-        self.latency_s: float | None = None
+        self.stat_latency_s: float | None = None
         """How long `stat` takes at present: a mean in which the latest call counts a quarter; None before the first."""
 
     @property
@@ -119,10 +119,10 @@ class SourceClient:
         return not self._unreachable.is_set()
 
     async def stat(self, path: bytes) -> SourceStat:
-        began_s = trio.current_time()
+        began_s, before_s = trio.current_time(), self.stat_latency_s
         found = await self.call(self.source.stat, path)
         took_s = trio.current_time() - began_s
-        self.latency_s = took_s if self.latency_s is None else self.latency_s + _LATEST * (took_s - self.latency_s)
+        self.stat_latency_s = took_s if before_s is None else before_s + _LATEST * (took_s - before_s)
         return found
 
     async def scan(self, path: bytes) -> tuple[SourceStat, list[tuple[bytes, SourceStat]]]:

@@ -123,7 +123,7 @@ class WalkAhead:
 
         A listing that is younger than `ttl_s` will do.
         """
-        latency_s = self._client.latency_s
+        latency_s = self._client.stat_latency_s
         if not directory.path or latency_s is None or latency_s < _SLOW_S or ttl_s < _LASTING * latency_s:
             return
         parent, _ = self._catalogue.parent_of(directory.path)

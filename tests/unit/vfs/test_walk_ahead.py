@@ -54,7 +54,7 @@ class Reader:
         """List a directory as `Filesystem.opendir` does, and wait for what that makes; returns what was scanned."""
         node = await self.node(path)
         self.source.scanned.clear()
-        self.client.latency_s = self.latency_s
+        self.client.stat_latency_s = self.latency_s
         self.ahead.asked(node, ttl_s)
         await self.lister.complete(node, ttl_s)
         while self.ahead.busy:

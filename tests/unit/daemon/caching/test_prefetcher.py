@@ -149,7 +149,7 @@ class Harness:
         self.records = Records(TABLES)
         catalogue = Catalogue(self.records)
         catalogue.record_root(self.source.stat(b""))
-        catalogue.record_listing(ROOT_INODE, list(self.source.scan(b"")), 0, time.time())
+        catalogue.record_listing(ROOT_INODE, list(self.source.scan(b""))[1:], 0, time.time())
         self.catalogue = catalogue
         self.inodes = [self._inode(number) for number in range(len(self.sizes))]
         self.number_of = {inode: number for number, inode in enumerate(self.inodes)}

@@ -31,6 +31,7 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
     "epoch": _SERVING,
     "equivalence": TRAINED,
     "exchanged_orders": ("spiderfs/core/plans", "trainer_hook/loader"),
+    "folders": ("spiderfs/vfs", "spiderfs/sources"),
     "full_size": TRAINED,
     "fuse_library": ("spiderfs/fuse",),
     "hit_ratio": TRAINED,

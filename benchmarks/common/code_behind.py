@@ -70,9 +70,8 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
 
 def hash_of(places: Iterable[str], root: Path = ROOT) -> str:
     """A hash of the code of these files, and below these directories."""
-    files = {
-        file for place in places for file in ([root / place] if place.endswith(".py") else (root / place).rglob("*.py"))
-    }
+    # Below a file there is nothing.
+    files = {file for place in places for file in (list((root / place).rglob("*.py")) or [root / place])}
     codes = sorted(_code_of(file.read_text()) for file in files)
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()[:16]
 

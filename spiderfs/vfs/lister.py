@@ -16,6 +16,7 @@ from spiderfs.sources.client import SourceClient
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import SourceStat
 from spiderfs.vfs.catalogue import ROOT_INODE, VIEWS_INODE, Catalogue, Dentry, Node, join
+from spiderfs.vfs.rules import left_s
 
 K = TypeVar("K")
 
@@ -127,18 +128,21 @@ class Lister:
     def looked_up(self, node: Node, ttl_s: float) -> tuple[SourceStat, float] | None:
         """A directory's attributes, if its name was looked up less than `ttl_s` ago, and how much of that is left."""
         name = self._catalogue.find(*self._catalogue.parent_of(node.path)) if self._has_name(node) else None
-        left_s = 0.0 if name is None else ttl_s - (self._now() - name.checked_at)
-        means_it = name is not None and name.inode == node.inode
-        return (name.stat, left_s) if name is not None and means_it and 0 < left_s <= ttl_s else None
+        if name is None or name.inode != node.inode:
+            return None
+        left = left_s(name.checked_at, self._now(), ttl_s)
+        return (name.stat, left) if left > 0 else None
 
     def is_fresh(self, node: Node, ttl_s: float) -> bool:
         """Whether all names of a directory are known, as of at most `ttl_s` ago.
 
         They are if it was scanned since, or if its own name was looked up since and it had the mtime of its last scan.
         """
-        now, listing = self._now(), self._catalogue.listing(node.inode)
-        if listing is None or 0 <= now - listing.scanned_at < ttl_s:
-            return listing is not None
+        listing = self._catalogue.listing(node.inode)
+        if listing is None:
+            return False
+        if left_s(listing.scanned_at, self._now(), ttl_s) > 0:
+            return True
         known = self.looked_up(node, ttl_s)
         return known is not None and listing.is_settled and known[0].mtime_ns == listing.mtime_ns
 

@@ -163,9 +163,9 @@ class WalkAhead:
 
     def _directories_in(self, parent: int, most: int) -> list[Node]:
         """The directories among the first entries of a directory, in the order of readdir."""
-        node = self._catalogue.known(parent)
-        found = [] if node is None else self._catalogue.entries(parent, 0, most)
-        nodes = [Node(entry.inode, join(node.path, entry.name), entry.stat) for entry in found if node is not None]
+        path = self._catalogue.node(parent).path
+        found = self._catalogue.entries(parent, 0, most)
+        nodes = [Node(entry.inode, join(path, entry.name), entry.stat) for entry in found]
         return [node for node in nodes if node.is_directory]
 
     async def _list(self, node: Node, ttl_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -136,6 +137,18 @@ def test_a_look_up_of_its_name_saves_the_questions_about_a_directory() -> None:
         await harness.lister.complete(node, TTL_S)
         assert "scan" in harness.calls(), "the look-up has shown another mtime"
         assert harness.names(node.inode) == [b"a", b"b"]
+
+    run(test)
+
+
+def test_a_name_that_was_forgotten_vouches_for_no_directory_however_long_names_are_believed() -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.add(b"sub/a")
+        await harness.lister.complete(await harness.lister.root(), TTL_S)
+        node = await harness.known(b"sub")
+        assert harness.lister.looked_up(node, math.inf) is not None
+        harness.catalogue.expire(b"sub")
+        assert harness.lister.looked_up(node, math.inf) is None
 
     run(test)
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -57,6 +57,8 @@ from trainer_hook.connection.client import Client
 AHEAD = 4
 # So many held-out images are evaluated after each epoch; after the last epoch all of them are.
 EVALUATED_SHARE = 5
+# ImPACT's sampler, drawing by the reducible part of the losses.
+REDUCIBLE = "impact, reducible loss"
 
 
 @dataclass(frozen=True)
@@ -364,6 +366,10 @@ class Training:
         recipe: Recipe = SMALL,
         shared: SharedCache | None = None,
     ) -> None:
+        by_scores: dict[str, Any] = {"coverage": configuration.coverage, "settled": configuration.settled}
+        sampler = configuration.sampler
+        if sampler == REDUCIBLE:
+            sampler, by_scores["irreducible"] = "impact", irreducible_losses(pool, seed, epochs, recipe)
         torch.manual_seed(seed)
         self.pool = pool
         self.recipe = recipe
@@ -377,9 +383,7 @@ class Training:
         width = recipe.embedded(torch.zeros(1, self._classifier.in_features)).shape[1]
         labels = pool.labels.tolist()
         self.cache = Cache(configuration, labels, pool.sizes, self.capacity, width, seed, epochs, trace, shared)
-        self.sampler = sampler_named(
-            configuration.sampler, self._samples, seed, coverage=configuration.coverage, settled=configuration.settled
-        )
+        self.sampler = sampler_named(sampler, self._samples, seed, **by_scores)
         self.sampler.bind(cast(Client, self.cache), "train")
         self.sampler.offer(self.evaluated)
         self.steps = Steps(model, epochs, self._samples, recipe.batch, recipe.optimizer)
@@ -464,14 +468,18 @@ class Training:
         opens, hits, redirects = cache.counts.opens, cache.counts.hits, cache.counts.redirects
         served = [cache.read(sample) for sample in samples.tolist()]
         cache.counts.opens, cache.counts.hits, cache.counts.redirects = opens, hits, redirects
+        found: NDArray[np.float32] = self.losses(served).cpu().numpy()
+        return found
+
+    def losses(self, served: list[int]) -> Tensor:
+        """The losses of these samples by the model as it is, without augmentation; the cache learns them too."""
         self.model.eval()
         with torch.no_grad():
             losses = torch.cat(
                 [self._learned(served[first : first + EVALUATED]) for first in range(0, len(served), EVALUATED)]
             )
         self.model.train()
-        found: NDArray[np.float32] = losses.cpu().numpy()
-        return found
+        return losses
 
     def _learned(self, served: list[int]) -> Tensor:
         """The losses of these samples by the model as it is, which the cache learns too."""
@@ -500,6 +508,28 @@ class Training:
         self.steps.optimizer.step()
         self._learn(served, embeddings, losses)
         self.sampler.trained(np.array(wanted, np.uint32), losses.detach().cpu().numpy())
+
+
+def irreducible_losses(pool: Pool, seed: int, epochs: int, recipe: Recipe) -> NDArray[np.float32]:
+    """The loss of each sample by a model that was trained on the half of the samples without it.
+
+    Mindermann et al., 2022, train a small model on held-out data; without such data they train two on halves.
+    """
+    torch.manual_seed(seed)
+    losses = torch.empty(len(pool.sizes))
+    order = torch.randperm(len(pool.sizes))
+    halves = order[::2], order[1::2]
+    for trained_on, left_out in (halves, halves[::-1]):
+        chosen = trained_on.to(pool.images.device)
+        half = Pool(
+            pool.images[chosen], pool.labels[chosen], [pool.sizes[number] for number in trained_on], pool.held_out
+        )
+        training = Training(half, Configuration(scores=None), seed, epochs, recipe=recipe)
+        for number in range(1, epochs + 1):
+            training.epoch(number, lambda: None)
+        training.pool = pool
+        losses[left_out] = training.losses(left_out.tolist()).cpu()
+    return losses.numpy()
 
 
 def train(

@@ -14,6 +14,8 @@ do not move, and a cache that is all H-part, give. The rows take the two apart, 
     H-list of a fifth          the list has as many samples as the cache holds, as in the paper's example for ImageNet
     ranks stand still          from the fifth epoch on sampler and cache have the losses that they had then
     still, all for H           both: the paper's 37 %
+    any class                  any L-member stands in for any L-sample, each once, and not only within a class
+    any class, no limit        the same as often as it is asked, as in the paper; the member is drawn at random
     impact                     with S, the samples that are evaluated before each epoch, in a quarter of the cache
     impact, S of 1 sample      the same warm-up, but the whole cache is left to the parts
 
@@ -24,6 +26,9 @@ that were cached themselves, and samples that got a stand-in. "With S" counts th
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
+import random
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -43,6 +48,7 @@ from benchmarks.common.command import add_data, command_line
 from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save, spread, wide_console
+from benchmarks.common.side_by_side import add_jobs, side_by_side
 from benchmarks.training.in_process import Configuration, Pool, Training, pool_in
 from benchmarks.training.training import IMAGES
 from spiderfs.core.policy import Key
@@ -108,6 +114,31 @@ class AllForHigh(CountedImpact):
     high_share = 1.0
 
 
+class AnyClass(CountedImpact):
+    """Stand-ins are found as if all samples had one label."""
+
+    name = "impact, counted, any class"
+
+    def listed(self, course_id: str, labels: Mapping[Key, int]) -> None:
+        super().listed(course_id, dict.fromkeys(labels, 0))
+
+
+class NoLimit(CountedImpact):
+    """Each L-sample that is not cached gets any L-member, drawn at random, however often that was read."""
+
+    name = "impact, counted, no limit"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._random = random.Random(0)
+
+    def stand_in(self, course_id: str, key: Key) -> Key | None:
+        if key in self._sizes or key not in self._worths or not self.ranks_low(key):
+            return None
+        members = [*self._old.low, *self._parts.low]
+        return self._random.choice(members) if members else None
+
+
 class CountedTraining(Training):
     """A training that can let the ranks stand still, and that keeps the reads for evaluation apart."""
 
@@ -164,6 +195,8 @@ VARIANTS = {
     "H-list of a fifth": Variant(constants={(impact_course, "H_SHARE"): 0.2}),
     "ranks stand still": Variant(still=True),
     "still, all for H": Variant(policy=AllForHigh, still=True, constants=NO_LOW),
+    "any class": Variant(policy=AnyClass),
+    "any class, no limit": Variant(policy=NoLimit),
     "impact": Variant("impact"),
     "impact, S of 1 sample": Variant("impact", constants={(impact_sampler, "UNSTABLE_SHARE"): 0.0}),
 }
@@ -187,7 +220,10 @@ class Hits:
         return self.high + self.pinned + self.low + self.stand_ins
 
 
-def measured(pool: Pool, name: str, seed: int, epochs: int) -> Hits:
+def measured(pool: Pool, task: tuple[int, str], epochs: int) -> Hits:
+    """The hits of a variant; `task` is its seed and its name."""
+    torch.set_num_threads(1)
+    seed, name = task
     variant = VARIANTS[name]
     with changed(variant.constants), patch.dict(POLICIES, {variant.policy.name: variant.policy}):
         configuration = Configuration(scores="loss", policy=variant.policy.name, sampler=variant.sampler)
@@ -243,15 +279,15 @@ def show(found: list[Hits], console: Console) -> None:
 
 def measure(arguments: argparse.Namespace, console: Console) -> None:
     extent: Extent = arguments.extent
-    torch.set_num_threads(1)
-    pool = pool_in(arguments.data, extent)
     found: list[Hits] = []
+    prepare = functools.partial(pool_in, arguments.data, extent)
+    work = functools.partial(measured, epochs=extent.epochs)
+    tasks = list(itertools.product(range(1, extent.seeds + 1), VARIANTS))
     try:
-        for seed in range(1, extent.seeds + 1):
-            for name in VARIANTS:
-                found.append(measured(pool, name, seed, extent.epochs))
-                rows = [asdict(hits) for hits in found]
-                save(arguments.json, {"machine": machine(), "extent": asdict(extent), "hits": rows})
+        for hits in side_by_side(prepare, work, tasks, arguments.jobs):
+            found.append(hits)
+            rows = [asdict(hits) for hits in found]
+            save(arguments.json, {"machine": machine(), "extent": asdict(extent), "hits": rows})
     finally:
         show(found, console)
 
@@ -260,6 +296,7 @@ def main() -> int:
     parser = command_line(__doc__)
     add_data(parser, IMAGES, required=True)
     add_extent(parser, FULL, QUICK)
+    add_jobs(parser)
     arguments = parser.parse_args()
     arguments.extent = extent_of(parser, arguments, FULL, QUICK)
     if arguments.extent.epochs < FIRST_COUNTED:

@@ -7,7 +7,8 @@ DIR holds train/CLASS/NAME and test/CLASS/NAME. A small network is trained on fe
 needs augmentation: two layers of RandAugment, a random crop, mirroring. With r=2 and r=3 both layers are cached, as in
 most experiments of Revamper's paper (section 7), and crop and mirroring are drawn at each use. "crop and mirror" leaves
 the two layers out: it shows whether they help at all. "echo" uses a sample several times with all that was drawn for it
-(Revamper's section 4: data echoing). A run of a seed begins with the same weights in all configurations.
+(Revamper's section 4: data echoing). "naive" renews all samples in the same epochs, without balanced eviction and
+cache-aware shuffle. A run of a seed begins with the same weights in all configurations.
 
 If FILE exists and holds runs of the same extent, these runs are not measured again. The benchmark says nothing about
 time; that is benchmarks.serving.refurbish_speed.
@@ -26,6 +27,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -53,6 +55,8 @@ from benchmarks.training.training import (
     pixels,
     small_network,
 )
+from trainer_hook.refurbishing import loader as loaders
+from trainer_hook.refurbishing.generations import Generations
 
 TABLE_WIDTH = 100
 PADDING = 4
@@ -76,11 +80,14 @@ CONFIGURATIONS = {
     "r=2": Configuration(reuse=2),
     "r=3": Configuration(reuse=3),
     "crop and mirror": Configuration(layers=0),
+    "naive, r=2": Configuration(reuse=2),
+    "naive, r=3": Configuration(reuse=3),
     "one layer, r=2": Configuration(split=1, reuse=2),
     "one layer, r=3": Configuration(split=1, reuse=3),
     "echo 2": Configuration(split=LAYERS + 3, reuse=2),
     "echo 3": Configuration(split=LAYERS + 3, reuse=3),
 }
+NAIVE = ("naive, r=2", "naive, r=3")
 DEFAULT = (BASELINE, "r=2", "r=3", "crop and mirror")
 
 
@@ -105,6 +112,14 @@ class Pictures(Dataset[tuple[Any, int]]):
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return self.transform(self.images[index]), self.labels[index]
+
+
+class NaiveGenerations(Generations):
+    """Renews all samples in the same epochs, in an order that does not ask which are renewed."""
+
+    def __init__(self, samples: int, reuse: int, kept: int, seed: int, order: int = 0) -> None:
+        super().__init__(samples, reuse, kept, seed, order)
+        self._shift = np.zeros(samples, np.int64)
 
 
 class Pool(NamedTuple):
@@ -136,7 +151,8 @@ def train(pool: Pool, name: str, seed: int, epochs: int) -> Run:
     for begin in (torch.manual_seed, np.random.seed, random.seed):
         begin(seed)
     model: nn.Sequential = small_network(pool.data.classes)
-    loader = loader_of(pool, CONFIGURATIONS[name], seed)
+    with patch.object(loaders, "Generations", NaiveGenerations if name in NAIVE else Generations):
+        loader = loader_of(pool, CONFIGURATIONS[name], seed)
     steps = Steps(model, epochs, len(pool.images))
     for epoch in range(epochs):
         model.train()

@@ -57,6 +57,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 
@@ -66,11 +67,14 @@ from benchmarks.common.interruption import exit_status
 from benchmarks.common.lists import MIN_BY_EPOCH, min_by_epoch, served
 from benchmarks.common.results import machine, save, wide_console
 from benchmarks.common.side_by_side import add_jobs, side_by_side, time_left
-from benchmarks.training.in_process import AHEAD, Configuration, Epoch, Pool, Run, pool_in, train
+from benchmarks.training.in_process import AHEAD, REDUCIBLE, Configuration, Epoch, Pool, Run, pool_in, train
 from benchmarks.training.papers import compare
 from benchmarks.training.systems_report import BASELINE, WIDTH, Measured, grouped, plot, print_measured, show
 from benchmarks.training.training import BATCH, CACHED_SHARE, IMAGES, LEARNING_RATE
+from spiderfs.scorer import SCORINGS
+from spiderfs.scorer.losses import LEAST_LOSS, LossScores
 from spiderfs.scorer.scorer import PAPERS_NEIGHBOURS
+from spiderfs.scorer.scoring import Scores
 from spiderfs.simulation.replay import Replay
 from trainer_hook import SpiderSampler
 
@@ -96,6 +100,7 @@ UNIFORM_CACHES = {
 SHADE = Configuration(scores="rank", policy="shade", sampler="shade")
 IMPACT = Configuration(scores="loss", policy="impact", sampler="impact")
 SPIDER_PAPER = Configuration(max_stand_ins=None, max_neighbours=None, neighbours=PAPERS_NEIGHBOURS)
+COARSE = {"lru": "lru", "lfu": "lfu", "app": "shade"}
 SPIDER_PLANNED = Configuration(coverage=0.3, weight_clip=4.0, settled=0.25, planned=True, stand_in_share=0.0)
 SYSTEMS = {
     "quiver": System(Configuration(scores=None, unscored_policy="minio", oversampling=10)),
@@ -110,6 +115,18 @@ SYSTEMS = {
     "spider+plan": System(SPIDER_PLANNED),
 }
 ROWS = (*(name for name in UNIFORM_CACHES if name != "uniform+plan"), *SYSTEMS, "uniform+plan")
+
+
+class BatchLoss(LossScores):
+    """The coarse importance of SHADE's "sh_" variants (section 6.2): each sample has the mean loss of its batch."""
+
+    FILE = "batch-losses.npz"
+
+    def _scores_of(self, losses: Scores) -> Scores:
+        return np.full_like(losses, max(losses.mean(), LEAST_LOSS))
+
+
+SCORINGS["batch loss"] = BatchLoss
 # At one size only: fewer epochs for systems that cost little accuracy, more for those that train on half of the
 # samples, and shade with some of its parts.
 SHORTER = {"3/4": 0.75, "1/2": 0.5, "1/3": 1 / 3}
@@ -120,10 +137,13 @@ WHY = {
     "spider-paper, ratio 90": System(replace(SPIDER_PAPER, ratio=(0.9, 0.9))),
     "spider-paper, ratio 90-50": System(replace(SPIDER_PAPER, ratio=(0.9, 0.5))),
     "impact, twice the epochs": System(IMPACT, 2.0),
+    "impact, reducible loss": System(replace(IMPACT, sampler=REDUCIBLE)),
     "shade, weights and plan": System(replace(SHADE, coverage=0.3, weight_clip=4.0, settled=0.25, planned=True)),
     "shade, no repeats": System(replace(SHADE, sampler="shade without repeats")),
     "shade, 4 repeats": System(replace(SHADE, sampler="shade with 4 repeats")),
     "shade, floor of 0.1": System(replace(SHADE, coverage=0.1)),
+    # The variants of SHADE's figure 7 for which there is a policy.
+    **{f"sh_{name}": System(Configuration(scores="batch loss", policy=policy)) for name, policy in COARSE.items()},
 }
 
 # The extent of train.py, but for the number of held-out images: that benchmark trains the same through mounts.

@@ -40,6 +40,7 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
     "jobs_mount": _PLANNING,
     "large": _FETCHING,
     "loader_workers": _PLANNING,
+    "long_training": TRAINED,
     "lookahead": _DECIDING,
     "missing_hits": TRAINED,
     "nfs-default": _FETCHING,
@@ -109,15 +110,19 @@ def named(path: Path, result: dict[str, Any]) -> dict[str, Any]:
     if places is None:
         return result
     known: list[dict[str, str]] = []
+    same: dict[str, str] = {}
+    now = {"commit": _commit(), "hash": hash_of(places)}
     if path.exists():
         before = json.loads(path.read_text())
         if _runs(before) & _runs(result):
             known = before.get("code", [UNKNOWN])
-    now = {"commit": _commit(), "hash": hash_of(places)}
+            same = {name: part for name, part in before.items() if name == SAME and part == now["hash"]}
     others = [code for code in known if code["hash"] != now["hash"]]
-    return {name: part for name, part in result.items() if name != "code"} | {"code": [*others, now]}
+    return {name: part for name, part in result.items() if name != "code"} | {"code": [*others, now]} | same
 
 
+SAME = "trains_the_same"
+"""The part of a result with the hash of code of another shape that was shown to give the same figures."""
 UNKNOWN = {"commit": "", "hash": ""}
 """The code of a run that was measured before results named it."""
 
@@ -125,7 +130,7 @@ UNKNOWN = {"commit": "", "hash": ""}
 def _runs(result: dict[str, Any]) -> set[str]:
     """The runs that a result consists of, as text: all parts of its lists."""
     found: set[str] = set()
-    parts: list[Any] = [part for name, part in result.items() if name not in ("code", "machine", "trains_the_same")]
+    parts: list[Any] = [part for name, part in result.items() if name not in ("code", "machine", SAME)]
     while parts:
         part = parts.pop()
         if isinstance(part, list):
@@ -150,6 +155,6 @@ def state_of(path: Path) -> str:
     codes = result.get("code", [UNKNOWN])
     if UNKNOWN in codes:
         return "not known: it was measured before results named their code"
-    if result.get("trains_the_same") == now:
+    if result.get(SAME) == now:
         return "of another shape since, with the same figures"
     return "current" if all(code["hash"] == now for code in codes) else "**out of date**: the code has changed since"

@@ -78,7 +78,7 @@ def keep(other: Path, console: Console) -> None:
         places, result = code_behind.DECIDED_BY[path.stem], json.loads(path.read_text())
         before = code_behind.hash_of(places, other)
         if places == code_behind.TRAINED and all(code["hash"] == before for code in result.get("code", [{"hash": ""}])):
-            path.write_text(one_run_a_line(result | {"trains_the_same": code_behind.hash_of(places)}) + "\n")
+            path.write_text(one_run_a_line(result | {code_behind.SAME: code_behind.hash_of(places)}) + "\n")
             console.print(f"kept: {path.name}", highlight=False)
 
 

@@ -72,8 +72,8 @@ class MountContext:
     options: Options
     layout: CacheLayout
     source: SlowSource
-    root_fd: int
-    """A descriptor of the source's root, which stays valid when the mount hides the root."""
+    root_fd: int | None
+    """A descriptor of the source's root, which stays valid when the mount hides the root; None for object stores."""
     counters: SharedCounters
     forms: Forms
     partition: Partition
@@ -248,7 +248,7 @@ def create_context(options: Options) -> MountContext:
     # Later the processes would find it out one by one.
     forms.fingerprint(forms.shown)
     listener = open_run_directory(layout.run)
-    source = open_source(os.fspath(options.source))
+    source = open_source(options.source)
     reader, writer = open_pipe()
     return MountContext(
         options=options,

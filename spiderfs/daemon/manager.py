@@ -144,8 +144,11 @@ class Manager:
             else None,
         )
         self._warmer = Warmer(supply, options.sample_max_bytes, self._events.record_access)
-        packages = PackageDirectory(context.root_fd, layout.package_key)
-        self._packer = Packer(cache, supply, context.source, packages)
+        self._packer: Packer | None = None
+        if options.packages == "source":
+            assert context.root_fd is not None
+            packages = PackageDirectory(context.root_fd, layout.package_key)
+            self._packer = Packer(cache, supply, context.source, packages)
 
         # Users look at all of it, and change it.
         self._access_log = AccessLog(run, options.access_log, catalogue.path_of)
@@ -255,7 +258,7 @@ class Manager:
         nursery.start_soon(self._superseded.run)
         nursery.start_soon(self._warmer.run)
         nursery.start_soon(self._prefetcher.run)
-        if self._options.current.packages == "source":
+        if self._packer is not None:
             nursery.start_soon(self._packer.run)
         with trio.open_signal_receiver(signal.SIGTERM) as signals:
             self._counters.add("process_starts")

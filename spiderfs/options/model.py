@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from spiderfs.errors import ConfigError
 from spiderfs.forms.partition import MOST_AUGMENTED, Split
 from spiderfs.options.mount_strings import options_in
-from spiderfs.options.paths import check_paths, check_source_answers, check_source_is_path, default_cache_dir
+from spiderfs.options.paths import check_paths, check_source_answers, check_source_name, default_cache_dir
 from spiderfs.options.types import (
     AUTO,
     ONE_FORM,
@@ -41,11 +41,13 @@ from spiderfs.options.types import (
     Seconds,
     Share,
     SizeBytes,
+    SourceName,
     StandIns,
     Switch,
     Views,
 )
 from spiderfs.options.units import Capacity, parse_duration, parse_size
+from spiderfs.sources.open import is_url, open_source
 from spiderfs.views.recipe import NO_VIEW, ORIGINAL, READY, Recipe
 
 # Other rooms import all that concerns options from this module, wherever in this room it is defined.
@@ -63,6 +65,10 @@ __all__ = [
 
 # The two options that the command line takes as arguments.
 ARGUMENTS = ("source", "mountpoint")
+
+# An object store answers in tens of milliseconds, and as many requests at a time as one likes. A listing of it cannot
+# be compared with an mtime, so it is believed for as long as names are.
+OBJECT_STORE_DEFAULTS = {"fetches": 64, "dir_ttl": 3600.0}
 
 # Nobody writes a longer file of options; the limit ends the reading of a device such as /dev/zero.
 _TOML_BYTES = 1 << 20
@@ -99,7 +105,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    source: AbsolutePath = option("the directory to show", "/nfs/imagenet")
+    source: SourceName = option("the directory to show", "/nfs/imagenet")
     mountpoint: AbsolutePath = option("where to show it", "/mnt/imagenet")
     cache_dir: AbsolutePath = option(
         "directory of the cache, on a local disk; one mount at a time may use it",
@@ -311,9 +317,11 @@ class Options(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _give_defaults(cls, values: Any) -> Any:
-        """Give a cache directory by the source, and as many workers as the binding can serve with."""
+        """Give what follows from the kind of the source, and as many workers as the binding can serve with."""
         if isinstance(values, dict) and "cache_dir" not in values and values.get("source"):
             values = {**values, "cache_dir": default_cache_dir(values["source"])}
+        if isinstance(values, dict) and is_url(values.get("source", "")):
+            values = {**OBJECT_STORE_DEFAULTS, **values}
         if isinstance(values, dict) and "workers" not in values and values.get("binding") == "pyfuse3":
             values = {**values, "workers": 1}
         return values
@@ -335,6 +343,13 @@ class Options(BaseModel):
                 "pyfuse3 does not say of which file a READ is: leave out immutable, or mount with -o binding=kernel"
             )
         return immutable
+
+    @field_validator("packages")
+    @classmethod
+    def _check_packages(cls, packages: str, info: ValidationInfo) -> str:
+        if packages != "off" and is_url(info.data.get("source", "")):
+            raise ValueError("packages are files in a directory, and an object store is only read: leave out packages")
+        return packages
 
     @field_validator("view")
     @classmethod
@@ -403,10 +418,15 @@ class Options(BaseModel):
                 )
         if "partials_share" in values and values.get("forms", ONE_FORM) != ONE_FORM:
             raise ConfigError("forms says too how much augmented samples may take: leave out partials_share, or forms")
-        check_source_is_path(str(values["source"]))
-        check_source_answers(str(values["source"]))
+        named = str(values["source"])
+        check_source_name(named)
+        if not is_url(named):
+            check_source_answers(named, lambda: os.scandir(named).close())
         options = _validated(values, origins)
         check_paths(options.source, options.mountpoint, options.cache_dir)
+        if is_url(options.source):
+            source = open_source(options.source)
+            check_source_answers(options.source, lambda: source.stat(b""))
         return options
 
     def changed(self, name: str, value: str) -> Options:

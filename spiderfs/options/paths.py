@@ -6,15 +6,18 @@ import errno
 import hashlib
 import os
 import re
+import select
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from spiderfs.errors import ConfigError
+from spiderfs.errors import ConfigError, SpiderfsError
 from spiderfs.linux.mounts import canonical, check_mountable
 from spiderfs.options.units import Capacity, round_size
 from spiderfs.shared.layout import CacheLayout
+from spiderfs.sources.open import OPENERS, is_url
 
 # An automounter, or a disk that has to start up, takes some seconds for its first answer.
 SOURCE_PATIENCE_S = 10.0
@@ -37,8 +40,13 @@ def default_cache_dir(source: str | Path) -> Path:
         if os.geteuid() == 0
         else Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     )
-    digest = hashlib.blake2b(os.fsencode(os.path.realpath(source)), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(os.fsencode(real_source(source)), digest_size=8).hexdigest()
     return root / "spiderfs" / digest
+
+
+def real_source(source: str | Path) -> str:
+    """The one name of a source: a directory's path without links, or the URL itself."""
+    return str(source) if is_url(source) else os.path.realpath(source)
 
 
 def capacity_remark(capacity: Capacity, cache_dir: Path) -> str:
@@ -56,55 +64,73 @@ def capacity_remark(capacity: Capacity, cache_dir: Path) -> str:
     return f"capacity={capacity} is more than the {round_size(room)} {what} of {cache_dir}: the cache will hold less"
 
 
-def check_source_is_path(source: str) -> None:
-    """Raise ConfigError if the source is the address of a server or bucket."""
-    if _ADDRESS.match(source):
-        raise ConfigError(
-            f"the source {source} is an address, and spiderfs shows directories only: mount it first (a bucket with"
-            " rclone or s3fs, for example), and name the directory where it is mounted"
-        )
+def check_source_name(source: str) -> None:
+    """Raise ConfigError if the source is an address that spiderfs cannot show."""
+    if is_url(source):
+        return
+    scheme, _, rest = source.partition(":")
+    if rest and scheme in OPENERS:
+        raise ConfigError(f"the source {source} is neither a URL nor a path: write {scheme}://{rest.lstrip('/')}")
+    if not _ADDRESS.match(source):
+        return
+    shown = " and ".join(["directories", *(f"{known}://" for known in OPENERS if known)])
+    raise ConfigError(
+        f"the source {source} is an address, and spiderfs shows {shown} only: mount it first (a bucket with"
+        " rclone or s3fs, for example), and name the directory where it is mounted"
+    )
 
 
-def check_source_answers(source: str | Path, patience_s: float = SOURCE_PATIENCE_S) -> None:
-    """Raise ConfigError if the source does not answer in time; call this before anything else touches the source.
+def check_source_answers(source: str | Path, ask: Callable[[], object], patience_s: float = SOURCE_PATIENCE_S) -> None:
+    """Raise ConfigError if `ask` does not return in time or raises a SpiderfsError, whose message is then the reason.
 
-    A child process asks the source. If the source hangs, this function leaves the child behind: no signal ends a
-    process that waits for a hung source, and a waiting thread would hold up the end of this process.
+    Call this before anything else touches the source. A child process asks. If the source hangs, this function leaves
+    the child behind: no signal ends a process that waits for a hung source, and a waiting thread would hold up the end
+    of this process. An OSError is an answer; `check_paths` explains it.
     """
+    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             # A program that waits for the end of our output must not have to wait for the source.
             os.closerange(0, 3)
             os.setsid()
-            os.scandir(source).close()
+            ask()
+        except SpiderfsError as exc:
+            # A pipe takes so many bytes at once, whether anybody reads them or not.
+            os.write(writer, str(exc).encode(errors="replace")[: select.PIPE_BUF])
         finally:
-            # An error is an answer too; check_paths explains it.
             os._exit(0)
+    os.close(writer)
     deadline = time.monotonic() + patience_s
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            raise ConfigError(
-                f"the source {source} has not answered for {patience_s:g} s: check whether its server or disk works"
-            )
-        time.sleep(_POLL_S)
+    try:
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+                raise ConfigError(
+                    f"the source {source} has not answered for {patience_s:g} s: check whether its server or disk works"
+                )
+            time.sleep(_POLL_S)
+        os.set_blocking(reader, False)
+        reason = os.read(reader, select.PIPE_BUF).decode(errors="replace")
+    finally:
+        os.close(reader)
+    if reason:
+        raise ConfigError(reason)
 
 
-def check_paths(source: Path, mountpoint: Path, cache_dir: Path) -> None:
+def check_paths(source: Path | str, mountpoint: Path, cache_dir: Path) -> None:
     """Raise ConfigError or MountError unless source, mount point and cache directory can be used together.
 
     The mount point may be the source itself, which the mount then covers.
     """
-    source = Path(os.path.realpath(source))
     mountpoint = canonical(mountpoint)
     cache_dir = Path(os.path.realpath(cache_dir))
-    if source != mountpoint:
-        if mountpoint.is_relative_to(source):
-            raise ConfigError(f"the mount point {mountpoint} lies inside the source {source}: choose one outside it")
-        if source.is_relative_to(mountpoint):
-            raise ConfigError(f"the mount point {mountpoint} would hide the source {source}: choose another directory")
-    for name, path in (("source", source), ("mount point", mountpoint)):
+    lies_in = [("mount point", mountpoint)]
+    if isinstance(source, Path):
+        source = Path(os.path.realpath(source))
+        lies_in.insert(0, ("source", source))
+        _check_apart(source, mountpoint)
+    for name, path in lies_in:
         if cache_dir.is_relative_to(path):
             raise ConfigError(f"cache_dir={cache_dir} lies inside the {name}: choose a directory outside {path}")
     try:
@@ -114,6 +140,19 @@ def check_paths(source: Path, mountpoint: Path, cache_dir: Path) -> None:
     if in_the_way:
         raise ConfigError(f"cache_dir={cache_dir} is not a directory: choose or create another one")
     check_mountable(mountpoint)
+    if isinstance(source, Path):
+        _check_readable(source, mountpoint)
+
+
+def _check_apart(source: Path, mountpoint: Path) -> None:
+    if source != mountpoint:
+        if mountpoint.is_relative_to(source):
+            raise ConfigError(f"the mount point {mountpoint} lies inside the source {source}: choose one outside it")
+        if source.is_relative_to(mountpoint):
+            raise ConfigError(f"the mount point {mountpoint} would hide the source {source}: choose another directory")
+
+
+def _check_readable(source: Path, mountpoint: Path) -> None:
     try:
         os.scandir(source).close()
     except OSError as exc:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Pl
 
 from spiderfs.forms.partition import Split
 from spiderfs.options.units import Capacity, format_duration, format_size, parse_duration, parse_size
+from spiderfs.sources.open import is_url
 from spiderfs.views.recipe import Recipe, format_recipes, parse_recipes
 
 # With these words `-o forms=` says that there is no split, or that the one of a profile is taken.
@@ -38,6 +39,10 @@ def _absolute(value: object) -> object:
             raise ValueError("the path has a NUL byte: write the path of a file or directory")
         return Path(os.path.abspath(os.path.expanduser(value)))
     return value
+
+
+def _source(value: object) -> object:
+    return value if isinstance(value, str) and is_url(value) else _absolute(value)
 
 
 def _or(word: str) -> BeforeValidator:
@@ -72,6 +77,8 @@ def _mountable_policy(name: str) -> str:
 
 # pydantic runs BeforeValidators from right to left, so `_or` sees the value first.
 AbsolutePath = Annotated[Path, BeforeValidator(_absolute), PlainSerializer(str)]
+# A directory is a Path, an object store the str of its URL.
+SourceName = Annotated[Path | str, BeforeValidator(_source), PlainSerializer(str)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_absolute), _or("none"), _written_or("none")]
 Budget = Annotated[Capacity, BeforeValidator(Capacity.parse), PlainSerializer(str)]
 SizeBytes = Annotated[int, BeforeValidator(parse_size), PlainSerializer(format_size)]

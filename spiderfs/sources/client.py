@@ -107,7 +107,10 @@ class SourceClient:
         on_reachable(True)
         self._answers = 0
         self.stat_latency_s: float | None = None
-        """How long `stat` takes at present: a mean in which the latest call counts a quarter; None before the first."""
+        """How long `stat` takes at present: a mean in which the latest call counts a quarter; None before the first.
+
+        Of a source of undated directories, whose listings take one request for a page of names, `scan` counts too.
+        """
 
     @property
     def max_concurrent(self) -> int:
@@ -119,18 +122,24 @@ class SourceClient:
         return not self._unreachable.is_set()
 
     async def stat(self, path: bytes) -> SourceStat:
-        began_s, before_s = trio.current_time(), self.stat_latency_s
+        began_s = trio.current_time()
         found = await self.call(self.source.stat, path)
-        took_s = trio.current_time() - began_s
-        self.stat_latency_s = took_s if before_s is None else before_s + _LATEST * (took_s - before_s)
+        self._note_latency(trio.current_time() - began_s)
         return found
 
     async def scan(self, path: bytes) -> tuple[SourceStat, list[tuple[bytes, SourceStat]]]:
         """The attributes of a directory, and then every entry with its own."""
+        began_s = trio.current_time()
         (_, own), *entries = await self.call(
             lambda: list(self.source.scan(path)), timeout_s=self._limits.scan_timeout_s
         )
+        if self.source.undated_directories:
+            self._note_latency(trio.current_time() - began_s)
         return own, entries
+
+    def _note_latency(self, took_s: float) -> None:
+        before_s = self.stat_latency_s
+        self.stat_latency_s = took_s if before_s is None else before_s + _LATEST * (took_s - before_s)
 
     def patience(self) -> Patience:
         """The patience of a caller who begins to wait now, perhaps for other callers first."""

@@ -187,6 +187,7 @@ class SlowSource:
         self.stat, self.statvfs = self._after_exchange(inner.stat), self._after_exchange(inner.statvfs)
         self.readlink, self.listxattr = self._after_exchange(inner.readlink), self._after_exchange(inner.listxattr)
         self.getxattr = self._after_exchange(inner.getxattr)
+        self.undated_directories = inner.undated_directories
 
     def _after_exchange(self, ask: Callable[P, T]) -> Callable[P, T]:
         def asked(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -56,6 +56,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 class LocalSource:
     """The directory tree below `root`; raises ConfigError when it cannot be opened."""
 
+    undated_directories = False
+
     def __init__(self, root: str | bytes) -> None:
         self.root = os.path.abspath(os.fsencode(root))
         try:

@@ -1,17 +1,46 @@
-"""Making a source from the name that a user gave it."""
+"""Making a source from the name that a user gave it: the path of a directory, or the URL of an object store."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
 from spiderfs.errors import ConfigError
 from spiderfs.sources.local import LocalSource
+from spiderfs.sources.source import Source
+
+
+class OpenedSource(Source, Protocol):
+    @property
+    def root_fd(self) -> int | None:
+        """A descriptor of the root, where that is a directory of this machine."""
+
 
 # The function that makes a source of each kind, by the scheme with which its name begins; a directory has no scheme.
-OPENERS = {"": LocalSource}
+# It asks the network nothing: each process of a mount makes its own connections, when it asks its first question.
+OPENERS: Mapping[str, Callable[[str], OpenedSource]] = {"": LocalSource}
 
 
-def open_source(named: str) -> LocalSource:
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://")
+
+
+def is_url(named: object) -> bool:
+    """Whether this is the name of a source that is no directory, of a kind that spiderfs knows."""
+    scheme = _scheme(named)
+    return scheme != "" and scheme in OPENERS
+
+
+def open_source(named: str | Path) -> OpenedSource:
     """Open the source with this name; raises ConfigError if there is no such source."""
-    scheme, _, _ = named.rpartition("://")
+    scheme = _scheme(named)
     if scheme not in OPENERS:
         raise ConfigError(f"{named} is a source of a kind that spiderfs does not know: name a directory")
-    return OPENERS[scheme](named)
+    return OPENERS[scheme](str(named))
+
+
+def _scheme(named: object) -> str:
+    """The scheme of a URL; empty for a path."""
+    found = _URL.match(named) if isinstance(named, str) else None
+    return found[1] if found else ""

@@ -40,9 +40,9 @@ from spiderfs.linux.process_table import end_with_parent, ended_status
 from spiderfs.sources.source import Delivery, Source, Version, joined_time, split_time
 
 _NUMBER = struct.Struct("<I")
-# Request: offset, length, the version's size and mtime (seconds, nanoseconds); bytes of the path, of what a delivery
-# begins with, and of its answer. Reply: how many bytes, and of what kind they are.
-_REQUEST = struct.Struct("<QQQqIIHH")
+# Request: offset, length, the version's size, mtime (seconds, nanoseconds) and tag; bytes of the path, of what a
+# delivery begins with, and of its answer. Reply: how many bytes, and of what kind they are.
+_REQUEST = struct.Struct("<QQQqIQIHH")
 _REPLY = struct.Struct("<QB")
 _READ, _DELIVERED, _FAILED = 0, 1, 2
 _COUNT = struct.Struct("<Q")
@@ -139,8 +139,8 @@ class ReadProcess:
                 self._most += 1
         slot = self._free.pop()
         begin = slot * self._slot_bytes
-        mtime = split_time(version.mtime_ns)
-        _REQUEST.pack_into(self._view, begin, offset, length, version.size, *mtime, len(path), len(head), len(answer))
+        versioned = (version.size, *split_time(version.mtime_ns), version.tag)
+        _REQUEST.pack_into(self._view, begin, offset, length, *versioned, len(path), len(head), len(answer))
         begin += _HEADER_BYTES
         said = path + head + answer
         self._view[begin : begin + len(said)] = said
@@ -244,8 +244,9 @@ class ReadProcess:
     def _answer(self, source: Source, requests: int, replies: int) -> None:
         while number := os.read(requests, _NUMBER.size):
             begin = _NUMBER.unpack(number)[0] * self._slot_bytes
-            offset, length, size, *mtime, path_bytes, head_bytes, answer_bytes = _REQUEST.unpack_from(self._view, begin)
-            version = Version(size, joined_time(*mtime))
+            offset, length, size, *rest, head_bytes, answer_bytes = _REQUEST.unpack_from(self._view, begin)
+            seconds, nanoseconds, tag, path_bytes = rest
+            version = Version(size, joined_time(seconds, nanoseconds), tag)
             start = begin + _HEADER_BYTES
             said = bytes(self._view[start : start + path_bytes + head_bytes + answer_bytes])
             path = said[:path_bytes]

@@ -20,10 +20,12 @@ MAX_SIZE = (1 << 63) - 1
 
 
 class Version(NamedTuple):
-    """Size and mtime, which tell one version of a file from another."""
+    """What tells one version of a file from another: its size, and its mtime or, where the source has one, its tag."""
 
     size: int
     mtime_ns: int
+    tag: int = 0
+    """64 bits for the object's ETag; with a tag `mtime_ns` is 0. Bytes never change under a tag: it has settled."""
 
 
 def split_time(time_ns: int) -> tuple[int, int]:
@@ -50,14 +52,24 @@ class SourceStat(NamedTuple):
     """Of a view: the size of the file that it was made of; `size` is then the view's."""
     viewed: bool = False
     """A view of the file is shown, if there is one."""
+    tag: int = 0
+    """See `Version`; 0 where the source has none."""
 
     @property
     def version(self) -> Version:
         """The version of the file at the source."""
-        return Version(self.size if self.original_size is None else self.original_size, self.mtime_ns)
+        size = self.size if self.original_size is None else self.original_size
+        return Version(size, 0, self.tag) if self.tag else Version(size, self.mtime_ns)
 
 
 class Source(Protocol):
+    @property
+    def undated_directories(self) -> bool:
+        """Whether directories have no mtime that says when their names have changed.
+
+        Then nobody asks for a directory's attributes, and its listing is believed for a time and made anew after it.
+        """
+
     def stat(self, path: bytes) -> SourceStat:
         """lstat of one entry."""
 

@@ -9,6 +9,8 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+import xxhash
+
 from spiderfs.errors import SourceChanged, SourceError, SourceNotADirectory, SourceNotFound
 from spiderfs.sources.source import SourceStat, Version
 
@@ -21,19 +23,22 @@ class _Entry:
     content: bytes  # a file's bytes, a link's text, nothing for a directory
     mtime_ns: int
     xattrs: dict[str, bytes] = field(default_factory=dict)
+    tag: int = 0
 
     def stat(self) -> SourceStat:
-        return SourceStat(self.mode, 0, 0, len(self.content), self.mtime_ns)
+        return SourceStat(self.mode, 0, 0, len(self.content), self.mtime_ns, tag=self.tag)
 
 
 class MemorySource:
     """A tree that is built with `add*`, and altered with `change` and `remove`, while it is being read.
 
     Parent directories come into being with their first entry. `calls` counts the calls by method name, and `fail_next`
-    queues errors for the calls to come.
+    queues errors for the calls to come. With `tagged` it is like an object store: files have tags that follow from
+    their bytes, and directories are undated.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tagged: bool = False) -> None:
+        self.undated_directories = self._tagged = tagged
         self.calls: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._clock_ns = _FIRST_MTIME_NS
@@ -141,7 +146,8 @@ class MemorySource:
             self._touch(parent)
             if stat.S_ISDIR(mode):
                 self._children[path] = set()
-            entry = _Entry(mode, content, self._now() if mtime_ns is None else mtime_ns)
+            tag = xxhash.xxh3_64_intdigest(content) if self._tagged and stat.S_ISREG(mode) else 0
+            entry = _Entry(mode, content, self._now() if mtime_ns is None else mtime_ns, tag=tag)
             self._entries[path] = entry
             return entry.stat()
 
@@ -150,7 +156,7 @@ class MemorySource:
             parent = self._make_directory(path.rpartition(b"/")[0])
             self._children[parent].add(path.rpartition(b"/")[2])
             self._children[path] = set()
-            self._entries[path] = _Entry(stat.S_IFDIR | 0o755, b"", self._now())
+            self._entries[path] = _Entry(stat.S_IFDIR | 0o755, b"", 0 if self.undated_directories else self._now())
         assert path in self._children, f"{path!r} is not a directory"
         return path
 
@@ -160,6 +166,8 @@ class MemorySource:
         self._entries.pop(path, None)
 
     def _touch(self, directory: bytes) -> None:
+        if self.undated_directories:
+            return
         self._entries[directory] = replace(self._entries[directory], mtime_ns=self._now())
 
     def _now(self) -> int:

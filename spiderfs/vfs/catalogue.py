@@ -1,9 +1,9 @@
 """All names of the source that spiderfs has seen: which inode each name means, and what each inode means.
 
-An inode stands for one version of one file, and a version never changes: the number is a 63-bit hash of (path, size,
-mtime_ns), for a directory of its path alone. So whatever is kept under an inode (pages of the kernel, open handles,
-cached bytes) never mixes two versions. The catalogue asks the source nothing; it records what others have found there,
-and for each version the time at which it settles (`settling.py`).
+An inode stands for one version of one file, and a version never changes: the number is a 63-bit hash of its path, size
+and mtime or tag, for a directory of its path alone. So whatever is kept under an inode (pages of the kernel, open
+handles, cached bytes) never mixes two versions. The catalogue asks the source nothing; it records what others have
+found there, and for each version the time at which it settles (`settling.py`).
 
 Tables:
     inode   inode                      -> attributes, path          what a file handle means, for every worker
@@ -54,8 +54,8 @@ _HASH_MASK = (1 << 63) - 1
 _INODE_KEY = struct.Struct(">Q")
 _DENTRY_KEY = struct.Struct(">QQ")
 # Mode, uid, gid, size; mtime in seconds and nanoseconds, because 64 bits of nanoseconds end in 2262; the time of
-# settling.
-_STAT = struct.Struct("<IIIQqId")
+# settling; the tag.
+_STAT = struct.Struct("<IIIQqIdQ")
 # In the mode of a row: a view of the file is shown, if there is one.
 _VIEWED = 1 << 31
 _DENTRY = struct.Struct("<Qd")  # inode, time of the last check in seconds since the epoch
@@ -414,7 +414,7 @@ class Catalogue:
         else:
             position = known.position
         settles = 0.0
-        if version is not None:
+        if version is not None and not version.tag:
             if known is not None and known.inode != inode:
                 self._compare_clocks(known.checked_at, version.mtime_ns)
             settles = self._settles_at(version.mtime_ns, version.size, rows.asked_at, rows.answered_at, settled_before)
@@ -531,6 +531,8 @@ class Catalogue:
 
 def _version_hash(path: bytes, version: Version | None, view: bytes) -> int:
     text = path + b"/" if version is None else b"%s\0%d\0%d" % (path, version.size, version.mtime_ns)
+    if version is not None and version.tag:
+        text += b"\0tag %d" % version.tag
     if view:
         text += b"\0" + view
     hashed: int = xxhash.xxh3_64_intdigest(text) & _HASH_MASK
@@ -544,17 +546,16 @@ def _name_hash(name: bytes) -> int:
 
 
 def _stat_row(found: SourceStat, settles_at: float) -> bytes:
-    size, mtime_ns = found.version
     mode = found.mode | _VIEWED if found.viewed else found.mode
-    return _STAT.pack(mode, found.uid, found.gid, size, *split_time(mtime_ns), settles_at)
+    size, mtime = found.version.size, split_time(found.mtime_ns)
+    return _STAT.pack(mode, found.uid, found.gid, size, *mtime, settles_at, found.tag)
 
 
 def _stat_of(row: bytes, at: int) -> tuple[SourceStat, float]:
-    mode, uid, gid, size, seconds, nanoseconds, settles_at = _STAT.unpack_from(row, at)
+    mode, uid, gid, size, seconds, nanoseconds, settles_at, tag = _STAT.unpack_from(row, at)
     mtime_ns = joined_time(seconds, nanoseconds)
-    if mode & _VIEWED:
-        return SourceStat(mode & ~_VIEWED, uid, gid, size, mtime_ns, viewed=True), settles_at
-    return SourceStat(mode, uid, gid, size, mtime_ns), settles_at
+    # Without keywords, which take 0.1 us here.
+    return SourceStat(mode & ~_VIEWED, uid, gid, size, mtime_ns, None, bool(mode & _VIEWED), tag), settles_at
 
 
 def _node_row(path: bytes, found: SourceStat, settles_at: float) -> bytes:

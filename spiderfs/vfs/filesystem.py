@@ -193,7 +193,11 @@ class Filesystem:
         self, parent: int, name: bytes, reads: bool = False
     ) -> tuple[Dentry | None, bytes | None]:
         """What a name means now; `reads`: with the bytes of that version, if it is a small file."""
-        path = join(self._catalogue.node(parent).path, name)
+        directory = self._catalogue.node(parent)
+        path = join(directory.path, name)
+        settings, is_unknown = self.settings, not reads and self._catalogue.find(parent, name) is None
+        if is_unknown and await self._lister.lists(directory, settings.dir_ttl_s, settings.negative_ttl_s):
+            return self._catalogue.find(parent, name), None
         now = self._now()
 
         def look(source: Source) -> tuple[SourceStat, bytes | None]:

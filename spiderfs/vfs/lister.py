@@ -1,4 +1,8 @@
-"""Directories: keeping the catalogue's listings complete and fresh, and walking them."""
+"""Directories: keeping the catalogue's listings complete and fresh, and walking them.
+
+An undated directory (`Source.undated_directories`) has no mtime that could say that its names are still the same. So
+its attributes are never asked for, and its listing is made anew whenever it is older than the caller allows.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,7 @@ class Lister:
         self._client = client
         self._flights = SingleFlight(client.timeouts)
         self._now = clock
+        self.undated = client.source.undated_directories
         self._forms: dict[str, Dentry] = {}
         self.at_once = max(1, client.max_concurrent * 3 // 4)
         """How many directories may be listed at a time for nobody who waits: readers have the other threads."""
@@ -113,7 +118,7 @@ class Lister:
 
         Raises Stale if it is a directory no more, SourceDenied where the source refuses to say.
         """
-        if not self._client.reachable:
+        if self.undated or not self._client.reachable:
             return node
         try:
             found = await self._flights.run(("stat", node.inode), lambda: self._client.stat(node.path))
@@ -143,8 +148,21 @@ class Lister:
             return False
         if left_s(listing.scanned_at, self._now(), ttl_s) > 0:
             return True
-        known = self.looked_up(node, ttl_s)
+        known = None if self.undated else self.looked_up(node, ttl_s)
         return known is not None and listing.is_settled and known[0].mtime_ns == listing.mtime_ns
+
+    async def lists(self, node: Node, ttl_s: float, negative_ttl_s: float) -> bool:
+        """Whether an unknown name of an undated directory need not be asked for alone; lists it as `complete` does.
+
+        A page of names costs an object store no more than one name, and whoever wants one wants others too. A name that
+        is not in the listing does not exist, as of at most `negative_ttl_s` ago.
+        """
+        if not self.undated:
+            return False
+        if self.is_fresh(node, ttl_s):
+            return self.is_fresh(node, negative_ttl_s)
+        await self.complete(node, ttl_s)
+        return self.is_fresh(node, max(ttl_s, negative_ttl_s))
 
     async def complete(self, node: Node, ttl_s: float, ahead: bool = False) -> None:
         """Make sure that all names of a directory are known, as of at most `ttl_s` ago or by an unchanged mtime.
@@ -158,7 +176,7 @@ class Lister:
                 return
             asked_at, known = self._now(), node
             node = await self.refresh(node)
-            unchanged = node.stat.mtime_ns == listing.mtime_ns
+            unchanged = not self.undated and node.stat.mtime_ns == listing.mtime_ns
             # A reader that has just waited in vain for the attributes need not wait for a scan as well.
             if not self._client.reachable:
                 return

@@ -129,6 +129,7 @@ class TreeSource:
         self._inner = inner
         self._forms = forms
         self._hidden = hidden
+        self.undated_directories = inner.undated_directories
         self.statvfs = inner.statvfs
         self.read_present, self.readlink = self._at_place(inner.read_present), self._at_place(inner.readlink)
         self.listxattr, self.getxattr = self._at_place(inner.listxattr), self._at_place(inner.getxattr)

@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiderfs.errors import ConfigError, SpiderfsError
+from spiderfs.errors import ConfigError, SourceDenied, SourceUnavailable, SpiderfsError
 from spiderfs.options.model import Capacity, Options, check_change, default_rows, parse_duration, parse_size
 from spiderfs.options.paths import capacity_remark
 from spiderfs.options.units import MAX_SIZE_BYTES, SIZE_UNITS, format_duration, format_size
+from spiderfs.sources.open import OPENERS
+from spiderfs.sources.source import SourceStat
+from spiderfs.testing import MemorySource
 from spiderfs.views.recipe import READY, Recipe
 
 
@@ -202,6 +205,74 @@ def test_a_source_that_is_an_address_is_refused(paths: Paths, source: str, monke
     (paths.source / source).mkdir(parents=True)
     cache_dir = f"cache_dir={paths.cache_dir}"
     assert Options.load([cache_dir], None, f"./{source}", paths.mountpoint).source == paths.source / source
+
+
+class _Bucket(MemorySource):
+    """A source with a URL, which says what a test wants it to say."""
+
+    root_fd = None
+    says: Exception | None = None
+
+    def __init__(self, named: str) -> None:
+        super().__init__(tagged=True)
+
+    def stat(self, path: bytes) -> SourceStat:
+        if self.says:
+            raise self.says
+        return super().stat(path)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> type[_Bucket]:
+    monkeypatch.setitem(OPENERS, "memory", _Bucket)
+    monkeypatch.setattr(_Bucket, "says", None)
+    return _Bucket
+
+
+def load_url(paths: Paths, *cli: str, url: str = "memory://bucket/train") -> Options:
+    return Options.load([f"cache_dir={paths.cache_dir}", *cli], None, url, paths.mountpoint)
+
+
+def test_a_url_is_a_source_with_defaults_of_its_own(paths: Paths, bucket: type[_Bucket]) -> None:
+    options = load_url(paths)
+    assert options.source == "memory://bucket/train"
+    assert (options.fetches, options.dir_ttl) == (64, 3600.0)
+    chosen = load_url(paths, "fetches=3,dir_ttl=5s")
+    assert (chosen.fetches, chosen.dir_ttl) == (3, 5.0)
+    assert Options.load([f"{row.name}={row.value}" for row in options.as_table()]) == options
+    assert options.changed("ttl", "1s").source == options.source
+    caches = {Options(source=url, mountpoint=paths.mountpoint).cache_dir for url in ("memory://a", "memory://b")}
+    assert len(caches) == 2
+
+
+def test_a_directory_may_have_a_name_like_a_url(
+    paths: Paths, bucket: type[_Bucket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(paths.source)
+    (paths.source / "memory:/bucket").mkdir(parents=True)
+    options = load_url(paths, url="./memory://bucket")
+    assert options.source == paths.source / "memory:/bucket"
+    assert options.fetches == 16
+
+
+@pytest.mark.parametrize("source", ["memory:/bucket/train", "memory:bucket/"])
+def test_a_url_with_too_few_slashes_is_a_mistake(paths: Paths, bucket: type[_Bucket], source: str) -> None:
+    with pytest.raises(ConfigError, match="neither a URL nor a path: write memory://bucket"):
+        load_url(paths, url=source)
+
+
+def test_what_a_store_says_reaches_the_user(paths: Paths, bucket: type[_Bucket]) -> None:
+    bucket.says = SourceDenied("memory://bucket refuses these credentials: set AWS_PROFILE")
+    with pytest.raises(ConfigError, match=r"^memory://bucket refuses these credentials: set AWS_PROFILE$"):
+        load_url(paths)
+    bucket.says = SourceUnavailable("long " * 10_000)
+    with pytest.raises(ConfigError, match=r"^long long"):
+        load_url(paths)
+
+
+def test_no_packages_are_written_to_an_object_store(paths: Paths, bucket: type[_Bucket]) -> None:
+    with pytest.raises(ConfigError, match="leave out packages"):
+        load_url(paths, "packages=source")
 
 
 def test_a_value_that_is_shown_is_read_back(paths: Paths) -> None:

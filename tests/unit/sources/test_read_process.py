@@ -69,6 +69,19 @@ def test_many_read_at_once_with_few_slots(tmp_path: Path) -> None:
     source.close()
 
 
+def test_a_version_may_have_a_tag() -> None:
+    source = MemorySource(tagged=True)
+    version = source.add(b"name", b"content").version
+
+    async def test() -> None:
+        assert await process.read(b"name", 1, 3, version) == b"ont"
+        with pytest.raises(SourceChanged):
+            await process.read(b"name", 1, 3, version._replace(tag=version.tag ^ 1 << 63))
+
+    with reading(source) as process:
+        attended(process, test)
+
+
 def test_long_and_short_ones_share_a_slot() -> None:
     source = MemorySource()
     content = os.urandom(LONGEST)

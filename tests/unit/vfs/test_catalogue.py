@@ -51,6 +51,18 @@ def test_an_inode_names_one_version(catalogue: Catalogue) -> None:
     assert catalogue.node(larger).version == Version(11, 7), "an old version still means what it meant"
 
 
+def test_a_tag_takes_the_place_of_the_mtime(catalogue: Catalogue) -> None:
+    tagged = FILE._replace(tag=(1 << 64) - 1)
+    first = catalogue.record(ROOT_INODE, b"a", tagged, 1.0)
+    assert first.settles_at == 0, "nothing is written under a tag, whatever the mtime"
+    assert catalogue.node(first.inode).stat == tagged
+    assert catalogue.find(ROOT_INODE, b"a").stat == tagged
+    assert catalogue.record(ROOT_INODE, b"a", tagged._replace(mtime_ns=8), 2.0).inode == first.inode
+    others = [tagged._replace(tag=1), tagged._replace(size=11), FILE]
+    inodes = {catalogue.record(ROOT_INODE, b"a", other, 3.0).inode for other in others}
+    assert len(inodes | {first.inode}) == 4
+
+
 def test_a_directory_keeps_its_inode(catalogue: Catalogue) -> None:
     inode = catalogue.record(ROOT_INODE, b"d", DIRECTORY, 1.0).inode
     changed = DIRECTORY._replace(mtime_ns=99, size=8192)

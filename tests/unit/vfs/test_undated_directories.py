@@ -1,0 +1,179 @@
+"""A source like an object store: directories have no mtime, files have tags, and names are learned by listings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from spiderfs.errors import SourceUnavailable, Stale
+from spiderfs.sources.client import SourceLimits
+from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.testing import Bare, MemoryContent, MemorySource, bare_filesystem
+from spiderfs.vfs.answer_types import Caller
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
+from spiderfs.vfs.rules import Settings
+
+CALLER = Caller(0, 0, os.getpid())
+SETTINGS = Settings(ttl_s=3600.0, dir_ttl_s=3600.0, negative_ttl_s=3600.0)
+LIMITS = SourceLimits(timeout_s=20.0, attempts=1)
+
+
+class Harness:
+    def __init__(self, bare: Bare, source: MemorySource) -> None:
+        self.bare, self.source = bare, source
+
+    def calls(self) -> dict[str, int]:
+        """The calls to the source since this was asked last."""
+        calls = dict(self.source.calls)
+        self.source.calls.clear()
+        return calls
+
+    async def lookup(self, path: bytes) -> int:
+        """The inode of a path, each of whose names is looked up; 0 if the last one does not exist."""
+        inode = ROOT_INODE
+        for name in path.split(b"/"):
+            inode = (await self.bare.filesystem.lookup(inode, name, CALLER)).attributes.inode
+        return inode
+
+    async def read(self, inode: int) -> bytes:
+        handle = (await self.bare.filesystem.open(inode, os.O_RDONLY, CALLER)).handle
+        content = bytes(await self.bare.filesystem.read(handle, 0, 100, inode))
+        self.bare.content.end_read()
+        return content
+
+    def settings(self, **changed: float) -> None:
+        self.bare.filesystem.settings = SETTINGS._replace(**changed)
+
+
+def run(place: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
+    async def main() -> None:
+        source, content = MemorySource(tagged=True), MemoryContent()
+        content.set_capacity(1 << 20)
+        for name in (b"d/a", b"d/b", b"d/below/c"):
+            source.add(name, name)
+        with trio.fail_after(20):
+            async with bare_filesystem(
+                source, content, MemoryRecords(TABLES), place, settings=SETTINGS, limits=LIMITS
+            ) as bare:
+                harness = Harness(bare, source)
+                assert harness.calls() == {"stat": 1}, "the root"
+                await test(harness)
+
+    trio.run(main)
+
+
+def test_an_unknown_name_has_its_directory_listed(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        assert await harness.lookup(b"d/a")
+        assert harness.calls() == {"scan": 2}
+        assert await harness.lookup(b"d/b")
+        assert not await harness.lookup(b"d/none")
+        assert harness.calls() == {}
+
+    run(tmp_path, test)
+
+
+def test_a_name_that_is_not_in_the_listing_is_asked_for_after_a_while(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.lookup(b"d/a")
+        harness.settings(negative_ttl_s=0.0)
+        harness.source.add(b"d/new", b"new")
+        harness.calls()
+        assert await harness.lookup(b"d/new")
+        assert harness.calls() == {"stat": 1}
+        assert not await harness.lookup(b"d/none")
+        assert harness.calls() == {"stat": 1}
+
+    run(tmp_path, test)
+
+
+def test_a_name_that_has_expired_is_asked_for_alone(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        first = await harness.lookup(b"d/a")
+        assert await harness.read(first) == b"d/a"
+        harness.source.change(b"d/a", b"new")
+        harness.source.remove(b"d/b")
+        harness.calls()
+        directory = harness.bare.catalogue.directory_inode(b"d")
+        harness.settings(ttl_s=0.0)
+        changed = (await harness.bare.filesystem.lookup(directory, b"a", CALLER)).attributes.inode
+        assert harness.calls() == {"stat": 1}
+        assert changed != first
+        assert await harness.read(changed) == b"new"
+        assert not (await harness.bare.filesystem.lookup(directory, b"b", CALLER)).attributes.inode
+
+    run(tmp_path, test)
+
+
+def test_a_listing_is_made_anew_once_it_is_old(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.lookup(b"d/a")
+        directory = harness.bare.catalogue.directory_inode(b"d")
+        harness.calls()
+        await harness.bare.filesystem.opendir(directory)
+        await harness.bare.filesystem.getattr(directory)
+        assert harness.calls() == {}
+        harness.settings(dir_ttl_s=0.0)
+        harness.source.add(b"d/new")
+        await harness.bare.filesystem.opendir(directory)
+        assert harness.calls() == {"scan": 1}
+        assert b"new" in {name for name, _, _ in await harness.bare.filesystem.readdir(directory, 0, 100)}
+        assert harness.calls() == {}, "nor are the attributes of a directory asked for"
+
+    run(tmp_path, test)
+
+
+def test_a_young_version_is_kept_at_once(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.add(b"d/young", b"bytes", mtime_ns=1 << 62)
+        inode = await harness.lookup(b"d/young")
+        assert await harness.read(inode) == b"bytes"
+        assert await harness.read(inode) == b"bytes"
+        assert harness.calls()["read"] == 1
+        again = harness.bare.catalogue.node(inode)
+        assert again.version == harness.source.stat(b"d/young").version
+        assert (again.version.mtime_ns, again.stat.mtime_ns) == (0, 1 << 62)
+
+    run(tmp_path, test)
+
+
+def test_the_same_bytes_again_are_the_same_version(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        first = await harness.lookup(b"d/a")
+        harness.source.change(b"d/a", b"d/a")
+        harness.settings(ttl_s=0.0)
+        assert await harness.lookup(b"d/a") == first
+
+    run(tmp_path, test)
+
+
+def test_a_directory_that_has_vanished_is_stale(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.lookup(b"d/below/c")
+        inode = harness.bare.catalogue.directory_inode(b"d/below")
+        harness.source.remove(b"d/below")
+        harness.settings(dir_ttl_s=0.0)
+        with pytest.raises(Stale):
+            await harness.bare.filesystem.opendir(inode)
+        with pytest.raises(Stale):
+            await harness.bare.filesystem.lookup(inode, b"unknown", CALLER)
+
+    run(tmp_path, test)
+
+
+def test_known_names_are_answered_while_the_source_is_away(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        first = await harness.lookup(b"d/a")
+        directory = harness.bare.catalogue.directory_inode(b"d")
+        harness.settings(dir_ttl_s=0.0, ttl_s=0.0, negative_ttl_s=0.0)
+        harness.source.fail_next(*[SourceUnavailable("no route")] * 20)
+        await harness.bare.filesystem.opendir(directory)
+        assert (await harness.bare.filesystem.lookup(directory, b"a", CALLER)).attributes.inode == first
+        with pytest.raises(SourceUnavailable):
+            await harness.bare.filesystem.lookup(directory, b"unknown", CALLER)
+
+    run(tmp_path, test)

@@ -11,7 +11,8 @@
     │   ├── SourceChanged (ESTALE)     the file is no longer the version that was asked for
     │   ├── ViewFailed (EIO)           a view of the file exists, and cannot be made now
     │   └── SourceUnavailable (EIO)    the source did not answer; the call is repeated, the file is not taken for gone
-    │       └── SourceTimeout (ETIMEDOUT)
+    │       ├── SourceTimeout (ETIMEDOUT)
+    │       └── SourceThrottled (EIO)  the source says that it is asked for too much at a time; the call is repeated
     ├── StoreError (EIO)               no reader gets one: the mount reads from the source instead
     │   ├── StoreFull (ENOSPC)         the disk, or LMDB's map, is full
     │   └── StoreDamaged (EIO)         a record is not what was written; its file must be fetched again
@@ -93,6 +94,10 @@ class SourceUnavailable(SourceError):
 
 class SourceTimeout(SourceUnavailable):
     errno = errno.ETIMEDOUT
+
+
+class SourceThrottled(SourceUnavailable):
+    errno = errno.EIO
 
 
 class StoreError(SpiderfsError):

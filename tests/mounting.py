@@ -139,7 +139,7 @@ def _catches_sigterm(pid: int) -> bool:
 class Mounted:
     """One mount, with the paths of its source, mount point, cache directory and log."""
 
-    source: Path
+    source: Path | str
     point: Path
     cache: Path
     log: Path
@@ -270,7 +270,7 @@ def lock_holder(cache: Path) -> int:
     raise AssertionError(f"nobody holds {cache}/lock")
 
 
-def attach(source: Path, point: Path, cache: Path, log: Path, workers: int) -> Mounted:
+def attach(source: Path | str, point: Path, cache: Path, log: Path, workers: int) -> Mounted:
     """The `Mounted` of a mount that a command has made."""
     return Mounted(source, point, cache, log, workers, Process(lock_holder(cache)))
 
@@ -287,7 +287,7 @@ def settle(source: Path, age_s: float = 3600.0) -> None:
 
 @contextlib.contextmanager
 def mounted(
-    source: Path,
+    source: Path | str,
     place: Path,
     *,
     workers: int = 1,
@@ -299,12 +299,13 @@ def mounted(
 ) -> Iterator[Mounted]:
     """Mount `source`; mount point, cache and log lie below the directory `place`, unless arguments name them.
 
-    Before that, the source's files are made older (`settle`). When the context ends, the daemon is stopped, nothing may
-    stay mounted, and the log may hold no warnings but those that `allowed` names. A mount with binding=pyfuse3 has one
-    worker, whatever `workers` says. `first` is Python that runs before the mount: a test that would wait for one of the
-    daemon's constants makes it smaller.
+    The source is a directory or a URL; a directory's files are made older before that (`settle`). When the context
+    ends, the daemon is stopped, nothing may stay mounted, and the log may hold no warnings but those that `allowed`
+    names. A mount with binding=pyfuse3 has one worker, whatever `workers` says. `first` is Python that runs before the
+    mount: a test that would wait for one of the daemon's constants makes it smaller.
     """
-    settle(source)
+    if isinstance(source, Path):
+        settle(source)
     place.mkdir(parents=True, exist_ok=True)
     point, cache, log = point or place / "mnt", cache or place / "cache", place / "daemon.log"
     # mkdir(exist_ok=True) would call stat on what a crash has left mounted there.

@@ -183,9 +183,9 @@ def _raise(exc: OSError) -> None:
         raise exc
 
 
-def bind_to_source(layout: CacheLayout, source: Path | str) -> None:
+def bind_to_source(layout: CacheLayout, source: Path | str, endpoint: str = "") -> None:
     """Note the source that a cache directory belongs to: the first one; raises MountError for another one."""
-    path = os.fsencode(real_source(source))
+    path = os.fsencode(real_source(source, endpoint))
     try:
         bound_to = layout.source.read_bytes().removesuffix(b"\n") if layout.source.exists() else path
         if not bound_to:

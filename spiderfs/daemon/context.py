@@ -248,7 +248,7 @@ def create_context(options: Options) -> MountContext:
     # Later the processes would find it out one by one.
     forms.fingerprint(forms.shown)
     listener = open_run_directory(layout.run)
-    source = open_source(options.source)
+    source = open_source(options.source, options.store_settings)
     reader, writer = open_pipe()
     return MountContext(
         options=options,

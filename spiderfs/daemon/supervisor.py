@@ -103,7 +103,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     lock = lock_cache_directory(options.cache_dir, options.mountpoint)
     log_place = start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
     layout = CacheLayout(options.cache_dir)
-    bind_to_source(layout, options.source)
+    bind_to_source(layout, options.source, options.source_endpoint)
     if options.trace is not None:
         # Here the user gets one line about a trace that cannot be written; the manager only goes on without a trace.
         TraceWriter(options.trace).close()
@@ -330,7 +330,7 @@ class Supervisor:
                 os.close(lost)
                 self._guard.follow(self._lock)
             self._log_place = self._start_log()
-            bind_to_source(context.layout, context.options.source)
+            bind_to_source(context.layout, context.options.source, context.options.source_endpoint)
             context.begin_run_directory()
             publish_options(context.layout.run, context.options)
             log.warning("%s has gone: the cache is made anew with what is left of it", missing)

@@ -30,6 +30,7 @@ from spiderfs.options.types import (
     AbsolutePath,
     Budget,
     BytesPerSecond,
+    Endpoint,
     Forms,
     Mode,
     Neighbours,
@@ -45,9 +46,10 @@ from spiderfs.options.types import (
     StandIns,
     Switch,
     Views,
+    Word,
 )
 from spiderfs.options.units import Capacity, parse_duration, parse_size
-from spiderfs.sources.open import is_url, open_source
+from spiderfs.sources.open import StoreSettings, is_url, open_source
 from spiderfs.views.recipe import NO_VIEW, ORIGINAL, READY, Recipe
 
 # Other rooms import all that concerns options from this module, wherever in this room it is defined.
@@ -105,7 +107,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    source: SourceName = option("the directory to show", "/nfs/imagenet")
+    source: SourceName = option("the directory to show, or the URL of a bucket: s3://BUCKET/PREFIX", "/nfs/imagenet")
     mountpoint: AbsolutePath = option("where to show it", "/mnt/imagenet")
     cache_dir: AbsolutePath = option(
         "directory of the cache, on a local disk; one mount at a time may use it",
@@ -138,6 +140,7 @@ class Options(BaseModel):
         "1s",
         default=1.0,
         live=True,
+        default_text="1s; 1h for an object store, whose directories have no mtime",
     )
     sample_max_bytes: Annotated[SizeBytes, Field(gt=0)] = option(
         "files up to this size are cached whole when they are opened, larger files in blocks of 1 MiB",
@@ -173,7 +176,14 @@ class Options(BaseModel):
         le=64,
         default_text="1 with up to 4 cores, else a quarter of the cores, at most 4",
     )
-    fetches: int = option("requests that each worker may have at the source at one time", 16, default=16, ge=1, le=1024)
+    fetches: int = option(
+        "requests that each worker may have at the source at one time",
+        16,
+        default=16,
+        ge=1,
+        le=1024,
+        default_text="16; 64 for an object store",
+    )
     read_ahead: int = option(
         "blocks of 1 MiB that are fetched ahead of a reader of a large file", 8, default=8, ge=0, le=1024
     )
@@ -314,12 +324,32 @@ class Options(BaseModel):
         "how often a request is tried before a reader gets an error", 4, default=4, ge=1, le=100
     )
 
+    source_endpoint: Endpoint = option(
+        "URL of a store that is not Amazon's; none finds it as other programs do (AWS_ENDPOINT_URL, profiles)",
+        "https://minio.example.org:9000",
+        default="",
+    )
+    source_region: Word = option(
+        "region of the bucket; none asks Amazon for it, and other stores do without", "eu-central-1", default=""
+    )
+    source_profile: Word = option(
+        "profile of ~/.aws/config whose credentials are used; none finds them as other programs do",
+        "training",
+        default="",
+    )
+    source_anonymous: Switch = option("ask without credentials, for buckets that all may read", "on", default=False)
+    source_requester_pays: Switch = option("pay for what is read, in buckets that ask for it", "on", default=False)
+    source_addressing: Literal["auto", "path", "virtual"] = option(
+        "where requests name the bucket: in the path, or (virtual) in front of the host", "path", default="auto"
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _give_defaults(cls, values: Any) -> Any:
         """Give what follows from the kind of the source, and as many workers as the binding can serve with."""
         if isinstance(values, dict) and "cache_dir" not in values and values.get("source"):
-            values = {**values, "cache_dir": default_cache_dir(values["source"])}
+            endpoint = str(values.get("source_endpoint", ""))
+            values = {**values, "cache_dir": default_cache_dir(values["source"], endpoint)}
         if isinstance(values, dict) and is_url(values.get("source", "")):
             values = {**OBJECT_STORE_DEFAULTS, **values}
         if isinstance(values, dict) and "workers" not in values and values.get("binding") == "pyfuse3":
@@ -371,6 +401,26 @@ class Options(BaseModel):
         if forms not in (ONE_FORM, AUTO) and Split.parse(forms).decoded and info.data.get("view") == NO_VIEW:
             raise ValueError("the second percent is that of views: write 0 there, or choose a view with view=NAME")
         return forms
+
+    @field_validator("source_endpoint", "source_region", "source_profile", "source_anonymous", "source_requester_pays")
+    @classmethod
+    def _check_is_for_stores(cls, value: str | bool, info: ValidationInfo) -> str | bool:
+        if value and not is_url(info.data.get("source", "")):
+            raise ValueError("this is for object stores, and the source is a directory: leave it out")
+        return value
+
+    @property
+    def store_settings(self) -> StoreSettings:
+        """How the source is reached, if it is an object store."""
+        return StoreSettings(
+            endpoint=self.source_endpoint,
+            region=self.source_region,
+            profile=self.source_profile,
+            anonymous=self.source_anonymous,
+            requester_pays=self.source_requester_pays,
+            addressing=self.source_addressing,
+            timeout_s=self.source_timeout_s,
+        )
 
     @property
     def recipes(self) -> Mapping[str, Recipe]:
@@ -425,7 +475,7 @@ class Options(BaseModel):
         options = _validated(values, origins)
         check_paths(options.source, options.mountpoint, options.cache_dir)
         if is_url(options.source):
-            source = open_source(options.source)
+            source = open_source(options.source, options.store_settings)
             check_source_answers(options.source, lambda: source.stat(b""))
         return options
 

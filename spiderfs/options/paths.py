@@ -33,20 +33,22 @@ SOURCE_FAULTS = {
 }
 
 
-def default_cache_dir(source: str | Path) -> Path:
+def default_cache_dir(source: str | Path, endpoint: str = "") -> Path:
     """The directory that a source's cache has if the option cache_dir does not name one."""
     root = (
         Path("/var/cache")
         if os.geteuid() == 0
         else Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     )
-    digest = hashlib.blake2b(os.fsencode(real_source(source)), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(os.fsencode(real_source(source, endpoint)), digest_size=8).hexdigest()
     return root / "spiderfs" / digest
 
 
-def real_source(source: str | Path) -> str:
-    """The one name of a source: a directory's path without links, or the URL itself."""
-    return str(source) if is_url(source) else os.path.realpath(source)
+def real_source(source: str | Path, endpoint: str = "") -> str:
+    """The one name of a source: a directory's path without links, or the URL of a bucket and where that lies."""
+    if not is_url(source):
+        return os.path.realpath(source)
+    return f"{str(source).rstrip('/')} at {endpoint}" if endpoint else str(source).rstrip("/")
 
 
 def capacity_remark(capacity: Capacity, cache_dir: Path) -> str:

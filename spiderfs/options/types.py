@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator
 
@@ -45,6 +46,15 @@ def _source(value: object) -> object:
     return value if isinstance(value, str) and is_url(value) else _absolute(value)
 
 
+def _endpoint(value: str) -> str:
+    address = urlsplit(value)
+    if value and (address.scheme not in ("http", "https") or not address.hostname or address.query):
+        raise ValueError("this is not the address of a server: write it like https://minio.example.org:9000")
+    if "@" in address.netloc:
+        raise ValueError("an address is shown to all who read the mount: leave the password out, and set AWS_PROFILE")
+    return value.rstrip("/")
+
+
 def _or(word: str) -> BeforeValidator:
     return BeforeValidator(lambda value: None if value == word else value)
 
@@ -75,6 +85,7 @@ def _mountable_policy(name: str) -> str:
     return name
 
 
+_written_or_none = PlainSerializer(lambda value: value or "none")
 # pydantic runs BeforeValidators from right to left, so `_or` sees the value first.
 AbsolutePath = Annotated[Path, BeforeValidator(_absolute), PlainSerializer(str)]
 # A directory is a Path, an object store the str of its URL.
@@ -101,6 +112,9 @@ BytesPerSecond = Annotated[
     BeforeValidator(lambda value: 0 if value == "unlimited" else parse_size(value)),
     PlainSerializer(lambda value: format_size(value) if value else "unlimited"),
 ]
+# Empty means: as other programs find it.
+Word = Annotated[str, BeforeValidator(lambda value: "" if value == "none" else value), _written_or_none]
+Endpoint = Annotated[Word, AfterValidator(_endpoint)]
 Forms = Annotated[str, BeforeValidator(_forms)]
 Policy = Annotated[str, AfterValidator(_mountable_policy)]
 Views = Annotated[dict[str, Recipe], PlainValidator(parse_recipes), PlainSerializer(format_recipes)]

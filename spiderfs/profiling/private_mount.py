@@ -30,6 +30,8 @@ _ALL_THREADS = 2
 _SETTINGS = (
     "immutable", "binding", "workers", "fetches", "sample_max_bytes", "views", "view_workers", "view_megapixels",
     "source.latency_ms", "source.latency_jitter", "source.bandwidth", "source.timeout_s", "source.attempts",
+    "source.endpoint", "source.region", "source.profile", "source.anonymous", "source.requester_pays",
+    "source.addressing",
 )  # fmt: skip
 # More than is ever read here, so that nothing is evicted. It is a limit, no room that is taken.
 _CAPACITY = "64GiB"

@@ -5,6 +5,11 @@ in the source cannot be ended, only abandoned; it keeps its slot until the syste
 counts against the time limit. A source that hangs costs every caller at most that limit, and each process at most
 `max_concurrent` threads (and one more, for the probe).
 
+A call that fails is tried again, after a random pause that grows with each attempt. A source that says that it is asked
+for too much (`SourceThrottled`) is asked again until the caller's time is up, since it is there and will answer. For
+other failures a call has `attempts`, and all calls of a process together have a **budget** of repetitions, which
+answers fill up: so a source that fails for all is asked hardly more often than by callers that try once.
+
 An abandoned function may still finish later, and whatever it stores then must be valid by itself.
 
 `reachable` turns False when a call has used up its attempts or its time, and the source has answered nobody meanwhile;
@@ -24,7 +29,7 @@ from typing import NamedTuple, TypeVar, TypeVarTuple
 
 import trio
 
-from spiderfs.errors import SourceError, SourceTimeout, SourceUnavailable
+from spiderfs.errors import SourceError, SourceThrottled, SourceTimeout, SourceUnavailable
 from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.sources.single_flight import RecentTimeouts
 from spiderfs.sources.source import Delivery, Source, SourceStat, Version
@@ -38,6 +43,8 @@ Read = Callable[[bytes, int, int, Version, Delivery | None], Awaitable[bytes]]
 
 # A timer is late by milliseconds, on two busy cores by tenths of a second; beyond this the process did not run.
 _STOOD_STILL_S = 2.0
+# Repetitions that the calls of a process may make beyond one for each answer.
+_REPETITIONS = 500
 # The share of the latest call in the mean of latencies.
 _LATEST = 0.25
 
@@ -106,6 +113,7 @@ class SourceClient:
         # What the process had to say whose place this one takes.
         on_reachable(True)
         self._answers = 0
+        self._repetitions = _REPETITIONS
         self.stat_latency_s: float | None = None
         """How long `stat` takes at present: a mean in which the latest call counts a quarter; None before the first.
 
@@ -243,17 +251,22 @@ class SourceClient:
             self._on_event("source_requests")
             try:
                 return await ask(*args)
+            except SourceThrottled:
+                # The source is there, whatever becomes of this call.
+                self._answers += 1
             except SourceUnavailable:
-                if attempt == self._limits.attempts:
+                if attempt >= self._limits.attempts or self._repetitions < 1:
                     raise
+                self._repetitions -= 1
             # Full jitter (AWS, "Exponential Backoff And Jitter"): workers that failed together do not return together.
-            longest_s = min(self._limits.max_backoff_s, self._limits.backoff_s * 2 ** (attempt - 1))
+            longest_s = min(self._limits.max_backoff_s, self._limits.backoff_s * 2 ** min(attempt - 1, 30))
             await trio.sleep(self._random.uniform(0, longest_s))
             self._on_event("source_retries")
             attempt += 1
 
     def _answered(self) -> None:
         self._answers += 1
+        self._repetitions = min(_REPETITIONS, self._repetitions + 1)
         if self._unreachable.is_set():
             self._unreachable = trio.Event()
             self._on_reachable(True)

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from spiderfs.errors import ConfigError
 from spiderfs.sources.local import LocalSource
+from spiderfs.sources.s3 import S3Source
+from spiderfs.sources.s3_bucket import StoreSettings
 from spiderfs.sources.source import Source
 
 
@@ -20,9 +22,13 @@ class OpenedSource(Source, Protocol):
 
 # The function that makes a source of each kind, by the scheme with which its name begins; a directory has no scheme.
 # It asks the network nothing: each process of a mount makes its own connections, when it asks its first question.
-OPENERS: Mapping[str, Callable[[str], OpenedSource]] = {"": LocalSource}
+OPENERS: Mapping[str, Callable[[str, StoreSettings], OpenedSource]] = {
+    "": lambda named, _: LocalSource(named),
+    "s3": S3Source,
+}
 
 
+DEFAULTS = StoreSettings()
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://")
 
 
@@ -32,12 +38,12 @@ def is_url(named: object) -> bool:
     return scheme != "" and scheme in OPENERS
 
 
-def open_source(named: str | Path) -> OpenedSource:
+def open_source(named: str | Path, settings: StoreSettings = DEFAULTS) -> OpenedSource:
     """Open the source with this name; raises ConfigError if there is no such source."""
     scheme = _scheme(named)
     if scheme not in OPENERS:
         raise ConfigError(f"{named} is a source of a kind that spiderfs does not know: name a directory")
-    return OPENERS[scheme](str(named))
+    return OPENERS[scheme](str(named), settings)
 
 
 def _scheme(named: object) -> str:

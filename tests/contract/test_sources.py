@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pytest
+import xxhash
+from moto_store import client_of, moto_store
 
 from spiderfs.errors import SourceChanged, SourceNotADirectory, SourceNotFound
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
+from spiderfs.sources.s3 import S3Source
+from spiderfs.sources.s3_bucket import StoreSettings
 from spiderfs.sources.source import Source, SourceStat, Version
 from spiderfs.testing import MemorySource
 
 NOT_UTF8 = b"caf\xe9-\xff.bin"
 
-LINKS, XATTRS, EMPTY_DIRECTORIES, ANY_NAMES = "links", "xattrs", "empty directories", "names that are not UTF-8"
+LINKS, XATTRS, ANY_NAMES = "links", "xattrs", "names that are not UTF-8"
+EMPTY_DIRECTORIES = "directories that outlive what is in them"
 MTIMES, WAYS = "versions by mtime", "tells a file on the way to a name from no name"
+BUCKETS = itertools.count()
 OF_DIRECTORIES = frozenset({LINKS, XATTRS, EMPTY_DIRECTORIES, ANY_NAMES, MTIMES, WAYS})
 
 
@@ -82,6 +89,50 @@ class DirectoryTree:
         return SourceStat(found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_mtime_ns)
 
 
+class BucketTree:
+    """A bucket of a store that others write to."""
+
+    def __init__(self, client: Any, bucket: str, prefix: bytes) -> None:
+        self._client, self._bucket, self._prefix = client, bucket, prefix.decode()
+        self._client.create_bucket(Bucket=bucket)
+
+    def add(self, path: bytes, content: bytes = b"", *, mtime_ns: int | None = None) -> SourceStat:
+        self._put(path.decode(), content)
+        found = self._client.head_object(Bucket=self._bucket, Key=self._prefix + path.decode())
+        tag = xxhash.xxh3_64_intdigest(found["ETag"].strip('"').encode())
+        mtime_ns = int(found["LastModified"].timestamp()) * 10**9
+        return SourceStat(stat.S_IFREG | 0o444, os.getuid(), os.getgid(), len(content), mtime_ns, tag=tag)
+
+    def add_directory(self, path: bytes) -> SourceStat:
+        raise NotImplementedError
+
+    def add_symlink(self, path: bytes, target: bytes) -> SourceStat:
+        raise NotImplementedError
+
+    def change(self, path: bytes, content: bytes) -> SourceStat:
+        return self.add(path, content)
+
+    def remove(self, path: bytes) -> None:
+        key = self._prefix + path.decode()
+        listed = self._client.list_objects_v2(Bucket=self._bucket, Prefix=key).get("Contents", [])
+        for found in listed:
+            if found["Key"] == key or found["Key"].startswith(f"{key}/"):
+                self._client.delete_object(Bucket=self._bucket, Key=found["Key"])
+
+    def set_xattr(self, path: bytes, name: str, value: bytes) -> None:
+        raise NotImplementedError
+
+    def _put(self, key: str, content: bytes) -> None:
+        self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=content)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[tuple[str, Any]]:
+    """The URL of a store, and a client of it."""
+    with moto_store() as url:
+        yield url, client_of(url)
+
+
 class Subject(NamedTuple):
     source: Source
     tree: Tree
@@ -93,8 +144,17 @@ class Subject(NamedTuple):
             pytest.skip(f"this source has no {', '.join(missing)}")
 
 
-@pytest.fixture(params=["local", "slow", "memory", "tagged"])
-def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]:
+@pytest.fixture(params=["local", "slow", "memory", "tagged", "s3"])
+def subject(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
+    if request.param == "s3":
+        (url, client), bucket = request.getfixturevalue("store"), f"bucket{next(BUCKETS)}"
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        bucket_source = S3Source(f"s3://{bucket}/some/prefix/", StoreSettings(endpoint=url))
+        tree = BucketTree(client, bucket, b"some/prefix/")
+        yield Subject(bucket_source, tree, frozenset())
+        bucket_source.close()
+        return
     if request.param in ("memory", "tagged"):
         memory = MemorySource(tagged=request.param == "tagged")
         yield Subject(memory, memory, OF_DIRECTORIES - ({MTIMES} if request.param == "tagged" else set()))
@@ -112,8 +172,12 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Subject]
 
 
 def test_the_root_is_a_directory(subject: Subject) -> None:
-    assert stat.S_ISDIR(subject.source.stat(b"").mode)
-    assert list(subject.source.scan(b"")) == [(b".", subject.source.stat(b""))]
+    names = [name for name, _ in subject.source.scan(b"")]
+    assert names == [b"."]
+    subject.tree.add(b"file")
+    root = subject.source.stat(b"")
+    assert stat.S_ISDIR(root.mode)
+    assert (b".", root) in list(subject.source.scan(b""))
 
 
 def test_stat_tells_type_size_and_time(subject: Subject) -> None:

@@ -73,6 +73,8 @@ ONLY_IMPORTERS = {
     "threadpoolctl": ("spiderfs/scorer/cells.py",),
     "torch": ("trainer_hook/",),
     "fsspec": ("spiderfs/client/fsspec_files.py",),
+    "obstore": ("spiderfs/sources/",),
+    "botocore": ("spiderfs/sources/s3_bucket.py",),
     "PIL": ("spiderfs/views/making.py",),
     "pyfuse3": ("spiderfs/fuse/pyfuse3_binding.py",),
 }

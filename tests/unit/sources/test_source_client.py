@@ -13,8 +13,16 @@ import pytest
 import trio
 import trio.testing
 
-from spiderfs.errors import SourceChanged, SourceDenied, SourceNotFound, SourceTimeout, SourceUnavailable
+from spiderfs.errors import (
+    SourceChanged,
+    SourceDenied,
+    SourceNotFound,
+    SourceThrottled,
+    SourceTimeout,
+    SourceUnavailable,
+)
 from spiderfs.linux.worker_threads import WorkerThreads
+from spiderfs.sources import client as module
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.source import Source
@@ -148,6 +156,45 @@ def test_backoff_doubles_up_to_its_limit_with_full_jitter(harness: Harness, monk
     waits = [after - before for before, after in itertools.pairwise(asked)]
     expected = random.Random(1)
     assert waits == pytest.approx([expected.uniform(0, longest) for longest in (1, 2, 4, 4, 4)])
+
+
+def test_a_source_that_is_asked_for_too_much_is_asked_again_until_the_time_is_up(harness: Harness) -> None:
+    harness.memory.fail_next(*[SourceThrottled("slow down")] * 20)
+
+    async def main() -> None:
+        client = harness.client()
+        assert (await client.stat(b"file")).size == 7
+        harness.memory.fail_next(*[SourceThrottled("slow down")] * 100_000)
+        with pytest.raises(SourceTimeout):
+            await client.stat(b"file")
+        assert client.reachable, "it has answered all the time"
+
+    trio.run(main)
+    assert harness.events["source_retries"] > 20
+    assert harness.events["source_timeouts"] == 1
+
+
+def test_a_source_that_fails_for_all_is_not_asked_again_by_all(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REPETITIONS", 5)
+
+    async def main() -> None:
+        client = harness.client()
+        harness.faults.set("gone", 1)
+        for _ in range(20):
+            with pytest.raises(SourceUnavailable):
+                await client.stat(b"file")
+        assert harness.events == {"source_requests": 25, "source_retries": 5, "source_errors": 20}
+        harness.faults.set("gone", 0)
+        for _ in range(3):
+            await client.stat(b"file")
+        harness.events.clear()
+        harness.memory.fail_next(*[SourceUnavailable("again")] * 3)
+        await client.stat(b"file")
+        assert harness.events["source_retries"] == 3, "each answer allows one more"
+
+    trio.run(main)
 
 
 def test_a_hung_source_ends_in_a_timeout_for_a_hundred_waiters(harness: Harness) -> None:

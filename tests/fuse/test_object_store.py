@@ -1,0 +1,212 @@
+"""Real mounts of a bucket: what readers get, what the store is asked, and what nobody is told."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from mounting import Mounted, eventually, mounted, options_text, run_spiderfs
+from object_server import ObjectServer, object_server
+from PIL import Image
+
+SECRET, TOKEN = "SECRET-of-a-test", "TOKEN-of-a-test"
+MODES = pytest.mark.parametrize("mode", [{}, {"immutable": "on"}, {"workers": 2}], ids=["opened", "immutable", "two"])
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY-of-a-test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
+    with object_server() as made:
+        rng = random.Random(1)
+        for number in range(60):
+            made.objects[f"train/c{number % 3}/{number:03}.jpg"] = rng.randbytes(2000 + number)
+        yield made
+
+
+def shown(server: ObjectServer, place: Path, url: str = "s3://bucket/train", **options: object) -> Mounted:
+    return mounted(url, place, source__endpoint=server.url, **options)  # type: ignore[return-value, arg-type]
+
+
+def files(mount: Mounted) -> dict[str, bytes]:
+    """All that a walk finds, by its key."""
+    found = {}
+    for directory, _, names in os.walk(mount.point):
+        for name in names:
+            path = Path(directory, name)
+            found[f"train/{path.relative_to(mount.point)}"] = path.read_bytes()
+    return found
+
+
+@MODES
+def test_each_object_is_asked_for_once(server: ObjectServer, tmp_path: Path, mode: dict[str, object]) -> None:
+    with shown(server, tmp_path, **mode) as mount:
+        server.asked()
+        assert files(mount) == server.objects
+        asked = Counter(server.asked())
+        assert {request: times for request, times in asked.items() if request.startswith("GET")} == {
+            f"GET {key}": 1 for key in server.objects
+        }
+        assert asked["LIST train/"] <= 1
+        assert {asked[f"LIST train/c{number}/"] for number in range(3)} == {1}
+        assert sum(asked.values()) <= len(server.objects) + 4, "and nothing else"
+        assert files(mount) == server.objects
+        assert server.asked() == []
+    with shown(server, tmp_path, **mode) as mount:
+        assert files(mount) == server.objects
+        again = server.asked()
+        assert [request for request in again if request.startswith("GET")] == []
+        assert mount.metric("source_errors") == 0
+
+
+def test_an_object_of_a_known_path_needs_no_walk(server: ObjectServer, tmp_path: Path) -> None:
+    server.objects["train/large"] = random.Random(2).randbytes(3_500_000)
+    with shown(server, tmp_path, sample_max_bytes="1MiB") as mount:
+        server.asked()
+        assert (mount.point / "c1/001.jpg").read_bytes() == server.objects["train/c1/001.jpg"]
+        assert server.asked() == ["LIST train/", "LIST train/c1/", "GET train/c1/001.jpg"]
+        assert not (mount.point / "c1/none.jpg").exists()
+        with open(mount.point / "large", "rb") as file:
+            assert os.pread(file.fileno(), 100, 3_400_000) == server.objects["train/large"][3_400_000:3_400_100]
+            assert file.read() == server.objects["train/large"]
+        assert set(server.asked()) <= {"LIST train/c1/none.jpg", "GET train/large"}
+
+
+@MODES
+def test_what_fails_now_and_then_is_asked_for_again(
+    server: ObjectServer, tmp_path: Path, mode: dict[str, object]
+) -> None:
+    rng = random.Random(3)
+    failures = [(503, "SlowDown"), (500, "InternalError"), (429, ""), (503, "")]
+
+    def fails(request: str) -> tuple[int, str] | None:
+        # Every other answer with bytes breaks off.
+        server.cuts = set() if server.cuts else set(server.objects)
+        return rng.choice(failures) if rng.random() < 0.2 else None
+
+    with shown(server, tmp_path, source__attempts=20, **mode) as mount:
+        server.fails = fails
+        paths = [mount.point / key.removeprefix("train/") for key in server.objects]
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(Path.read_bytes, paths)) == list(server.objects.values())
+        assert mount.metric("source_retries") > 20
+        assert mount.metric("source_errors") == 0
+
+
+def test_an_object_that_was_replaced_since_the_listing_is_read_as_it_is_now(
+    server: ObjectServer, tmp_path: Path
+) -> None:
+    with shown(server, tmp_path) as mount:
+        assert len(os.listdir(mount.point / "c0")) == 20
+        server.objects["train/c0/000.jpg"] = b"another"
+        del server.objects["train/c0/003.jpg"]
+        assert (mount.point / "c0/000.jpg").read_bytes() == b"another"
+        assert os.stat(mount.point / "c0/000.jpg").st_size == 7
+        with pytest.raises(FileNotFoundError):
+            (mount.point / "c0/003.jpg").read_bytes()
+        server.objects["train/c0/000.jpg"] = b"a third"
+        assert (mount.point / "c0/000.jpg").read_bytes() == b"another", "the name is believed for its TTL"
+    with shown(server, tmp_path, ttl="0s", dir_ttl="0s") as mount:
+        assert (mount.point / "c0/000.jpg").read_bytes() == b"a third"
+        assert "003.jpg" not in os.listdir(mount.point / "c0")
+
+
+def test_a_share_of_the_bucket_is_cached(server: ObjectServer, tmp_path: Path) -> None:
+    total = sum(map(len, server.objects.values()))
+    with shown(server, tmp_path, capacity="20%") as mount:
+        eventually(lambda: mount.stats()["source_bytes"] == total, what="the end of the survey")
+        for _ in range(2):
+            assert files(mount) == server.objects
+            assert mount.stats()["used_bytes"] <= mount.stats()["capacity_bytes"] == total // 5
+
+
+def test_what_is_cached_is_read_while_the_store_is_away(server: ObjectServer, tmp_path: Path) -> None:
+    options = {"ttl": "0s", "source__attempts": 1, "source__timeout_s": 2}
+    with shown(server, tmp_path, **options) as mount:
+        content = (mount.point / "c0/000.jpg").read_bytes()
+        server.fails = lambda request: (404, "NoSuchBucket")
+        assert (mount.point / "c0/000.jpg").read_bytes() == content
+        # A bucket that is gone says nothing about its files.
+        with pytest.raises(OSError, match="Input/output error"):
+            (mount.point / "c0/003.jpg").read_bytes()
+        server.fails = lambda request: (403, "AccessDenied")
+        with pytest.raises(PermissionError):
+            (mount.point / "c1/001.jpg").read_bytes()
+        server.fails = lambda request: None
+        eventually(lambda: mount.metric("source_reachable") == 1, what="the store's return")
+        assert files(mount) == server.objects
+
+
+def test_views_of_objects_are_made(server: ObjectServer, tmp_path: Path) -> None:
+    image = io.BytesIO()
+    Image.effect_noise((640, 480), 50).save(image, "PNG")
+    server.objects["train/picture.png"] = image.getvalue()
+    with shown(server, tmp_path, view="jpeg256") as mount:
+        assert min(Image.open(mount.point / "picture.png").size) == 256
+        original = mount.point / ".spiderfs/views/original/picture.png"
+        assert original.read_bytes() == server.objects["train/picture.png"]
+
+
+def test_no_secret_is_ever_written_or_shown(server: ObjectServer, tmp_path: Path) -> None:
+    # The daemon logs everything, also what goes wrong.
+    with shown(server, tmp_path, log_level="debug", source__attempts=1) as mount:
+        mount.expect("ExpiredToken", "spiderfs")
+        files(mount)
+        server.fails = lambda request: (403, "ExpiredToken")
+        server.objects["train/new"] = b"new"
+        with pytest.raises(OSError, match="Input/output error"):
+            (mount.point / "new").read_bytes()
+        texts = [path.read_text(errors="replace") for path in (mount.point / ".spiderfs").iterdir() if path.is_file()]
+        pids = [mount.supervisor.pid, mount.manager(), *mount.workers()]
+        texts += [Path(f"/proc/{pid}/cmdline").read_text() for pid in pids]
+        texts += [Path("/proc/mounts").read_text(), mount.log.read_text()]
+        for text in texts:
+            assert not any(secret in text for secret in (SECRET, TOKEN, "SECRET MESSAGE", "Signature"))
+    for secret in (SECRET, TOKEN, "SECRET MESSAGE", "KEY-of-a-test"):
+        assert subprocess.run(["grep", "-rl", secret, tmp_path], capture_output=True, text=True).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "said"),
+    [
+        ("s3://another/train", {}, "there is no such bucket: check its name"),
+        ("s3://bucket/none", {}, "holds no objects: check the prefix"),
+        ("s3:/bucket/train", {}, "write s3://bucket/train"),
+        ("s3://key:word@bucket/train", {}, "leave out what signs or logs in"),
+        ("gs://bucket/train", {}, "spiderfs shows directories and s3:// only"),
+        ("s3://bucket/train", {"packages": "source"}, "leave out packages"),
+        ("s3://bucket/train", {"source.profile": "none-such"}, "profile not found"),
+        ("s3://bucket/train", {"source.endpoint": "ftp://host"}, "write it like https://"),
+        ("s3://bucket/train", {"source.endpoint": "http://me:SECRET@host"}, "leave the password out"),
+    ],
+)
+def test_a_mount_that_cannot_work_says_why_in_a_line(
+    server: ObjectServer, tmp_path: Path, url: str, options: dict[str, str], said: str
+) -> None:
+    (tmp_path / "mnt").mkdir()
+    text = options_text({"cache_dir": tmp_path / "cache", "source.endpoint": server.url, **options})
+    done = run_spiderfs("mount", url, tmp_path / "mnt", "-o", text)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "word@" not in done.stderr
+
+
+def test_a_cache_belongs_to_one_store(server: ObjectServer, tmp_path: Path) -> None:
+    with shown(server, tmp_path) as mount:
+        files(mount)
+    text = options_text({"cache_dir": mount.cache, "source.endpoint": server.url.replace("127.0.0.1", "localhost")})
+    done = run_spiderfs("mount", "s3://bucket/train", mount.point, "-o", text)
+    assert done.returncode == 1
+    assert f"holds the files of s3://bucket/train at {server.url}" in done.stderr

@@ -1,0 +1,176 @@
+"""A small store that speaks as S3 does, in a thread of the test: it counts what it is asked, and fails as it is told.
+
+It checks no signatures. Its ETags are MD5s, as those of S3 are. `requests` has an entry for each request: `LIST PREFIX`
+or `GET KEY`, or the method and path of any other; `headers` has the headers of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, quote_plus, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+MODIFIED_S = 1_700_000_000
+
+
+class ObjectServer:
+    """The objects of one bucket; everything may be changed while it is asked."""
+
+    def __init__(self, bucket: str = "bucket") -> None:
+        self.bucket = bucket
+        self.objects: dict[str, bytes] = {}
+        self.requests: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.latency_s = 0.0
+        self.page_keys = 1000
+        self.fails: Callable[[str], tuple[int, str] | None] = lambda request: None
+        """Given a request, status and code of an error, or None; an empty code is an answer without a body."""
+        self.cuts: set[str] = set()
+        """Keys of which half of the bytes come."""
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def asked(self, what: str = "") -> list[str]:
+        """The requests since this was called last, those that begin so."""
+        requests, self.requests = self.requests, []
+        return [request for request in requests if request.startswith(what)]
+
+    def listing(self, query: dict[str, str]) -> bytes:
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        after, most = query.get("continuation-token", ""), min(int(query.get("max-keys", "1000")), self.page_keys)
+        rows: list[str] = []
+        last, prefixes, more = "", set(), False
+        for key in sorted(key for key in list(self.objects) if key.startswith(prefix)):
+            below, slash, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
+            shown = prefix + below + slash if slash else key
+            if shown <= after or shown in prefixes:
+                continue
+            if len(rows) == most:
+                more = True
+                break
+            rows.append(self._prefix_row(shown) if slash else self._object_row(key))
+            if slash:
+                prefixes.add(shown)
+            last = shown
+        token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if more else ""
+        text = (
+            '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<Name>{self.bucket}</Name><EncodingType>url</EncodingType>"
+            f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{''.join(rows)}</ListBucketResult>"
+        )
+        return text.encode()
+
+    def _prefix_row(self, prefix: str) -> str:
+        return f"<CommonPrefixes><Prefix>{_quoted(prefix)}</Prefix></CommonPrefixes>"
+
+    def _object_row(self, key: str) -> str:
+        content = self.objects[key]
+        return (
+            f"<Contents><Key>{_quoted(key)}</Key><LastModified>2023-11-14T22:13:20.123Z</LastModified>"
+            f"<ETag>&quot;{e_tag(content)}&quot;</ETag><Size>{len(content)}</Size>"
+            "<Owner><ID>1</ID></Owner><StorageClass>STANDARD</StorageClass></Contents>"
+        )
+
+
+def e_tag(content: bytes) -> str:
+    return hashlib.md5(content).hexdigest()
+
+
+def _quoted(key: str) -> str:
+    return quote_plus(key, safe="/")
+
+
+def _handler_of(server: ObjectServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        # Without this the body waits for an acknowledgement of the headers.
+        disable_nagle_algorithm = True
+        wbufsize = -1
+
+        def do_GET(self) -> None:
+            address = urlsplit(self.path)
+            query = {name: values[0] for name, values in parse_qs(address.query, keep_blank_values=True).items()}
+            bucket, _, key = unquote(address.path).removeprefix("/").partition("/")
+            request = f"LIST {query.get('prefix', '')}" if "list-type" in query else f"GET {key}"
+            server.requests.append(request)
+            server.headers.append({name.lower(): value for name, value in self.headers.items()})
+            if server.latency_s:
+                time.sleep(server.latency_s)
+            failure = server.fails(request)
+            if failure is None and bucket != server.bucket:
+                failure = 404, "NoSuchBucket"
+            if failure is not None:
+                self._fail(*failure)
+            elif "list-type" in query:
+                self._answer(200, server.listing(query), {"Content-Type": "application/xml"})
+            elif key not in server.objects:
+                self._fail(404, "NoSuchKey")
+            else:
+                self._give(key, server.objects[key])
+
+        def do_HEAD(self) -> None:
+            server.requests.append(f"HEAD {self.path}")
+            self._answer(200, b"", {})
+
+        def _give(self, key: str, content: bytes) -> None:
+            headers = {"ETag": f'"{e_tag(content)}"', "Last-Modified": formatdate(MODIFIED_S, usegmt=True)}
+            status, part = 200, content
+            if extent := self.headers.get("Range"):
+                first, _, last = extent.removeprefix("bytes=").partition("-")
+                start, end = int(first), min(int(last or len(content)) + 1, len(content))
+                if start >= len(content):
+                    self._fail(416, "InvalidRange")
+                    return
+                status, part = 206, content[start:end]
+                headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
+            self._answer(status, part, headers, cut=key in server.cuts)
+
+        def _fail(self, status: int, code: str) -> None:
+            body = f"<Error><Code>{code}</Code><Message>SECRET MESSAGE</Message></Error>".encode() if code else b""
+            self._answer(status, body, {"Content-Type": "application/xml"})
+
+        def _answer(self, status: int, body: bytes, headers: dict[str, str], cut: bool = False) -> None:
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body[: len(body) // 2] if cut else body)
+            self.wfile.flush()
+            if cut:
+                self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def handle(self) -> None:
+            # A client that was killed, or that does not want what it asked for.
+            with contextlib.suppress(ConnectionError):
+                super().handle()
+
+    return Handler
+
+
+@contextlib.contextmanager
+def object_server(bucket: str = "bucket") -> Iterator[ObjectServer]:
+    server = ObjectServer(bucket)
+    try:
+        yield server
+    finally:
+        server.close()

@@ -193,7 +193,8 @@ class MountContext:
             views=views,
             unstored=self.unstored if is_worker else None,
         )
-        return Supply(content, records, client, catalogue, Lister(catalogue, client), fetcher, counters, views)
+        lister = Lister(catalogue, client, since_s=self.mounted_at_s if self.options.immutable else 0.0)
+        return Supply(content, records, client, catalogue, lister, fetcher, counters, views)
 
     def _client(self, counters: Counters, read: Read) -> SourceClient:
         options = self.options

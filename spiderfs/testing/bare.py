@@ -119,7 +119,6 @@ async def bare_filesystem(
     client = SourceClient(source, limits or SourceLimits(), rng=random.Random(0), on_event=counters.add)
     catalogue = Catalogue(records, forms=forms)
     views = ShownViews(catalogue, (settings or Settings()).sample_max_bytes)
-    lister = Lister(catalogue, client)
     run = RunLayout(directory)
     fetch_lock = FetchLock(run.fetch_lock)
     unstored = UnstoredBytes()
@@ -145,6 +144,7 @@ async def bare_filesystem(
             pusher_threads=pusher_threads or SharedSlots(1024),
         )
         settings = (settings or Settings())._replace(checked_since_s=clock())
+    lister = Lister(catalogue, client, since_s=(settings or Settings()).checked_since_s)
     async with trio.open_nursery() as nursery:
         filesystem = make_filesystem(
             supply=Supply(content, records, client, catalogue, lister, fetcher, counters, views),

@@ -58,6 +58,8 @@ from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY
 STALE_TTL_S = 1.0
 # NAME_MAX of limits.h; FUSE alone would let names of up to 1,024 bytes through.
 NAME_MAX = 255
+# For a name that is believed for a shorter time its directory is not listed.
+_LISTED_FOR_S = 60.0
 # Directories whose listing the kernel may keep; forgetting one costs a reading of its names.
 _LISTINGS_KEPT = 65536
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
@@ -195,8 +197,7 @@ class Filesystem:
         """What a name means now; `reads`: with the bytes of that version, if it is a small file."""
         directory = self._catalogue.node(parent)
         path = join(directory.path, name)
-        settings, is_unknown = self.settings, not reads and self._catalogue.find(parent, name) is None
-        if is_unknown and await self._lister.lists(directory, settings.dir_ttl_s, settings.negative_ttl_s):
+        if self._lister.undated and not reads and await self._is_listed(directory, name):
             return self._catalogue.find(parent, name), None
         now = self._now()
 
@@ -220,6 +221,21 @@ class Filesystem:
             return self._catalogue.record(parent, name, found, now, exactly=reads), content
 
         return await self._flights.run((parent, name, reads), lambda: self._client.call(look_and_record))
+
+    async def _is_listed(self, directory: Node, name: bytes) -> bool:
+        """Whether a listing of an undated directory says what a name means now, or that it does not exist.
+
+        A page of names costs an object store no more than one name, and whoever wants one wants others too. So a
+        directory is listed if its listing is as old as the name, and then believed for some time.
+        """
+        settings, is_known = self.settings, self._catalogue.find(directory.inode, name) is not None
+        ttl_s = settings.ttl_s if is_known else settings.dir_ttl_s
+        if ttl_s < _LISTED_FOR_S:
+            return False
+        if self._lister.is_fresh(directory, ttl_s):
+            # A known name was found to have changed since, and an unknown one may have come.
+            return not is_known and self._lister.is_fresh(directory, settings.negative_ttl_s)
+        return await self._walk_ahead.listed(directory, ttl_s)
 
     def _entry(self, dentry: Dentry, left: float) -> Entry:
         timeout_s = left if left > 0.0 else 0.0

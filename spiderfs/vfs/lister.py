@@ -1,7 +1,8 @@
 """Directories: keeping the catalogue's listings complete and fresh, and walking them.
 
 An undated directory (`Source.undated_directories`) has no mtime that could say that its names are still the same. So
-its attributes are never asked for, and its listing is made anew whenever it is older than the caller allows.
+its attributes are never asked for, and its listing is made anew whenever it is older than the caller allows, or of an
+earlier mount that was told that nothing changes while mounted.
 """
 
 from __future__ import annotations
@@ -30,13 +31,19 @@ _CHUNK = 1000
 
 class Lister:
     def __init__(
-        self, catalogue: Catalogue, client: SourceClient, clock: Callable[[], float] = steady_clock.now
+        self,
+        catalogue: Catalogue,
+        client: SourceClient,
+        clock: Callable[[], float] = steady_clock.now,
+        since_s: float = 0.0,
     ) -> None:
+        """`since_s`: no listing of an undated directory is believed that was made before."""
         self._catalogue = catalogue
         self._client = client
         self._flights = SingleFlight(client.timeouts)
         self._now = clock
         self.undated = client.source.undated_directories
+        self._since_s = since_s if self.undated else 0.0
         self._forms: dict[str, Dentry] = {}
         self.at_once = max(1, client.max_concurrent * 3 // 4)
         """How many directories may be listed at a time for nobody who waits: readers have the other threads."""
@@ -146,23 +153,10 @@ class Lister:
         listing = self._catalogue.listing(node.inode)
         if listing is None:
             return False
-        if left_s(listing.scanned_at, self._now(), ttl_s) > 0:
+        if left_s(listing.scanned_at, self._now(), ttl_s, self._since_s) > 0:
             return True
         known = None if self.undated else self.looked_up(node, ttl_s)
         return known is not None and listing.is_settled and known[0].mtime_ns == listing.mtime_ns
-
-    async def lists(self, node: Node, ttl_s: float, negative_ttl_s: float) -> bool:
-        """Whether an unknown name of an undated directory need not be asked for alone; lists it as `complete` does.
-
-        A page of names costs an object store no more than one name, and whoever wants one wants others too. A name that
-        is not in the listing does not exist, as of at most `negative_ttl_s` ago.
-        """
-        if not self.undated:
-            return False
-        if self.is_fresh(node, ttl_s):
-            return self.is_fresh(node, negative_ttl_s)
-        await self.complete(node, ttl_s)
-        return self.is_fresh(node, max(ttl_s, negative_ttl_s))
 
     async def complete(self, node: Node, ttl_s: float, ahead: bool = False) -> None:
         """Make sure that all names of a directory are known, as of at most `ttl_s` ago or by an unchanged mtime.

@@ -7,6 +7,8 @@ follow are listed ahead: a few dozen, and one more for each that the reader has 
 slow reader, since a listing is believed for a second only. A walk that stops leaves the rest alone, and so does a
 reader that lists single directories. Where the source answers at once, or a listing is believed for hardly longer than
 the source takes, nothing is gained, and nothing is listed ahead.
+
+A reader that wants one name of an undated directory waits a moment for a listing of all of it (`listed`).
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from spiderfs.vfs.catalogue import Catalogue, Node, join
 from spiderfs.vfs.lister import Lister
 
 Ts = TypeVarTuple("Ts")
+
+# A directory of tens of thousands of names is not listed sooner; its readers ask for single names meanwhile.
+MOMENT_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +117,8 @@ class WalkAhead:
         self._slots = trio.CapacityLimiter(lister.at_once)
         self._walks: OrderedDict[int, _Walk] = OrderedDict()
         self._under_way = 0
+        # The directories that are being listed for readers of names: until when these wait, and the end of the listing.
+        self._named: dict[int, tuple[float, trio.Event]] = {}
 
     @property
     def busy(self) -> bool:
@@ -136,6 +143,25 @@ class WalkAhead:
         else:
             self._walks.move_to_end(parent)
             self._go_on(walk, directory.inode, ttl_s)
+
+    async def listed(self, directory: Node, ttl_s: float) -> bool:
+        """List a directory of which a reader wants a name, unless a listing that is younger than `ttl_s` is there.
+
+        Waits for a moment, and goes on in the background. Returns whether such a listing is there.
+        """
+        if directory.inode not in self._named:
+            self._named[directory.inode] = trio.current_time() + MOMENT_S, trio.Event()
+            self._start(self._list_named, directory, ttl_s)
+        until, ended = self._named[directory.inode]
+        with trio.move_on_at(until):
+            await ended.wait()
+        return self._lister.is_fresh(directory, ttl_s)
+
+    async def _list_named(self, directory: Node, ttl_s: float) -> None:
+        try:
+            await self._lister.complete(directory, ttl_s)
+        finally:
+            self._named.pop(directory.inode)[1].set()
 
     def _start(self, work: Callable[[*Ts], Awaitable[None]], *args: *Ts) -> None:
         async def run() -> None:

@@ -37,6 +37,7 @@ class CacheCapacity:
 
     def __init__(self, options: Options, cache: CacheControl, catalogue: Catalogue, lister: Lister) -> None:
         self._capacity = options.capacity
+        self._dir_ttl_s = options.dir_ttl
         self._cache = cache
         self._catalogue = catalogue
         self._lister = lister
@@ -75,8 +76,9 @@ class CacheCapacity:
         The estimate of an earlier mount stands until this walk has found more, or has ended.
         """
         total = 0
-        # A listing is not believed only because it is young: each directory's mtime is compared once.
-        async for files in self._lister.walk(lambda directory: True, ttl_s=-math.inf):
+        # A listing is not believed only because it is young: each directory's mtime is compared once, if it has one.
+        ttl_s = self._dir_ttl_s if self._lister.undated else -math.inf
+        async for files in self._lister.walk(lambda directory: True, ttl_s):
             # Sparse files may have any size, and together more than 64 bits can hold.
             total = min(total + sum(file.version.size for file in files), MAX_SIZE)
             if total > self._survey.source_bytes:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import trio
 
 from spiderfs.errors import SourceUnavailable, Stale
+from spiderfs.linux import steady_clock
 from spiderfs.sources.client import SourceLimits
+from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.testing import Bare, MemoryContent, MemorySource, bare_filesystem
+from spiderfs.vfs import walk_ahead
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.rules import Settings
 
+ABC = (b"a", b"b", b"c")
 CALLER = Caller(0, 0, os.getpid())
 SETTINGS = Settings(ttl_s=3600.0, dir_ttl_s=3600.0, negative_ttl_s=3600.0)
 LIMITS = SourceLimits(timeout_s=20.0, attempts=1)
@@ -99,12 +104,61 @@ def test_a_name_that_has_expired_is_asked_for_alone(tmp_path: Path) -> None:
         harness.source.remove(b"d/b")
         harness.calls()
         directory = harness.bare.catalogue.directory_inode(b"d")
-        harness.settings(ttl_s=0.0)
+        harness.settings(ttl_s=0.0, dir_ttl_s=0.0)
         changed = (await harness.bare.filesystem.lookup(directory, b"a", CALLER)).attributes.inode
         assert harness.calls() == {"stat": 1}
         assert changed != first
         assert await harness.read(changed) == b"new"
         assert not (await harness.bare.filesystem.lookup(directory, b"b", CALLER)).attributes.inode
+
+    run(tmp_path, test)
+
+
+def test_names_of_an_earlier_mount_are_listed_and_not_asked_for_one_by_one(tmp_path: Path) -> None:
+    """In an immutable mount: files may have changed before it."""
+
+    async def test(harness: Harness) -> None:
+        directory = harness.bare.catalogue.directory_inode(b"d")
+        first = [await harness.lookup(name) for name in (b"d/a", b"d/b")]
+        harness.source.change(b"d/b", b"new")
+        harness.source.add(b"d/c", b"c")
+        harness.calls()
+        since_s = steady_clock.now()
+        harness.settings(checked_since_s=since_s)
+        harness.bare.lister._since_s = since_s
+        found = [(await harness.bare.filesystem.lookup(directory, name, CALLER)).attributes.inode for name in ABC]
+        assert harness.calls() == {"scan": 1}
+        assert found[0] == first[0]
+        assert found[1] != first[1]
+        assert found[2]
+
+    run(tmp_path, test)
+
+
+def test_nobody_waits_for_long_until_a_large_directory_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(harness: Harness) -> None:
+        directory = (await harness.bare.filesystem.lookup(ROOT_INODE, b"d", CALLER)).attributes.inode
+        harness.calls()
+        monkeypatch.setattr(walk_ahead, "MOMENT_S", 0.0)
+        listed, scan = threading.Event(), harness.source.scan
+
+        def slow(path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+            assert listed.wait(20)
+            return scan(path)
+
+        monkeypatch.setattr(harness.source, "scan", slow)
+        for name in (b"a", b"b"):
+            assert (await harness.bare.filesystem.lookup(directory, name, CALLER)).attributes.inode
+        assert not (await harness.bare.filesystem.lookup(directory, b"none", CALLER)).attributes.inode
+        assert harness.calls() == {"stat": 3}
+        listed.set()
+        while not harness.bare.filesystem.at_rest:
+            await trio.sleep(0.001)
+        assert harness.calls() == {"scan": 1}
+        assert (await harness.bare.filesystem.lookup(directory, b"below", CALLER)).attributes.inode
+        assert harness.calls() == {}
 
     run(tmp_path, test)
 
@@ -159,8 +213,8 @@ def test_a_directory_that_has_vanished_is_stale(tmp_path: Path) -> None:
         harness.settings(dir_ttl_s=0.0)
         with pytest.raises(Stale):
             await harness.bare.filesystem.opendir(inode)
-        with pytest.raises(Stale):
-            await harness.bare.filesystem.lookup(inode, b"unknown", CALLER)
+        harness.settings(negative_ttl_s=0.0)
+        assert not (await harness.bare.filesystem.lookup(inode, b"unknown", CALLER)).attributes.inode
 
     run(tmp_path, test)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,8 @@ from spiderfs.options.types import (
     Word,
 )
 from spiderfs.options.units import Capacity, parse_duration, parse_size
-from spiderfs.sources.open import StoreSettings, is_url, open_source
+from spiderfs.sources.open import is_url, open_source
+from spiderfs.sources.s3_bucket import StoreSettings
 from spiderfs.views.recipe import NO_VIEW, ORIGINAL, READY, Recipe
 
 # Other rooms import all that concerns options from this module, wherever in this room it is defined.
@@ -475,8 +477,8 @@ class Options(BaseModel):
         options = _validated(values, origins)
         check_paths(options.source, options.mountpoint, options.cache_dir)
         if is_url(options.source):
-            source = open_source(options.source, options.store_settings)
-            check_source_answers(options.source, lambda: source.stat(b""))
+            store = open_source(options.source, options.store_settings)
+            check_source_answers(options.source, lambda: store.stat(b""))
         return options
 
     def changed(self, name: str, value: str) -> Options:
@@ -554,7 +556,7 @@ def _validated(values: Mapping[str, object], origins: Mapping[str, str]) -> Opti
             example = (Options.model_fields[field].examples or [""])[0]
             reason = f"{reason[0].lower()}{reason[1:]}, for example {name}={example}"
         raise ConfigError(
-            f"{origins.get(field, '')}{name}={_one_line(values.get(field))}: {_one_line(reason)}"
+            f"{origins.get(field, '')}{name}={_without_password(values.get(field))}: {_one_line(reason)}"
         ) from exc
 
 
@@ -579,6 +581,10 @@ def _read_toml(path: Path) -> dict[str, object]:
 
 def _one_line(text: object) -> str:
     return " ".join(str(text).split())
+
+
+def _without_password(value: object) -> str:
+    return re.sub(r"(?<=://)[^/@]*@", "...@", _one_line(value))
 
 
 def _is_live(info: FieldInfo) -> bool:

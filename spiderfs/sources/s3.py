@@ -83,9 +83,8 @@ class S3Source:
         directories: set[bytes] = set()
         left_out: list[str] = []
         exists, token = not path, ""
-        while token is not None:
+        while True:
             page = self._bucket.page(prefix, token=token)
-            token = page.next_token
             exists = exists or bool(page.objects or page.prefixes)
             for found in page.objects:
                 name = found.key[len(prefix) :]
@@ -99,6 +98,9 @@ class S3Source:
                     directories.add(name.encode())
                 else:
                     left_out.append(below)
+            if page.next_token is None:
+                break
+            token = page.next_token
         if not exists:
             raise SourceNotFound(f"{os.fsdecode(path)}: no such directory")
         if left_out:
@@ -128,7 +130,8 @@ class S3Source:
         answer = self._bucket.get(key, None if whole else (offset, end))
         # Before the bytes: an object that was replaced may be of any size.
         self._check(path, _stat_of(answer).version, version)
-        return self._bucket.body(answer, key, end - offset)
+        body: bytes = self._bucket.body(answer, key, end - offset)
+        return body
 
     def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
         key = self._place.key(path)

@@ -37,6 +37,7 @@ from spiderfs.sources.s3_listing import Page, PageParsers
 
 if TYPE_CHECKING:
     from obstore import Bytes, GetResult
+    from obstore.store import ClientConfig
 
 # A store that is there accepts a connection in milliseconds.
 _CONNECT_S = 5.0
@@ -244,7 +245,7 @@ class Bucket:
         options: dict[str, Any] = {"skip_signature": credentials is None}
         if credentials is not None:
             options["credential_provider"] = partial(_frozen, credentials)
-        client = {
+        client: ClientConfig = {
             "allow_http": True,
             "connect_timeout": f"{_CONNECT_S:g}s",
             "timeout": f"{self._settings.timeout_s:g}s",

@@ -16,6 +16,7 @@ from spiderfs.options.model import Capacity, Options, check_change, default_rows
 from spiderfs.options.paths import capacity_remark
 from spiderfs.options.units import MAX_SIZE_BYTES, SIZE_UNITS, format_duration, format_size
 from spiderfs.sources.open import OPENERS
+from spiderfs.sources.s3_bucket import StoreSettings
 from spiderfs.sources.source import SourceStat
 from spiderfs.testing import MemorySource
 from spiderfs.views.recipe import READY, Recipe
@@ -196,7 +197,7 @@ def test_spaces_around_names_and_values_of_options_have_no_meaning(paths: Paths)
     assert (str(options.capacity), options.policy, options.exec) == ("20GB", "lru", False)
 
 
-@pytest.mark.parametrize("source", ["s3://bucket/train", "gs://b", "server:/export", "user@host:/data"])
+@pytest.mark.parametrize("source", ["gs://b", "server:/export", "user@host:/data"])
 def test_a_source_that_is_an_address_is_refused(paths: Paths, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=f"^the source {source} is an address, .* mount it first") as caught:
         Options.load((), None, source, paths.mountpoint)
@@ -213,7 +214,7 @@ class _Bucket(MemorySource):
     root_fd = None
     says: Exception | None = None
 
-    def __init__(self, named: str) -> None:
+    def __init__(self, named: str, settings: StoreSettings) -> None:
         super().__init__(tagged=True)
 
     def stat(self, path: bytes) -> SourceStat:
@@ -253,6 +254,33 @@ def test_a_directory_may_have_a_name_like_a_url(
     options = load_url(paths, url="./memory://bucket")
     assert options.source == paths.source / "memory:/bucket"
     assert options.fetches == 16
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("source.endpoint=minio:9000", "write it like https://"),
+        ("source.endpoint=https://", "write it like https://"),
+        ("source.endpoint=https://key:word@host", "leave the password out"),
+        ("source.endpoint=https://host?token=secret", "write it like https://"),
+        ("source.addressing=host", "addressing"),
+    ],
+)
+def test_a_wrong_setting_of_a_store_is_explained(paths: Paths, bucket: type[_Bucket], option: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_url(paths, option)
+
+
+def test_settings_of_a_store_reach_it(paths: Paths, bucket: type[_Bucket]) -> None:
+    options = load_url(
+        paths,
+        "source.endpoint=http://host:1/,source.region=r,source.profile=p,source.anonymous,source.requester_pays",
+        "source.addressing=path,source.timeout_s=3",
+    )
+    assert options.store_settings == StoreSettings("http://host:1", "r", "p", True, True, "path", 3.0)
+    assert load_url(paths).store_settings == StoreSettings()
+    with pytest.raises(ConfigError, match="the source is a directory: leave it out"):
+        paths.load("source.region=r")
 
 
 @pytest.mark.parametrize("source", ["memory:/bucket/train", "memory:bucket/"])

@@ -38,6 +38,7 @@ FOUND = st.builds(
     st.one_of(st.integers(0, MAX_SIZE), st.just(MAX_SIZE)),
     st.one_of(MTIME_NS, st.sampled_from([13_569_465_600 * 10**9, -1, 1 << 63, -(1 << 63) - 1])),
     st.none(),
+    tag=st.one_of(st.just(0), st.integers(0, (1 << 64) - 1)),
 )
 NOW = 1_800_000_000.0
 
@@ -95,7 +96,7 @@ def test_any_source_can_be_measured(bits: int, mtime_ns: int, size: int) -> None
 
     async def measure() -> CacheCapacity:
         client = SourceClient(source, SourceLimits(), rng=None, on_event=lambda event: None)  # type: ignore[arg-type]
-        options: Any = SimpleNamespace(capacity=Capacity.parse("100%"))
+        options: Any = SimpleNamespace(capacity=Capacity.parse("100%"), dir_ttl=1.0)
         cache: Any = content
         catalogue = catalogue_of()
         capacity = CacheCapacity(options, cache, catalogue, Lister(catalogue, client, lambda: NOW))

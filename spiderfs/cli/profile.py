@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from spiderfs.cli.control_files import explained, find_mount, printable, read_control, read_stats
+from spiderfs.cli.signals import ended_by_signals
 from spiderfs.cli.simulate import Number
 from spiderfs.errors import UsageError
 from spiderfs.shared.layout import CacheLayout
@@ -133,7 +131,7 @@ def _measured(
     from spiderfs.profiling.measure import measure
 
     above = Path(options["cache_dir"]).parent
-    with _ended_by_signals(), console.status("Measuring") as status:
+    with ended_by_signals(), console.status("Measuring") as status:
         try:
             return measure(options, above, cache_bytes, wanted, lambda what: status.update(f"Measuring {what}"))
         except OSError as exc:
@@ -141,20 +139,6 @@ def _measured(
                 f"reading beside the mount failed at {exc.filename} ({exc.strerror}): see that this user can read all"
                 f" of {options['source']}"
             ) from exc
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Have the signals that end a program end it as Ctrl-C does: then nothing that it has mounted stays behind."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    ends = [number for number, handler in before.items() if handler is signal.SIG_DFL]  # nohup ignores SIGHUP
-    for number in ends:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number in ends:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _check_plot(loader: str | None, path: Path) -> None:

@@ -180,7 +180,7 @@ class Manager:
             "metrics": lambda: texts.metrics(self._status(), self._context.counters),
             "config": lambda: texts.config(self._options.current, self._table.last_refusal),
             "warm": lambda: texts.warm(self._warmer.status()),
-            "evict": lambda: texts.evict(self._warmer.status()),
+            "evict": lambda: texts.evict(self._warmer.last_evicted),
             "jobs": lambda: texts.jobs(training.jobs()),
             "plan": lambda: texts.plan(self._prefetcher.status()),
             "ratio": lambda: texts.ratio(training.teaching.status()),

@@ -57,7 +57,9 @@ FILES = (
     ControlFile(b"metrics", 0o444, "every metric in Prometheus' text format"),
     ControlFile(b"config", 0o600, "every option; write `name=value` to change one that can be changed live"),
     ControlFile(b"cache", 0o444, "what is cached: section, bytes, score, path"),
-    ControlFile(b"warm", 0o600, "write paths or globs and they are fetched now; read the progress"),
+    ControlFile(
+        b"warm", 0o600, "write paths or globs and they are fetched now; an empty line ends it; read the progress"
+    ),
     ControlFile(b"evict", 0o600, "write paths or globs and they leave the cache; read the last result"),
     ControlFile(b"redirects", 0o444, "who is given which cached neighbour for which sample, now"),
     ControlFile(b"scores", 0o444, "importance of every scored sample"),

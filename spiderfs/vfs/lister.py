@@ -28,6 +28,13 @@ K = TypeVar("K")
 # Names taken from the catalogue at a time by a walk.
 _CHUNK = 1000
 
+NotRead = Callable[[bytes, SourceError], object]
+"""Hears of a directory that could not be read, and why."""
+
+
+def _never_mind(path: bytes, exc: SourceError) -> None:
+    """The caller can do without this directory."""
+
 
 class Lister:
     def __init__(
@@ -95,25 +102,35 @@ class Lister:
             node = Node(entry.inode, join(node.path, name), entry.stat)
         return node
 
-    async def directories(self, paths: Iterable[bytes], ttl_s: float) -> dict[bytes, Node]:
-        """The directories at these paths whose names can all be known, as of at most `ttl_s` ago; many at a time."""
+    async def directories(
+        self, paths: Iterable[bytes], ttl_s: float, not_read: NotRead = _never_mind
+    ) -> dict[bytes, Node]:
+        """The directories at these paths whose names can all be known, as of at most `ttl_s` ago; many at a time.
+
+        `not_read` hears of those that there may be, and that could not be read.
+        """
 
         async def one(path: bytes) -> Node:
             node = await self.directory(path)
             await self.complete(node, ttl_s)
             return node
 
-        return await self._side_by_side(paths, one)
+        return await self._side_by_side(paths, one, not_read)
 
-    async def _side_by_side(self, wanted: Iterable[K], ask: Callable[[K], Awaitable[Node]]) -> dict[K, Node]:
+    async def _side_by_side(
+        self, wanted: Iterable[K], ask: Callable[[K], Awaitable[Node]], not_read: Callable[[K, SourceError], object]
+    ) -> dict[K, Node]:
         """What `ask` finds for each of these, `at_once` at a time; what it cannot find is left out."""
         found: dict[K, Node] = {}
         left = iter(wanted)
 
         async def some() -> None:
             for each in left:
-                with suppress(SourceError, Stale):
-                    found[each] = await ask(each)
+                try:
+                    with suppress(Stale):
+                        found[each] = await ask(each)
+                except SourceError as exc:
+                    not_read(each, exc)
 
         async with trio.open_nursery() as nursery:
             for _ in range(self.at_once):
@@ -216,12 +233,16 @@ class Lister:
         return bool(self._catalogue.forms.place(node.path).path)
 
     async def walk(
-        self, wanted: Callable[[bytes], bool], ttl_s: float, roots: Iterable[bytes] = (b"",)
+        self,
+        wanted: Callable[[bytes], bool],
+        ttl_s: float,
+        roots: Iterable[bytes] = (b"",),
+        not_read: NotRead = _never_mind,
     ) -> AsyncGenerator[list[Node], None]:
         """All regular files, some at a time, of every directory at and below `roots` whose path is `wanted`.
 
-        `roots` are those of the mount or of forms. A directory that vanishes meanwhile, or cannot be read, is left out
-        without an error.
+        `roots` are those of the mount or of forms. A directory that vanishes meanwhile is left out, and so is one that
+        cannot be read; `not_read` hears of the latter.
         """
 
         async def complete(directory: Node) -> Node:
@@ -232,7 +253,7 @@ class Lister:
         while waiting:
             some = [directory for directory in waiting[-self.at_once :] if wanted(directory.path)]
             del waiting[-self.at_once :]
-            for directory in await self._side_by_side(some, complete):
+            for directory in await self._side_by_side(some, complete, lambda node, exc: not_read(node.path, exc)):
                 after = 0
                 while entries := self._catalogue.entries(directory.inode, after, _CHUNK):
                     after = entries[-1].position

@@ -10,23 +10,26 @@ name as a glob. As in a shell, where a glob's first character does not match a d
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import islice
 
 import trio
 
 from spiderfs.core.events import FETCHED, WARMED
-from spiderfs.errors import ConfigError, SpiderfsError, Stale
+from spiderfs.errors import ConfigError, SourceError, SpiderfsError
 from spiderfs.linux import steady_clock
+from spiderfs.shared.warming import Warming
 from spiderfs.store.store import BLOCK_BYTES, ContentKey, Member
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY
+from spiderfs.vfs.lister import NotRead
 from spiderfs.vfs.on_demand import Supply
 from spiderfs.views.recipe import ORIGINAL
 from spiderfs.views.tree import VIEWS_DIRECTORY
@@ -35,8 +38,8 @@ log = logging.getLogger(__name__)
 
 # The most requests that may wait: more than a person writes by hand, and few enough to hold in memory.
 MAX_WAITING = 1000
-# How many files of one request are fetched at the same time.
-_CONCURRENT = 8
+# How many files are found, at most, before they are fetched: 40 MB of memory.
+_MOST_FOUND = 1 << 20
 # How many records are looked at between two chances for other tasks.
 _AT_A_TIME = 1000
 
@@ -143,25 +146,12 @@ def _with_directories(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-@dataclass
-class WarmerStatus:
-    """How far the last request to warm files is, and how many records the last request to evict files dropped.
-
-    `unknown` is the first path or glob of that request that means no file; it is empty if there is none.
-    """
-
-    working: bool = False
-    found: int = 0
-    fetched: int = 0
-    fetched_bytes: int = 0
-    present: int = 0
-    failed: int = 0
-    unknown: str = ""
-    last_evicted: int = 0
-
-
 class Warmer:
-    """Fetches the files that patterns mean, one request at a time, and knows how far it is."""
+    """Fetches the files that requests name, and knows how far it is.
+
+    One task finds the files, in the order of the requests, and is as far ahead as it gets, so that a person sees what
+    is left. Others fetch them, as many at a time as directories are listed ahead: readers have threads of their own.
+    """
 
     def __init__(self, supply: Supply, sample_max_bytes: int, note: Note) -> None:
         self._catalogue = supply.catalogue
@@ -172,10 +162,16 @@ class Warmer:
         self._sample_max_bytes = sample_max_bytes
         self._note = note
         self._send, self._receive = trio.open_memory_channel[Sequence[Pattern]](MAX_WAITING)
-        self._status = WarmerStatus()
+        self._work = trio.CancelScope()
+        self._warming = Warming()
+        self._was_seen = False
+        self.last_evicted = 0
+        """How many records the last request to evict files has dropped."""
 
-    def status(self) -> WarmerStatus:
-        return replace(self._status)
+    def status(self) -> Warming:
+        """How far it is. Once this says that nothing is being done, the next request is counted anew."""
+        self._was_seen = not self._warming.working
+        return replace(self._warming)
 
     def warm(self, patterns: Sequence[Pattern]) -> None:
         """Take a request to fetch files; raises ConfigError if too many requests wait already."""
@@ -185,76 +181,126 @@ class Warmer:
             raise ConfigError(
                 f"{MAX_WAITING} requests wait already: write again when .spiderfs/warm says idle"
             ) from None
+        if self._was_seen or self._warming.ended:
+            self._warming, self._was_seen = Warming(), False
+        self._warming.searching = True
+
+    def stop(self) -> None:
+        """End what is being done, and forget all requests."""
+        self._warming.ended = self._warming.working
+        with contextlib.suppress(trio.WouldBlock):
+            while True:
+                self._receive.receive_nowait()
+        self._work.cancel()
 
     async def run(self) -> None:
         """Work through requests for ever."""
-        async for patterns in self._receive:
-            self._status = WarmerStatus(working=True, last_evicted=self._status.last_evicted)
-            slots = trio.CapacityLimiter(_CONCURRENT)
-            async with trio.open_nursery() as nursery, aclosing(self._wanted(patterns)) as wanted:
-                async for node in wanted:
-                    self._status.found += 1
-                    await slots.acquire_on_behalf_of(node)
-                    nursery.start_soon(self._bring, node, slots)
-            self._status.working = False
+        while True:
+            found, to_bring = trio.open_memory_channel[int](_MOST_FOUND)
+            self._work = trio.CancelScope()
+            with self._work:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._find_all, found)
+                    for _ in range(self._lister.at_once):
+                        nursery.start_soon(self._bring_all, to_bring)
 
-    async def _wanted(self, patterns: Sequence[Pattern]) -> AsyncGenerator[Node]:
+    async def _find_all(self, found: trio.MemorySendChannel[int]) -> None:
+        async for patterns in self._receive:
+            warming = self._warming
+            try:
+                async with aclosing(self._wanted(patterns, warming)) as wanted:
+                    async for node in wanted:
+                        warming.found += 1
+                        warming.left += 1
+                        warming.left_bytes += node.stat.size
+                        await found.send(node.inode)
+            except SpiderfsError as exc:
+                # The root cannot be read, or the store.
+                warming.failed += 1
+                log.warning("warming: %s", exc)
+            warming.searching = self._receive.statistics().current_buffer_used > 0
+
+    async def _wanted(self, patterns: Sequence[Pattern], warming: Warming) -> AsyncGenerator[Node]:
         """The files that the patterns mean, each once."""
         files: set[bytes] = set()
         directories: list[bytes] = []
         globs: list[Pattern] = []
-        for pattern in patterns:
-            try:
-                node = await self._named(pattern.path)
-            except SpiderfsError as exc:
-                self._not_looked_up(pattern.path, exc)
-                continue
-            if node is None and pattern.is_glob:
-                globs.append(pattern)
-            elif node is None:
-                self._status.unknown = self._status.unknown or os.fsdecode(pattern.path)
-            elif node is not None and node.is_directory:
-                directories.append(node.path)
-            elif node is not None and node.is_regular and node.path not in files:
-                files.add(node.path)
-                yield node
+
+        def not_read(path: bytes, exc: SourceError) -> None:
+            warming.failed += 1
+            log.warning("warming /%s: %s", os.fsdecode(path), exc)
+
+        def not_there(pattern: Pattern) -> None:
+            warming.missing += 1
+            warming.unknown = warming.unknown or os.fsdecode(pattern.path)
+
+        async with aclosing(self._named(patterns, not_read)) as named:
+            async for pattern, node in named:
+                if node is None and pattern.is_glob:
+                    globs.append(pattern)
+                elif node is None:
+                    not_there(pattern)
+                elif node.is_directory:
+                    directories.append(node.path)
+                elif node.is_regular and node.path not in files:
+                    files.add(node.path)
+                    yield node
         if not directories and not globs:
             return
         selection, unmatched = Selection(directories, globs), globs
         # A view is walked only if a line names it, or a glob begins with the directory of views.
         roots = [root for root in self._catalogue.forms.roots if selection.may_have_below(root)]
-        try:
-            async with aclosing(self._lister.walk(selection.may_have_below, ttl_s=1.0, roots=roots)) as walk:
-                async for nodes in walk:
-                    for node in nodes:
-                        if node.path in selection:
-                            unmatched = [glob for glob in unmatched if not glob.matches(node.path)]
-                            if node.path not in files:
-                                yield node
-        except SpiderfsError as exc:
-            self._not_looked_up(b"", exc)
-        else:
-            self._status.unknown = self._status.unknown or next((os.fsdecode(glob.path) for glob in unmatched), "")
+        walk = self._lister.walk(selection.may_have_below, ttl_s=1.0, roots=roots, not_read=not_read)
+        async with aclosing(walk):
+            async for nodes in walk:
+                for node in nodes:
+                    if node.path in selection:
+                        unmatched = [glob for glob in unmatched if not glob.matches(node.path)]
+                        if node.path not in files:
+                            yield node
+        for glob in unmatched:
+            not_there(glob)
 
-    async def _named(self, path: bytes) -> Node | None:
-        """The file of this path; None if the source has none. Raises SpiderfsError if that cannot be found out."""
-        start, names = await self._lister.start(path)
-        if not names:
-            return start
-        parent, _, name = path.rpartition(b"/")
-        try:
-            directory = await self._lister.directory(parent)
-            await self._lister.complete(directory, ttl_s=1.0)
-        except Stale:
-            return None
-        entry = self._catalogue.find(directory.inode, name)
-        return None if entry is None else Node(entry.inode, path, entry.stat, entry.settles_at)
+    async def _named(
+        self, patterns: Sequence[Pattern], not_read: NotRead
+    ) -> AsyncGenerator[tuple[Pattern, Node | None]]:
+        """What each pattern means, taken as a path: None if the source has no such file.
 
-    def _not_looked_up(self, path: bytes, exc: SpiderfsError) -> None:
-        self._status.failed += 1
-        log.warning("warming /%s: %s", os.fsdecode(path), exc)
+        If that cannot be found out, `not_read` hears why instead. The directories above are listed side by side.
+        """
+        starts = [await self._lister.start(pattern.path) for pattern in patterns]
+        above = {
+            pattern.path.rpartition(b"/")[0] for pattern, (_, names) in zip(patterns, starts, strict=True) if names
+        }
+        failures: dict[bytes, SourceError] = {}
+        listed = await self._lister.directories(above, ttl_s=1.0, not_read=failures.__setitem__)
+        for pattern, (start, names) in zip(patterns, starts, strict=True):
+            parent, _, name = pattern.path.rpartition(b"/")
+            entry = self._catalogue.find(listed[parent].inode, name) if names and parent in listed else None
+            if names and parent in failures:
+                not_read(pattern.path, failures[parent])
+            elif names:
+                yield pattern, entry and Node(entry.inode, pattern.path, entry.stat, entry.settles_at)
+            else:
+                yield pattern, start
+            await trio.lowlevel.checkpoint()
 
-    async def _bring(self, node: Node, slots: trio.CapacityLimiter) -> None:
+    async def _bring_all(self, to_bring: trio.MemoryReceiveChannel[int]) -> None:
+        async for inode in to_bring:
+            warming = self._warming
+            node = self._catalogue.known(inode)
+            if node is None:
+                # Another version of the file was found meanwhile.
+                warming.failed += 1
+            else:
+                await self._bring(node, warming)
+                # The size of a view is known only when it is made.
+                warming.left_bytes = max(0, warming.left_bytes - node.stat.size)
+            warming.left -= 1
+            if not warming.left:
+                warming.left_bytes = 0
+
+    async def _bring(self, node: Node, warming: Warming) -> None:
         large = node.stat.size > self._sample_max_bytes
         blocks = range(1, math.ceil(node.stat.size / BLOCK_BYTES) + 1) if large else range(1)
         fetched = False
@@ -267,23 +313,22 @@ class Warmer:
                     continue
                 payload, where = await self._fetcher.fetch(node, block)
                 fetched = True
-                self._status.fetched_bytes += len(payload)
+                warming.fetched_bytes += len(payload)
                 if where == FETCHED:
                     self._note(node.inode, len(payload), WARMED, 0, block)
         except SpiderfsError as exc:
-            self._status.failed += 1
+            warming.failed += 1
             log.warning("warming %s: %s", os.fsdecode(node.path), exc)
         else:
-            self._status.fetched += fetched
-            self._status.present += not fetched
+            warming.fetched += fetched
+            warming.present += not fetched
             self._counters.add("warmed", int(fetched))
         finally:
             self._content.end_read()
-            slots.release_on_behalf_of(node)
 
     async def evict(self, patterns: Sequence[Pattern], drop: Callable[[Sequence[ContentKey]], int]) -> None:
         """Have `drop` evict the records of all cached files that the patterns mean, some at a time."""
-        self._status.last_evicted = 0
+        self.last_evicted = 0
         # A pattern may be the path of a file that is gone from the source and still cached.
         cached = await trio.to_thread.run_sync(self._cached_of, {pattern.path for pattern in patterns})
         exact = [
@@ -296,7 +341,7 @@ class Warmer:
         while some := await trio.to_thread.run_sync(self._some, members):
             going = [key for key, path in some if path in selection]
             if going:
-                self._status.last_evicted += drop(going)
+                self.last_evicted += drop(going)
 
     def _cached_of(self, wanted: set[bytes]) -> set[bytes]:
         """The paths, of those that could also be globs, that have a record in the cache. In a thread."""

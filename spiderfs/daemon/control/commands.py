@@ -78,8 +78,11 @@ async def change_config(options: LiveOptions, text: bytes) -> None:
 
 
 async def warm(warmer: Warmer, options: Options, forms: Forms, text: bytes) -> None:
-    """Begin to fetch the files that the lines name."""
-    warmer.warm(_patterns(options, forms, text))
+    """Begin to fetch the files that the lines name; where they name none, end what is being fetched."""
+    if text.strip(b"\n"):
+        warmer.warm(_patterns(options, forms, text))
+    else:
+        warmer.stop()
 
 
 async def evict(warmer: Warmer, cache: CacheControl, options: Options, forms: Forms, text: bytes) -> None:

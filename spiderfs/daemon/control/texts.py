@@ -16,7 +16,6 @@ import trio
 from spiderfs import __version__
 from spiderfs.core.learning.teaching import RatioStatus
 from spiderfs.daemon.caching.prefetcher import PlanStatus, PrefetcherStatus
-from spiderfs.daemon.caching.warmer import WarmerStatus
 from spiderfs.daemon.chosen_partition import Partition
 from spiderfs.daemon.control.status import MountStatus
 from spiderfs.daemon.training.courses.courses import Courses
@@ -27,6 +26,7 @@ from spiderfs.metrics import SharedCounters, prometheus_text
 from spiderfs.options.model import Options
 from spiderfs.options.units import round_size
 from spiderfs.shared.escapes import escaped, escaped_path
+from spiderfs.shared.warming import Warming
 from spiderfs.store.store import Content, ContentKey, Member, Records
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.redirects import each_redirect
@@ -267,18 +267,14 @@ def ratio(status: RatioStatus) -> bytes:
     return "".join(line + "\n" for line in lines).encode()
 
 
-def warm(status: WarmerStatus) -> bytes:
-    """How far the last request to fetch files is."""
-    unknown = f"; the mount has no file {escaped(status.unknown)}" if status.unknown else ""
-    return (
-        f"{'working' if status.working else 'idle'}: {status.found} files found, {status.fetched} fetched"
-        f" ({status.fetched_bytes} bytes), {status.present} cached before, {status.failed} failed{unknown}\n"
-    ).encode(errors="surrogateescape")
+def warm(status: Warming) -> bytes:
+    """How far the files are that were asked for."""
+    return status.line().encode()
 
 
-def evict(status: WarmerStatus) -> bytes:
+def evict(records: int) -> bytes:
     """How many records the last request to evict files has dropped."""
-    return f"{status.last_evicted} records evicted by the last request\n".encode()
+    return f"{records} records evicted by the last request\n".encode()
 
 
 def version() -> bytes:

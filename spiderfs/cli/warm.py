@@ -1,0 +1,313 @@
+"""`spiderfs warm`: has the daemon fetch files into the cache before anybody wants them, and shows how far it is.
+
+It writes to `.spiderfs/warm` and reads there, as any program can. However the command ends before the files are there,
+by Ctrl-C or an error, it ends the daemon's work too, unless it was called with --detach.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
+
+import click
+
+from spiderfs.cli.control_files import (
+    ANSWER_TIMEOUT_S,
+    CONTROL_DIR,
+    explained,
+    find_mount,
+    printable,
+    read_control,
+    write_control,
+)
+from spiderfs.cli.signals import ended_by_signals
+from spiderfs.errors import ConfigError, MountError, SpiderfsError
+from spiderfs.linux.mounts import Mount, within
+from spiderfs.options.units import round_size
+from spiderfs.shared.warming import Warming
+
+# Less than the kernel's largest write, so that the daemon gets each piece of a list whole.
+_PIECE_BYTES = 512 << 10
+_LOOK_INTERVAL_S = 0.2
+# Where nobody looks at a terminal, a line is printed this often.
+_LINE_INTERVAL_S = 5.0
+# Directories that are listed at a time for --names: 1,000 that are 20 ms away take 2.5 s. One after the other they take
+# 3.8 to 5.4 s, though the daemon lists ahead.
+_WALKERS = 32
+# The rate that is shown is that of the last few seconds.
+_RATE_LOOKS = 25
+
+Show = Callable[[str, int, int | None], None]
+"""Shows a line, and how many of how many files are done; None: it is not known of how many."""
+
+
+@click.command()
+@click.argument("mountpoint")
+@click.argument("paths", metavar="[PATH]...", nargs=-1)
+@click.option("--names", is_flag=True, help="Only look up names and attributes; fetch no file.")
+@click.option("--detach", is_flag=True, help="Return at once: the daemon goes on by itself.")
+def warm(mountpoint: str, paths: tuple[str, ...], names: bool, detach: bool) -> None:
+    """Fetch all files at and below each PATH into the cache of the mount at MOUNTPOINT; without a PATH, all its files.
+
+    A PATH is a file, a directory or a glob, below MOUNTPOINT or relative to it; `-` is a list of such paths on the
+    standard input, one a line. Ctrl-C ends the fetching. What is cached by then stays, and the same command goes on
+    from there.
+    """
+    if names and detach:
+        raise click.UsageError("--names is done by this command itself: leave out --detach, or write & behind it")
+    mount = find_mount(mountpoint)
+    wanted = _wanted(mount, mountpoint, paths or (str(mount.mountpoint),))
+    try:
+        with ended_by_signals():
+            if names:
+                _look_up(mount, wanted)
+            else:
+                _fetch(mount, wanted, detach)
+    except OSError as exc:
+        if exc.errno == errno.EINVAL:
+            raise ConfigError(
+                f"the daemon refused the list: {mount.mountpoint}/{CONTROL_DIR}/config says why in its first line"
+            ) from exc
+        raise explained(mount, exc) from exc
+
+
+# -- what is wanted
+
+
+def _wanted(mount: Mount, mountpoint: str, paths: Iterable[str]) -> Iterator[str]:
+    """The paths and globs, relative to the mount; raises ConfigError."""
+    for path in paths:
+        if path == "-":
+            name = ""
+            for line in () if sys.stdin is None else sys.stdin.buffer:
+                if line != b"\n":
+                    name = os.fsdecode(line.rstrip(b"\n"))
+                    yield _relative(mount, mountpoint, name)
+            if not name:
+                raise ConfigError("there is no path on the standard input: write one a line")
+        else:
+            relative = _relative(mount, mountpoint, path)
+            _check_exists(mount, relative)
+            yield relative
+
+
+def _relative(mount: Mount, mountpoint: str, path: str) -> str:
+    relative = path
+    for root in (str(mount.mountpoint), os.path.abspath(mountpoint)):
+        if path == root or path.startswith(root.rstrip("/") + "/"):
+            relative = path[len(root) :].lstrip("/")
+            break
+    relative = os.path.normpath(relative)
+    if relative.startswith("/") or relative.split("/")[0] == "..":
+        raise ConfigError(f"{path} lies outside of the mount at {mount.mountpoint}: write a path below it")
+    if "\n" in relative:
+        raise ConfigError(f"{path} has a newline, and a list has one path a line: write ? in its place")
+    return relative
+
+
+def _check_exists(mount: Mount, relative: str) -> None:
+    if any(letter in relative for letter in "*?["):
+        return
+    try:
+        within(ANSWER_TIMEOUT_S, (mount.mountpoint / relative).lstat)
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        raise ConfigError(f"{mount.mountpoint} has no file {relative}: write a path below it") from exc
+    except OSError:
+        pass  # The source may answer the daemon, and if not the daemon says so.
+
+
+def _pieces(lines: Iterable[str]) -> Iterator[str]:
+    """The lines, as many at a time as the daemon takes at once."""
+    piece, size = "", 0
+    for line in lines:
+        piece += f"{line}\n"
+        size += len(os.fsencode(line)) + 1
+        if size >= _PIECE_BYTES:
+            yield piece
+            piece, size = "", 0
+    if piece:
+        yield piece
+
+
+# -- the daemon fetches
+
+
+def _fetch(mount: Mount, wanted: Iterator[str], detach: bool) -> None:
+    before = _look(mount)
+    if before.working:
+        raise MountError(
+            f"{mount.mountpoint} is being warmed already, {_counts(before)}: wait until that is done, or end it with"
+            f" 'echo > {mount.mountpoint}/{CONTROL_DIR}/warm'"
+        )
+    began, asked = time.monotonic(), False
+    try:
+        for piece in _pieces(wanted):
+            asked = True
+            write_control(mount, "warm", piece)
+        if detach:
+            click.echo(f"the daemon goes on: {mount.mountpoint}/{CONTROL_DIR}/warm says how far it is")
+            return
+        warming = _followed(mount)
+    except BaseException as exc:
+        if asked:
+            write_control(mount, "warm", "\n")
+        if asked and isinstance(exc, KeyboardInterrupt):
+            raise _ended(_look(mount)) from exc
+        raise
+    _tell(mount, warming, time.monotonic() - began)
+
+
+def _look(mount: Mount) -> Warming:
+    try:
+        return Warming.of_line(read_control(mount, "warm"))
+    except ValueError as exc:
+        raise MountError(f"{mount.mountpoint} has a daemon of another version of spiderfs: mount it again") from exc
+
+
+def _followed(mount: Mount) -> Warming:
+    """Show how far the daemon is until it is at an end."""
+    seen: deque[tuple[float, int]] = deque(maxlen=_RATE_LOOKS)
+    found = 0
+    with _shown() as show:
+        while True:
+            warming = _look(mount)
+            if warming.found < found:
+                raise MountError(
+                    f"the manager of {mount.mountpoint} was started again, and has forgotten what to fetch: run this"
+                    " command again, and it goes on from there"
+                )
+            found = warming.found
+            if not warming.working:
+                return warming
+            seen.append((time.monotonic(), warming.fetched_bytes))
+            (first_s, first), (last_s, last) = seen[0], seen[-1]
+            rate = (last - first) / (last_s - first_s) if last > first else 0.0
+            show(_said(warming, rate), found - warming.left, None if warming.searching else found)
+            time.sleep(_LOOK_INTERVAL_S)
+
+
+def _counts(warming: Warming) -> str:
+    so_far = " found so far" if warming.searching else ""
+    return f"{warming.found - warming.left:,} of {warming.found:,} files{so_far}"
+
+
+def _said(warming: Warming, rate: float) -> str:
+    parts = [_counts(warming), round_size(warming.fetched_bytes), f"{round_size(warming.left_bytes)} left"]
+    if rate:
+        parts.append(f"{round_size(rate)}/s")
+    if rate and not warming.searching:
+        parts.append(f"{_duration(warming.left_bytes / rate)} to go")
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _tell(mount: Mount, warming: Warming, took_s: float) -> None:
+    """Print what has become of the files; raises SpiderfsError if some are not there."""
+    if warming.ended:
+        raise _ended(warming)
+    click.echo(
+        f"{warming.fetched:,} files fetched ({round_size(warming.fetched_bytes)}) in {_duration(took_s)},"
+        f" {warming.present:,} were cached before"
+    )
+    troubles = []
+    if warming.failed:
+        troubles.append(f"{warming.failed:,} files or directories could not be read, and the daemon's log says why")
+    if warming.missing:
+        first = f"{warming.missing:,} paths mean no file of {mount.mountpoint}, the first is {warming.unknown}"
+        troubles.append(first)
+    if troubles:
+        raise SpiderfsError("; ".join(troubles))
+
+
+def _ended(warming: Warming) -> SpiderfsError:
+    return SpiderfsError(f"ended after {_counts(warming)}: the same command goes on from there")
+
+
+# -- names alone
+
+
+def _look_up(mount: Mount, wanted: Iterator[str]) -> None:
+    """Walk through the mount as readers do, many directories at a time."""
+    found = directories = 0
+    failures: list[OSError] = []
+    below: list[str] = []
+    pending: set[Future[tuple[int, list[str] | None]]] = set()
+    paths = (os.fspath(mount.mountpoint / relative) for relative in wanted)
+    with _shown() as show, ThreadPoolExecutor(_WALKERS) as pool:
+        while True:
+            while len(pending) < _WALKERS and (path := below.pop() if below else next(paths, None)):
+                pending.add(pool.submit(_names_at, path))
+            if not pending:
+                break
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for each in done:
+                try:
+                    names, further = each.result()
+                except OSError as exc:
+                    failures.append(exc)
+                    continue
+                found += names
+                directories += further is not None
+                below += further or []
+            show(f"{found:,} names in {directories:,} directories", found, None)
+    click.echo(f"{found:,} names in {directories:,} directories")
+    if failures:
+        one = f"{printable(failures[0].filename)} ({failures[0].strerror})"
+        raise SpiderfsError(f"{len(failures):,} paths could not be looked up, one is {one}")
+
+
+def _names_at(path: str) -> tuple[int, list[str] | None]:
+    """How many names there are, and the directories among them; None: the path is a file. Raises OSError."""
+    try:
+        with os.scandir(path) as found:
+            entries = list(found)
+    except NotADirectoryError:
+        os.lstat(path)
+        return 1, None
+    return len(entries), [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+# -- what a person sees
+
+
+def _shown() -> AbstractContextManager[Show]:
+    """A bar on a terminal; elsewhere a line now and then."""
+    return _bar() if sys.stdout is not None and sys.stdout.isatty() else _lines()
+
+
+@contextmanager
+def _bar() -> Iterator[Show]:
+    # This import is here because rich takes as long to import as everything else together.
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    with Progress(BarColumn(), TextColumn("{task.description}", markup=False), transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def show(line: str, done: int, of: int | None) -> None:
+            progress.update(task, description=line, completed=done, total=of)
+
+        yield show
+
+
+@contextmanager
+def _lines() -> Iterator[Show]:
+    shown_at = time.monotonic()
+
+    def show(line: str, done: int, of: int | None) -> None:
+        nonlocal shown_at
+        if time.monotonic() - shown_at >= _LINE_INTERVAL_S:
+            shown_at = time.monotonic()
+            click.echo(line)
+
+    yield show

@@ -1,0 +1,61 @@
+"""How far a warming is, as `.spiderfs/warm` says in one line: the manager writes the line, `spiderfs warm` reads it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from spiderfs.shared.escapes import escaped
+
+_LINE = re.compile(
+    r"(?P<state>working|idle|ended): (?P<found>\d+) files found(?P<searching> so far)?, (?P<fetched>\d+) fetched"
+    r" \((?P<fetched_bytes>\d+) bytes\), (?P<present>\d+) cached before, (?P<failed>\d+) failed, (?P<missing>\d+)"
+    r" missing, (?P<left>\d+) left \((?P<left_bytes>\d+) bytes\)(?:; the mount has no file (?P<unknown>.*))?\n?"
+)
+_COUNTS = ("found", "fetched", "fetched_bytes", "present", "failed", "missing", "left", "left_bytes")
+
+
+@dataclass
+class Warming:
+    """What has become of all that was asked for since this was last seen to be at an end."""
+
+    searching: bool = False
+    """Whether more files may be found."""
+    ended: bool = False
+    """Whether somebody has ended it before all was fetched."""
+    found: int = 0
+    fetched: int = 0
+    fetched_bytes: int = 0
+    present: int = 0
+    """Files that were in the cache before."""
+    failed: int = 0
+    """Files and directories that could not be read."""
+    missing: int = 0
+    """Paths and globs that mean no file."""
+    left: int = 0
+    """Files that were found, and about which nothing is done yet, or is being done."""
+    left_bytes: int = 0
+    unknown: str = ""
+    """The first path or glob that means no file; in a line what cannot be printed is escaped."""
+
+    @property
+    def working(self) -> bool:
+        return not self.ended and (self.searching or self.left > 0)
+
+    def line(self) -> str:
+        state = "ended" if self.ended else "working" if self.working else "idle"
+        unknown = f"; the mount has no file {escaped(self.unknown)}" if self.unknown else ""
+        return (
+            f"{state}: {self.found} files found{' so far' if self.searching else ''},"
+            f" {self.fetched} fetched ({self.fetched_bytes} bytes), {self.present} cached before, {self.failed} failed,"
+            f" {self.missing} missing, {self.left} left ({self.left_bytes} bytes){unknown}\n"
+        )
+
+    @classmethod
+    def of_line(cls, line: str) -> Warming:
+        """What a line says; raises ValueError for another text."""
+        said = _LINE.fullmatch(line)
+        if said is None:
+            raise ValueError(f"this is no line of .spiderfs/warm: {line!r}")
+        counts = {name: int(said[name]) for name in _COUNTS}
+        return cls(bool(said["searching"]), said["state"] == "ended", **counts, unknown=said["unknown"] or "")

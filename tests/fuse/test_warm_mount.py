@@ -1,0 +1,162 @@
+"""`spiderfs warm` of real mounts: what is cached at its end, and that the daemon stops when the command does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import mounting
+import pytest
+from mounting import Mounted, eventually, mounted, run_spiderfs
+from reading import write_files
+
+SIZES = {f"{part}/{kind}/{number:02d}": 4_000 for part in ("train", "val") for kind in "ab" for number in range(25)}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("source")
+    write_files(source, SIZES)
+    return source
+
+
+@pytest.fixture
+def slow(source: Path, tmp_path: Path) -> Iterator[Mounted]:
+    """A mount of a source that takes a long time for all of its files."""
+    with mounted(source, tmp_path / "m", capacity="10MiB", fetches=2, source__latency_ms=500) as mount:
+        yield mount
+
+
+def cached(mount: Mounted) -> set[str]:
+    return {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
+
+
+def progress(mount: Mounted) -> str:
+    return mount.control("warm").read_text()
+
+
+def begin(*arguments: str | Path, **streams: int) -> subprocess.Popen[str]:
+    """The program itself, which is sent signals."""
+    return subprocess.Popen(
+        [mounting.SPIDERFS, "warm", *arguments],
+        stdout=streams.get("stdout", subprocess.PIPE),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.opened_and_immutable
+def test_what_is_named_is_cached_at_the_end(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m", workers=2, capacity="10MiB") as mount:
+        done = run_spiderfs("warm", mount.point, "train/a", f"{mount.point}/val/b/07", "val/a/*")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("51 files fetched (199.2 KiB) in ")
+        assert done.stdout.endswith(", 0 were cached before\n")
+        wanted = {name for name in SIZES if name.startswith(("train/a/", "val/a/"))} | {"val/b/07"}
+        eventually(lambda: cached(mount) == wanted)
+        done = run_spiderfs("warm", mount.point)
+        assert done.returncode == 0
+        assert done.stdout.startswith("49 files fetched ")
+        assert done.stdout.endswith(", 51 were cached before\n")
+        eventually(lambda: cached(mount) == set(SIZES))
+        # The list comes in lines of a pipe.
+        listed = subprocess.run(
+            [mounting.SPIDERFS, "warm", mount.point, "-"],
+            input="\n".join([*SIZES, "train/absent", "nothing/at/all"]),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert listed.returncode == 1
+        assert listed.stdout == "0 files fetched (0 B) in 0:00, 100 were cached before\n"
+        assert listed.stderr == (f"spiderfs: 2 paths mean no file of {mount.point}, the first is train/absent\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_daemons_work(slow: Mounted, number: int) -> None:
+    with begin(slow.point) as command:
+        eventually(lambda: " 0 fetched" not in progress(slow) and "100 files found" in progress(slow))
+        refused = run_spiderfs("warm", slow.point, "val")
+        assert refused.returncode == 1
+        assert f"{slow.point} is being warmed already, " in refused.stderr
+        command.send_signal(number)
+        out, err = command.communicate(timeout=30)
+    assert (command.returncode, out) == (1, "")
+    assert err.startswith("spiderfs: ended after ")
+    assert err.endswith(" of 100 files: the same command goes on from there\n")
+    assert progress(slow).startswith("ended: 100 files found, ")
+    # Two files may still have come: those that the source had been asked for.
+    time.sleep(1.0)
+    there = cached(slow)
+    time.sleep(1.5)
+    assert cached(slow) == there
+    assert len(there) < 50
+    slow.change("source.latency_ms", 0)
+    done = run_spiderfs("warm", slow.point)
+    assert done.returncode == 0, done.stderr
+    eventually(lambda: cached(slow) == set(SIZES))
+
+
+def test_the_daemon_goes_on_by_itself_where_it_is_told_to(slow: Mounted) -> None:
+    done = run_spiderfs("warm", slow.point, "train/a", "--detach")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert progress(slow).startswith("working: ")
+    slow.change("source.latency_ms", 0)
+    eventually(lambda: progress(slow).startswith("idle: 25 files found, 25 fetched (100000 bytes), "))
+    # And an empty line ends it, for those who write to the file themselves.
+    slow.change("source.latency_ms", 500)
+    assert run_spiderfs("warm", slow.point, "--detach").returncode == 0
+    slow.control("warm").write_text("\n")
+    eventually(lambda: progress(slow).startswith("ended: "))
+
+
+def test_on_a_terminal_it_shows_how_far_it_is(slow: Mounted) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        with begin(slow.point, "train", stdout=theirs) as command:
+            os.close(theirs)
+            shown = b""
+            while b" of 50 files, " not in shown or b"B/s" not in shown:
+                shown += os.read(ours, 4096)
+            slow.change("source.latency_ms", 0)
+            with contextlib.suppress(OSError):  # the terminal has nobody on its other side
+                while piece := os.read(ours, 4096):
+                    shown += piece
+            assert command.wait(30) == 0
+    finally:
+        os.close(ours)
+    assert b"50 files fetched (195.3 KiB)" in shown
+
+
+def test_names_alone_fetch_nothing(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m", capacity="10MiB") as mount:
+        done = run_spiderfs("warm", mount.point, "--names")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "106 names in 7 directories\n"
+        assert cached(mount) == set()
+        asked = mount.metric("source_requests")
+        assert {os.stat(mount.point / name).st_size for name in SIZES} == {4_000}
+        assert mount.metric("source_requests") == asked
+        (mount.point / "train").stat()
+        failed = run_spiderfs("warm", mount.point, "--names", "nothing")
+        assert (failed.returncode, failed.stderr) == (
+            1,
+            f"spiderfs: {mount.point} has no file nothing: write a path below it\n",
+        )
+
+
+def test_what_cannot_be_read_is_counted(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m", capacity="10MiB", source__attempts=1) as mount:
+        mount.expect("warming /", "drawn by source.error_rate")
+        mount.change("source.error_rate", 1)
+        done = run_spiderfs("warm", mount.point, "train", "val")
+        assert done.returncode == 1
+        assert done.stderr == ("spiderfs: 2 files or directories could not be read, and the daemon's log says why\n")
+        mount.change("source.error_rate", 0)
+        assert run_spiderfs("warm", mount.point, "train", "val").returncode == 0

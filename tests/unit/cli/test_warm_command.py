@@ -1,0 +1,232 @@
+"""`spiderfs warm`: what it writes to the daemon, what it shows, and how it ends; the daemon is a list of lines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from spiderfs.cli import warm
+from spiderfs.cli.main import main
+from spiderfs.linux import mounts
+from spiderfs.linux.mounts import Mount
+from spiderfs.shared.warming import Warming
+
+
+class Daemon:
+    """What the command reads, one after the other and the last for good, and what it has written."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+        self.says: list[Warming | BaseException] = [Warming()]
+
+    def read(self, mount: Mount, name: str) -> str:
+        assert name == "warm"
+        said = self.says.pop(0) if len(self.says) > 1 else self.says[0]
+        if isinstance(said, BaseException):
+            raise said
+        return said.line()
+
+    def write(self, mount: Mount, name: str, text: str) -> None:
+        assert name == "warm"
+        self.written.append(text)
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that looks like a mount: the mount table says so."""
+    here = tmp_path / "mnt"
+    for name in ("train/cat/1", "train/cat/2", "train/dog/1", "val/1"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_bytes(b"x")
+    table = tmp_path / "mountinfo"
+    table.write_text(f"101 27 0:50 / {here} ro - fuse.spiderfs /nfs/a ro\n")
+    monkeypatch.setattr(mounts, "MOUNT_TABLE", table)
+    return here
+
+
+@pytest.fixture
+def daemon(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    daemon = Daemon()
+    monkeypatch.setattr(warm, "read_control", daemon.read)
+    monkeypatch.setattr(warm, "write_control", daemon.write)
+    monkeypatch.setattr(warm, "_LOOK_INTERVAL_S", 0.0)
+    return daemon
+
+
+def spiderfs(*arguments: str | Path, stdin: bytes = b"") -> Result:
+    return CliRunner().invoke(main, ["warm", *map(str, arguments)], input=stdin)
+
+
+def refusal(*arguments: str | Path, stdin: bytes = b"") -> str:
+    """The one line that a failing command says on stderr."""
+    result = spiderfs(*arguments, stdin=stdin)
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("spiderfs: ")
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr
+
+
+def test_it_says_what_was_fetched(mounted: Path, daemon: Daemon) -> None:
+    begun = Warming(searching=True, found=3, fetched=1, fetched_bytes=1 << 20, left=2, left_bytes=2 << 20)
+    daemon.says = [
+        Warming(found=9, fetched=9),
+        begun,
+        Warming(found=1234, fetched=1230, fetched_bytes=5 << 20, present=4),
+    ]
+    result = spiderfs(mounted)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == "1,230 files fetched (5.0 MiB) in 0:00, 4 were cached before\n"
+    assert daemon.written == [".\n"]
+
+
+def test_paths_are_below_the_mount(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mounted.parent / "link").symlink_to(mounted)
+    monkeypatch.chdir(mounted.parent)
+    for point in (mounted, "mnt", mounted.parent / "link"):
+        daemon.written.clear()
+        paths = ["train/cat", f"{mounted}/val/1", "./train/../train/dog/", "*/[1", "val"]
+        assert spiderfs(point, *paths).exit_code == 0
+        assert daemon.written == ["train/cat\nval/1\ntrain/dog\n*/[1\nval\n"]
+    daemon.written.clear()
+    assert spiderfs("link", mounted.parent / "link/val").exit_code == 0
+    assert daemon.written == ["val\n"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/nfs/a/train", "/nfs/a/train lies outside of the mount at {}: write a path below it"),
+        ("../mnt2", "../mnt2 lies outside of the mount at {}: write a path below it"),
+        ("{}2", "{}2 lies outside of the mount at {}: write a path below it"),
+        ("tarin", "{} has no file tarin: write a path below it"),
+        ("train/cat/1/x", "{} has no file train/cat/1/x: write a path below it"),
+        ("a\nb", "a b has a newline, and a list has one path a line: write ? in its place"),
+    ],
+)
+def test_a_path_that_cannot_be_meant_is_refused_before_anything_is_fetched(
+    mounted: Path, daemon: Daemon, path: str, said: str
+) -> None:
+    expected = f"spiderfs: {said.replace('{}', str(mounted))}\n"
+    assert refusal(mounted, "train", path.replace("{}", str(mounted))) == expected
+    assert daemon.written == []
+
+
+def test_a_list_on_stdin_comes_in_pieces(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "_PIECE_BYTES", 20)
+    lines = [b"train/cat/1", b"", b" odd \xff name", os.fsencode(mounted) + b"/val", b"not/checked/here"]
+    assert spiderfs(mounted, "-", stdin=b"\n".join(lines)).exit_code == 0
+    assert daemon.written == ["train/cat/1\n odd \udcff name\n", "val\nnot/checked/here\n"]
+    daemon.written.clear()
+    assert "spiderfs: /etc lies outside of the mount" in refusal(mounted, "-", stdin=b"train/cat/1\ntrain/cat/2\n/etc")
+    assert daemon.written == ["train/cat/1\ntrain/cat/2\n", "\n"], "what was begun is ended"
+    assert refusal(mounted, "-") == "spiderfs: there is no path on the standard input: write one a line\n"
+
+
+def test_warming_that_is_under_way_is_left_alone(mounted: Path, daemon: Daemon) -> None:
+    daemon.says = [Warming(searching=True, found=2000, fetched=500, left=1500)]
+    assert refusal(mounted) == (
+        f"spiderfs: {mounted} is being warmed already, 500 of 2,000 files found so far: wait until that is done, or end"
+        f" it with 'echo > {mounted}/.spiderfs/warm'\n"
+    )
+    assert daemon.written == []
+
+
+def test_it_can_leave_the_daemon_to_it(mounted: Path, daemon: Daemon) -> None:
+    daemon.says = [Warming(), Warming(searching=True)]
+    result = spiderfs(mounted, "train", "--detach")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"the daemon goes on: {mounted}/.spiderfs/warm says how far it is\n"
+    assert daemon.written == ["train\n"]
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "said"),
+    [
+        (KeyboardInterrupt(), "ended after 2 of 7 files found so far: the same command goes on from there"),
+        (TimeoutError(), "the daemon of {} does not answer: detach it with 'spiderfs umount --lazy {}'"),
+        (OSError(107, "gone"), "the daemon of {} is dead: unmount with 'spiderfs umount {}', or mount again"),
+    ],
+)
+def test_however_it_ends_the_daemons_work_ends(
+    mounted: Path, daemon: Daemon, ended_by: BaseException, said: str
+) -> None:
+    ended = Warming(searching=True, ended=True, found=7, fetched=2, left=5)
+    daemon.says = [Warming(), Warming(searching=True), ended_by, ended]
+    assert refusal(mounted) == f"spiderfs: {said.replace('{}', str(mounted))}\n"
+    assert daemon.written == [".\n", "\n"]
+
+
+def test_it_fails_where_files_are_not_there(mounted: Path, daemon: Daemon) -> None:
+    daemon.says = [Warming(), Warming(found=5, fetched=3, failed=1200, missing=2, unknown="tarin\x1b")]
+    assert refusal(mounted, "-", stdin=b"tarin") == (
+        "spiderfs: 1,200 files or directories could not be read, and the daemon's log says why; 2 paths mean no file of"
+        f" {mounted}, the first is tarin\\x1b\n"
+    )
+    daemon.says = [Warming(), Warming(ended=True, found=5, fetched=3, left=2)]
+    assert "ended after 3 of 5 files" in refusal(mounted)
+    daemon.says = [Warming(), Warming(found=5, left=5), Warming()]
+    assert f"the manager of {mounted} was started again" in refusal(mounted)
+
+
+def test_without_a_terminal_lines_say_how_far_it_is(
+    mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "_LINE_INTERVAL_S", 0.0)
+    daemon.says = [
+        Warming(),
+        Warming(searching=True, found=1500, fetched=500, left=1000, fetched_bytes=1 << 20, left_bytes=3 << 20),
+        Warming(found=1500, fetched=1500, fetched_bytes=4 << 20),
+    ]
+    assert spiderfs(mounted).stdout.splitlines() == [
+        "500 of 1,500 files found so far, 1.0 MiB, 3.0 MiB left",
+        "1,500 files fetched (4.0 MiB) in 0:00, 0 were cached before",
+    ]
+
+
+def test_the_rate_and_the_time_that_is_left() -> None:
+    warming = Warming(found=10, left=5, fetched_bytes=1 << 20, left_bytes=90 << 20)
+    assert warm._said(warming, 1 << 20) == "5 of 10 files, 1.0 MiB, 90.0 MiB left, 1.0 MiB/s, 1:30 to go"
+    assert warm._said(warming, 1 << 12).endswith("4.0 KiB/s, 6:24:00 to go")
+
+
+def test_on_a_terminal_a_bar_says_how_far_it_is(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[tuple[str, int, int | None]] = []
+    bar = warm._bar
+
+    class Bar:
+        def __enter__(self) -> Callable[[str, int, int | None], None]:
+            self.bar = bar()
+            show = self.bar.__enter__()
+            return lambda *shown: (lines.append(shown), show(*shown))[1]  # type: ignore[func-returns-value]
+
+        def __exit__(self, *exc: object) -> None:
+            self.bar.__exit__(*exc)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(warm, "_shown", Bar)
+    daemon.says = [
+        Warming(),
+        Warming(searching=True, found=4, left=4),
+        Warming(found=4, left=1, fetched=3),
+        Warming(found=4, fetched=4),
+    ]
+    assert spiderfs(mounted).exit_code == 0
+    assert [shown[1:] for shown in lines] == [(0, None), (3, 4)]
+
+
+def test_names_are_looked_up_through_the_mount(mounted: Path, daemon: Daemon) -> None:
+    assert spiderfs(mounted, "--names").stdout == "8 names in 5 directories\n"
+    assert spiderfs(mounted, "train", "val/1", "--names").stdout == "6 names in 3 directories\n"
+    assert daemon.written == []
+    said = refusal(mounted, "-", "--names", stdin=b"val\nabsent\nabsent")
+    assert said == (f"spiderfs: 2 paths could not be looked up, one is {mounted}/absent (No such file or directory)\n")
+    result = spiderfs(mounted, "--names", "--detach")
+    assert result.exit_code == 2
+    assert "--names is done by this command itself: leave out --detach" in result.stderr
+
+
+def test_it_needs_a_mount(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == f"spiderfs: no spiderfs mount is at {tmp_path}: 'spiderfs status' lists the mounts\n"

@@ -1,0 +1,198 @@
+"""What becomes of requests to warm files: how they are counted, ended and refused, and what the source is asked."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from spiderfs.daemon.caching.warmer import MAX_WAITING, Pattern, Warmer
+from spiderfs.errors import ConfigError, SourceDenied
+from spiderfs.metrics import SharedCounters
+from spiderfs.shared.warming import Warming
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.source import Version
+from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.testing import MemoryContent, MemorySource
+from spiderfs.vfs.catalogue import TABLES, Catalogue
+from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.fetcher import Episode, Fetcher
+from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.on_demand import Supply
+
+AT_ONCE = 16
+
+
+class HeldSource(MemorySource):
+    """One that answers reads only while `open` is set, and knows how many wait at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = threading.Event()
+        self.open.set()
+        self.waiting = self.most = 0
+        self._count = threading.Lock()
+
+    def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        with self._count:
+            self.waiting += 1
+            self.most = max(self.most, self.waiting)
+        self.open.wait(20)
+        with self._count:
+            self.waiting -= 1
+        return super().read(path, offset, length, version)
+
+
+class Harness:
+    def __init__(self, directory: Path) -> None:
+        self.source = HeldSource()
+        row = SharedCounters(1).row(0)
+        limits = SourceLimits(attempts=1, max_concurrent=AT_ONCE)
+        client = SourceClient(self.source, limits, rng=random.Random(1), on_event=lambda event: None)
+        records, self.content = MemoryRecords(TABLES), MemoryContent()
+        self.catalogue = Catalogue(records)
+        self.lock = FetchLock(directory / "lock")
+        fetcher = Fetcher(client, self.content, self.lock, Episode(directory / "full"), row)
+        lister = Lister(self.catalogue, client)
+        self.at_once = lister.at_once
+        supply = Supply(self.content, records, client, self.catalogue, lister, fetcher, row)
+        self.content.set_capacity(1 << 30)
+        self.warmer = Warmer(supply, 8 << 20, lambda *event: None)
+
+    def add(self, *paths: bytes) -> None:
+        for path in paths:
+            self.source.add(path, b"x" * 100)
+
+    def warm(self, *lines: bytes) -> None:
+        self.warmer.warm([Pattern(line, b"/mnt") for line in lines])
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        with trio.fail_after(20):
+            while not condition():
+                await trio.sleep(0.001)
+
+    async def done(self) -> Warming:
+        # Looking at it has an effect once it is done.
+        await self.until(lambda: not self.warmer._warming.working)
+        return self.warmer.status()
+
+
+def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
+    async def main() -> None:
+        harness = Harness(directory)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(harness.warmer.run)
+                with trio.fail_after(30):
+                    await test(harness)
+                nursery.cancel_scope.cancel()
+        finally:
+            harness.source.open.set()
+            harness.lock.close()
+
+    trio.run(main)
+
+
+def test_requests_are_counted_together_until_somebody_has_seen_that_all_is_done(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.add(b"a/1", b"a/2", b"b/1", b"c/1")
+        harness.warm(b"a")
+        await harness.until(lambda: not harness.warmer._warming.working)
+        harness.warm(b"b", b"a/1", b"no/such", b"nor.this")
+        done = await harness.done()
+        assert done == Warming(found=4, fetched=3, fetched_bytes=300, present=1, missing=2, unknown="no/such")
+        assert done.line() == (
+            "idle: 4 files found, 3 fetched (300 bytes), 1 cached before, 0 failed, 2 missing, 0 left (0 bytes);"
+            " the mount has no file no/such\n"
+        )
+        harness.warm(b"c", b"*/2")
+        assert await harness.done() == Warming(found=2, fetched=1, fetched_bytes=100, present=1)
+
+    run(tmp_path, test)
+
+
+def test_all_is_found_while_the_first_files_are_fetched(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.open.clear()
+        harness.add(*(b"%02d/%02d" % (above, below) for above in range(20) for below in range(20)))
+        harness.warm(b"/")
+        assert harness.warmer.status().searching
+        await harness.until(lambda: not harness.warmer.status().searching)
+        assert harness.warmer.status() == Warming(found=400, left=400, left_bytes=40_000)
+        await harness.until(lambda: harness.source.waiting == harness.at_once)
+        harness.source.open.set()
+        assert await harness.done() == Warming(found=400, fetched=400, fetched_bytes=40_000)
+        assert harness.source.most == harness.at_once < AT_ONCE, "readers have the other threads"
+
+    run(tmp_path, test)
+
+
+def test_it_can_be_ended_and_begun_again(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.warmer.stop()
+        assert harness.warmer.status() == Warming(), "there was nothing to end"
+        harness.source.open.clear()
+        harness.add(*(b"a/%03d" % number for number in range(100)), b"b/1")
+        harness.warm(b"a")
+        harness.warm(b"b")
+        await harness.until(lambda: not harness.warmer.status().searching)
+        await harness.until(lambda: harness.source.waiting == harness.at_once)
+        harness.warmer.stop()
+        ended = harness.warmer.status()
+        assert ended.ended
+        assert not ended.working
+        assert ended.line().startswith("ended: 101 files found, 0 fetched (0 bytes), ")
+        harness.warm(b"b")
+        harness.source.open.set()
+        assert await harness.done() == Warming(found=1, fetched=1, fetched_bytes=100)
+        # Those that the source had been asked for have come, or were given up on; nothing else was asked for.
+        assert harness.source.calls["read"] <= harness.at_once + 1
+
+    run(tmp_path, test)
+
+
+def test_a_list_is_looked_up_by_directories_side_by_side(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        paths = [b"%02d/%02d" % (above, below) for above in range(20) for below in range(20)]
+        harness.add(*paths)
+        harness.warm(*paths, b"absent/1", b"absent/2", b"00/absent")
+        done = await harness.done()
+        assert (done.found, done.fetched, done.missing) == (400, 400, 3)
+        assert harness.source.calls["scan"] == 21, "each directory once"
+
+    run(tmp_path, test)
+
+
+def test_what_cannot_be_read_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(harness: Harness) -> None:
+        harness.add(b"a/1", b"b/1")
+        harness.warm(b"c")
+        await harness.done()
+        harness.source.fail_next(SourceDenied("no"), SourceDenied("no"))
+        harness.warm(b"/")
+        assert await harness.done() == Warming(failed=2), "both directories"
+        harness.source.fail_next(SourceDenied("no"))
+        harness.warm(b"a/1", b"a/2", b"b/1")
+        done = await harness.done()
+        assert (done.fetched + done.failed, done.missing) in ((2, 1), (3, 0)), "one of the directories"
+        assert done.failed in (1, 2)
+
+    run(tmp_path, test)
+    assert "warming /a: no" in caplog.text
+
+
+def test_too_many_requests_are_refused(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        for _ in range(MAX_WAITING):
+            harness.warm(b"a")
+        with pytest.raises(ConfigError, match=f"^{MAX_WAITING} requests wait already: write again when"):
+            harness.warm(b"a")
+        harness.warmer.stop()
+        harness.warm(b"a")
+        assert (await harness.done()).missing == 1
+
+    run(tmp_path, test)

@@ -4,6 +4,7 @@
     .venv/bin/python -m benchmarks.serving.workloads large      one file from end to end: cold, cached, from memory
     .venv/bin/python -m benchmarks.serving.workloads folders    1,000 folders, 20 ms away: the first walk, and the next
     .venv/bin/python -m benchmarks.serving.workloads epoch      every file once, by 8 loader workers, 5 ms away
+    .venv/bin/python -m benchmarks.serving.workloads start      the first seconds of a plan, 20 and 50 ms away
     .venv/bin/python -m benchmarks.serving.workloads pushed     the wait for files that a plan had fetched in time
     .venv/bin/python -m benchmarks.serving.workloads workers    1, 2 and 4 workers of the mount, 1 to 16 readers
 
@@ -14,6 +15,7 @@ The systems take turns round by round; a ratio is the median of the ratios withi
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import random
@@ -61,6 +63,9 @@ LOADERS = 8
 IN_HAND = 2
 TOLD_EVERY_S = 0.05
 LATENCY_MS = 5
+# How far away the source of `start` is, and how many bytes a second it gives (0: as many as are asked for).
+STARTS = {"20 ms": (20, 0), "50 ms": (50, 0), "20 ms, 10 MB/s": (20, 10_000_000)}
+START_FILE_BYTES = 16_000
 FOLDERS_AWAY_MS = 20
 # More than the default of dir_ttl.
 LOOKED_UP_ANEW_S = 1.5
@@ -233,6 +238,44 @@ def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
     return figures
 
 
+def start(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
+    """Files in the first second of a plan, files a second from then on, and the most that were fetched at a time.
+
+    "bound" is what the source gives: as many files as are fetched at a time in each latency, or what the line carries.
+    The table is to be read by rows, not by columns: each system has its own bound.
+    """
+    files = made_files(scratch / "source", extent, START_FILE_BYTES)
+    os.sync()
+    names = [os.fsdecode(name) for name in files.names]
+    figures: Figures = {}
+    for number in range(rounds):
+        random.Random(number).shuffle(names)
+        for where, (latency_ms, bandwidth) in STARTS.items():
+            for system, (mount, planned) in EPOCHS.items():
+                if not planned:
+                    continue
+                place = scratch / f"{system}-{latency_ms}-{bandwidth}-{number}"
+                options = f"source.latency_ms={latency_ms},source.bandwidth={bandwidth}"
+                with mounted(mount, files.root, place, options) as peer:
+                    walk(peer.root)
+                    before_s = process_cost.cpu_seconds(peer.processes())
+                    with published(peer.root, names) as come:
+                        ended = ends_of_reads(names, reading(peer), come)
+                        fetches = json.loads((peer.root / ".spiderfs" / "stats.json").read_text())["fetches_ahead"]
+                    row = figures.setdefault(f"{system}, {where}", {})
+                    later = [end for end in ended if end > 1]
+                    at_a_time = fetches["limit"]
+                    bound = bandwidth / START_FILE_BYTES if bandwidth else at_a_time / latency_ms * 1000
+                    row.setdefault("first second", []).append(len(ended) - len(later))
+                    row.setdefault("later", []).append(len(later) / (max(ended) - 1) if later else 0.0)
+                    row.setdefault("at a time", []).append(at_a_time)
+                    row.setdefault("bound", []).append(bound)
+                    cost = (process_cost.cpu_seconds(peer.processes()) - before_s) / len(names) * 1e6
+                    row.setdefault("daemon_us", []).append(cost)
+        say(f"round {number + 1} of {rounds}")
+    return figures
+
+
 @contextmanager
 def published(mount: Path, order: list[str]) -> Iterator[Come]:
     """Make this process a trainer that has published in which order it, or its children, will read these files.
@@ -308,17 +351,23 @@ def reading(peer: Mounted) -> Callable[[str], int]:
 
 def loaders(names: list[str], read: Callable[[str], int], come: Come | None = None) -> float:
     """Files per second of LOADERS processes, each of which reads a part of the names; `come` hears how far they are."""
+    return len(names) / max(ends_of_reads(names, read, come))
+
+
+def ends_of_reads(names: list[str], read: Callable[[str], int], come: Come | None = None) -> list[float]:
+    """When each read ended, in seconds after the first began."""
     context = multiprocessing.get_context("fork")
     barrier, results, counts = context.Barrier(LOADERS), context.SimpleQueue(), context.RawArray("Q", LOADERS)
 
     def load(start: int) -> None:
         own = names[start::LOADERS]
         barrier.wait()
-        begin = time.monotonic()
+        times = [time.monotonic()]
         for name in own:
             read(name)
+            times.append(time.monotonic())
             counts[start] += 1
-        results.put((begin, time.monotonic()))
+        results.put(times)
 
     processes = [context.Process(target=load, args=(start,)) for start in range(LOADERS)]
     for process in processes:
@@ -326,10 +375,11 @@ def loaders(names: list[str], read: Callable[[str], int], come: Come | None = No
     while come is not None and any(process.is_alive() for process in processes):
         come(min(LOADERS * (max(counts) + IN_HAND), len(names)), LOADERS * min(counts))
         time.sleep(TOLD_EVERY_S)
-    times: list[tuple[float, float]] = [results.get() for _ in processes]
+    found: list[list[float]] = [results.get() for _ in processes]
     for process in processes:
         process.join()
-    return len(names) / (max(end for _, end in times) - min(begin for begin, _ in times))
+    begin = min(times[0] for times in found)
+    return [end - begin for times in found for end in times[1:]]
 
 
 def workers(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
@@ -364,7 +414,7 @@ class Workload(NamedTuple):
     measure: Callable[[Path, int, int, Callable[[str], None]], Figures]
     extent: int  # names, MiB or files
     quick_extent: int
-    base: str  # the system that ratios are to
+    base: str  # the system that ratios are to, if there is one
     less_is_better: bool
     targets: dict[tuple[str, str], float]  # by system and what was measured: the least ratio
 
@@ -376,6 +426,7 @@ WORKLOADS = {
     "epoch": Workload(
         epoch, 2000, 800, "direct", False, {("immutable", "epoch"): 0.95, ("immutable planned", "epoch"): 3.0}
     ),
+    "start": Workload(start, 6000, 2000, "", False, {}),
     "pushed": Workload(pushed, 1000, 300, "native", True, {("immutable", "p50"): 0.5}),
     "workers": Workload(workers, 2000, 200, "1 workers", False, {}),
 }
@@ -388,7 +439,7 @@ def figure_table(title: str, figures: Figures, workload: Workload) -> Table:
     table = plain_table(title, "system", "what", "median", "least", "most", f"x {base}", "target", words=words)
     for system, rows in figures.items():
         for what, values in rows.items():
-            others = figures[base].get(what, [])
+            others = figures.get(base, {}).get(what, [])
             ratios = [b / a if workload.less_is_better else a / b for a, b in zip(values, others, strict=False)]
             cells = [f"{figure:,.4g}" for figure in (statistics.median(values), min(values), max(values))]
             ratio = statistics.median(ratios) if ratios else 0.0

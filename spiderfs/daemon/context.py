@@ -65,6 +65,8 @@ _BACKLOG = 128
 # Threads of one process, which are made one after the other, hardly ever have numbers that are equal modulo this. A
 # reader whose sample was left out of a full table of samples, half a megabyte, may get a stand-in.
 _PUSHER_THREADS, _PUSHED_SAMPLES = 1 << 10, 1 << 16
+# A sample that was left out of this table is stored in vain.
+_PASSING_SAMPLES = 1 << 12
 
 
 @dataclass
@@ -98,6 +100,8 @@ class MountContext:
 
     The kernel has them, or is about to get them, whether the store has them or not. So their readers need no stand-ins.
     """
+    passing_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PASSING_SAMPLES))
+    """Those of them that are being fetched, and that the store is not to take: the engine would not keep them."""
     spare_nodes: SharedRows = field(default_factory=SharedRows)
     timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
     supervisor_pid: int = field(default_factory=os.getpid)
@@ -192,6 +196,7 @@ class MountContext:
             caught_up=caught_up,
             views=views,
             unstored=self.unstored if is_worker else None,
+            passing=self.passing_samples if is_worker else (),
         )
         lister = Lister(catalogue, client, since_s=self.mounted_at_s if self.options.immutable else 0.0)
         return Supply(content, records, client, catalogue, lister, fetcher, counters, views)

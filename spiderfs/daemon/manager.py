@@ -139,7 +139,15 @@ class Manager:
             lambda: client.reachable and self._context.counters.source_reachable(),
             training.redirects.has_stand_in,
             training.accounts.fetched_ahead,
-            PushAhead(options, context.pusher_threads, context.pushed_samples, counters, cache, context.pushes)
+            PushAhead(
+                options,
+                context.pusher_threads,
+                context.pushed_samples,
+                context.passing_samples,
+                counters,
+                cache,
+                context.pushes,
+            )
             if options.immutable
             else None,
         )

@@ -72,7 +72,7 @@ ARGUMENTS = ("source", "mountpoint")
 
 # An object store answers in tens of milliseconds, and as many requests at a time as one likes. A listing of it cannot
 # be compared with an mtime, so it is believed for as long as names are.
-OBJECT_STORE_DEFAULTS = {"fetches": 64, "dir_ttl": 3600.0}
+OBJECT_STORE_DEFAULTS = {"dir_ttl": 3600.0}
 
 # Nobody writes a longer file of options; the limit ends the reading of a device such as /dev/zero.
 _TOML_BYTES = 1 << 20
@@ -178,14 +178,7 @@ class Options(BaseModel):
         le=64,
         default_text="1 with up to 4 cores, else a quarter of the cores, at most 4",
     )
-    fetches: int = option(
-        "requests that each worker may have at the source at one time",
-        16,
-        default=16,
-        ge=1,
-        le=1024,
-        default_text="16; 64 for an object store",
-    )
+    fetches: int = option("requests that each worker may have at the source at one time", 64, default=64, ge=1, le=1024)
     read_ahead: int = option(
         "blocks of 1 MiB that are fetched ahead of a reader of a large file", 8, default=8, ge=0, le=1024
     )

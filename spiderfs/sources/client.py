@@ -58,7 +58,7 @@ class SourceLimits:
     attempts: int = 4
     backoff_s: float = 0.1
     max_backoff_s: float = 2.0
-    max_concurrent: int = 16
+    max_concurrent: int = 64
     probe_interval_s: float = 2.0
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from functools import partial
 from pathlib import Path
 
@@ -149,12 +149,15 @@ class Fetcher:
         clock: Callable[[], float] = steady_clock.now,
         views: ShownViews | None = None,
         unstored: UnstoredBytes | None = None,
+        passing: Container[int] = (),
     ) -> None:
         """`alone`: no other process answers the READs of a file that this one has opened.
 
         `caught_up` returns once this process knows of every read that the reading process has answered by itself.
-        `views`: the mount shows views, which are fetched in place of files that are read as a whole.
+        `views`: the mount shows views, which are fetched in place of files that are read as a whole. `passing`: the
+        inodes of small files that the store is not to take now.
         """
+        self._passing = passing
         self._views = views
         self._unstored = unstored or UnstoredBytes()
         self.caught_up = caught_up
@@ -343,6 +346,11 @@ class Fetcher:
             payload = await read()
             self._transit.put(key, payload)
             if time.monotonic() < self._full_until:
+                return Fetched(payload, UNSTORED)
+            if key.inode in self._passing and not key.block:
+                # Its further READs may come to other processes.
+                if not self._alone:
+                    self._unstored.keep(key, payload)
                 return Fetched(payload, UNSTORED)
             fetched = self._on_their_way[key] = Fetched(payload)
             try:

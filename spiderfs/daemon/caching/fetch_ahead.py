@@ -2,8 +2,8 @@
 each open.
 
 The window is as long as the samples that are read while some fetches take place. But it is never more than a small part
-of the cache, because a sample that is fetched long before its use takes the room of another one; in a small cache it is
-what opens turn out to need (`core/plans/fetch_limits.py`).
+of a full cache, because a sample that is fetched long before its use takes the room of another one; in a small cache it
+is what opens turn out to need (`core/plans/fetch_limits.py`). What room is free, the window may take.
 
 A sample is fetched only if the engine would keep it now, that is, if the samples that leave for it are needed later. If
 the engine would not, no sample behind it in the plans is worth fetching either.
@@ -70,7 +70,8 @@ class FetchAhead:
         mean_bytes = engine.used_bytes / len(engine.members) if engine.members else 1.0
         cached = engine.budget_bytes / mean_bytes
         burst = min(self._window(reader).samples, max(cached * BURST_SHARE, LEAST), cached * BURST_ROOM)
-        most = max(cached * AHEAD_SHARE, burst)
+        free = (engine.budget_bytes - engine.used_bytes) / mean_bytes
+        most = max(cached * AHEAD_SHARE, burst, free)
         # A sample without room is fetched in vain.
         window = max(1, int(min(positions_ahead(reader, self.concurrency), most)))
         # What is in hand and not opened yet takes the same room.

@@ -6,7 +6,8 @@ it. So store and page cache are filled before the reader comes, and what is in t
 
 All that comes within a window is pushed, in the order in which it will be read, whether the store would keep it or not:
 it waits in the page cache for its reader. What enters the store is decided by the engine, as for every file that lands;
-but a draw whose sample is in the page cache is no reason to keep it in the store too (`PlannedEpoch.serve`).
+but a draw whose sample is in the page cache is no reason to keep it in the store too (`PlannedEpoch.serve`). What the
+engine would not keep is not written to the store at all, which costs as much as all else of a fetch.
 A sample that is drawn twice within a window is pushed for the second draw when the first one has been taken: nobody
 knows whether the kernel still has it then.
 The window ends where there would be more bytes in the page cache than `most_bytes` that were pushed and that their
@@ -53,9 +54,9 @@ MOST_REQUESTS = 128
 # The bytes that may wait in the page cache for their readers, and the most of them as a share of the machine's memory,
 # or of what the daemon's control group may have.
 MOST_BYTES, MEMORY_SHARE = 256 << 20, 1 / 16
-# The pushes that wait for the source at first, and the seconds, or latencies of some pushes, after which it is seen if
-# more of them bring more. A first epoch of a few thousand files takes no longer than the usual slice.
-FIRST_PUSHES, SLICE_S = 32, 0.05
+# The largest file that the store is not given. The kernel asks for a longer one in many READs, and by the last of them
+# its bytes may be nowhere else: the transit has 32 MiB (`vfs/fetcher.py`).
+_PASSING_BYTES = 256 << 10
 # How many files the pusher opens at a time.
 MOST_THREADS = 16
 # The most of a file that the kernel asks for at a time.
@@ -125,13 +126,14 @@ class PushAhead:
         options: Options,
         threads: SharedSlots,
         pushed: SharedSlots,
+        passing: SharedSlots,
         counters: Counters,
         cache: CacheControl,
         most: int,
         most_bytes: int | None = None,
     ) -> None:
         """At most `most` pushes wait for the source at a time."""
-        self.concurrency = Concurrency(most, min(most, FIRST_PUSHES), SLICE_S)
+        self.concurrency = Concurrency(most)
         # Look-ups may have to ask the source, of which readers need half of what a worker may ask at a time.
         at_a_time = max(1, min(options.fetches // 2, MOST_THREADS))
         # How long an order, or any other request of the pusher, may take at a source that hangs.
@@ -145,8 +147,9 @@ class PushAhead:
         self._waiting: dict[PlannedReader, _Waiting] = {}
         self._near: dict[int, int] = {}
         # The same for workers. A manager before this one may have had others.
-        self._pushed = pushed
-        pushed.replace(())
+        self._pushed, self._passing = pushed, passing
+        for told in (pushed, passing):
+            told.replace(())
         # Samples that were taken, and whose next draws were passed by because they waited.
         self._drawn_again: deque[tuple[Node, Done]] = deque()
         self.looks_again = False
@@ -260,10 +263,14 @@ class PushAhead:
             return
         stored = node.inode in self._engine.members
         requests = -(-node.stat.size // _REQUEST_BYTES)
+        epoch, place = reader.located(position)
+        if not stored:
+            # From now on only later draws are a reason to keep it.
+            self._engine.served(epoch, place)
+            if node.stat.size <= _PASSING_BYTES and not self._engine.would_keep(node.inode, node.stat.size):
+                self._passing.put(node.inode)
         self._pusher.order(node.inode, node.path)
-        self._orders[node.inode] = _Order(
-            node, reader, *reader.located(position), done, stored, requests, steady_clock.now()
-        )
+        self._orders[node.inode] = _Order(node, reader, epoch, place, done, stored, requests, steady_clock.now())
         self._requests += requests
         self._fetching += not stored
         insort(waiting.samples, (position, node, done), key=itemgetter(0))
@@ -323,7 +330,8 @@ class PushAhead:
     def _done(self, order: _Order, brought: Brought) -> None:
         if brought.failed:
             self._pushed.discard(order.node.inode)
-        else:
+            self._unserve(order)
+        elif order.stored:
             self._engine.served(order.epoch, order.position)
         order.done(order.node, order.reader, brought)
 
@@ -351,11 +359,17 @@ class PushAhead:
     def _not_brought(self, inode: int, failed: bool = False) -> None:
         order = self._pop(inode)
         assert order is not None
+        self._unserve(order)
         order.done(order.node, order.reader, Brought(None, failed=failed))
+
+    def _unserve(self, order: _Order) -> None:
+        if not order.stored:
+            self._engine.unserved(order.epoch, order.position)
 
     def _pop(self, inode: int) -> _Order | None:
         order = self._orders.pop(inode, None)
         if order is not None:
             self._requests -= order.requests
             self._fetching -= not order.stored
+            self._passing.discard(inode)
         return order

@@ -194,6 +194,13 @@ def stats_json(status: MountStatus) -> bytes:
         "trainers": list(map(_trainer_figures, status.trainers)),
         "jobs": [_job_figures(job) for job in status.jobs],
         "plans": [_plan_figures(plan) for plan in status.prefetcher.plans],
+        "fetches_ahead": {
+            "under_way": status.prefetcher.under_way,
+            "limit": status.prefetcher.limit,
+            "most": status.prefetcher.most,
+            "latency_s": round(status.prefetcher.latency_s, 6),
+            "bytes_per_s": round(status.prefetcher.bytes_per_s),
+        },
         "workers": options.workers,
         "uptime_s": round(status.uptime_s, 3),
         "metrics": {**status.counters, **status.gauges()},

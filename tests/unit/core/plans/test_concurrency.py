@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from spiderfs.core.plans.fetch_limits import SLICE_S, TRY_AGAIN, Concurrency
+from spiderfs.core.plans.fetch_limits import FIRST_FETCHES, SLICE_S, TRY_AGAIN, Concurrency
 
 SIZE = 100_000
-MOST = 64
+MOST = 256
 
 
 class Simulated:
@@ -87,7 +87,7 @@ def test_windows_without_enough_work_say_nothing() -> None:
         now += 0.1
         concurrency.fetched(SIZE, 0.05, now)
         concurrency.short_of_work(now)
-    assert concurrency.limit == 8
+    assert concurrency.limit == FIRST_FETCHES
     assert concurrency.latency_s == pytest.approx(0.05)
 
 
@@ -115,8 +115,14 @@ def test_the_limit_is_never_less_than_one() -> None:
         assert 1 <= concurrency.limit <= 4
 
 
-def test_with_short_windows_it_grows_in_less_time() -> None:
-    source = Simulated(0.005, 1e12)
-    source.concurrency = Concurrency(MOST, first=8, slice_s=SLICE_S / 5)
-    assert source.run(SLICE_S * 2)[-1] == MOST
-    assert Simulated(0.005, 1e12).run(SLICE_S * 2)[-1] < MOST
+def test_it_doubles_from_the_start_until_that_brings_nothing() -> None:
+    source = Simulated(0.02, 1e12)
+    limits = source.run(0.5)
+    assert limits[0] == FIRST_FETCHES
+    assert list(dict.fromkeys(limits)) == [32, 64, 128, 256]
+
+
+def test_a_source_that_is_full_at_the_start_is_not_drowned() -> None:
+    # Ten fetches at a time fill the line: each waits for those before it.
+    source = Simulated(0.02, 50e6)
+    assert max(source.run(3)) <= 2 * FIRST_FETCHES

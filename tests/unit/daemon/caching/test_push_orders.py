@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import trio
 
-from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, REFUSED, UNREAD, Access
+from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, REFUSED, UNREAD, UNSTORED, Access
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching import pusher
@@ -57,13 +57,24 @@ class Pusher:
 
 
 class Harness:
-    def __init__(self, directory: Path, most: int = 8, size: int = SIZE, order: Sequence[int] = range(FILES)) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        most: int = 8,
+        size: int = SIZE,
+        order: Sequence[int] = range(FILES),
+        capacity: int = 1 << 30,
+    ) -> None:
         self.counters = SharedCounters(1).row(0)
         self.cache = CacheControl(MemoryContent(), "minio", 0.5, self.counters)
-        self.cache.restore(1 << 30, None)
+        self.cache.restore(capacity, None)
         options = Options(source=directory, mountpoint=directory, cache_dir=directory, source_timeout_s=30)
         self.pushed = SharedSlots(1 << 16)
-        self.way = PushAhead(options, SharedSlots(1024), self.pushed, self.counters, self.cache, most, MOST_BYTES)
+        self.passing = SharedSlots(1 << 12)
+        threads = SharedSlots(1024)
+        self.way = PushAhead(
+            options, threads, self.pushed, self.passing, self.counters, self.cache, most, MOST_BYTES
+        )
         self.pusher = Pusher()
         self.way._pusher = self.pusher  # type: ignore[assignment]
         self.size = size
@@ -435,3 +446,34 @@ def test_readers_need_no_stand_ins_for_what_waits_for_them(tmp_path: Path) -> No
     assert 1 in drawn.harness.pushed
     drawn.progressed(1)
     assert 1 not in drawn.harness.pushed
+
+
+def test_what_the_engine_would_not_keep_is_not_for_the_store(tmp_path: Path) -> None:
+    # Of the whole list a tenth has room, and no draw after this epoch's is known: the first that come stay.
+    harness = Harness(tmp_path, order=range(FILES), capacity=FILES * SIZE // 10)
+    kept = passed = 0
+    for inode in range(1, 41):
+        assert harness.push(1) == [inode]
+        passes = inode in harness.passing
+        passed += passes
+        if not passes:
+            harness.cache.place(inode)
+            kept += 1
+        harness.tell(inode, where=(UNSTORED if passes else FETCHED) | PUSHED)
+        assert inode not in harness.passing, "it was fetched, so a reader that asks again may have it stored"
+    assert kept and passed
+    assert [found.where for _, found in harness.done].count(UNSTORED) == passed
+
+
+def test_a_large_file_is_for_the_store_in_any_case(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, size=1 << 20, capacity=1 << 20)
+    assert harness.push(4)
+    assert not any(inode in harness.passing for inode in range(1, 5))
+
+
+def test_a_push_that_fails_leaves_its_draw_as_a_reason_to_keep_the_sample(harness: Harness) -> None:
+    harness.push(1)
+    epoch = harness.reader.epoch
+    assert epoch.next_use(1) is None, "it is on its way to its reader"
+    harness.tell(1, where=UNREAD | PUSHED)
+    assert epoch.next_use(1) == 0

@@ -23,8 +23,9 @@ FIRST_FETCHES = 32
 # of a few thousand files takes a few seconds.
 SLICE_S = 0.05
 SLICE_LATENCIES = 4
-# A slice's rate has grown, or fallen, if it is this multiple of the best rate.
-GREW, FELL = 1.05, 0.8
+# A slice's rate has grown, or fallen, if it is this multiple of the best rate; after a growth of the limit the rate has
+# to grow by this share of that, too: at a source that is nearly full each further fetch only waits for the others.
+GREW, FELL, GREW_SHARE = 1.05, 0.8, 1 / 4
 # Slices without a change, 2 s or more, after which a higher limit is tried again.
 TRY_AGAIN = 40
 # Weight of one fetch in the moving mean of the latency.
@@ -54,16 +55,20 @@ class Concurrency:
         self._doubles = True
         self._grown_by = 0
         self._quiet = 0
-        self._since_s = 0.0
+        self._since_s: float | None = None
         self._bytes = 0
 
-    def short_of_work(self, now_s: float) -> None:
+    def short_of_work(self) -> None:
         """Note that there was nothing to fetch although the limit allowed another fetch: the slice begins anew."""
-        self._begin(now_s)
+        self._since_s = None
 
     def fetched(self, size: int, took_s: float, now_s: float) -> None:
         """Note that a fetch of `size` bytes has ended, and that there was another file to fetch."""
         self.latency_s += (took_s - self.latency_s) * (_WEIGHT if self.latency_s else 1.0)
+        if self._since_s is None:
+            # What came before was on its way for a latency, in which nothing else could come.
+            self._begin(now_s)
+            return
         self._bytes += size
         elapsed_s = now_s - self._since_s
         if elapsed_s >= max(SLICE_S, SLICE_LATENCIES * self.latency_s):
@@ -72,7 +77,8 @@ class Concurrency:
 
     def _judge(self, rate: float) -> None:
         self.bytes_per_s = rate
-        if rate > self._best * GREW:
+        before = self.limit - self._grown_by
+        if rate > self._best * max(GREW, 1 + GREW_SHARE * self._grown_by / before):
             self._best = rate
             self._grow()
         elif rate < self._best * FELL:

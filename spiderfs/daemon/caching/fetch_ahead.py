@@ -81,9 +81,11 @@ class FetchAhead:
         return self._windows.setdefault(reader, Window(reader.opens, reader.late))
 
     def has_room(self) -> bool:
-        # What is on its way lands together, and what is pushed out of landing unseen was fetched in vain.
-        lands = sum(self._fetching.values()) < self._cache.landing_room_bytes
-        return len(self._fetching) < self.concurrency.limit and (lands or not self._fetching)
+        # What is on its way lands together, and takes free room or that of others. What is pushed out of landing
+        # unseen, or finds the room taken, was fetched in vain.
+        free = self._cache.engine.budget_bytes - self._cache.engine.used_bytes
+        fits = sum(self._fetching.values()) < max(free, self._cache.landing_room_bytes - free)
+        return len(self._fetching) < self.concurrency.limit and (fits or not self._fetching)
 
     def is_near(self, inode: int) -> bool:
         if inode in self._cache.engine.members or inode in self._fetching:

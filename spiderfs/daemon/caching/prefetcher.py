@@ -230,7 +230,7 @@ class Prefetcher:
             while way.has_room():
                 found = next(due, None)
                 if found is None:
-                    way.concurrency.short_of_work(now)
+                    way.concurrency.short_of_work()
                     break
                 by, node, reader, position = found
                 by.bring(node, reader, position, partial(self._brought, by))

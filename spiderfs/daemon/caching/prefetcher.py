@@ -336,6 +336,8 @@ class Prefetcher:
         if brought.where == FETCHED:
             self._keep(node.inode)
         else:
+            # What the kernel alone has was fetched ahead too.
+            self._counters.add("prefetched", int(brought.where == UNSTORED and not brought.failed))
             self._cache.engine.owed.not_kept(node.inode)
         if brought.failed:
             self._failed[node.inode] = now + _FAILED_PAUSE_S

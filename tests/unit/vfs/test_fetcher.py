@@ -60,6 +60,7 @@ class FailingContent(MemoryContent):
 
 class Harness:
     def __init__(self, directory: Path, content: Content | None = None) -> None:
+        self.passing: set[int] = set()
         self.source = MemorySource()
         self.memory = FailingContent()
         self.memory.set_capacity(1 << 30)
@@ -71,7 +72,7 @@ class Harness:
         self.lock = directory / "fetch.lock"
         self.interlock = FetchLock(self.lock)
         self.full_disk = Episode(directory / "full-disk")
-        self.fetcher = Fetcher(self.client, self.content, self.interlock, self.full_disk, row)
+        self.fetcher = Fetcher(self.client, self.content, self.interlock, self.full_disk, row, passing=self.passing)
 
     def add(self, content: bytes, inode: int = 100_000, path: bytes = b"file") -> Node:
         return Node(inode, path, self.source.add(path, content))
@@ -99,6 +100,32 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 def local(fetcher: Fetcher, key: ContentKey) -> bytes | None:
     payload = fetcher.local(key)
     return None if payload is None else bytes(payload)
+
+
+def test_what_passes_is_not_stored_and_its_further_reads_find_it(harness: Harness) -> None:
+    async def test() -> None:
+        node = harness.add(b"content")
+        key = ContentKey(node.inode)
+        harness.passing.add(node.inode)
+        assert await harness.fetcher.fetch(node) == (b"content", UNSTORED)
+        assert not harness.fetcher.stored(key)
+        assert harness.memory.usage().landing_entries == 0
+        found = harness.fetcher.passing(key, 3, 4)
+        assert found is not None
+        assert bytes(found) == b"tent"
+        harness.passing.clear()
+        assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
+
+    run(test)
+
+
+def test_blocks_of_a_large_file_never_pass(harness: Harness) -> None:
+    async def test() -> None:
+        node = harness.add(b"x" * (BLOCK_BYTES + 1))
+        harness.passing.add(node.inode)
+        assert (await harness.fetcher.fetch(node, 2))[1] == FETCHED
+
+    run(test)
 
 
 def test_a_whole_file_is_fetched_and_lands(harness: Harness) -> None:

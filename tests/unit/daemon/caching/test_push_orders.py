@@ -65,9 +65,7 @@ class Harness:
         self.pushed = SharedSlots(1 << 16)
         self.passing = SharedSlots(1 << 12)
         threads = SharedSlots(1024)
-        self.way = PushAhead(
-            options, threads, self.pushed, self.passing, self.counters, self.cache, most, MOST_BYTES
-        )
+        self.way = PushAhead(options, threads, self.pushed, self.passing, self.counters, self.cache, most, MOST_BYTES)
         self.pusher = Pusher()
         self.way._pusher = self.pusher  # type: ignore[assignment]
         self.size = size

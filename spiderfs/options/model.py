@@ -70,8 +70,7 @@ __all__ = [
 # The two options that the command line takes as arguments.
 ARGUMENTS = ("source", "mountpoint")
 
-# An object store answers in tens of milliseconds, and as many requests at a time as one likes. A listing of it cannot
-# be compared with an mtime, so it is believed for as long as names are.
+# A listing of an object store cannot be compared with an mtime, so it is believed for as long as names are.
 OBJECT_STORE_DEFAULTS = {"dir_ttl": 3600.0}
 
 # Nobody writes a longer file of options; the limit ends the reading of a device such as /dev/zero.

@@ -5,12 +5,12 @@
     .venv/bin/python -m benchmarks.training.partition --quick        some two minutes, for a look
 
 A PyTorch DataLoader reads images through a mount, as benchmarks.serving.image_loader does: Pillow decodes and crops
-each at random. Nothing is trained. In each of three settings (a slow source, a slow processor, a small cache),
-`spiderfs profile` measures and predicts; then the loader reads epochs through one mount for each of six splits (`-o
-forms=`), and through one with forms=auto. The mount holds originals (E), BMP views (D), and what the loader gave of
-some samples (A, made anew after three uses): these are chosen among those that are shown as originals, as the law has
-each sample in one form. Mounts are not immutable, for with so few images the page cache would hold all that the cache
-does not.
+each at random. Nothing is trained. In each of four settings (a slow source, a slow processor, a small cache, and a
+narrow line, for which equation 9 was made), `spiderfs profile` measures and predicts; then the loader reads epochs
+through one mount for each of six splits (`-o forms=`), and through one with forms=auto. The mount holds originals (E),
+BMP views (D), and what the loader gave of some samples (A, made anew after three uses): these are chosen among those
+that are shown as originals, as the law has each sample in one form. Mounts are not immutable, for with so few images
+the page cache would hold all that the cache does not.
 
 In the setting "seneca", a slow processor with a cache of 40 % of what the views take, the split that the law names and
 the one that equation 9 names are compared with a cache of originals alone. In the paper ("Preparation Meets
@@ -73,6 +73,8 @@ class Setting:
     workers: int
     cached: float
     form: Literal["encoded", "decoded"] = "encoded"
+    bandwidth: int = 0
+    """Bytes that the source gives in a second; 0 is no limit."""
 
 
 SENECA = "seneca"
@@ -80,8 +82,14 @@ SETTINGS = {
     "slow source": Setting(30, workers=2, cached=0.8),
     "slow processor": Setting(0, workers=1, cached=1.6),
     "small cache": Setting(10, workers=2, cached=0.3),
+    "narrow line": Setting(1, workers=2, cached=0.5, bandwidth=5_000_000),
     SENECA: Setting(0, workers=1, cached=0.4, form="decoded"),
 }
+
+
+def line_of(setting: Setting) -> str:
+    """The option for the bytes that the source gives in a second."""
+    return f"source.bandwidth={setting.bandwidth}"
 
 
 @dataclass(frozen=True)
@@ -197,7 +205,7 @@ def split_mount(
     cache.cache.mkdir(mode=0o700, parents=True)
     save_record(record, cache.profile)
     options = f"policy=minio,view={VIEW},forms={forms}"
-    with mounted(source, scratch, capacity, setting.latency_ms, options) as mount:
+    with mounted(source, scratch, capacity, setting.latency_ms, f"{options},{line_of(setting)}") as mount:
         stats = json.loads((mount / ".spiderfs/stats.json").read_bytes())
         yield mount, Split.parse(stats["split"]), stats["view_share"]
 
@@ -226,7 +234,7 @@ def measure_setting(
 ) -> tuple[Profile, list[Row]]:
     """What was profiled, and a row for each split; the last one is that of forms=auto."""
     with ExitStack() as stack:
-        with mounted(source, scratch / "p", 1 << 30, setting.latency_ms, "policy=minio") as mount:
+        with mounted(source, scratch / "p", 1 << 30, setting.latency_ms, f"policy=minio,{line_of(setting)}") as mount:
             speeds, profile = profiled(mount, scratch, setting, extent.profiled)
         record, sizes = speeds.record(profile), profile.sizes(VIEW)
         given: tuple[Split, ...] = SHOWN
@@ -311,6 +319,10 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     extent = QUICK if arguments.quick else FULL
     extent = replace(extent, images=arguments.images or extent.images, rounds=arguments.rounds or extent.rounds)
     settings: dict[str, Any] = {}
+    if arguments.json is not None and arguments.json.exists():
+        # Other settings of the same extent stay.
+        kept = json.loads(arguments.json.read_text())
+        settings = kept["settings"] if kept["images"] == extent.images else {}
     with scratch_directory("partition") as scratch:
         source = scratch / "source"
         names = make_images(source, arguments.data, extent.images)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, quote_plus, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -22,7 +24,8 @@ MODIFIED_S = 1_700_000_000
 class ObjectServer:
     """The objects of one bucket; everything may be changed while it is asked."""
 
-    def __init__(self, bucket: str = "bucket") -> None:
+    def __init__(self, bucket: str = "bucket", certificate: Path | None = None) -> None:
+        """`certificate`: a PEM file with a key; then it speaks TLS, as the host `localhost`."""
         self.bucket = bucket
         self.objects: dict[str, bytes] = {}
         self.requests: list[str] = []
@@ -35,12 +38,14 @@ class ObjectServer:
         """Keys of which half of the bytes come."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
         self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+            self.url = f"https://localhost:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def close(self) -> None:
         self._server.shutdown()
@@ -168,8 +173,8 @@ def _handler_of(server: ObjectServer) -> type[BaseHTTPRequestHandler]:
 
 
 @contextlib.contextmanager
-def object_server(bucket: str = "bucket") -> Iterator[ObjectServer]:
-    server = ObjectServer(bucket)
+def object_server(bucket: str = "bucket", certificate: Path | None = None) -> Iterator[ObjectServer]:
+    server = ObjectServer(bucket, certificate)
     try:
         yield server
     finally:

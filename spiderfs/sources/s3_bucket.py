@@ -72,6 +72,19 @@ _ADVICE = {
     "InvalidBucketName": "no bucket can have this name: check it",
 }  # fmt: skip
 
+_UNREACHED = "it cannot be reached: check source.endpoint and the network"
+_TROUBLES = {
+    "EndpointConnectionError": _UNREACHED,
+    "ConnectTimeoutError": _UNREACHED,
+    "ProxyConnectionError": "the proxy cannot be reached: check HTTPS_PROXY",
+    "ReadTimeoutError": "it has not answered in time",
+    "ConnectionClosedError": "it has broken off",
+    "SSLError": "its certificate is not trusted: name the authority's in AWS_CA_BUNDLE",
+    "ProfileNotFound": "there is no such profile: check source.profile and AWS_PROFILE",
+    "PartialCredentialsError": "half of the credentials are missing: check them",
+    "FileNotFoundError": "a file that AWS_CA_BUNDLE names is missing",
+}
+
 
 class StoreSettings(NamedTuple):
     """How a store is reached; what is empty is found as other programs find it (AWS_* variables, profiles, roles)."""
@@ -120,7 +133,7 @@ class Bucket:
             # A listing says that something is gone by not having it.
             raise self._error("" if code in _GONE else code, prefix, clients) from None
         except BotoCoreError as exc:
-            raise SourceUnavailable(f"s3://{self._name}: {_without_details(exc)}") from None
+            raise SourceUnavailable(f"s3://{self._name}: {_trouble(exc)}") from None
         page: Page = answer["page"]
         return page
 
@@ -204,7 +217,7 @@ class Bucket:
                     lists = self._list_client(session, region)
             gets = self._get_store(session, lists, credentials)
         except (BotoCoreError, OSError) as exc:
-            raise SourceUnavailable(f"s3://{self._name} cannot be asked: {_without_details(exc)}") from None
+            raise SourceUnavailable(f"s3://{self._name}: {_trouble(exc)}") from None
         return _Clients(os.getpid(), lists, gets, time.monotonic())
 
     def _list_client(self, session: Any, region: str | None) -> Any:
@@ -299,6 +312,7 @@ def _code_of(exc: Exception) -> str:
     return code[1] if code else ""
 
 
-def _without_details(exc: Exception) -> str:
-    """What botocore has met: the texts of these may have URLs of requests in them."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(exc).__name__).lower()
+def _trouble(exc: Exception) -> str:
+    """What botocore has met, in our words: the texts of these may have URLs of requests in them."""
+    name = type(exc).__name__
+    return _TROUBLES.get(name, f"botocore has failed ({name})")

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import random
+import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mounting import Mounted, eventually, mounted, options_text, run_spiderfs
+from mounting import Mounted, children, eventually, mounted, options_text, run_spiderfs
 from object_server import ObjectServer, object_server
 from PIL import Image
 
 SECRET, TOKEN = "SECRET-of-a-test", "TOKEN-of-a-test"
 MODES = pytest.mark.parametrize("mode", [{}, {"immutable": "on"}, {"workers": 2}], ids=["opened", "immutable", "two"])
+OPENED_AND_IMMUTABLE = pytest.mark.parametrize("mode", [{}, {"immutable": "on"}], ids=["opened", "immutable"])
 
 
 @pytest.fixture
@@ -83,7 +87,7 @@ def test_an_object_of_a_known_path_needs_no_walk(server: ObjectServer, tmp_path:
         assert set(server.asked()) <= {"LIST train/c1/none.jpg", "GET train/large"}
 
 
-@MODES
+@OPENED_AND_IMMUTABLE
 def test_what_fails_now_and_then_is_asked_for_again(
     server: ObjectServer, tmp_path: Path, mode: dict[str, object]
 ) -> None:
@@ -148,6 +152,48 @@ def test_what_is_cached_is_read_while_the_store_is_away(server: ObjectServer, tm
         assert files(mount) == server.objects
 
 
+@OPENED_AND_IMMUTABLE
+def test_a_store_that_hangs_holds_nobody_for_long(
+    server: ObjectServer, tmp_path: Path, mode: dict[str, object]
+) -> None:
+    options = {"source__timeout_s": 1, "source__attempts": 1}
+    with shown(server, tmp_path, allowed=("not answered", "unanswered"), **options, **mode) as mount:
+        files = [mount.point / f"c{number % 3}/{number:03}.jpg" for number in range(8)]
+        assert files[0].read_bytes() == server.objects["train/c0/000.jpg"]
+        server.latency_s = 3.0
+        began = time.monotonic()
+        with ThreadPoolExecutor(8) as pool:
+            reads = [pool.submit(path.read_bytes) for path in files[1:]]
+        assert {type(read.exception()) for read in reads} == {TimeoutError}
+        # One look-up, an open and, in an immutable mount, a READ of one page more, for each of them.
+        assert time.monotonic() - began < 4.5
+        assert files[0].read_bytes() == server.objects["train/c0/000.jpg"]
+        server.latency_s = 0.0
+
+        def all_are_read() -> bool:
+            with contextlib.suppress(OSError):
+                return [path.read_bytes() for path in files] == [
+                    server.objects[f"train/{path.relative_to(mount.point)}"] for path in files
+                ]
+            return False
+
+        eventually(all_are_read, what="the store's return")
+
+
+@MODES
+def test_processes_that_are_killed_connect_anew(server: ObjectServer, tmp_path: Path, mode: dict[str, object]) -> None:
+    with shown(server, tmp_path, **mode) as mount:
+        mount.expect("ended", "the process ends")
+        paths = [mount.point / key.removeprefix("train/") for key in server.objects]
+        for number, path in enumerate(paths):
+            if number in (20, 40):
+                worker = mount.workers()[0]
+                for pid in [worker] if number == 20 else children(worker):
+                    os.kill(pid, signal.SIGKILL)
+            assert path.read_bytes() == server.objects[f"train/{path.relative_to(mount.point)}"]
+        assert mount.metric("source_errors") == 0
+
+
 def test_views_of_objects_are_made(server: ObjectServer, tmp_path: Path) -> None:
     image = io.BytesIO()
     Image.effect_noise((640, 480), 50).save(image, "PNG")
@@ -187,7 +233,7 @@ def test_no_secret_is_ever_written_or_shown(server: ObjectServer, tmp_path: Path
         ("s3://key:word@bucket/train", {}, "leave out what signs or logs in"),
         ("gs://bucket/train", {}, "spiderfs shows directories and s3:// only"),
         ("s3://bucket/train", {"packages": "source"}, "leave out packages"),
-        ("s3://bucket/train", {"source.profile": "none-such"}, "profile not found"),
+        ("s3://bucket/train", {"source.profile": "none-such"}, "no such profile"),
         ("s3://bucket/train", {"source.endpoint": "ftp://host"}, "write it like https://"),
         ("s3://bucket/train", {"source.endpoint": "http://me:SECRET@host"}, "leave the password out"),
     ],

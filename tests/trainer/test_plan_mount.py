@@ -13,6 +13,7 @@ from typing import Any
 import planned_loader
 import pytest
 from mounting import Mounted, eventually, mounted
+from object_server import object_server
 from training_process import TrainingProcess, training_process
 
 from spiderfs.core.plans.schedule import UNPROVEN_SAMPLES
@@ -207,3 +208,21 @@ def test_a_manager_that_is_killed_hears_how_far_the_training_is(source: Path, tm
             drawn += loader.epoch()
             eventually(lambda: plan(mount)["taken"] == FILES)
             assert sum(reads(mount)) <= drawn
+
+
+def test_the_objects_of_a_bucket_are_fetched_ahead_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with object_server() as server:
+        for number in range(FILES):
+            server.objects[f"{number % 4}/{number:05d}"] = b"%05d" % number + bytes(SIZE)
+        server.latency_s = 0.01
+        with mounted("s3://bucket", tmp_path / "place", source__endpoint=server.url) as mount:
+            server.asked()
+            with loading(mount, epochs=[None, None], step_s=0.02) as loader:
+                assert loader.epoch() == FILES
+                loader.go_on()
+                assert loader.epoch() == FILES
+                assert mount.metric("prefetched") > FILES / 4
+                asked = server.asked("GET")
+                assert len(asked) == len(set(asked)) == FILES

@@ -1,7 +1,7 @@
 """A page of a bucket's listing, read out of the XML of ListObjectsV2.
 
 botocore asks for the page: it finds the endpoint, signs, and understands errors. It does not read the page, for its own
-parser takes 65 ms of processor time for 1,000 keys, and this one 4.
+parser takes 46 ms of processor time for 1,000 keys, and this one 6.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ def seconds(time: datetime) -> int:
     return int(time.timestamp())
 
 
+def _is_quoted(key: str) -> bool:
+    return "%" in key or "+" in key
+
+
+def _unquoted(listed: Listed) -> Listed:
+    return listed._replace(key=unquote_plus(listed.key))
+
+
 class _Reader:
     """Collects a page while expat reads it."""
 
@@ -58,7 +66,7 @@ class _Reader:
         if not is_last and not self.page.get("NextContinuationToken"):
             raise ValueError("the next page cannot be asked for")
         if self.page.get("EncodingType") == "url":
-            self.objects = [listed._replace(key=unquote_plus(listed.key)) for listed in self.objects]
+            self.objects = [_unquoted(listed) if _is_quoted(listed.key) else listed for listed in self.objects]
             self.prefixes = [unquote_plus(prefix) for prefix in self.prefixes]
         return Page(self.objects, self.prefixes, None if is_last else self.page["NextContinuationToken"])
 

@@ -163,8 +163,9 @@ class MountContext:
         # A row of its own: two processes that add to one row could lose a count.
         counters = self.row(row + _rows_of_processes(options) - MANAGER_ROW)
         source = ViewSource(self.source, self.forms, makers, options.sample_max_bytes, counters.add)
-        # A reader's fetch never queues behind files that are pushed ahead.
-        return ReadProcess(source, options.fetches + self.pushes, longest, before, deliver_to, cautious)
+        # A reader's fetch never queues behind files that are pushed ahead; no push comes to the manager.
+        at_a_time = options.fetches if row == MANAGER_ROW else options.fetches + self.pushes
+        return ReadProcess(source, at_a_time, longest, before, deliver_to, cautious)
 
     def views_room(self, catalogue: Catalogue) -> ViewsRoom:
         """What of the cache is for views, where the root shows both these and originals."""

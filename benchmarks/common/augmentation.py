@@ -5,6 +5,7 @@ Each is one step of a pipeline, as `trainer_hook.refurbish` splits them. Their r
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ STRONGEST = 30
 MAGNITUDE = 9
 # Of the parts of an image that a distortion leaves without a pixel.
 GREY = (128, 128, 128)
+CROPPED_SHARE, ASPECTS, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # RandomResizedCrop's defaults
 
 
 class Layer:
@@ -52,6 +54,20 @@ class Crop:
             random.randint(0, length + 2 * self._padding - self._side) - self._padding for length in image.size
         )
         return image.crop((left, top, left + self._side, top + self._side))
+
+
+def crop_of(width: int, height: int) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom of a random part of an image, drawn as RandomResizedCrop draws it."""
+    for _ in range(TRIES):
+        area = width * height * random.uniform(*CROPPED_SHARE)
+        aspect = math.exp(random.uniform(*map(math.log, ASPECTS)))
+        wide, high = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < wide <= width and 0 < high <= height:
+            left, top = random.randint(0, width - wide), random.randint(0, height - high)
+            return left, top, left + wide, top + high
+    side = min(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    return left, top, left + side, top + side
 
 
 def mirrored(image: Image.Image) -> Image.Image:

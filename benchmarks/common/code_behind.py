@@ -60,6 +60,7 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
     "soak": ("spiderfs", "trainer_hook"),
     "stall": _PLANNING,
     "stall-immutable": _PLANNING,
+    "streaming_formats": (*_FETCHING, *_PLANNING),
     "systems": TRAINED,
     "train": (*TRAINED, *_PLANNING),
     "two_jobs": TRAINED,

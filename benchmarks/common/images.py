@@ -26,8 +26,8 @@ IN_A_DIRECTORY = 500
 HELP = "take the photos below DIR, and enlarge smaller images there, in place of images that are made up"
 
 
-def make_images(root: Path, data: Path | None, count: int) -> list[str]:
-    """Write image files below `root`, 500 to a directory; returns their names. Too few below `data` are repeated."""
+def make_images(root: Path, data: Path | None, count: int, in_a_directory: int = IN_A_DIRECTORY) -> list[str]:
+    """Write image files below `root`, so many a directory; returns their names. Too few below `data` are repeated."""
     found = [] if data is None else sorted(path for path in data.rglob("*") if path.suffix.lower() in SUFFIXES)
     if data is not None and not found:
         raise RuntimeError(f"{data} holds no .jpg, .jpeg or .png: name another directory, or leave --data out")
@@ -36,7 +36,7 @@ def make_images(root: Path, data: Path | None, count: int) -> list[str]:
     noise = noise_of(generator)
     names = []
     for number in range(count):
-        name = f"{number // IN_A_DIRECTORY:03d}/{number:06d}.jpg"
+        name = f"{number // in_a_directory:03d}/{number:06d}.jpg"
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not chosen:

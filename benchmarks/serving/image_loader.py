@@ -18,10 +18,8 @@ the daemon together, which other load on the machine changes less than it change
 from __future__ import annotations
 
 import argparse
-import math
 import multiprocessing
 import os
-import random
 import shutil
 import statistics
 import sys
@@ -36,7 +34,7 @@ from PIL import Image
 from rich.console import Console
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.common.augmentation import as_bytes, mirrored
+from benchmarks.common.augmentation import as_bytes, crop_of, mirrored
 from benchmarks.common.command import add_data, add_names, add_numbers, command_line
 from benchmarks.common.images import HELP, make_images
 from benchmarks.common.interruption import exit_status, scratch_directory
@@ -47,7 +45,6 @@ from benchmarks.serving.peers import PEERS, Mounted, install_missing, mounted
 from benchmarks.serving.readers import read_all
 
 CROP = 224
-CROPPED_SHARE, ASPECTS, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # RandomResizedCrop's defaults
 BATCH = 64
 LOADER_WORKERS = 2
 TABLE_WIDTH = 100
@@ -90,20 +87,6 @@ class Images(Dataset[torch.Tensor]):
             image = file.convert("RGB")
         cropped = image.resize((CROP, CROP), Image.Resampling.BILINEAR, box=crop_of(*image.size))
         return as_bytes(mirrored(cropped))
-
-
-def crop_of(width: int, height: int) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom of a random part of an image, drawn as RandomResizedCrop draws it."""
-    for _ in range(TRIES):
-        area = width * height * random.uniform(*CROPPED_SHARE)
-        aspect = math.exp(random.uniform(*map(math.log, ASPECTS)))
-        wide, high = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < wide <= width and 0 < high <= height:
-            left, top = random.randint(0, width - wide), random.randint(0, height - high)
-            return left, top, left + wide, top + high
-    side = min(width, height)
-    left, top = (width - side) // 2, (height - side) // 2
-    return left, top, left + side, top + side
 
 
 def copy_files(root: Path, names: list[str], into: Path) -> None:

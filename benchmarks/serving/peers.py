@@ -25,6 +25,7 @@ START_PATIENCE_S = 30.0
 STOP_PATIENCE_S = 15.0
 SPIDERFS_CAPACITY = "100GiB"
 INSTALL_PEERS = Path(__file__).resolve().parents[1] / "install-peers"
+PYTHON_OF_PEERS = INSTALL_PEERS.parents[1] / ".peers" / "bin" / "python"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,12 @@ def install_missing(names: Collection[str]) -> None:
     """Install bindfs and rclone if one of them is among the names and its program is missing."""
     if any(name in ("bindfs", "rclone") and shutil.which(name) is None for name in names):
         subprocess.run([INSTALL_PEERS], check=True)
+
+
+def python_of_peers() -> Path:
+    """The interpreter of the environment that holds streaming formats and image decoders, which is made if missing."""
+    subprocess.run([INSTALL_PEERS, "python"], check=True)
+    return PYTHON_OF_PEERS
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from rich.table import Table
 from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.results import at_least, machine, plain_table, save, wide_console
+from benchmarks.common.walking import index, walk
 from benchmarks.serving import process_cost
 from benchmarks.serving.peers import Mounted, install_missing, mounted
 from benchmarks.serving.readers import READ_BYTES, open_read_close, read_all
@@ -93,26 +94,6 @@ def scan(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) ->
                 figures[peer.name]["index"].append(seconds(index, peer.root))
             say(f"round {number + 1} of {rounds}")
     return figures
-
-
-def walk(root: Path) -> None:
-    for directory, _, names in os.walk(root, onerror=_fail):
-        for name in names:
-            os.stat(os.path.join(directory, name))
-
-
-def _fail(error: OSError) -> None:
-    """Raise the error of a directory that cannot be listed, which os.walk would leave out."""
-    raise error
-
-
-def index(root: Path) -> list[tuple[str, str]]:
-    """The samples of a folder, listed in the way of torchvision's ImageFolder."""
-    samples = []
-    for label in sorted(entry.name for entry in os.scandir(root) if entry.is_dir()):
-        for directory, _, names in sorted(os.walk(root / label, onerror=_fail, followlinks=True)):
-            samples += [(os.path.join(directory, name), label) for name in sorted(names)]
-    return samples
 
 
 def seconds(function: Callable[[Path], object], root: Path) -> float:

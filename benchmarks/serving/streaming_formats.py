@@ -1,0 +1,321 @@
+"""How a first and a second epoch through a mount compare with streaming formats, which need a conversion.
+
+    .venv/bin/python -m benchmarks.serving.streaming_formats                 thirteen minutes
+    .venv/bin/python -m benchmarks.serving.streaming_formats --data DIR      the same, of the photos in DIR
+    .venv/bin/python -m benchmarks.serving.streaming_formats --quick         under a minute, without formats
+
+1,000 photos in 100 folders are read twice, each time in a new order, by a loader with two workers that decode, crop to
+224 x 224 and flip alike (`benchmarks.serving.format_loaders`). Nothing is trained. The cases:
+
+    remote   a simulated source, 20 ms away, that gives 200 MB/s
+    fifth    the same, and a cache that holds a fifth of the bytes
+    local    photos, shards and what is mounted lie on the local disk, without delay
+
+Systems take turns round by round, each in a process of its own with an empty cache, and each has the line alone:
+
+    direct               plain files: the loader's workers ask the slow source, a file at a time
+    spiderfs, planned    a mount of the source; the loader lists it as ImageFolder does, and has published its plan
+    immutable planned    the same with -o immutable
+    mosaicml, litdata, webdataset
+                         converted beforehand to shards of 4 MB, which each gets from the slow source by its own support
+                         for remote stores, a shard a request. WebDataset shuffles shards and a buffer alone.
+    FFCV                 is left out: its package is source, which a C++ compiler has to build against OpenCV
+
+All are delayed by the same code (`spiderfs.sources.faults`), in the process that asks: no server takes processor time.
+A mount lies there before the process begins, as mounts do; its cache is empty. "Imports" is the time from the start of
+the process until PyTorch and the format's library are loaded, "start" from there until the loader knows its samples and
+the plan is published, "whole" from the start of the process to the end of the first epoch. In "fifth" mounts get a
+capacity of a fifth, formats a limit on their cache; the loader has the kernel forget each photo that it has read from a
+mount, since pages are no part of a capacity. "Kept" is what lies in the cache when the second epoch ends, as a share of
+the photos. A ratio is the median of the ratios within a round.
+
+Formats and loaders have an environment of their own, .peers, which benchmarks/install-peers makes. With --quick the
+loaders run in .venv instead, unless --systems names a format.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.common.command import add_data, add_names, add_numbers, command_line
+from benchmarks.common.images import HELP, make_images
+from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.mounts import mounted
+from benchmarks.common.results import Verdict, machine, plain_table, save, verdict_table, wide_console
+from benchmarks.serving.format_loaders import FORMATS, SHARD_BYTES, Task
+from benchmarks.serving.peers import python_of_peers
+from spiderfs.sources.faults import FaultState
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE_WIDTH = 120
+FOLDERS = 100
+# Of all photos: more than they are, so that nothing is evicted.
+ROOMY = 2.0
+# A loader that has not read two epochs after so long has hung.
+PATIENCE_S = 180.0
+ENOUGH_OF_PEER, START_S = 0.9, 0.5
+AIMED_AT = ("mosaicml", "litdata")
+
+
+@dataclass(frozen=True)
+class Extent:
+    images: int
+    rounds: int
+
+
+FULL, QUICK = Extent(1_000, rounds=3), Extent(200, rounds=1)
+
+
+@dataclass(frozen=True)
+class Case:
+    latency_ms: float = 0.0
+    bytes_per_s: int = 0  # 0 is unlimited
+    cached_share: float | None = None
+
+
+CASES = {
+    "remote": Case(20.0, 200_000_000),
+    "fifth": Case(20.0, 200_000_000, cached_share=0.2),
+    "local": Case(),
+}
+
+
+@dataclass(frozen=True)
+class System:
+    loader: str = "files"
+    mount_options: str | None = None
+    """None if there is no mount."""
+    planned: bool = False
+
+
+SYSTEMS = {
+    "direct": System(),
+    "spiderfs": System(mount_options=""),
+    "planned": System(mount_options="", planned=True),
+    "immutable planned": System(mount_options=",immutable=on", planned=True),
+    **{name: System(name) for name in FORMATS},
+}
+WITHOUT_FORMATS = tuple(name for name in SYSTEMS if name not in FORMATS)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one process of a loader did, or with what words it refused."""
+
+    imports_s: float = 0.0
+    start_s: float = 0.0
+    first: float = 0.0
+    """Images a second, of an epoch."""
+    second: float = 0.0
+    whole_s: float = 0.0
+    kept_bytes: int = 0
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Data:
+    photos: Path
+    total_bytes: int
+    images: int
+    shards: Path
+    """With a directory for each format."""
+
+
+def measured(system: System, case: Case, data: Data, scratch: Path, python: Path) -> Reading:
+    """Two epochs of a system with an empty cache; `scratch` does not exist yet."""
+    most_bytes = None if case.cached_share is None else int(case.cached_share * data.total_bytes)
+    cache = scratch / "cache"
+    photos = data.photos if system.loader == "files" else data.shards / system.loader
+    task = Task(system.loader, str(photos), str(cache), planned=system.planned)
+    if system.mount_options is not None:
+        capacity = most_bytes or int(ROOMY * data.total_bytes)
+        options = f"source.bandwidth={case.bytes_per_s or 'unlimited'}{system.mount_options}"
+        with mounted(photos, scratch, capacity, case.latency_ms, options) as mount:
+            return read(replace(task, data=str(mount), drops_pages=most_bytes is not None), data.images, python)
+    cache.mkdir(parents=True)
+    if not case.latency_ms:
+        return read(task, data.images, python)
+    faults = scratch / "faults"
+    FaultState.create(faults, latency_ms=case.latency_ms, bandwidth=case.bytes_per_s).close()
+    return read(replace(task, faults=str(faults), most_bytes=most_bytes), data.images, python)
+
+
+def read(task: Task, images: int, python: Path) -> Reading:
+    """Run the loader of a task; raises RuntimeError if plain files or a mount do not give every image twice."""
+    began_s = time.monotonic()
+    try:
+        times = loaders(python, "read", json.dumps(asdict(task)))
+    except RuntimeError as error:
+        if task.loader not in FORMATS:
+            raise
+        return Reading(refused=str(error))
+    kept_bytes = sum(path.lstat().st_blocks * 512 for path in Path(task.cache).rglob("*") if path.is_file())
+    if times["images"] != [images, images]:
+        raise RuntimeError(f"the loader of {task.loader} gave {times['images']} images, and not {images} each time")
+    imported_s, ready_s, (first_s, second_s) = times["imported_s"], times["ready_s"], times["ends_s"]
+    return Reading(
+        imported_s - began_s,
+        ready_s - imported_s,
+        images / (first_s - ready_s),
+        images / (second_s - first_s),
+        first_s - began_s,
+        kept_bytes,
+    )
+
+
+def loaders(python: Path, *words: str) -> dict[str, Any]:
+    """What `benchmarks.serving.format_loaders` answers; raises RuntimeError with the last line of what it says."""
+    command = [str(python), "-m", "benchmarks.serving.format_loaders", *words]
+    pipe = subprocess.PIPE
+    # A session of its own, so that a loader that hangs ends with its workers.
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            said, errors = process.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"did not end in {PATIENCE_S:.0f} s") from error
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        raise RuntimeError(([line for line in errors.splitlines() if line.strip()] or ["no word"])[-1].strip())
+    answer: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return answer
+
+
+def ratio(readings: dict[str, list[Reading]], system: str, to: str, field: str = "first") -> list[float]:
+    """How many times the other's figure a system's is, in each round; empty if one of them refused."""
+    pairs = zip(readings.get(system, []), readings.get(to, []), strict=False)
+    return [getattr(one, field) / getattr(other, field) for one, other in pairs if not one.refused + other.refused]
+
+
+def show(name: str, readings: dict[str, list[Reading]], data: Data, console: Console) -> None:
+    peers = [peer for peer in AIMED_AT if peer in readings]
+    headings = (
+        "imports s",
+        "start s",
+        "first, images/s",
+        *(f"x {peer}" for peer in peers),
+        "second",
+        "whole s",
+        "kept",
+    )
+    case = CASES[name]
+    title = f"{name}: {data.images:,} photos of {data.total_bytes / data.images / 1000:.0f} kB, "
+    title += f"{case.latency_ms:g} ms away, {case.bytes_per_s / 1e6:g} MB/s" if case.latency_ms else "on the local disk"
+    table = plain_table(title, "", *headings)
+    for system, found in readings.items():
+        done = [reading for reading in found if not reading.refused]
+        if not done:
+            table.add_row(system, "refused")
+            continue
+        median = {
+            field: statistics.median(getattr(one, field) for one in done)
+            for field in asdict(done[0])
+            if field != "refused"
+        }
+        of_peers = [ratio(readings, system, peer) for peer in peers]
+        table.add_row(
+            system,
+            f"{median['imports_s']:.1f}",
+            f"{median['start_s']:.2f}",
+            f"{median['first']:,.0f}",
+            *(f"{statistics.median(ratios):.2f}" if ratios else "" for ratios in of_peers),
+            f"{median['second']:,.0f}",
+            f"{median['whole_s']:.1f}",
+            f"{median['kept_bytes'] / data.total_bytes:.2f}",
+        )
+    console.print(table)
+    for system, found in readings.items():
+        if words := {reading.refused for reading in found} - {""}:
+            console.print(f"{system}, in {sum(bool(one.refused) for one in found)} of {len(found)} rounds: {words}")
+
+
+def verdicts(readings: dict[str, list[Reading]]) -> list[Verdict]:
+    """What the aims ask of mounts with a plan whose source is far away."""
+    found = []
+    for system in (name for name in readings if SYSTEMS[name].planned):
+        for peer in AIMED_AT:
+            if ratios := ratio(readings, system, peer):
+                reached = statistics.median(ratios) >= ENOUGH_OF_PEER
+                what = f"{system}: first epoch, x {peer}"
+                found.append(Verdict(what, f">= {ENOUGH_OF_PEER}", ratios, reached))
+        starts = [reading.start_s for reading in readings[system]]
+        found.append(Verdict(f"{system}: start, s", f"<= {START_S}", starts, statistics.median(starts) <= START_S))
+    return found
+
+
+def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    extent = QUICK if arguments.quick else FULL
+    count, rounds = arguments.images or extent.images, arguments.rounds or extent.rounds
+    systems = arguments.systems or (WITHOUT_FORMATS if arguments.quick else tuple(SYSTEMS))
+    cases = arguments.cases or (("remote",) if arguments.quick else tuple(CASES))
+    formats = [name for name in systems if name in FORMATS]
+    python = python_of_peers() if formats or not arguments.quick else Path(sys.executable)
+    figures: dict[str, dict[str, list[Reading]]] = {}
+    with scratch_directory("formats") as scratch:
+        names = make_images(scratch / "photos", arguments.data, count, -(-count // FOLDERS))
+        total_bytes = sum((scratch / "photos" / name).stat().st_size for name in names)
+        data = Data(scratch / "photos", total_bytes, count, scratch / "shards")
+        data.shards.mkdir()
+        converted = {}
+        for name in formats:
+            converted[name] = loaders(python, "convert", name, str(data.photos), str(data.shards / name))
+            console.log(f"{name} {converted[name]['version']}: converted in {converted[name]['seconds']:.1f} s")
+        os.sync()
+        for case in cases:
+            for number in range(rounds):
+                first = number % len(systems)
+                for system in systems[first:] + systems[:first]:
+                    place = scratch / f"{case}-{number}-{system.replace(' ', '-')}"
+                    reading = measured(SYSTEMS[system], CASES[case], data, place, python)
+                    figures.setdefault(case, {}).setdefault(system, []).append(reading)
+                console.log(f"{case}: round {number + 1} of {rounds}")
+            figures[case] = {system: figures[case][system] for system in systems}
+            show(case, figures[case], data, console)
+    if judged := verdicts(figures.get("remote", {})):
+        console.print(verdict_table("remote", judged, [".2f"] * len(judged)))
+    return {
+        "machine": machine(),
+        "images": count,
+        "bytes": total_bytes,
+        "shard_bytes": SHARD_BYTES,
+        "converted": converted,
+        "cases": {case: asdict(CASES[case]) for case in figures},
+        "readings": {
+            case: {system: [asdict(one) for one in found] for system, found in of_case.items()}
+            for case, of_case in figures.items()
+        },
+    }
+
+
+def main() -> int:
+    parser = command_line(__doc__)
+    add_data(parser, HELP)
+    add_numbers(parser, FULL, QUICK, images="images", rounds="rounds")
+    add_names(parser, "--systems", SYSTEMS, "systems (default all, quick without formats)")
+    add_names(parser, "--cases", CASES, "cases (default all, quick remote)")
+    arguments = parser.parse_args()
+
+    def measure_all() -> None:
+        save(arguments.json, run(arguments, wide_console(TABLE_WIDTH)))
+
+    return exit_status("streaming_formats", measure_all, "interrupted; everything is unmounted and deleted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Where benchmarks/serving/streaming_formats.py could silently be wrong: ratios, refusals, and what loaders read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common.images import make_images
+from benchmarks.serving import streaming_formats
+from benchmarks.serving.format_loaders import FORMATS, LOADERS, Remote, Task, files
+from benchmarks.serving.streaming_formats import Reading, measured, ratio, verdicts
+from spiderfs.sources.faults import FaultState
+
+PYTHON = Path(sys.executable)
+PHOTOS = 12
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> streaming_formats.Data:
+    make_images(tmp_path / "photos", None, PHOTOS, in_a_directory=4)
+    return streaming_formats.Data(tmp_path / "photos", 1_000_000, PHOTOS, tmp_path / "shards")
+
+
+def readings(*first: float) -> list[Reading]:
+    return [Reading(first=figure, start_s=0.1) for figure in first]
+
+
+def test_a_ratio_is_of_one_round_in_which_nobody_refused() -> None:
+    found = {"planned": readings(300, 400, 500), "litdata": [*readings(100, 800), Reading(refused="no")]}
+    assert ratio(found, "planned", "litdata") == [3.0, 0.5]
+    assert ratio(found, "planned", "mosaicml") == []
+
+
+def test_an_aim_is_judged_by_the_median() -> None:
+    found = verdicts({"direct": readings(1), "planned": readings(80, 91, 100), "mosaicml": readings(100, 100, 100)})
+    assert [(verdict.what, verdict.reached) for verdict in found] == [
+        ("planned: first epoch, x mosaicml", True),
+        ("planned: start, s", True),
+    ]
+    late = [Reading(first=89, start_s=0.6)]
+    assert not any(verdict.reached for verdict in verdicts({"planned": late, "litdata": readings(100)}))
+
+
+def test_every_system_has_a_loader() -> None:
+    assert {system.loader for system in streaming_formats.SYSTEMS.values()} == set(LOADERS)
+    assert set(FORMATS) < set(LOADERS)
+
+
+def test_a_slow_source_lists_what_a_walk_lists(data: streaming_formats.Data, tmp_path: Path) -> None:
+    FaultState.create(tmp_path / "faults", latency_ms=1).close()
+    remote = Remote(str(data.photos), str(tmp_path / "faults"))
+    local = files(Task("files", str(data.photos), "")).dataset.samples  # type: ignore[attr-defined]
+    assert [str(data.photos / name) for name, _ in remote.index()] == [path for path, _ in local]
+    name = remote.index()[0][0]
+    assert remote.read(name) == (data.photos / name).read_bytes()
+
+
+@pytest.mark.parametrize("case", ["remote", "local"])
+def test_plain_files_are_read_twice(data: streaming_formats.Data, tmp_path: Path, case: str) -> None:
+    found = measured(streaming_formats.SYSTEMS["direct"], streaming_formats.CASES[case], data, tmp_path / "run", PYTHON)
+    # Four requests list three folders and the root.
+    assert (found.start_s >= 0.08) == (case == "remote")
+    assert found.first > 0 < found.second
+    assert found.whole_s > found.imports_s > 0
+
+
+def test_a_format_that_refuses_is_quoted_and_others_raise(data: streaming_formats.Data) -> None:
+    task = Task("litdata", str(data.photos), str(data.shards))
+    found = streaming_formats.read(task, PHOTOS, PYTHON)
+    assert "No module named 'litdata'" in found.refused
+    with pytest.raises(RuntimeError, match="No such file"):
+        streaming_formats.read(Task("files", "/does/not/exist", str(data.shards)), PHOTOS, PYTHON)
+
+
+def test_a_loader_that_loses_images_is_not_measured(data: streaming_formats.Data) -> None:
+    with pytest.raises(RuntimeError, match="gave \\[12, 12\\] images, and not 13 each time"):
+        streaming_formats.read(Task("files", str(data.photos), str(data.shards)), PHOTOS + 1, PYTHON)
+
+
+def test_a_task_survives_the_way_to_its_process() -> None:
+    task = Task("files", "/photos", "/cache", faults="/faults", most_bytes=1, planned=True, drops_pages=True)
+    assert Task(**json.loads(json.dumps(asdict(task)))) == task

@@ -27,6 +27,7 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
     "accuracy-short": TRAINED,
     "client": ("spiderfs/client", "spiderfs/store", "spiderfs/shared"),
     "cpu_split": _SERVING,
+    "decoding": (*_SERVING, "spiderfs/views"),
     "embedding_width": ("spiderfs/scorer", "trainer_hook/model/capture.py"),
     "epoch": _SERVING,
     "equivalence": TRAINED,

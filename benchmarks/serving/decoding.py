@@ -1,0 +1,155 @@
+"""Which decoder makes the most of a mount: the recipes of docs/howto/decoding.md, beside Pillow on the local disk.
+
+    .venv/bin/python -m benchmarks.serving.decoding                 some three minutes
+    .venv/bin/python -m benchmarks.serving.decoding --data DIR      the same, of the images in DIR
+    .venv/bin/python -m benchmarks.serving.decoding --quick         under a minute, without what only .peers has
+
+Each row is a recipe that reads every image once in an epoch, in a new order, with two loader workers (or two threads).
+Each image is decoded, and a random part of it resized to 224 x 224 as RandomResizedCrop does; nothing is trained. All
+but the first read an immutable mount with the view that is named. The images are those of
+`benchmarks.serving.image_loader`. Rows take turns epoch by epoch, and each has read every image once before, so caches
+and the page cache are warm. A ratio is the median of the ratios within a round.
+
+Decoders have an environment of their own, .peers, which benchmarks/install-peers makes; DALI runs on the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.common.command import add_data, add_names, add_numbers, command_line
+from benchmarks.common.images import HELP, make_images
+from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.results import machine, plain_table, save, wide_console
+from benchmarks.serving.decoders import DALI, ROOT, THREADS, Task
+from benchmarks.serving.peers import mounted, python_of_peers
+
+TABLE_WIDTH = 110
+LOCAL, ORIGINAL = "local disk", "original"
+
+
+@dataclass(frozen=True)
+class Extent:
+    images: int
+    rounds: int
+
+
+FULL, QUICK = Extent(1_000, rounds=7), Extent(200, rounds=2)
+
+
+@dataclass(frozen=True)
+class Row:
+    recipe: str
+    """A heading of the page."""
+    shown: str
+    """What is read: LOCAL, ORIGINAL, or a view."""
+    is_quick: bool = True
+    """Whether .venv has what the recipe imports."""
+
+
+PILLOW, TORCHVISION = "Pillow", "torchvision.io"
+OPENCV, SIMPLEJPEG, NUMPY = "OpenCV", "simplejpeg and OpenCV", "NumPy and OpenCV"
+ROWS = {
+    f"{row.shown}, {row.recipe}": row
+    for row in (
+        Row(PILLOW, LOCAL),
+        Row(PILLOW, ORIGINAL),
+        Row(TORCHVISION, ORIGINAL, is_quick=False),
+        Row(OPENCV, ORIGINAL),
+        Row(SIMPLEJPEG, ORIGINAL),
+        Row(DALI, ORIGINAL, is_quick=False),
+        Row(PILLOW, "jpeg256"),
+        Row(TORCHVISION, "jpeg256", is_quick=False),
+        Row(OPENCV, "jpeg256"),
+        Row(SIMPLEJPEG, "jpeg256"),
+        Row(DALI, "jpeg256", is_quick=False),
+        Row(PILLOW, "bmp256"),
+        Row(OPENCV, "bmp256"),
+        Row(THREADS, "bmp256"),
+        Row(NUMPY, "npy256"),
+    )
+}
+BASE = f"{LOCAL}, {PILLOW}"
+
+
+def ratio(rates: dict[str, list[float]], name: str) -> float:
+    """How many times the base's rate a row's is: the median of the ratios within the rounds."""
+    return statistics.median(ours / base for ours, base in zip(rates[name], rates[BASE], strict=True))
+
+
+def show(rates: dict[str, list[float]], of_original: dict[str, float], title: str, console: Console) -> None:
+    table = plain_table(title, "", "images/s", "least", "most", "x local disk", "bytes, x original")
+    for name, found in rates.items():
+        cells = [f"{figure:,.0f}" for figure in (statistics.median(found), min(found), max(found))]
+        table.add_row(name, *cells, f"{ratio(rates, name):.2f}", f"{of_original[name]:.2f}")
+    console.print(table)
+
+
+def measured(python: Path, task: Task) -> dict[str, list[float]]:
+    """What `benchmarks.serving.decoders` answers; raises RuntimeError if it fails."""
+    command = [str(python), "-m", "benchmarks.serving.decoders", json.dumps(asdict(task))]
+    # Ctrl-C reaches it too, and its workers; the mounts are free as soon as it has ended.
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError("the loader failed; its message stands above")
+    found: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    extent = QUICK if arguments.quick else FULL
+    count, rounds = arguments.images or extent.images, arguments.rounds or extent.rounds
+    named = arguments.rows or [name for name, row in ROWS.items() if row.is_quick or not arguments.quick]
+    names = [BASE, *(name for name in named if name != BASE)]
+    # A figure of one environment says nothing of another: PyTorch and Pillow may be others.
+    python = Path(sys.executable) if all(ROWS[name].is_quick for name in names) else python_of_peers()
+    with scratch_directory("decoding") as scratch, ExitStack() as stack:
+        source = scratch / "source"
+        images = make_images(source, arguments.data, count)
+        total_bytes = sum((source / name).stat().st_size for name in images)
+        os.sync()
+        roots = {LOCAL: source}
+        for shown in dict.fromkeys(ROWS[name].shown for name in names if ROWS[name].shown != LOCAL):
+            view = f"view={shown}" if shown != ORIGINAL else ""
+            roots[shown] = stack.enter_context(mounted("immutable", source, scratch / shown, view)).root
+        bytes_of = {shown: sum((root / name).stat().st_size for name in images) for shown, root in roots.items()}
+        rows = {name: (ROWS[name].recipe, str(roots[ROWS[name].shown])) for name in names}
+        rates = measured(python, Task(rows, rounds))
+    of_original = {name: bytes_of[ROWS[name].shown] / total_bytes for name in names}
+    show(rates, of_original, f"{count:,} images of {total_bytes / count / 1000:.0f} kB, {rounds} rounds", console)
+    return {
+        "machine": machine(),
+        "images": count,
+        "bytes": total_bytes,
+        "images_per_s": rates,
+        "of_local_disk": {name: ratio(rates, name) for name in rates},
+        "bytes_of_original": of_original,
+    }
+
+
+def main() -> int:
+    parser = command_line(__doc__)
+    add_data(parser, HELP)
+    add_numbers(parser, FULL, QUICK, images="images", rounds="rounds")
+    add_names(parser, "--rows", ROWS, "rows beside the first (default all)")
+    arguments = parser.parse_args()
+
+    def measure_all() -> None:
+        save(arguments.json, run(arguments, wide_console(TABLE_WIDTH)))
+
+    return exit_status("decoding", measure_all, "interrupted; everything is unmounted and deleted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -60,9 +60,11 @@ class ObjectServer:
     def listing(self, query: dict[str, str]) -> bytes:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         after, most = query.get("continuation-token", ""), min(int(query.get("max-keys", "1000")), self.page_keys)
+        # A test may change the objects meanwhile.
+        objects = dict(self.objects)
         rows: list[str] = []
         last, prefixes, more = "", set(), False
-        for key in sorted(key for key in list(self.objects) if key.startswith(prefix)):
+        for key in sorted(key for key in objects if key.startswith(prefix)):
             below, slash, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
             shown = prefix + below + slash if slash else key
             if shown <= after or shown in prefixes:
@@ -70,7 +72,7 @@ class ObjectServer:
             if len(rows) == most:
                 more = True
                 break
-            rows.append(self._prefix_row(shown) if slash else self._object_row(key))
+            rows.append(self._prefix_row(shown) if slash else self._object_row(key, objects[key]))
             if slash:
                 prefixes.add(shown)
             last = shown
@@ -85,8 +87,7 @@ class ObjectServer:
     def _prefix_row(self, prefix: str) -> str:
         return f"<CommonPrefixes><Prefix>{_quoted(prefix)}</Prefix></CommonPrefixes>"
 
-    def _object_row(self, key: str) -> str:
-        content = self.objects[key]
+    def _object_row(self, key: str, content: bytes) -> str:
         return (
             f"<Contents><Key>{_quoted(key)}</Key><LastModified>2023-11-14T22:13:20.123Z</LastModified>"
             f"<ETag>&quot;{e_tag(content)}&quot;</ETag><Size>{len(content)}</Size>"
@@ -125,10 +126,10 @@ def _handler_of(server: ObjectServer) -> type[BaseHTTPRequestHandler]:
                 self._fail(*failure)
             elif "list-type" in query:
                 self._answer(200, server.listing(query), {"Content-Type": "application/xml"})
-            elif key not in server.objects:
+            elif (content := server.objects.get(key)) is None:
                 self._fail(404, "NoSuchKey")
             else:
-                self._give(key, server.objects[key])
+                self._give(key, content)
 
         def do_HEAD(self) -> None:
             server.requests.append(f"HEAD {self.path}")

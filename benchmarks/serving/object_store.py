@@ -37,7 +37,7 @@ from rich.console import Console
 
 from benchmarks.common.command import add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.mounts import mounted, spiderfs
+from benchmarks.common.mounts import spiderfs
 from benchmarks.common.results import machine, plain_table, save
 
 BUCKET, OBJECT_BYTES, READERS = "bucket", 110_000, 8
@@ -220,14 +220,21 @@ def walk_s(root: Path, names: int) -> float:
 # -- the measurement
 
 
-def options_of(system: str, url: str) -> str:
-    options = f"source.endpoint={url},source.anonymous"
-    return f"{options},immutable" if system == "immutable" else options
+@contextmanager
+def shown(prefix: str, place: Path, url: str, options: str = "") -> Iterator[Path]:
+    """A mount of what lies below a prefix; its cache stays in `place`."""
+    mount = place / "mnt"
+    mount.mkdir(parents=True, exist_ok=True)
+    given = f"cache_dir={place / 'cache'},log_file={place / 'log'},source.endpoint={url},source.anonymous{options}"
+    spiderfs("mount", f"s3://{BUCKET}/{prefix}", mount, "-o", given)
+    try:
+        yield mount
+    finally:
+        spiderfs("umount", mount)
 
 
 def measure_reads(extent: Extent, url: str, asked: Callable[[], int], scratch: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {name: {"first_s": [], "again_s": [], "requests": 0} for name in SYSTEMS}
-    capacity = 2 * extent.objects * OBJECT_BYTES
     with ProcessPoolExecutor(READERS, multiprocessing.get_context("spawn")) as readers:
         for turn in range(extent.rounds):
             for system in [*SYSTEMS[turn % 3 :], *SYSTEMS[: turn % 3]]:
@@ -235,8 +242,8 @@ def measure_reads(extent: Extent, url: str, asked: Callable[[], int], scratch: P
                 if system == "obstore":
                     found[system]["first_s"].append(reading_s(readers, url, extent))
                 else:
-                    place = scratch / f"{system}{turn}"
-                    with mounted(f"s3://{BUCKET}/objects", place, capacity, 0, options_of(system, url)) as mount:
+                    options = ",immutable" if system == "immutable" else ""
+                    with shown("objects", scratch / f"{system}{turn}", url, options) as mount:
                         found[system]["first_s"].append(reading_s(readers, str(mount), extent))
                         found[system]["again_s"].append(reading_s(readers, str(mount), extent))
                 found[system]["requests"] += asked()
@@ -244,18 +251,12 @@ def measure_reads(extent: Extent, url: str, asked: Callable[[], int], scratch: P
 
 
 def measure_walks(extent: Extent, url: str, asked: Callable[[], int], scratch: Path) -> dict[str, tuple[float, int]]:
-    mount, names = scratch / "walked", extent.directories * extent.names
-    mount.mkdir()
-    given = f"cache_dir={scratch / 'names'},log_file={scratch / 'log'},{options_of('opened', url)}"
     found = {}
     for walks in (("first", "again"), ("after a remount",)):
-        spiderfs("mount", f"s3://{BUCKET}/tree", mount, "-o", given)
-        try:
+        with shown("tree", scratch / "walked", url) as mount:
             for walk in walks:
                 asked()
-                found[walk] = walk_s(mount, names), asked()
-        finally:
-            spiderfs("umount", mount)
+                found[walk] = walk_s(mount, extent.directories * extent.names), asked()
     return found
 
 

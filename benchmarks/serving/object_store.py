@@ -144,6 +144,7 @@ def serve(extent: Extent, connection: Connection) -> None:
             try:
                 connection.recv()
             except EOFError:
+                loop.remove_reader(connection.fileno())
                 ended.set_result(None)
                 return
             connection.send(asked[0])

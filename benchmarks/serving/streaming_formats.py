@@ -46,6 +46,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -180,10 +181,21 @@ def loaders(python: Path, *words: str) -> dict[str, Any]:
     """What `benchmarks.serving.format_loaders` answers; raises RuntimeError with the last line of what it says."""
     command = [str(python), "-m", "benchmarks.serving.format_loaders", *words]
     pipe = subprocess.PIPE
-    # A session of its own, so that a loader that hangs ends with its workers.
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-    ) as process:
+    # Formats leave locks and shards among the temporary files. A session of its own, so that a loader that hangs ends
+    # with its workers.
+    with (
+        TemporaryDirectory(prefix="spiderfs-", ignore_cleanup_errors=True) as temporary,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"TMPDIR": temporary},
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            start_new_session=True,
+        ) as process,
+    ):
         try:
             said, errors = process.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired as error:

@@ -158,15 +158,14 @@ def test_a_store_that_hangs_holds_nobody_for_long(
 ) -> None:
     options = {"source__timeout_s": 1, "source__attempts": 1}
     with shown(server, tmp_path, allowed=("not answered", "unanswered"), **options, **mode) as mount:
-        files = [mount.point / f"c{number % 3}/{number:03}.jpg" for number in range(8)]
+        files = [mount.point / f"c{number % 3}/{number:03}.jpg" for number in range(17)]
         assert files[0].read_bytes() == server.objects["train/c0/000.jpg"]
         server.latency_s = 3.0
         began = time.monotonic()
-        with ThreadPoolExecutor(8) as pool:
+        with ThreadPoolExecutor(16) as pool:
             reads = [pool.submit(path.read_bytes) for path in files[1:]]
         assert {type(read.exception()) for read in reads} == {TimeoutError}
-        # One look-up, an open and, in an immutable mount, a READ of one page more, for each of them.
-        assert time.monotonic() - began < 4.5
+        assert time.monotonic() - began < 12, "they have waited at the same time"
         assert files[0].read_bytes() == server.objects["train/c0/000.jpg"]
         server.latency_s = 0.0
 

@@ -73,6 +73,8 @@ def warn(remark: str) -> None:
 def explained(mount: Mount, exc: OSError) -> MountError:
     """The error that tells a person why an access to a control file failed and what to do."""
     here = mount.mountpoint
+    if mounted_at(here) is None:
+        return MountError(f"{here} was unmounted meanwhile: mount it again")
     if isinstance(exc, TimeoutError):
         return MountError(f"the daemon of {here} does not answer: detach it with 'spiderfs umount --lazy {here}'")
     if exc.errno == errno.ENOTCONN:

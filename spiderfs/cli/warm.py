@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import click
 
@@ -24,6 +25,8 @@ from spiderfs.cli.control_files import (
     find_mount,
     printable,
     read_control,
+    read_stats,
+    warn,
     write_control,
 )
 from spiderfs.cli.signals import ended_by_signals
@@ -50,7 +53,7 @@ Show = Callable[[str, int, int | None], None]
 @click.command()
 @click.argument("mountpoint")
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
-@click.option("--names", is_flag=True, help="Only look up names and attributes; fetch no file.")
+@click.option("--names", is_flag=True, help="Only look up names and attributes; fetch no file. Takes no globs.")
 @click.option("--detach", is_flag=True, help="Return at once: the daemon goes on by itself.")
 def warm(mountpoint: str, paths: tuple[str, ...], names: bool, detach: bool) -> None:
     """Fetch all files at and below each PATH into the cache of the mount at MOUNTPOINT; without a PATH, all its files.
@@ -62,26 +65,25 @@ def warm(mountpoint: str, paths: tuple[str, ...], names: bool, detach: bool) -> 
     if names and detach:
         raise click.UsageError("--names is done by this command itself: leave out --detach, or write & behind it")
     mount = find_mount(mountpoint)
-    wanted = _wanted(mount, mountpoint, paths or (str(mount.mountpoint),))
+    wanted = _wanted(mount, mountpoint, paths or (str(mount.mountpoint),), globs=not names)
     try:
         with ended_by_signals():
             if names:
                 _look_up(mount, wanted)
             else:
                 _fetch(mount, wanted, detach)
+    except BrokenPipeError:
+        # Nobody reads what this command prints any more: click ends it without a word, as any command.
+        raise
     except OSError as exc:
-        if exc.errno == errno.EINVAL:
-            raise ConfigError(
-                f"the daemon refused the list: {mount.mountpoint}/{CONTROL_DIR}/config says why in its first line"
-            ) from exc
-        raise explained(mount, exc) from exc
+        raise SpiderfsError(f"the list cannot be read, or the progress cannot be shown: {exc.strerror}") from exc
 
 
 # -- what is wanted
 
 
-def _wanted(mount: Mount, mountpoint: str, paths: Iterable[str]) -> Iterator[str]:
-    """The paths and globs, relative to the mount; raises ConfigError."""
+def _wanted(mount: Mount, mountpoint: str, paths: Iterable[str], globs: bool) -> Iterator[str]:
+    """The paths, and with `globs` globs, relative to the mount; raises ConfigError."""
     for path in paths:
         if path == "-":
             name = ""
@@ -93,8 +95,8 @@ def _wanted(mount: Mount, mountpoint: str, paths: Iterable[str]) -> Iterator[str
                 raise ConfigError("there is no path on the standard input: write one a line")
         else:
             relative = _relative(mount, mountpoint, path)
-            _check_exists(mount, relative)
-            yield relative
+            is_glob = globs and any(letter in relative for letter in "*?[")
+            yield relative if is_glob else _at_end_of_links(mount, relative)
 
 
 def _relative(mount: Mount, mountpoint: str, path: str) -> str:
@@ -111,15 +113,16 @@ def _relative(mount: Mount, mountpoint: str, path: str) -> str:
     return relative
 
 
-def _check_exists(mount: Mount, relative: str) -> None:
-    if any(letter in relative for letter in "*?["):
-        return
+def _at_end_of_links(mount: Mount, relative: str) -> str:
+    """The path of the file that a path means, which must be one of the mount; raises ConfigError."""
+    path = f"{mount.mountpoint}/{relative}"
     try:
-        within(ANSWER_TIMEOUT_S, (mount.mountpoint / relative).lstat)
+        found = within(ANSWER_TIMEOUT_S, lambda: os.path.realpath(path, strict=True))
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise ConfigError(f"{mount.mountpoint} has no file {relative}: write a path below it") from exc
     except OSError:
-        pass  # The source may answer the daemon, and if not the daemon says so.
+        return relative  # The source may answer the daemon, and if not the daemon says so.
+    return _relative(mount, str(mount.mountpoint), found)
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
@@ -145,27 +148,57 @@ def _fetch(mount: Mount, wanted: Iterator[str], detach: bool) -> None:
             f"{mount.mountpoint} is being warmed already, {_counts(before)}: wait until that is done, or end it with"
             f" 'echo > {mount.mountpoint}/{CONTROL_DIR}/warm'"
         )
-    began, asked = time.monotonic(), False
+    began, restarts, asked = time.monotonic(), _stats(mount)["metrics"]["manager_restarts"], False
     try:
         for piece in _pieces(wanted):
             asked = True
-            write_control(mount, "warm", piece)
+            _ask(mount, piece)
         if detach:
             click.echo(f"the daemon goes on: {mount.mountpoint}/{CONTROL_DIR}/warm says how far it is")
             return
         warming = _followed(mount)
     except BaseException as exc:
         if asked:
-            write_control(mount, "warm", "\n")
+            _ask(mount, "\n")
         if asked and isinstance(exc, KeyboardInterrupt):
             raise _ended(_look(mount)) from exc
         raise
-    _tell(mount, warming, time.monotonic() - began)
+    stats = _stats(mount)
+    if stats["metrics"]["manager_restarts"] != restarts:
+        raise MountError(
+            f"the manager of {mount.mountpoint} was started again, and has forgotten what to fetch: run this command"
+            " again, and it goes on from there"
+        )
+    _tell(mount, warming, time.monotonic() - began, stats["capacity_bytes"])
+
+
+@contextmanager
+def _explaining(mount: Mount) -> Iterator[None]:
+    """Have the mount's errors say what to do."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno == errno.EINVAL:
+            raise ConfigError(
+                f"the daemon refused the list: {mount.mountpoint}/{CONTROL_DIR}/config says why in its first line"
+            ) from exc
+        raise explained(mount, exc) from exc
+
+
+def _ask(mount: Mount, text: str) -> None:
+    with _explaining(mount):
+        write_control(mount, "warm", text)
+
+
+def _stats(mount: Mount) -> dict[str, Any]:
+    with _explaining(mount):
+        return read_stats(mount)
 
 
 def _look(mount: Mount) -> Warming:
     try:
-        return Warming.of_line(read_control(mount, "warm"))
+        with _explaining(mount):
+            return Warming.of_line(read_control(mount, "warm"))
     except ValueError as exc:
         raise MountError(f"{mount.mountpoint} has a daemon of another version of spiderfs: mount it again") from exc
 
@@ -173,22 +206,16 @@ def _look(mount: Mount) -> Warming:
 def _followed(mount: Mount) -> Warming:
     """Show how far the daemon is until it is at an end."""
     seen: deque[tuple[float, int]] = deque(maxlen=_RATE_LOOKS)
-    found = 0
     with _shown() as show:
         while True:
             warming = _look(mount)
-            if warming.found < found:
-                raise MountError(
-                    f"the manager of {mount.mountpoint} was started again, and has forgotten what to fetch: run this"
-                    " command again, and it goes on from there"
-                )
-            found = warming.found
             if not warming.working:
                 return warming
             seen.append((time.monotonic(), warming.fetched_bytes))
             (first_s, first), (last_s, last) = seen[0], seen[-1]
             rate = (last - first) / (last_s - first_s) if last > first else 0.0
-            show(_said(warming, rate), found - warming.left, None if warming.searching else found)
+            done, of = warming.found - warming.left, warming.found
+            show(_said(warming, rate), done, None if warming.searching else of)
             time.sleep(_LOOK_INTERVAL_S)
 
 
@@ -212,7 +239,7 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _tell(mount: Mount, warming: Warming, took_s: float) -> None:
+def _tell(mount: Mount, warming: Warming, took_s: float, capacity_bytes: int) -> None:
     """Print what has become of the files; raises SpiderfsError if some are not there."""
     if warming.ended:
         raise _ended(warming)
@@ -220,6 +247,8 @@ def _tell(mount: Mount, warming: Warming, took_s: float) -> None:
         f"{warming.fetched:,} files fetched ({round_size(warming.fetched_bytes)}) in {_duration(took_s)},"
         f" {warming.present:,} were cached before"
     )
+    if warming.fetched_bytes > capacity_bytes:
+        warn(f"the cache holds {round_size(capacity_bytes)}, so not all of what was fetched is in it")
     troubles = []
     if warming.failed:
         troubles.append(f"{warming.failed:,} files or directories could not be read, and the daemon's log says why")

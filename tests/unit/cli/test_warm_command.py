@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from spiderfs.cli import warm
+from spiderfs.cli.control_files import explained
 from spiderfs.cli.main import main
+from spiderfs.errors import SpiderfsError
 from spiderfs.linux import mounts
-from spiderfs.linux.mounts import Mount
+from spiderfs.linux.mounts import FSTYPE, Mount
 from spiderfs.shared.warming import Warming
 
 
@@ -22,6 +27,8 @@ class Daemon:
     def __init__(self) -> None:
         self.written: list[str] = []
         self.says: list[Warming | BaseException] = [Warming()]
+        self.restarts = [0]
+        self.capacity_bytes = 1 << 30
 
     def read(self, mount: Mount, name: str) -> str:
         assert name == "warm"
@@ -29,6 +36,10 @@ class Daemon:
         if isinstance(said, BaseException):
             raise said
         return said.line()
+
+    def stats(self, mount: Mount) -> dict[str, Any]:
+        restarts = self.restarts.pop(0) if len(self.restarts) > 1 else self.restarts[0]
+        return {"metrics": {"manager_restarts": restarts}, "capacity_bytes": self.capacity_bytes}
 
     def write(self, mount: Mount, name: str, text: str) -> None:
         assert name == "warm"
@@ -52,6 +63,7 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def daemon(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     daemon = Daemon()
     monkeypatch.setattr(warm, "read_control", daemon.read)
+    monkeypatch.setattr(warm, "read_stats", daemon.stats)
     monkeypatch.setattr(warm, "write_control", daemon.write)
     monkeypatch.setattr(warm, "_LOOK_INTERVAL_S", 0.0)
     return daemon
@@ -115,6 +127,18 @@ def test_a_path_that_cannot_be_meant_is_refused_before_anything_is_fetched(
     assert daemon.written == []
 
 
+def test_a_link_means_what_it_leads_to(mounted: Path, daemon: Daemon, tmp_path: Path) -> None:
+    (mounted / "latest").symlink_to("train")
+    (mounted / "away").symlink_to(tmp_path)
+    (mounted / "round").symlink_to("round")
+    assert spiderfs(mounted, "latest/cat").exit_code == 0
+    assert spiderfs(mounted, "round").exit_code == 0, "the daemon says what is wrong"
+    assert daemon.written == ["train/cat\n", "round\n"]
+    assert refusal(mounted, "away") == (
+        f"spiderfs: {tmp_path} lies outside of the mount at {mounted}: write a path below it\n"
+    )
+
+
 def test_a_list_on_stdin_comes_in_pieces(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "_PIECE_BYTES", 20)
     lines = [b"train/cat/1", b"", b" odd \xff name", os.fsencode(mounted) + b"/val", b"not/checked/here"]
@@ -168,8 +192,39 @@ def test_it_fails_where_files_are_not_there(mounted: Path, daemon: Daemon) -> No
     )
     daemon.says = [Warming(), Warming(ended=True, found=5, fetched=3, left=2)]
     assert "ended after 3 of 5 files" in refusal(mounted)
-    daemon.says = [Warming(), Warming(found=5, left=5), Warming()]
+
+
+@pytest.mark.parametrize("found", [0, 5], ids=["before any file was found", "later"])
+def test_a_manager_that_was_started_again_has_forgotten_all(mounted: Path, daemon: Daemon, found: int) -> None:
+    daemon.says = [Warming(), Warming(searching=True, found=found, left=found), Warming()]
+    daemon.restarts = [1, 2]
     assert f"the manager of {mounted} was started again" in refusal(mounted)
+
+
+def test_it_says_that_the_cache_is_smaller_than_what_was_fetched(mounted: Path, daemon: Daemon) -> None:
+    daemon.says = [Warming(), Warming(found=5, fetched=5, fetched_bytes=5 << 20)]
+    daemon.capacity_bytes = 2 << 20
+    result = spiderfs(mounted)
+    assert (result.exit_code, result.stdout) == (0, "5 files fetched (5.0 MiB) in 0:00, 0 were cached before\n")
+    assert result.stderr == ("spiderfs: warning: the cache holds 2.0 MiB, so not all of what was fetched is in it\n")
+
+
+def test_the_mount_is_not_blamed_for_a_terminal_that_fails(
+    mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(click, "echo", full)
+    with pytest.raises(SpiderfsError, match="the progress cannot be shown: No space left on device"):
+        warm.warm.callback(str(mounted), (), False, False)  # type: ignore[misc]
+
+
+def test_a_mount_that_is_unmounted_meanwhile(mounted: Path, daemon: Daemon) -> None:
+    mounts.MOUNT_TABLE.write_text("")
+    assert str(explained(Mount("/nfs/a", mounted, FSTYPE, "0:50"), FileNotFoundError(errno.ENOENT, "gone"))) == (
+        f"{mounted} was unmounted meanwhile: mount it again"
+    )
 
 
 def test_without_a_terminal_lines_say_how_far_it_is(
@@ -221,6 +276,7 @@ def test_names_are_looked_up_through_the_mount(mounted: Path, daemon: Daemon) ->
     assert spiderfs(mounted, "--names").stdout == "8 names in 5 directories\n"
     assert spiderfs(mounted, "train", "val/1", "--names").stdout == "6 names in 3 directories\n"
     assert daemon.written == []
+    assert refusal(mounted, "train/*", "--names") == f"spiderfs: {mounted} has no file train/*: write a path below it\n"
     said = refusal(mounted, "-", "--names", stdin=b"val\nabsent\nabsent")
     assert said == (f"spiderfs: 2 paths could not be looked up, one is {mounted}/absent (No such file or directory)\n")
     result = spiderfs(mounted, "--names", "--detach")

@@ -32,6 +32,7 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
     "epoch": _SERVING,
     "equivalence": TRAINED,
     "exchanged_orders": ("spiderfs/core/plans", "trainer_hook/loader"),
+    "far": _FETCHING,
     "folders": ("spiderfs/vfs", "spiderfs/sources"),
     "full_size": TRAINED,
     "fuse_library": ("spiderfs/fuse",),

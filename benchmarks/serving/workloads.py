@@ -2,6 +2,7 @@
 
     .venv/bin/python -m benchmarks.serving.workloads scan os.walk and stat, and an index like ImageFolder's
     .venv/bin/python -m benchmarks.serving.workloads large      one file from end to end: cold, cached, from memory
+    .venv/bin/python -m benchmarks.serving.workloads far        one file 20 ms away: from end to end, and at random
     .venv/bin/python -m benchmarks.serving.workloads folders    1,000 folders, 20 ms away: the first walk, and the next
     .venv/bin/python -m benchmarks.serving.workloads epoch      every file once, by 8 loader workers, 5 ms away
     .venv/bin/python -m benchmarks.serving.workloads start      the first seconds of a plan, 20 and 50 ms away
@@ -24,8 +25,10 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +48,7 @@ from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Progress, Sampl
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.source import Version
+from spiderfs.store.store import BLOCK_BYTES
 from spiderfs.testing import make_older
 
 Figures = dict[str, dict[str, list[float]]]
@@ -69,7 +73,12 @@ LATENCY_MS = 5
 # How far away the source of `start` is, and how many bytes a second it gives (0: as many as are asked for).
 STARTS = {"20 ms": (20, 0), "50 ms": (50, 0), "20 ms, 10 MB/s": (20, 10_000_000)}
 START_FILE_BYTES = 16_000
-FOLDERS_AWAY_MS = 20
+FOLDERS_AWAY_MS = FAR_MS = 20
+# Of `far`: the file that is read at random, mostly a hole; its reads, how many bytes each has, and how many wait at a
+# time. The peer that reads from end to end asks for as many blocks at a time as the default of read_ahead.
+SPARSE_BYTES = 64 << 30
+RANDOM_READS, RANDOM_BYTES = 512, 128 << 10
+AT_A_TIME = 8
 # More than the default of dir_ttl.
 LOOKED_UP_ANEW_S = 1.5
 PACE_S = 0.004
@@ -166,6 +175,65 @@ def large(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
                 figures[peer.name].setdefault("memory", []).append(rate(peer.root / "file"))
             say(f"round {number + 1} of {rounds}")
     return figures
+
+
+def far(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
+    """Bytes per second of a file of `extent` MiB, random reads of 128 KiB a second, and bytes asked / fetched, 20 ms away.
+
+    "direct" asks the same slow source itself: for the blocks in their order, 8 at a time, and for what is read at random.
+    Each round has a mount without a cache. Those who read at random are 8, in a file of 64 GiB.
+    """
+    root = scratch / "source"
+    root.mkdir()
+    (root / "file").write_bytes(os.urandom(extent << 20))
+    with open(root / "sparse", "wb") as file:
+        file.truncate(SPARSE_BYTES)
+    versions = {}
+    for name in ("file", "sparse"):
+        make_older(root / name)
+        found = os.stat(root / name)
+        versions[name] = Version(found.st_size, found.st_mtime_ns)
+    os.sync()
+    source = SlowSource(LocalSource(os.fspath(root)), FaultState.create(scratch / "faults", latency_ms=FAR_MS))
+
+    def ask(name: str, size: int, offset: int) -> int:
+        return len(source.read(name.encode(), offset, size, versions[name]))
+
+    figures: Figures = {}
+    asked = RANDOM_READS * RANDOM_BYTES
+    for number in range(rounds):
+        generator = random.Random(number)
+        offsets = [generator.randrange((SPARSE_BYTES - RANDOM_BYTES) // 4096) * 4096 for _ in range(RANDOM_READS)]
+        row = figures.setdefault("direct", {"in order": [], "random": [], "asked/fetched": []})
+        blocks = range(0, extent << 20, BLOCK_BYTES)
+        row["in order"].append(BLOCK_BYTES * a_second(partial(ask, "file", BLOCK_BYTES), blocks))
+        row["random"].append(a_second(partial(ask, "sparse", RANDOM_BYTES), offsets))
+        row["asked/fetched"].append(1.0)
+        for system in ("spiderfs", "immutable"):
+            row = figures.setdefault(system, {"in order": [], "random": [], "asked/fetched": []})
+            with mounted(system, root, scratch / f"{system}-{number}", f"source.latency_ms={FAR_MS}") as peer:
+                walk(peer.root)
+                row["in order"].append(rate(peer.root / "file"))
+                before = fetched_bytes(peer.root)
+                descriptor = os.open(peer.root / "sparse", os.O_RDONLY)
+                row["random"].append(a_second(lambda at, fd=descriptor: len(os.pread(fd, RANDOM_BYTES, at)), offsets))
+                os.close(descriptor)
+                row["asked/fetched"].append(asked / (fetched_bytes(peer.root) - before))
+        say(f"round {number + 1} of {rounds}")
+    return figures
+
+
+def a_second(read: Callable[[int], int], offsets: Sequence[int]) -> float:
+    """How many of these reads are made a second, AT_A_TIME side by side."""
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        for size in pool.map(read, offsets):
+            assert size, "a read past the end"
+    return len(offsets) / (time.perf_counter() - begin)
+
+
+def fetched_bytes(mount: Path) -> int:
+    return int(json.loads((mount / ".spiderfs" / "stats.json").read_text())["metrics"]["origin_bytes"])
 
 
 def rate(path: Path) -> float:
@@ -405,6 +473,18 @@ WORKLOADS = {
     "scan": Workload(scan, 100_000, 5_000, "native", True, {("immutable", "walk"): 0.9, ("immutable", "index"): 0.9}),
     "folders": Workload(folders, 1000, 100, "direct", True, {}),
     "large": Workload(large, 2048, 128, "native", False, {}),
+    "far": Workload(
+        far,
+        256,
+        64,
+        "direct",
+        False,
+        {
+            (system, what): least
+            for system in ("spiderfs", "immutable")
+            for what, least in (("in order", 0.7), ("random", 0.9), ("asked/fetched", 1 / 1.2))
+        },
+    ),
     "epoch": Workload(
         epoch,
         2000,

@@ -43,6 +43,7 @@ from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher
+from spiderfs.vfs.large_files import Touches
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
 from spiderfs.vfs.redirects import PendingReads
@@ -102,6 +103,7 @@ class MountContext:
     """
     passing_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PASSING_SAMPLES))
     """Those of them that are being fetched, and that the store is not to take: the engine would not keep them."""
+    touches: Touches = field(default_factory=Touches)
     spare_nodes: SharedRows = field(default_factory=SharedRows)
     timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
     supervisor_pid: int = field(default_factory=os.getpid)

@@ -93,6 +93,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         filesystem = make_filesystem(
             supply=supply,
             read_ahead=ReadAhead(nursery, supply.fetcher, counters, context.options.read_ahead),
+            touches=context.touches,
             walk_ahead=WalkAhead(nursery, supply.client, supply.catalogue, supply.lister),
             redirects=redirects,
             unstored=context.unstored,

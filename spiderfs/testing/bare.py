@@ -31,7 +31,7 @@ from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
-from spiderfs.vfs.large_files import ReadAhead
+from spiderfs.vfs.large_files import ReadAhead, Touches
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
 from spiderfs.vfs.redirects import PendingReads, Redirects
@@ -149,6 +149,7 @@ async def bare_filesystem(
         filesystem = make_filesystem(
             supply=Supply(content, records, client, catalogue, lister, fetcher, counters, views),
             read_ahead=ReadAhead(nursery, fetcher, counters, READ_AHEAD_BLOCKS),
+            touches=Touches(),
             walk_ahead=WalkAhead(nursery, client, catalogue, lister),
             redirects=redirects,
             unstored=unstored,

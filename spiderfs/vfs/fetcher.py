@@ -27,7 +27,7 @@ from pathlib import Path
 import trio
 
 from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
-from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
+from spiderfs.errors import SourceTimeout, StoreCorrupt, StoreError, StoreFull
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import Patience, SourceClient
@@ -285,6 +285,17 @@ class Fetcher:
         # Another process may have fetched it in this moment, or in a mount whose names were lost.
         await self._views.with_size(node, len(fetched.payload))
         return fetched
+
+    async def read_piece(self, node: Node, offset: int, size: int) -> bytes:
+        """Read bytes of a large file from the source, and keep them nowhere; raises SourceError."""
+        self._content.end_read()
+        try:
+            return await self._read(node.path, offset, size, node.version, size, None, self._client.patience())
+        except SourceTimeout:
+            # The kernel asks again, for the first page alone: a fetch of its block must not wait once more.
+            for block in range(offset // BLOCK_BYTES + 1, (offset + size - 1) // BLOCK_BYTES + 2):
+                self._client.timeouts.add(ContentKey(node.inode, block))
+            raise
 
     async def drain(self) -> None:
         """Return when everything that was brought has reached the store; call it before the process ends."""

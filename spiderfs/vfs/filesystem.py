@@ -42,7 +42,7 @@ from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Opened, OpenedDirectory
 from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node, join
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
-from spiderfs.vfs.large_files import LargeFiles, ReadAhead
+from spiderfs.vfs.large_files import LargeFiles, ReadAhead, Touches
 from spiderfs.vfs.on_demand import OnDemand, Supply
 from spiderfs.vfs.provisional_files import ProvisionalFiles
 from spiderfs.vfs.redirects import Redirects
@@ -76,6 +76,7 @@ class Filesystem:
         *,
         supply: Supply,
         read_ahead: ReadAhead,
+        touches: Touches,
         walk_ahead: WalkAhead,
         redirects: Redirects,
         unstored: UnstoredBytes,
@@ -107,7 +108,7 @@ class Filesystem:
         self._on_demand = OnDemand(supply, scattered, clock)
         self._stand_ins = StandIns(supply, redirects, lambda: self.settings, clock)
         self._small_files = SmallFiles(supply, self._on_demand, redirects, self._stand_ins, events, clock)
-        self.large_files = LargeFiles(supply, self._on_demand, read_ahead, redirects, events, clock)
+        self.large_files = LargeFiles(supply, self._on_demand, read_ahead, touches, redirects, events, clock)
         self._unstored = unstored
         self._provisional_files = ProvisionalFiles(
             supply,

@@ -1,6 +1,9 @@
 """Opening and reading a file larger than `sample_max_bytes`: in blocks of 1 MiB, with read-ahead.
 
-An open waits for nothing, since only READ knows which blocks are wanted. Where all blocks are cached, the kernel may
+An open waits for nothing, since only READ knows which blocks are wanted. A reader in order gets whole blocks, and those
+ahead of it. Of a reader that jumps nobody knows whether it will come back: the first time it gets the bytes that it
+asked for and nothing is kept; the second time the whole block is fetched. Random reads of 128 KiB would otherwise fetch
+eight times their bytes. Where all blocks are cached, the kernel may
 read the plain file that the store has of them by itself (`fuse/passthrough.py`); this module says which file that is,
 and tells the policies of the blocks that are read so.
 """
@@ -16,10 +19,11 @@ from typing import TypeVar
 
 import trio
 
-from spiderfs.core.events import FETCHED, HIT, OPENED
+from spiderfs.core.events import FETCHED, HIT, OPENED, UNSTORED
 from spiderfs.errors import SourceError, StoreError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
+from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import Patience
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.vfs.answer_types import Caller, EventSink
@@ -40,6 +44,42 @@ PASSED_PAUSE_S, PASSED_BLOCKS = 1.0, 4096
 _PASSED_FILES = 4096
 # Files whose reading position is remembered; forgetting one costs a restart of its read-ahead.
 _FILES = 1024
+# Blocks that are remembered as touched, 2 MiB of memory for 256 GiB of files; and ends of READs, as many as readers in
+# order read side by side. More ends would take more random reads for reads in order. Primes, since offsets are multiples
+# of powers of two.
+_TOUCHED, _ENDS = 262_139, 251
+_NUMBERS = (1 << 63) - 1
+
+
+class Touches:
+    """What the readers of large files have done lately; make it before the processes of a mount are forked.
+
+    Of two notes in one slot the earlier is lost: a block is then read once more without being kept.
+    """
+
+    def __init__(self) -> None:
+        self._blocks = SharedSlots(_TOUCHED)
+        self._ends = SharedSlots(_ENDS)
+
+    def goes_on(self, inode: int, offset: int, end: int) -> bool:
+        """Note a READ of the bytes from `offset` to `end`; whether it begins where another one ended."""
+        found = _number(inode, offset) in self._ends
+        self._ends.put(_number(inode, end))
+        return found
+
+    def is_touched(self, key: ContentKey) -> bool:
+        """Whether a piece of the block was read since the block was fetched last."""
+        return _number(*key) in self._blocks
+
+    def touch(self, key: ContentKey) -> None:
+        self._blocks.put(_number(*key))
+
+    def forget(self, key: ContentKey) -> None:
+        self._blocks.discard(_number(*key))
+
+
+def _number(inode: int, position: int) -> int:
+    return (inode * 1_000_003 + position) % _NUMBERS + 1
 
 
 class ReadAhead:
@@ -58,17 +98,26 @@ class ReadAhead:
     def busy(self) -> bool:
         return self._started > 0
 
-    def wanted(self, node: Node, block: int) -> range:
-        """Note that `block` is read now; the blocks that should be fetched ahead of their turn."""
+    def is_next(self, node: Node, block: int) -> bool:
+        """Whether `block` follows the one that was read last, or is the first of a file."""
+        previous, _ = self._positions.get(node.inode, (0, 0))
+        return block == previous + 1
+
+    def wanted(self, node: Node, blocks: range, goes_on: bool) -> range:
+        """Note that a READ needs `blocks` now; those that should be fetched ahead of their turn.
+
+        `goes_on`: the READ begins where an earlier one ended, so it may be in order though it begins in the same block.
+        """
+        first, last = blocks[0], blocks[-1]
         previous, asked = self._positions.pop(node.inode, (0, 0))
-        if block not in (previous, previous + 1):
-            asked = block  # a jump, or a first read elsewhere than at the start
-            further = range(0)
-        else:
-            last = min(block + self._depth_blocks, -(-node.stat.size // BLOCK_BYTES))
-            further = range(max(asked, block) + 1, last + 1)
-            asked = max(asked, last)
-        self._positions[node.inode] = (block, asked)
+        further = range(0)
+        if first == previous + 1 or (first == previous and goes_on):
+            until = min(last + self._depth_blocks, -(-node.stat.size // BLOCK_BYTES))
+            further = range(max(asked, first) + 1, until + 1)
+            asked = max(asked, until)
+        elif first != previous:
+            asked = last  # a jump, or a first read elsewhere than at the start
+        self._positions[node.inode] = (last, asked)
         if len(self._positions) > _FILES:
             self._positions.popitem(last=False)
         return further
@@ -97,6 +146,7 @@ class LargeFiles:
         supply: Supply,
         on_demand: OnDemand,
         read_ahead: ReadAhead,
+        touches: Touches,
         redirects: Redirects,
         events: EventSink,
         clock: Callable[[], float] = steady_clock.now,
@@ -107,6 +157,7 @@ class LargeFiles:
         self._fetcher = supply.fetcher
         self._on_demand = on_demand
         self._read_ahead = read_ahead
+        self._touches = touches
         self._redirects = redirects
         self._events = events
         self._counters = supply.counters
@@ -141,8 +192,17 @@ class LargeFiles:
             return b""
         if node.stat.size > MOST_CACHED_BYTES:
             return await self._on_demand.read_uncached(node, offset, end - offset)
-        pieces = []
         blocks = range(offset // BLOCK_BYTES + 1, (end - 1) // BLOCK_BYTES + 2)
+        self._counters.add("block_reads", len(blocks))
+        goes_on = self._touches.goes_on(node.inode, offset, end)
+        in_order = goes_on or self._read_ahead.is_next(node, blocks[0])
+        for further in self._read_ahead.wanted(node, blocks, goes_on):
+            self._read_ahead.start(node, further)
+        if not in_order:
+            whole = end - offset == min(blocks[-1] * BLOCK_BYTES, node.stat.size) - (blocks[0] - 1) * BLOCK_BYTES
+            if not whole and all(self._is_new(ContentKey(node.inode, block)) for block in blocks):
+                return await self._read_piece(node, offset, end - offset, blocks)
+        pieces = []
         # One patience for the whole READ, whatever it has to wait for.
         patience = self._client.patience() if len(blocks) > 1 else None
         for block in blocks:
@@ -153,10 +213,22 @@ class LargeFiles:
             pieces.append(piece if first + BLOCK_BYTES >= end else bytes(piece))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def _is_new(self, key: ContentKey) -> bool:
+        """Whether the block is neither here nor coming, and nobody has read a piece of it. Raises StoreCorrupt."""
+        if self._touches.is_touched(key) or self._fetcher.stored(key) or self._fetcher.under_way(key):
+            return False
+        return self._fetcher.passing(key, 0, 1) is None
+
+    async def _read_piece(self, node: Node, offset: int, size: int, blocks: range) -> bytes:
+        """Read what was asked for and keep nothing of it, but remember that somebody wanted these blocks."""
+        for block in blocks:
+            self._touches.touch(ContentKey(node.inode, block))
+        piece = await self._on_demand.read_uncached(node, offset, size)
+        for block in blocks:
+            self._note_block(node, block, UNSTORED)
+        return piece
+
     async def _block(self, node: Node, block: int, offset: int, size: int, patience: Patience | None) -> memoryview:
-        self._counters.add("block_reads")
-        for further in self._read_ahead.wanted(node, block):
-            self._read_ahead.start(node, further)
         key = ContentKey(node.inode, block)
         piece = self._fetcher.local(key, offset, size)
         if piece is not None:
@@ -169,6 +241,7 @@ class LargeFiles:
                 coming.when_settled(lambda where: self._note_block(node, block, HIT if where == FETCHED else where))
             return piece
         fetched = await self._on_demand.fetch(node, block, patience=patience)
+        self._touches.forget(key)
         fetched.when_settled(partial(self._note_block, node, block))
         return memoryview(fetched.payload)[offset : offset + size]
 

@@ -127,11 +127,9 @@ class OnDemand:
         """Bytes from the source that are kept nowhere."""
         started = time.perf_counter()
         try:
-            piece = await self._client.read(node.path, offset, size, node.version)
+            piece = await self._fetcher.read_piece(node, offset, size)
         except (SourceNotFound, SourceChanged) as exc:
             raise await self.stale(node, exc) from exc
-        self._counters.add("origin_reads")
-        self._counters.add("origin_bytes", size)
         self._count_stall(started)
         return piece
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -251,6 +252,69 @@ def test_read_ahead_hides_the_latency_of_a_sequential_reader_only(source: Path, 
             assert mount.metric("readahead_blocks") == 4
         finally:
             os.close(fd)
+
+
+def _brings(mount: Mounted, fd: int, offset: int, size: int) -> tuple[int, int]:
+    """How many requests and bytes the source is asked for by one read."""
+    before = mount.stats()["metrics"]
+    assert len(os.pread(fd, size, offset)) == size
+    after = mount.stats()["metrics"]
+    return after["origin_reads"] - before["origin_reads"], after["origin_bytes"] - before["origin_bytes"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_first_read_in_a_block_brings_what_it_asks_for_and_the_second_the_block(
+    source: Path, tmp_path: Path, workers: int
+) -> None:
+    size = 1 << 16
+    with mounted(source, tmp_path / "m", workers=workers) as mount:
+        fd = os.open(mount.point / "large", os.O_RDONLY)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            assert _brings(mount, fd, 15 << 20, size) == (1, size)
+            assert os.getxattr(mount.point / "large", "user.spiderfs.state") == b"uncached"
+            # Blocks 11 and 12, by one request.
+            assert _brings(mount, fd, (11 << 20) - size // 2, size) == (1, size)
+            assert _brings(mount, fd, (15 << 20) + 5 * size, size) == (1, 1 << 20)
+            eventually(lambda: os.getxattr(mount.point / "large", "user.spiderfs.state") == b"partial 1/22")
+            assert _brings(mount, fd, (15 << 20) + 3 * size, size) == (0, 0)
+            assert _brings(mount, fd, (11 << 20) + 3 * size, size) == (1, 1 << 20)
+            # A whole block, here the last, costs no more bytes if it is kept.
+            assert _brings(mount, fd, 21 << 20, 4099) == (1, 4099)
+            eventually(lambda: os.getxattr(mount.point / "large", "user.spiderfs.state") == b"partial 3/22")
+            assert mount.metric("readahead_blocks") == 0
+        finally:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_random_reads_of_a_file_far_larger_bring_hardly_more_than_they_ask_for(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "source").mkdir()
+    with open(tmp_path / "source" / "sparse", "wb") as file:
+        file.truncate(SPARSE_BYTES)
+    random, size, count = Random(5), 128 << 10, 200
+    with mounted(tmp_path / "source", tmp_path / "m", workers=workers) as mount:
+        with open(mount.point / "sparse", "rb", buffering=0) as file:
+            for _ in range(count):
+                assert os.pread(file.fileno(), size, random.randrange(SPARSE_BYTES // 4096) * 4096 - size) == bytes(size)
+        assert mount.metric("origin_bytes") <= 1.1 * count * size
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_readers_in_order_side_by_side_bring_each_byte_once(source: Path, tmp_path: Path, workers: int) -> None:
+    """A file has one window of read-ahead, which they would tear to and fro; each goes on where it stopped."""
+    content = (source / "large").read_bytes()
+    places = [(5 << 20) + 4096, 9 << 20, (14 << 20) + 4096]
+    found = {place: b"" for place in places}
+    with mounted(source, tmp_path / "m", workers=workers, read_ahead=0) as mount:
+        with contextlib.ExitStack() as stack:
+            files = {place: stack.enter_context(open(mount.point / "large", "rb", buffering=0)) for place in places}
+            for part in range(24):
+                for place, file in files.items():
+                    found[place] += os.pread(file.fileno(), 1 << 17, place + (part << 17))
+        assert found == {place: content[place : place + (24 << 17)] for place in places}
+        # Each begins with some pieces that are not kept; the kernel reads ahead of it.
+        assert mount.metric("origin_bytes") <= 11 * (1 << 20) + 3 * (1 << 19)
 
 
 _SCAN = """

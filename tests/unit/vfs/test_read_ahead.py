@@ -63,7 +63,7 @@ def asked(directory: Path, size_blocks: float, *blocks: int) -> list[list[int]]:
     answers: list[list[int]] = []
 
     async def test(harness: Harness) -> None:
-        answers.extend(list(harness.ahead.wanted(node(size_blocks), block)) for block in blocks)
+        answers.extend(list(harness.ahead.wanted(node(size_blocks), range(block, block + 1), True)) for block in blocks)
 
     run(directory, test)
     return answers
@@ -85,6 +85,23 @@ def test_a_jump_asks_for_nothing_until_it_goes_on_in_order(tmp_path: Path) -> No
     assert asked(tmp_path, 100, 50, 51, 20, 80, 81) == [[], [52, 53, 54, 55], [], [], [82, 83, 84, 85]]
 
 
+def test_a_read_across_a_border_of_blocks_is_one_jump(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        assert list(harness.ahead.wanted(node(100), range(50, 52), True)) == []
+        assert list(harness.ahead.wanted(node(100), range(52, 54), True)) == [53, 54, 55, 56, 57]
+        assert list(harness.ahead.wanted(node(100), range(54, 55), True)) == [58]
+
+    run(tmp_path, test)
+
+
+def test_two_reads_in_one_block_are_in_order_if_the_second_goes_on(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        for goes_on, ahead in ((False, []), (False, []), (True, [51, 52, 53, 54]), (False, []), (True, [])):
+            assert list(harness.ahead.wanted(node(100), range(50, 51), goes_on)) == ahead
+
+    run(tmp_path, test)
+
+
 def test_reading_backwards_asks_for_nothing(tmp_path: Path) -> None:
     assert asked(tmp_path, 100, 90, 89, 88, 87) == [[], [], [], []]
 
@@ -98,9 +115,9 @@ def test_positions_of_many_files_are_bounded(tmp_path: Path, monkeypatch: pytest
 
     async def test(harness: Harness) -> None:
         for inode in range(1, 10):
-            harness.ahead.wanted(node(100, inode), 1)
-        assert list(harness.ahead.wanted(node(100, 9), 2)) == [6]
-        assert list(harness.ahead.wanted(node(100, 1), 2)) == [], "forgotten, so this is a jump"
+            harness.ahead.wanted(node(100, inode), range(1, 2), True)
+        assert list(harness.ahead.wanted(node(100, 9), range(2, 3), True)) == [6]
+        assert list(harness.ahead.wanted(node(100, 1), range(2, 3), True)) == [], "forgotten, so this is a jump"
 
     run(tmp_path, test)
 
@@ -122,7 +139,7 @@ def test_blocks_ahead_are_fetched_unless_they_are_there(tmp_path: Path) -> None:
         version = harness.source.add(b"large", data).version
         file = node(0, mtime_ns=version.mtime_ns)._replace(stat=harness.source.stat(b"large"))
         harness.content.land(ContentKey(file.inode, 2), data[BLOCK_BYTES : 2 * BLOCK_BYTES])
-        for block in harness.ahead.wanted(file, 1):
+        for block in harness.ahead.wanted(file, range(1, 2), True):
             harness.ahead.start(file, block)
 
     harness = run(tmp_path, test)

@@ -1,0 +1,176 @@
+"""Which reads of large files bring a piece, and which a block."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spiderfs.errors import SourceTimeout, SourceUnavailable, Stale
+from spiderfs.sources.client import SourceLimits
+from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.store import BLOCK_BYTES, ContentKey
+from spiderfs.testing import Bare, MemoryContent, MemorySource, bare_filesystem
+from spiderfs.vfs.answer_types import Caller
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
+from spiderfs.vfs.large_files import Touches
+from spiderfs.vfs.rules import Settings
+
+BLOCKS = 40
+CONTENT = random.Random(1).randbytes(BLOCKS * BLOCK_BYTES - 1000)
+PIECE = 128 << 10
+CALLER = Caller(0, 0, 1)
+
+
+class Harness:
+    def __init__(self, source: MemorySource, bare: Bare, inode: int) -> None:
+        self.source, self.bare, self.inode = source, bare, inode
+
+    async def brings(self, offset: int, size: int) -> list[int]:
+        """Read, compare, and tell the requests and bytes that it took; read-ahead has ended then."""
+        before = [self.bare.counters.value(name) for name in ("origin_reads", "origin_bytes")]
+        piece = bytes(await self.bare.filesystem.read(self.inode, offset, size))
+        assert piece == CONTENT[offset : offset + size]
+        self.bare.content.end_read()
+        while not self.bare.filesystem.at_rest:
+            await trio.sleep(0.001)
+        await self.bare.fetcher.drain()
+        after = [self.bare.counters.value(name) for name in ("origin_reads", "origin_bytes")]
+        return [late - early for early, late in zip(before, after, strict=True)]
+
+
+def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
+    async def main() -> None:
+        source, content = MemorySource(), MemoryContent()
+        source.add(b"large", CONTENT)
+        content.set_capacity(1 << 30)
+        with trio.fail_after(30):
+            async with bare_filesystem(
+                source,
+                content,
+                MemoryRecords(TABLES),
+                directory,
+                settings=Settings(sample_max_bytes=1 << 16),
+                limits=SourceLimits(attempts=1),
+            ) as bare:
+                entry = await bare.filesystem.lookup(ROOT_INODE, b"large", CALLER)
+                await test(Harness(source, bare, entry.attributes.inode))
+
+    trio.run(main)
+
+
+def block(number: float) -> int:
+    """Where a block begins, counted from 0."""
+    return int(number * BLOCK_BYTES)
+
+
+def test_a_second_touch_fetches_the_block(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        assert await harness.brings(block(20), PIECE) == [1, PIECE]
+        assert await harness.brings(block(30), PIECE) == [1, PIECE]
+        assert await harness.brings(block(20.5), PIECE) == [1, BLOCK_BYTES]
+        assert await harness.brings(block(20.7), PIECE) == [0, 0]
+        assert harness.bare.counters.value("block_reads") == 4
+        assert harness.bare.counters.value("block_hits") == 1
+
+    run(tmp_path, test)
+
+
+def test_a_block_that_was_evicted_is_touched_anew(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        for offset in (block(20), block(30), block(20.5)):
+            await harness.brings(offset, PIECE)
+        harness.bare.content.set_capacity(0)
+        harness.bare.content.set_capacity(1 << 30)
+        for number in range(40):
+            harness.bare.fetcher._transit.put(ContentKey(1, number), bytes(1 << 20))
+        await harness.brings(block(5), PIECE)
+        assert await harness.brings(block(20.7), PIECE) == [1, PIECE]
+
+    run(tmp_path, test)
+
+
+def test_a_read_across_a_border_is_one_request_and_touches_both_blocks(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        assert await harness.brings(block(20) - 1000, 2000) == [1, 2000]
+        assert await harness.brings(block(30), PIECE) == [1, PIECE]
+        assert await harness.brings(block(19), PIECE) == [1, BLOCK_BYTES]
+        assert await harness.brings(block(35), PIECE) == [1, PIECE]
+        assert await harness.brings(block(20.5), PIECE) == [1, BLOCK_BYTES]
+
+    run(tmp_path, test)
+
+
+def test_a_whole_block_is_kept_at_once(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        assert await harness.brings(block(20), BLOCK_BYTES) == [1, BLOCK_BYTES]
+        assert await harness.brings(block(39), BLOCK_BYTES) == [1, BLOCK_BYTES - 1000], "the last is shorter"
+        assert await harness.brings(block(20.5), 10) == [0, 0]
+
+    run(tmp_path, test)
+
+
+def test_a_reader_in_order_gets_blocks(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        assert await harness.brings(0, PIECE) == [9, 9 * BLOCK_BYTES], "with read-ahead"
+        assert await harness.brings(block(20), PIECE) == [1, PIECE]
+        assert await harness.brings(block(30), PIECE) == [1, PIECE]
+        # It goes on where it stopped, though another one has read elsewhere meanwhile.
+        assert await harness.brings(block(20) + PIECE, PIECE) == [1, BLOCK_BYTES]
+        assert await harness.brings(block(31) - PIECE, PIECE) == [1, BLOCK_BYTES]
+        assert await harness.brings(block(25), PIECE) == [1, PIECE]
+        assert await harness.brings(block(31), PIECE) == [1, BLOCK_BYTES]
+
+    run(tmp_path, test)
+
+
+def test_a_piece_of_a_version_that_is_gone_is_stale(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.change(b"large", CONTENT[::-1])
+        with pytest.raises(Stale):
+            await harness.brings(block(20), PIECE)
+
+    run(tmp_path, test)
+
+
+def test_after_a_piece_was_waited_for_in_vain_its_block_is_not_waited_for_too(tmp_path: Path) -> None:
+    """The kernel asks for the first page alone when a READ has failed."""
+
+    async def test(harness: Harness) -> None:
+        harness.source.fail_next(SourceTimeout("too late"))
+        with pytest.raises(SourceTimeout):
+            await harness.brings(block(20) - 1000, 2000)
+        for offset in (block(20), block(20) - 1000):
+            with pytest.raises(SourceTimeout, match="just left this unanswered"):
+                await harness.brings(offset, 100)
+        assert harness.source.calls["read"] == 1
+
+    run(tmp_path, test)
+
+
+def test_after_an_error_the_next_reader_gets_the_bytes(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.fail_next(SourceUnavailable("down"))
+        with pytest.raises(SourceUnavailable):
+            await harness.brings(block(20), PIECE)
+        assert await harness.brings(block(20), PIECE) == [1, BLOCK_BYTES]
+
+    run(tmp_path, test)
+
+
+@given(inode=st.integers(1, 1 << 62), position=st.integers(0, 1 << 62))
+def test_touches_know_what_was_noted_last(inode: int, position: int) -> None:
+    touches = Touches()
+    assert not touches.goes_on(inode, position, position + 5)
+    assert touches.goes_on(inode, position + 5, position + 10)
+    key = ContentKey(inode, position)
+    touches.touch(key)
+    assert touches.is_touched(key)
+    assert not touches.is_touched(ContentKey(inode, position + 1))
+    touches.forget(key)
+    assert not touches.is_touched(key)

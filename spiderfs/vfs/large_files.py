@@ -45,8 +45,8 @@ _PASSED_FILES = 4096
 # Files whose reading position is remembered; forgetting one costs a restart of its read-ahead.
 _FILES = 1024
 # Blocks that are remembered as touched, 2 MiB of memory for 256 GiB of files; and ends of READs, as many as readers in
-# order read side by side. More ends would take more random reads for reads in order. Primes, since offsets are multiples
-# of powers of two.
+# order read side by side. With more ends, more random reads would be taken for reads in order. These are primes, since
+# offsets are multiples of powers of two.
 _TOUCHED, _ENDS = 262_139, 251
 _NUMBERS = (1 << 63) - 1
 
@@ -216,6 +216,9 @@ class LargeFiles:
     def _is_new(self, key: ContentKey) -> bool:
         """Whether the block is neither here nor coming, and nobody has read a piece of it. Raises StoreCorrupt."""
         if self._touches.is_touched(key) or self._fetcher.stored(key) or self._fetcher.under_way(key):
+            return False
+        # Who asks once more for a block that was waited for in vain gets that error, and does not wait for a piece.
+        if self._client.timeouts.has(key):
             return False
         return self._fetcher.passing(key, 0, 1) is None
 

@@ -296,7 +296,9 @@ def test_random_reads_of_a_file_far_larger_bring_hardly_more_than_they_ask_for(t
     with mounted(tmp_path / "source", tmp_path / "m", workers=workers) as mount:
         with open(mount.point / "sparse", "rb", buffering=0) as file:
             for _ in range(count):
-                assert os.pread(file.fileno(), size, random.randrange(SPARSE_BYTES // 4096) * 4096 - size) == bytes(size)
+                assert os.pread(file.fileno(), size, random.randrange(SPARSE_BYTES // 4096) * 4096 - size) == bytes(
+                    size
+                )
         assert mount.metric("origin_bytes") <= 1.1 * count * size
 
 
@@ -305,7 +307,7 @@ def test_readers_in_order_side_by_side_bring_each_byte_once(source: Path, tmp_pa
     """A file has one window of read-ahead, which they would tear to and fro; each goes on where it stopped."""
     content = (source / "large").read_bytes()
     places = [(5 << 20) + 4096, 9 << 20, (14 << 20) + 4096]
-    found = {place: b"" for place in places}
+    found = dict.fromkeys(places, b"")
     with mounted(source, tmp_path / "m", workers=workers, read_ahead=0) as mount:
         with contextlib.ExitStack() as stack:
             files = {place: stack.enter_context(open(mount.point / "large", "rb", buffering=0)) for place in places}

@@ -153,6 +153,18 @@ def test_after_a_piece_was_waited_for_in_vain_its_block_is_not_waited_for_too(tm
     run(tmp_path, test)
 
 
+def test_after_a_block_was_waited_for_in_vain_no_piece_of_it_is_waited_for(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.fail_next(SourceTimeout("too late"))
+        with pytest.raises(SourceTimeout):
+            await harness.brings(block(20), BLOCK_BYTES)
+        with pytest.raises(SourceTimeout, match="just left this unanswered"):
+            await harness.brings(block(20), 100)
+        assert harness.source.calls["read"] == 1
+
+    run(tmp_path, test)
+
+
 def test_after_an_error_the_next_reader_gets_the_bytes(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.source.fail_next(SourceUnavailable("down"))

@@ -178,7 +178,7 @@ def large(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
 
 
 def far(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
-    """Bytes a second of a file of `extent` MiB, random reads of 128 KiB a second, and bytes asked / fetched; 20 ms away.
+    """Bytes a second of a file of `extent` MiB, random reads of 128 KiB a second, bytes asked / fetched; 20 ms away.
 
     "direct" asks the same slow source itself: for blocks in order, 8 at a time, and for what is read at random.
     Each round has a mount without a cache. Those who read at random are 8, in a file of 64 GiB.

@@ -216,7 +216,7 @@ def far(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> 
                 row["in order"].append(rate(peer.root / "file"))
                 before = fetched_bytes(peer.root)
                 descriptor = os.open(peer.root / "sparse", os.O_RDONLY)
-                row["random"].append(a_second(lambda at, fd=descriptor: len(os.pread(fd, RANDOM_BYTES, at)), offsets))
+                row["random"].append(a_second(partial(read_at, descriptor), offsets))
                 os.close(descriptor)
                 row["asked/fetched"].append(asked / (fetched_bytes(peer.root) - before))
         say(f"round {number + 1} of {rounds}")
@@ -230,6 +230,10 @@ def a_second(read: Callable[[int], int], offsets: Sequence[int]) -> float:
         for size in pool.map(read, offsets):
             assert size, "a read past the end"
     return len(offsets) / (time.perf_counter() - begin)
+
+
+def read_at(descriptor: int, offset: int) -> int:
+    return len(os.pread(descriptor, RANDOM_BYTES, offset))
 
 
 def fetched_bytes(mount: Path) -> int:

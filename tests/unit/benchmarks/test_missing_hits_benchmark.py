@@ -52,8 +52,13 @@ def test_the_parts_of_the_hits_are_those_that_the_cache_counts(
 
 def test_changes_last_for_one_training(missing_hits: ModuleType, pool: Any) -> None:
     policies = dict(missing_hits.POLICIES)
-    hits = missing_hits.measured(pool, "still, all for H", 1, 5)
+    hits = missing_hits.measured(pool, (1, "still, all for H"), 5)
     assert policies == missing_hits.POLICIES
     assert (hits.ratio, hits.pinned) == (1, 0)
     assert hits.all == pytest.approx(hits.with_evaluation)
     assert missing_hits.impact_policy.LOW_LEAST_SHARE > 0
+
+
+def test_any_member_stands_in_for_any_class_and_again_without_a_limit(missing_hits: ModuleType, pool: Any) -> None:
+    once, again = (missing_hits.measured(pool, (1, name), 5) for name in ("any class", "any class, no limit"))
+    assert again.stand_ins > once.stand_ins > 0

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +49,7 @@ from spiderfs.options.types import (
     Word,
 )
 from spiderfs.options.units import Capacity, parse_duration, parse_size
-from spiderfs.sources.open import is_url, open_source
+from spiderfs.sources.open import is_url, open_source, without_secrets
 from spiderfs.sources.s3_bucket import StoreSettings
 from spiderfs.views.recipe import NO_VIEW, ORIGINAL, READY, Recipe
 
@@ -548,7 +547,7 @@ def _validated(values: Mapping[str, object], origins: Mapping[str, str]) -> Opti
             example = (Options.model_fields[field].examples or [""])[0]
             reason = f"{reason[0].lower()}{reason[1:]}, for example {name}={example}"
         raise ConfigError(
-            f"{origins.get(field, '')}{name}={_without_password(values.get(field))}: {_one_line(reason)}"
+            f"{origins.get(field, '')}{name}={without_secrets(_one_line(values.get(field)))}: {_one_line(reason)}"
         ) from exc
 
 
@@ -573,10 +572,6 @@ def _read_toml(path: Path) -> dict[str, object]:
 
 def _one_line(text: object) -> str:
     return " ".join(str(text).split())
-
-
-def _without_password(value: object) -> str:
-    return re.sub(r"(?<=://)[^/@]*@", "...@", _one_line(value))
 
 
 def _is_live(info: FieldInfo) -> bool:

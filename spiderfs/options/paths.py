@@ -17,7 +17,7 @@ from spiderfs.errors import ConfigError, SpiderfsError
 from spiderfs.linux.mounts import canonical, check_mountable
 from spiderfs.options.units import Capacity, round_size
 from spiderfs.shared.layout import CacheLayout
-from spiderfs.sources.open import OPENERS, is_url
+from spiderfs.sources.open import OPENERS, is_url, without_secrets
 
 # An automounter, or a disk that has to start up, takes some seconds for its first answer.
 SOURCE_PATIENCE_S = 10.0
@@ -70,14 +70,15 @@ def check_source_name(source: str) -> None:
     """Raise ConfigError if the source is an address that spiderfs cannot show."""
     if is_url(source):
         return
-    scheme, _, rest = source.partition(":")
+    shown_source = without_secrets(source)
+    scheme, _, rest = shown_source.partition(":")
     if rest and scheme in OPENERS:
-        raise ConfigError(f"the source {source} is neither a URL nor a path: write {scheme}://{rest.lstrip('/')}")
+        raise ConfigError(f"the source {shown_source} is neither a URL nor a path: write {scheme}://{rest.lstrip('/')}")
     if not _ADDRESS.match(source):
         return
     shown = " and ".join(["directories", *(f"{known}://" for known in OPENERS if known)])
     raise ConfigError(
-        f"the source {source} is an address, and spiderfs shows {shown} only: mount it first (a bucket with"
+        f"the source {shown_source} is an address, and spiderfs shows {shown} only: mount it first (a bucket with"
         " rclone or s3fs, for example), and name the directory where it is mounted"
     )
 

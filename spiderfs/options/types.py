@@ -47,11 +47,15 @@ def _source(value: object) -> object:
 
 
 def _endpoint(value: str) -> str:
-    address = urlsplit(value)
-    if value and (address.scheme not in ("http", "https") or not address.hostname or address.query):
-        raise ValueError("this is not the address of a server: write it like https://minio.example.org:9000")
-    if "@" in address.netloc:
+    if "@" in value:
         raise ValueError("an address is shown to all who read the mount: leave the password out, and set AWS_PROFILE")
+    address = urlsplit(value)
+    try:
+        known = address.scheme in ("http", "https") and address.hostname and address.port != 0
+    except ValueError:  # the port is no number, or too large
+        known = False
+    if value and (not known or address.query or address.fragment):
+        raise ValueError("this is not the address of a server: write it like https://minio.example.org:9000")
     return value.rstrip("/")
 
 

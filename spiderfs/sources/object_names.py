@@ -43,7 +43,7 @@ class Place(NamedTuple):
         scheme, _, rest = url.partition("://")
         bucket, _, prefix = rest.partition("/")
         prefix = prefix.removesuffix("/")
-        if "@" in bucket or "?" in rest:
+        if "?" in rest or ("@" in rest and not _BUCKET.fullmatch(bucket)):
             raise ConfigError(
                 f"the source has more than {scheme}://BUCKET/PREFIX: leave out what signs or logs in, and set"
                 " AWS_PROFILE, or source.profile"

@@ -30,12 +30,19 @@ OPENERS: Mapping[str, Callable[[str, StoreSettings], OpenedSource]] = {
 
 DEFAULTS = StoreSettings()
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://")
+# Passwords may have slashes and further @ in them, although they should not.
+_LOGIN, _QUERY = re.compile(r"(:/*).*@", re.DOTALL), re.compile(r"\?.*", re.DOTALL)
 
 
 def is_url(named: object) -> bool:
     """Whether this is the name of a source that is no directory, of a kind that spiderfs knows."""
     scheme = _scheme(named)
     return scheme != "" and scheme in OPENERS
+
+
+def without_secrets(named: object) -> str:
+    """The text of an address as it may be repeated to a user: without what logs in or signs."""
+    return _QUERY.sub("?...", _LOGIN.sub(r"\1...@", str(named)))
 
 
 def open_source(named: str | Path, settings: StoreSettings = DEFAULTS) -> OpenedSource:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from spiderfs.errors import ConfigError, SourceChanged, SourceNotFound
+from spiderfs.errors import ConfigError, SourceChanged, SourceNotFound, SourceUnavailable
 from spiderfs.sources.object_names import NAME_MAX, Place, is_name
 from spiderfs.sources.s3_bucket import Bucket, StoreSettings
 from spiderfs.sources.s3_listing import seconds
@@ -100,6 +100,8 @@ class S3Source:
                     left_out.append(below)
             if page.next_token is None:
                 break
+            if page.next_token == token:
+                raise SourceUnavailable(f"{self._url}: the store gives the same page of a listing again and again")
             token = page.next_token
         if not exists:
             raise SourceNotFound(f"{os.fsdecode(path)}: no such directory")

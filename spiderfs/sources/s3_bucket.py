@@ -73,6 +73,7 @@ _ADVICE = {
 }  # fmt: skip
 
 _UNREACHED = "it cannot be reached: check source.endpoint and the network"
+_SIGN_ON = "the single sign-on has ended: sign on again (aws sso login)"
 _TROUBLES = {
     "EndpointConnectionError": _UNREACHED,
     "ConnectTimeoutError": _UNREACHED,
@@ -82,7 +83,17 @@ _TROUBLES = {
     "SSLError": "its certificate is not trusted: name the authority's in AWS_CA_BUNDLE",
     "ProfileNotFound": "there is no such profile: check source.profile and AWS_PROFILE",
     "PartialCredentialsError": "half of the credentials are missing: check them",
-    "FileNotFoundError": "a file that AWS_CA_BUNDLE names is missing",
+    "CredentialRetrievalError": "credentials cannot be fetched: check the profile and what it runs or asks",
+    "SSOTokenLoadError": _SIGN_ON,
+    "UnauthorizedSSOTokenError": _SIGN_ON,
+    "TokenRetrievalError": _SIGN_ON,
+    "ConfigParseError": "~/.aws/config or ~/.aws/credentials cannot be read: check them",
+    "FileNotFoundError": "a file that AWS_CA_BUNDLE or the profile names is missing",
+    "InvalidRegionError": "no region can have this name: check source.region and AWS_DEFAULT_REGION",
+    # Of redirects botocore asks whither, which this store answers by another one.
+    "RecursionError": "it redirects requests without end: check source.endpoint",
+    "ValueError": "a setting cannot be used: check source.endpoint, the AWS_ variables and the profile",
+    "JSONDecodeError": "the profile's credential_process prints no credentials: check it",
 }
 
 
@@ -129,10 +140,11 @@ class Bucket:
                 Bucket=self._name, Prefix=prefix, Delimiter="/", MaxKeys=most, EncodingType="url", **asked
             )
         except ClientError as exc:
-            code = exc.response.get("Error", {}).get("Code", "")
+            # A page of HTML, from something in front of the store, has no code.
+            code = exc.response["Error"].get("Code") or str(exc.response["ResponseMetadata"]["HTTPStatusCode"])
             # A listing says that something is gone by not having it.
             raise self._error("" if code in _GONE else code, prefix, clients) from None
-        except BotoCoreError as exc:
+        except (BotoCoreError, RecursionError) as exc:
             raise SourceUnavailable(f"s3://{self._name}: {_trouble(exc)}") from None
         page: Page = answer["page"]
         return page
@@ -216,7 +228,8 @@ class Bucket:
                 if region and region != lists.meta.region_name:
                     lists = self._list_client(session, region)
             gets = self._get_store(session, lists, credentials)
-        except (BotoCoreError, OSError) as exc:
+        except (BotoCoreError, OSError, ValueError) as exc:
+            # What is wrong in variables and profiles is a ValueError of whatever reads it.
             raise SourceUnavailable(f"s3://{self._name}: {_trouble(exc)}") from None
         return _Clients(os.getpid(), lists, gets, time.monotonic())
 

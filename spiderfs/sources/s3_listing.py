@@ -13,6 +13,7 @@ from urllib.parse import unquote_plus
 from xml.parsers.expat import ExpatError, ParserCreate
 
 from spiderfs.errors import SourceUnavailable
+from spiderfs.sources.source import MAX_SIZE
 
 
 class Listed(NamedTuple):
@@ -82,7 +83,10 @@ class _Reader:
         if name == "Contents":
             row = self._row
             modified_s = seconds(datetime.fromisoformat(row["LastModified"]))
-            self.objects.append(Listed(row["Key"], int(row["Size"]), modified_s, row.get("ETag", "")))
+            size = int(row["Size"])
+            if not 0 <= size <= MAX_SIZE:
+                raise ValueError("an object has a size that no file has")
+            self.objects.append(Listed(row["Key"], size, modified_s, row.get("ETag", "")))
             self._row = {}
         elif within == "Contents":
             self._row[name] = "".join(self._text)

@@ -37,6 +37,7 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
     "full_size": TRAINED,
     "fuse_library": ("spiderfs/fuse",),
     "hit_ratio": TRAINED,
+    "idle": ("spiderfs/daemon", "spiderfs/fuse", "spiderfs/sources", "spiderfs/store", "spiderfs/vfs"),
     "image_loader": _SERVING,
     "jobs": _DECIDING,
     "jobs_mount": _PLANNING,

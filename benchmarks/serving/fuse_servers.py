@@ -16,10 +16,10 @@ from pathlib import Path
 import trio
 
 from benchmarks.serving.bare import bare_on_disk
-from spiderfs.daemon.worker import keep_freed_memory
 from spiderfs.fuse import bindings, pyfuse3_binding
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.kernel import Serving
+from spiderfs.linux.memory import keep_freed_memory
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.source import Source
@@ -30,7 +30,7 @@ def _as_it_comes() -> None:
     """Leave pyfuse3 its own wait for a request."""
 
     @contextlib.contextmanager
-    def unchanged(descriptor: int) -> Iterator[None]:
+    def unchanged(descriptor: int, alarm: pyfuse3_binding.Alarm) -> Iterator[None]:
         yield
 
     pyfuse3_binding.looking_before_waiting = unchanged

@@ -1,4 +1,4 @@
-"""The cost of a process and all its descendants: CPU seconds and resident memory, read from /proc.
+"""The cost of a process and all its descendants: CPU seconds, wakings and resident memory.
 
 Processes are found by their parents' pids, never by name, so that another daemon of the same name is not counted and a
 process that renames itself is not missed.
@@ -7,6 +7,8 @@ process that renames itself is not missed.
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +19,10 @@ class Memory(NamedTuple):
     """Resident bytes; the bytes of a shared page are divided among the processes that map it (PSS)."""
 
     pss_bytes: int
-    # Heap and stacks only. PSS also counts the touched pages of a mapped cache file; a leak shows here.
+    # Heap and stacks only. A leak shows here.
     anonymous_bytes: int
+    # Of the PSS, pages of mapped files: programs, and what was touched of the cache, which the kernel takes back.
+    file_bytes: int
 
 
 def _stat_fields(pid: int) -> list[str] | None:
@@ -60,7 +64,7 @@ def user_and_system_seconds(pids: list[int]) -> tuple[float, float]:
 
 def memory(pids: list[int]) -> Memory:
     """The resident memory of these processes together."""
-    pss = anonymous = 0
+    pss = anonymous = files = 0
     for pid in pids:
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
@@ -69,4 +73,58 @@ def memory(pids: list[int]) -> Memory:
         kib = {words[0]: int(words[1]) for words in map(str.split, lines[1:])}
         pss += kib["Pss:"] * 1024
         anonymous += kib["Pss_Anon:"] * 1024
-    return Memory(pss, anonymous)
+        files += kib["Pss_File:"] * 1024
+    return Memory(pss, anonymous, files)
+
+
+class Idle(NamedTuple):
+    """What processes do in a time in which nobody asks them for anything."""
+
+    cpu_share: float
+    """Of one core."""
+    wakings_per_s: float
+
+
+def idle(trees: Mapping[str, list[int]], for_s: float) -> dict[str, Idle]:
+    """Watch processes for a while, by the names of the systems that they belong to."""
+
+    def counted() -> dict[str, tuple[float, float]]:
+        return {name: (_exact_cpu_seconds(pids), _wakings(pids)) for name, pids in trees.items()}
+
+    began, before = time.monotonic(), counted()
+    time.sleep(for_s)
+    took_s, after = time.monotonic() - began, counted()
+    return {
+        name: Idle(*((now - then) / took_s for now, then in zip(after[name], before[name], strict=True)))
+        for name in trees
+    }
+
+
+def watchers(root: int) -> list[int]:
+    """Processes that hold a descriptor of the process `root` (pidfd_open(2)), as the guard of a mount does."""
+    line = f"Pid:\t{root}\n"
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            told = [path.read_text() for path in Path(f"/proc/{name}/fdinfo").iterdir()]
+        except OSError:  # it has ended
+            continue
+        if any(line in text for text in told):
+            found.append(int(name))
+    return found
+
+
+def _exact_cpu_seconds(pids: list[int]) -> float:
+    """As `cpu_seconds`, by the processes' clocks, which count less than a tick too."""
+    # clock_getcpuclockid(3), which Python does not have.
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
+
+
+def _wakings(pids: list[int]) -> int:
+    """How often all threads of these processes have waited for something."""
+    statuses = [
+        Path(f"/proc/{pid}/task/{thread}/status").read_text()
+        for pid in pids
+        for thread in os.listdir(f"/proc/{pid}/task")
+    ]
+    return sum(int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for status in statuses)

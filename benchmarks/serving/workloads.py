@@ -1,4 +1,4 @@
-"""How fast mounts serve other things than warm small files: a scan, a large file, a first epoch, several workers.
+"""How fast mounts serve other things than warm small files, and what they cost while nobody uses them.
 
     .venv/bin/python -m benchmarks.serving.workloads scan os.walk and stat, and an index like ImageFolder's
     .venv/bin/python -m benchmarks.serving.workloads large      one file from end to end: cold, cached, from memory
@@ -8,6 +8,7 @@
     .venv/bin/python -m benchmarks.serving.workloads start      the first seconds of a plan, 20 and 50 ms away
     .venv/bin/python -m benchmarks.serving.workloads pushed     the wait for files that a plan had fetched in time
     .venv/bin/python -m benchmarks.serving.workloads workers    1, 2 and 4 workers of the mount, 1 to 16 readers
+    .venv/bin/python -m benchmarks.serving.workloads idle       processor time, wakings and memory when nobody reads
 
 With --quick each takes less than a minute.
 The systems take turns round by round; a ratio is the median of the ratios within a round.
@@ -81,6 +82,10 @@ RANDOM_READS, RANDOM_BYTES = 512, 128 << 10
 AT_A_TIME = 8
 # More than the default of dir_ttl.
 LOOKED_UP_ANEW_S = 1.5
+# Threads that nobody needs end within 10 s; then all mounts are watched for a while.
+AT_REST_S = 15.0
+IDLE_S = 10.0
+IDLE_FILE_BYTES = 10_000
 PACE_S = 0.004
 TOLD_FILES = round(TOLD_EVERY_S / PACE_S)
 
@@ -464,6 +469,31 @@ def workers(scratch: Path, extent: int, rounds: int, say: Callable[[str], None])
     return figures
 
 
+def idle(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
+    """Per cent of a core, wakings a second, and MB (PSS) of all processes of a mount whose files were all read once."""
+    files = made_files(scratch / "source", extent, IDLE_FILE_BYTES)
+    figures: Figures = {}
+    with ExitStack() as stack:
+        peers = {name: stack.enter_context(mounted(name, files.root, scratch / "peers")) for name in PEERS[1:]}
+        other = mounted("spiderfs", files.root, scratch / "other", "binding=pyfuse3")
+        peers["spiderfs, pyfuse3"] = stack.enter_context(other)
+        for peer in peers.values():
+            walk(peer.root)
+            read_all(paths_below(peer, files), 1, seed=0)
+        time.sleep(AT_REST_S)
+        trees = {name: peer.processes() + process_cost.watchers(peer.pid or 0) for name, peer in peers.items()}
+        for number in range(rounds):
+            for name, found in process_cost.idle(trees, IDLE_S).items():
+                memory = process_cost.memory(trees[name])
+                row = figures.setdefault(name, {})
+                row.setdefault("cpu percent", []).append(100 * found.cpu_share)
+                row.setdefault("wakings/s", []).append(found.wakings_per_s)
+                row.setdefault("pss MB", []).append(memory.pss_bytes / 1e6)
+                row.setdefault("pss MB but files", []).append((memory.pss_bytes - memory.file_bytes) / 1e6)
+            say(f"round {number + 1} of {rounds}")
+    return figures
+
+
 class Workload(NamedTuple):
     measure: Callable[[Path, int, int, Callable[[str], None]], Figures]
     extent: int  # names, MiB or files
@@ -506,6 +536,7 @@ WORKLOADS = {
     "start": Workload(start, 6000, 2000, "", False, {}),
     "pushed": Workload(pushed, 1000, 300, "native", True, {("immutable", "p50"): 0.5}),
     "workers": Workload(workers, 2000, 200, "1 workers", False, {}),
+    "idle": Workload(idle, 10_000, 1_000, "rclone", True, {}),
 }
 ROUNDS, QUICK_ROUNDS = 5, 2
 TABLE_WIDTH = 110
@@ -517,7 +548,7 @@ def figure_table(title: str, figures: Figures, workload: Workload) -> Table:
     for system, rows in figures.items():
         for what, values in rows.items():
             others = figures.get(base, {}).get(what, [])
-            ratios = [b / a if workload.less_is_better else a / b for a, b in zip(values, others, strict=False)]
+            ratios = [b / a if workload.less_is_better else a / b for a, b in zip(values, others, strict=False) if a]
             cells = [f"{figure:,.4g}" for figure in (statistics.median(values), min(values), max(values))]
             ratio = statistics.median(ratios) if ratios else 0.0
             word = at_least(workload.targets.get((system, what)), ratio)
@@ -549,7 +580,7 @@ def main() -> int:
     arguments = parse_arguments()
 
     def measure() -> None:
-        if arguments.workload in ("scan", "large"):
+        if arguments.workload in ("scan", "large", "idle"):
             install_missing(PEERS)
         run(arguments, wide_console(TABLE_WIDTH))
 

@@ -45,6 +45,7 @@ from spiderfs.daemon.training.connection.partial_connection import PartialKeeper
 from spiderfs.daemon.training.service import Training
 from spiderfs.errors import SpiderfsError, StoreError
 from spiderfs.linux import steady_clock
+from spiderfs.linux.memory import give_back_freed_memory
 from spiderfs.options.model import Options
 from spiderfs.packages.directory import PackageDirectory
 from spiderfs.shared.attached_trainers import publish_trainers
@@ -97,6 +98,7 @@ class Manager:
         content, records = self._content, self._records = context.open_content(), context.open_records()
         supply = context.supply(counters, read, content, records, self._full_disk, is_worker=False)
         client, catalogue = self._client, self._catalogue = supply.client, supply.catalogue
+        self._fetcher = supply.fetcher
 
         # The workers and clients tell what was read, and the cache control decides what is kept.
         self._events = EventWriter(context.event_writer, counters)
@@ -255,10 +257,12 @@ class Manager:
             log.warning("%s: nothing enters or leaves the cache until the disk can be written to", exc)
         self._training.begin(self._catalogue.fact(_TAUGHT_FACT))
         nursery.start_soon(self._client.watch)
+        nursery.start_soon(self._fetcher.rest, give_back_freed_memory)
         self._listen_for_trainers(nursery)
         nursery.start_soon(answer_questions, self._context.control_listener, self._table, nursery)
         nursery.start_soon(self._fold_events, self._context.event_reader, self._read_workers)
         nursery.start_soon(self._fold_events, self._client_pipe.fd, self._client_pipe.read)
+        nursery.start_soon(self._events.flush_in_time)
         nursery.start_soon(self._write_log)
         nursery.start_soon(self._keep_house)
         nursery.start_soon(self._save_now_and_then)
@@ -326,9 +330,9 @@ class Manager:
 
     async def _write_log(self) -> None:
         while True:
-            self._events.flush()
-            self._access_log.write()
+            await self._access_log.told()
             await trio.sleep(LOG_INTERVAL_S)
+            self._access_log.write()
 
     # -- upkeep
 

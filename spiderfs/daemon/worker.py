@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
 import os
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from spiderfs.daemon.published_options import published_options, settings_of
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.kernel import Kernel, Serving
 from spiderfs.fuse.passthrough import KernelBackingFiles, Passthrough
+from spiderfs.linux.memory import give_back_freed_memory, keep_freed_memory
 from spiderfs.shared.attached_trainers import published_trainers
 from spiderfs.vfs.control_files import Control, ImmutableControl
 from spiderfs.vfs.fetcher import Episode
@@ -31,26 +30,6 @@ from spiderfs.vfs.walk_ahead import WalkAhead
 log = logging.getLogger(__name__)
 
 TIDY_INTERVAL_S = 1.0
-
-
-# mallopt(3)
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_KEPT_BYTES = 64 << 20
-
-
-def keep_freed_memory() -> None:
-    """Have glibc keep the memory of payloads for the next ones, instead of asking the kernel for it at each fetch.
-
-    Every page of it that is new costs a fault: 20 a file of 112 kB, a tenth of the processor time of a fetch.
-    """
-    with contextlib.suppress(AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        for parameter, value in (
-            (_M_TRIM_THRESHOLD, _KEPT_BYTES),
-            (_M_MMAP_THRESHOLD, _KEPT_BYTES // 2),
-            (_M_ARENA_MAX, 1),
-        ):
-            mallopt(parameter, value)
 
 
 # Longer than other functions: here a reader sees every component of a worker and what it needs, in one order.
@@ -130,6 +109,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         nursery.start_soon(reading.watch)
         nursery.start_soon(supply.client.watch)
         nursery.start_soon(events.flush_in_time)
+        nursery.start_soon(supply.fetcher.rest, give_back_freed_memory)
         published = {layout.run.options: follow_options, layout.run.trainers: follow_trainers}
         nursery.start_soon(context.notice.follow, index, published)
         # Several workers do not know of each other's handles; and where no open is asked for, nobody knows of any.
@@ -148,5 +128,6 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
 
 async def _tidy(passthrough: Passthrough) -> None:
     while True:
+        await passthrough.lingers()
         await trio.sleep(TIDY_INTERVAL_S)
         passthrough.tidy()

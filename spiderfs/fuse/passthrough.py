@@ -24,6 +24,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import trio
+
 from spiderfs.fuse import wire
 from spiderfs.fuse.wire import OpenFlag
 from spiderfs.shared.layout import RunLayout
@@ -101,6 +103,7 @@ class Passthrough:
         self._numbers: dict[int, int] = {}
         # Since when inodes have had no handle any more; the oldest first.
         self._idle: dict[int, float] = {}
+        self._closed = trio.Event()
         try:
             self._numbers.update(run.backing_files())
         except OSError as exc:
@@ -121,14 +124,21 @@ class Passthrough:
         """The kernel has no handle of the inode any more."""
         if inode in self._numbers:
             self._idle[inode] = self._now()
+            self._closed.set()
             if len(self._idle) > _LINGERING:
                 self._end(next(iter(self._idle)))
 
+    async def lingers(self) -> None:
+        """Return when some inode has no handle any more."""
+        await self._closed.wait()
+
     def tidy(self) -> None:
-        """End what nobody has come back to; to be called every second or so."""
+        """End what nobody has come back to; to be called every second or so, while something `lingers`."""
         latest = self._now() - LINGER_S
         for inode in [inode for inode, since in self._idle.items() if since <= latest]:
             self._end(inode)
+        if not self._idle:
+            self._closed = trio.Event()
 
     def _end(self, inode: int) -> None:
         self._idle.pop(inode, None)

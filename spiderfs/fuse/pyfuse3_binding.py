@@ -7,8 +7,8 @@ that. That is how a second worker can take over a mount after the first has died
 
 **Who waits for requests.** pyfuse3 does, in tasks of its own, and reads with a call that holds Python's lock. A request
 may be gone when it is read, if its caller was killed; the read would then hold up everything else in this process until
-the next request comes. A timer interrupts such a read. Each pass of trio's loop costs as much as a small request, so
-pyfuse3's private wait is given up for one that looks before it waits, if pyfuse3 has that wait still.
+the next request comes. A timer interrupts such a read, and stands still while no request comes. Each pass of trio's
+loop costs as much as a small request, so pyfuse3's private wait, if it still has one, has to look before it waits.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ class Pyfuse3Binding:
 
     async def serve(self, serving: Serving) -> None:
         logging.getLogger("pyfuse3").addFilter(_is_news)
-        descriptor = await self._begin(Answers(serving, self.push))
-        signal.signal(signal.SIGALRM, _interrupt)
-        signal.setitimer(signal.ITIMER_REAL, _HELD_UP_S, _HELD_UP_S)
+        answers = Answers(serving, self.push)
+        descriptor = await self._begin(answers)
+        alarm = Alarm()
         try:
-            with looking_before_waiting(descriptor):
+            with looking_before_waiting(descriptor, alarm):
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_let_go_of_views, serving.idle)
+                    nursery.start_soon(answers.let_go_of_views)
                     await pyfuse3.main(max_tasks=_MAX_TASKS)
                     nursery.cancel_scope.cancel()
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            alarm.rest()
             pyfuse3.close(unmount=False)
 
     async def _begin(self, answers: Answers) -> int:
@@ -143,8 +143,10 @@ def _answering(handler: F) -> F:
             )
         except Exception as exc:
             self.counters.add("answers")
+            self.answered.set()
             raise pyfuse3.FUSEError(error_number(exc, self.counters)) from exc
         self.counters.add("answers")
+        self.answered.set()
         return answered
 
     return cast(F, answer)
@@ -166,9 +168,18 @@ class Answers(pyfuse3.Operations):
         self.held = serving.held
         # pyfuse3 has sent an answer before it calls the next handler, so a view of the store ends there.
         self.idle = serving.idle
+        self.answered = trio.Event()
         self._push = push
         # READ and RELEASE name the handle alone. Which inode it is of, where it is not the inode itself.
         self._inodes: dict[int, int] = {}
+
+    async def let_go_of_views(self) -> None:
+        """For ever: let go of the store's pages that answers were views of, so that they can be used again."""
+        while True:
+            await self.answered.wait()
+            self.answered = trio.Event()
+            await trio.sleep(_VIEW_S)
+            self.idle()
 
     @_answering
     async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
@@ -312,9 +323,38 @@ def _attributes(found: Attributes) -> pyfuse3.EntryAttributes:
 # -- pyfuse3's ways
 
 
+class Alarm:
+    """Interrupts each read that finds nothing, by a signal every `_HELD_UP_S`; pyfuse3 then waits for a request."""
+
+    may_rest = False
+    """Whether every read is `announced`: then no signal comes while nothing is read."""
+
+    def __init__(self) -> None:
+        signal.signal(signal.SIGALRM, self._rung)
+        self._rings = False
+        self.announced()
+
+    def announced(self) -> None:
+        """A read is about to begin."""
+        self._announced = True
+        if not self._rings:
+            self._rings = True
+            signal.setitimer(signal.ITIMER_REAL, _HELD_UP_S, _HELD_UP_S)
+
+    def rest(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._rings = False
+
+    def _rung(self, number: int, frame: object) -> None:
+        # This runs between two reads, and one that was announced may not have begun.
+        if self.may_rest and not self._announced:
+            self.rest()
+        self._announced = False
+
+
 @contextlib.contextmanager
-def looking_before_waiting(descriptor: int) -> Iterator[None]:
-    """Take up to a burst of requests without a pass of trio's loop.
+def looking_before_waiting(descriptor: int, alarm: Alarm) -> Iterator[None]:
+    """Take up to a burst of requests without a pass of trio's loop, and let the alarm rest while none comes.
 
     pyfuse3 looks its wait up in its module at each use. Where a version has none, it waits as it does.
     """
@@ -324,6 +364,7 @@ def looking_before_waiting(descriptor: int) -> Iterator[None]:
         log.info("this pyfuse3 waits for requests in its own way, which costs a pass of trio's loop for each")
         yield
         return
+    alarm.may_rest = True
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     burst = 0
@@ -334,6 +375,7 @@ def looking_before_waiting(descriptor: int) -> Iterator[None]:
             # Also after a wait: another task may have been quicker, and the read that follows would block.
             if burst < session.BURST and poll.poll(0):
                 burst += 1
+                alarm.announced()
                 return True
             burst = 0
             if not await wait():
@@ -344,17 +386,6 @@ def looking_before_waiting(descriptor: int) -> Iterator[None]:
         yield
     finally:
         module._wait_fuse_readable = wait
-
-
-async def _let_go_of_views(idle: Callable[[], None]) -> None:
-    """Let go of the store's pages that answers were views of, so that they can be used again while nobody asks."""
-    while True:
-        await trio.sleep(_VIEW_S)
-        idle()
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """A read that finds nothing ends with EINTR, and pyfuse3 waits for the next request."""
 
 
 def _is_news(record: logging.LogRecord) -> bool:

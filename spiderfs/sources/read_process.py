@@ -98,6 +98,7 @@ class ReadProcess:
         self._free = list(range(limit - 1, -1, -1))
         self._room = trio.lowlevel.ParkingLot()
         self._tasks: dict[int, trio.lowlevel.Task | None] = {}
+        self._reading = trio.lowlevel.ParkingLot()
         self._delivering: set[int] = set()
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
@@ -147,6 +148,8 @@ class ReadProcess:
         if head:
             self._delivering.add(slot)
         self._tasks[slot] = trio.lowlevel.current_task()
+        if self._reading:
+            self._reading.unpark_all()
         # If the process has just ended, `attend` raises in a moment.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._requests, _NUMBER.pack(slot))
@@ -207,9 +210,11 @@ class ReadProcess:
         """For ever: look whether the process was killed. Raises SourceUnavailable when it was.
 
         Threads of the process that wait in the kernel for the source may keep its pipe open; then `attend` hears
-        nothing of its end.
+        nothing of its end. While nothing is being read there are none, and nobody looks.
         """
         while ended_status(self.pid) is None:
+            if not self._tasks:
+                await self._reading.park()
             await trio.sleep(_WATCH_INTERVAL_S)
         raise SourceUnavailable("the process that reads from the source was killed while it waited there")
 

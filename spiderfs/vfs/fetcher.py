@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 
 # Large enough for the read-ahead of two sequential readers at the default of 8 blocks.
 TRANSIT_BYTES = 32 << 20
+# A payload is kept in transit for readers that are about to read it. When nothing was fetched for this long, there are
+# none.
+REST_S = 10.0
 # After the disk was found full, fetches pass by the store for this long before one of them tries again.
 FULL_PAUSE_S = 10.0
 _WAITING_THREADS = 64
@@ -77,17 +80,28 @@ class Transit:
         self._limit_bytes = limit_bytes
         self._payloads: OrderedDict[ContentKey, bytes] = OrderedDict()
         self._bytes = 0
+        self._put = trio.Event()
 
     def get(self, key: ContentKey) -> bytes | None:
         return self._payloads.get(key)
 
     def put(self, key: ContentKey, payload: bytes) -> None:
+        self._put.set()
         replaced = self._payloads.pop(key, None)
         self._bytes += _taken(payload) - (0 if replaced is None else _taken(replaced))
         self._payloads[key] = payload
         while self._bytes > self._limit_bytes and len(self._payloads) > 1:
             _, oldest = self._payloads.popitem(last=False)
             self._bytes -= _taken(oldest)
+
+    async def rests(self) -> None:
+        """Let go of everything, and return, once something was put here and nothing more in the last `REST_S`."""
+        while self._put.is_set() or not self._payloads:
+            await self._put.wait()
+            self._put = trio.Event()
+            await trio.sleep(REST_S)
+        self._payloads.clear()
+        self._bytes = 0
 
 
 def _taken(payload: bytes) -> int:
@@ -296,6 +310,12 @@ class Fetcher:
             for block in range(offset // BLOCK_BYTES + 1, (offset + size - 1) // BLOCK_BYTES + 2):
                 self._client.timeouts.add(ContentKey(node.inode, block))
             raise
+
+    async def rest(self, give_back: Callable[[], object]) -> None:
+        """For ever: when nothing was fetched for a while, let go of what is in transit, and `give_back` its memory."""
+        while True:
+            await self._transit.rests()
+            give_back()
 
     async def drain(self) -> None:
         """Return when everything that was brought has reached the store; call it before the process ends."""

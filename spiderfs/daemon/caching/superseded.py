@@ -27,6 +27,8 @@ from spiderfs.vfs.catalogue import Catalogue
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
+# Where the table was empty: nobody waits for what is evicted a little later.
+IDLE_INTERVAL_S = 5.0
 # How many inodes are looked at in one turn: 5 ms, and a transaction of a few hundred rows.
 _AT_A_TIME = 200
 # How long an unsettled version is remembered for readers that may have it open: longer than one sample is read. No
@@ -46,15 +48,16 @@ class Superseded:
 
     async def run(self) -> None:
         """Work through the table for ever."""
+        interval_s = INTERVAL_S
         while True:
-            await trio.sleep(INTERVAL_S)
+            await trio.sleep(interval_s)
             try:
-                await self.turn()
+                interval_s = INTERVAL_S if await self.turn() else IDLE_INTERVAL_S
             except SpiderfsError as exc:
                 log.debug("the table of gone inodes is looked at again later: %s", exc)
 
-    async def turn(self) -> None:
-        """Look at the next inodes of the table."""
+    async def turn(self) -> bool:
+        """Look at the next inodes of the table; returns whether there were any."""
         inodes = self._catalogue.gone(self._after, _AT_A_TIME)
         self._after = inodes[-1] if len(inodes) == _AT_A_TIME else 0
         keys = {inode: self._content.keys(inode) for inode in inodes if not self._catalogue.is_current(inode)}
@@ -62,6 +65,7 @@ class Superseded:
         finished = [inode for inode in inodes if inode not in keys or not (keys[inode] or self._is_in_transit(inode))]
         if finished:
             await trio.to_thread.run_sync(self._catalogue.forget, finished)
+        return bool(inodes)
 
     def _is_in_transit(self, inode: int) -> bool:
         """Whether readers may have this version open while it has no records, because it had not settled."""

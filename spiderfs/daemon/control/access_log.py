@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from datetime import datetime
 
+import trio
+
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, WARMED, Access
 from spiderfs.linux import steady_clock
 from spiderfs.shared.escapes import escaped_path
@@ -35,15 +37,23 @@ class AccessLog:
         self._recent: deque[Access] = deque(maxlen=REMEMBERED_ACCESSES)
         self._unwritten: deque[Access] = deque(maxlen=100 * REMEMBERED_ACCESSES)
         self._following = False
+        self._told = trio.Event()
 
     def record_accesses(self, events: list[Access]) -> None:
         """Remember accesses."""
         if self._enabled:
             noted = (access for access in events if access.where != OPENED)
             (self._unwritten if self._following else self._recent).extend(noted)
+            self._told.set()
+
+    async def told(self) -> None:
+        """Return when accesses were recorded since the file was brought up to date."""
+        await self._told.wait()
 
     def write(self) -> None:
         """Bring the file up to date if anybody reads it; what was remembered comes first."""
+        if self._told.is_set():
+            self._told = trio.Event()
         following = self._is_wanted()
         if following and not self._following:
             self._unwritten.extend(self._recent)

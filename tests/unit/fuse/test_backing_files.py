@@ -127,6 +127,27 @@ def test_who_comes_back_soon_finds_it_as_it_was(kernel: Kernel, run: RunLayout, 
     assert list(run.directory.iterdir()) == []
 
 
+def test_nobody_has_to_tidy_while_nothing_lingers(kernel: Kernel, run: RunLayout, plain_files: Plain) -> None:
+    clock = Clock()
+    book = Passthrough(kernel, plain_files, run, clock)
+
+    async def main() -> None:
+        with trio.fail_after(20):
+            for _ in range(2):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(book.lingers)
+                    assert book.opened(WHOLE, may_begin=True)
+                    await trio.testing.wait_all_tasks_blocked()
+                    assert len(nursery.child_tasks) == 1
+                    book.closed(WHOLE)
+                await book.lingers()
+                clock.now += LINGER_S
+                book.tidy()
+                assert kernel.open == {}
+
+    trio.run(main)
+
+
 def test_only_so_many_are_left_registered(kernel: Kernel, run: RunLayout, plain_files: Plain) -> None:
     book = Passthrough(kernel, plain_files, run, Clock())
     for inode in range(1000, 2000):

@@ -7,6 +7,7 @@ import errno
 import logging
 import mmap
 import os
+import signal
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -15,12 +16,13 @@ from pathlib import Path
 import pyfuse3
 import pytest
 import trio
+from mounting import eventually
 
 from spiderfs.errors import StoreCorrupt
 from spiderfs.fuse import pyfuse3_binding, wire
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.kernel import Serving
-from spiderfs.fuse.pyfuse3_binding import Pyfuse3Binding, looking_before_waiting
+from spiderfs.fuse.pyfuse3_binding import Alarm, Pyfuse3Binding, looking_before_waiting
 from spiderfs.fuse.wire import Opcode
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.testing import MemoryContent, MemorySource, bare_filesystem, notes_of_sole_worker
@@ -110,7 +112,7 @@ def test_a_request_that_has_vanished_holds_nobody_up_for_long(
     lies = 0
 
     @contextlib.contextmanager
-    def lying(descriptor: int) -> Iterator[None]:
+    def lying(descriptor: int, alarm: Alarm) -> Iterator[None]:
         module = pyfuse3_binding.pyfuse3
         wait = module._wait_fuse_readable
 
@@ -171,8 +173,34 @@ def test_a_wait_of_another_kind_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
     with ours, theirs:
         for wait in (of_a_later_version, lambda: True, None):
             monkeypatch.setattr(pyfuse3, "_wait_fuse_readable", wait)
-            with looking_before_waiting(ours.fileno()):
+            alarm = Alarm()
+            with looking_before_waiting(ours.fileno(), alarm):
                 assert pyfuse3._wait_fuse_readable is wait
+                assert not alarm.may_rest, "nobody announces a read"
+            alarm.rest()
+
+
+def test_the_alarm_rests_while_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyfuse3_binding, "_HELD_UP_S", 0.005)
+    rings = 0
+
+    class Counted(Alarm):
+        def _rung(self, number: int, frame: object) -> None:
+            nonlocal rings
+            rings += 1
+            super()._rung(number, frame)
+
+    alarm = Counted()
+    try:
+        eventually(lambda: rings > 3, what="it rings for ever where reads are not announced")
+        alarm.may_rest = True
+        for _ in range(3):
+            alarm.announced()
+            before = rings
+            eventually(lambda before=before: rings >= before + 1, what="a ring for what was announced")
+            eventually(lambda: signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0))
+    finally:
+        alarm.rest()
 
 
 def test_what_nobody_waits_for_any_more_is_no_trouble(caplog: pytest.LogCaptureFixture) -> None:

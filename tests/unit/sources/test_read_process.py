@@ -15,6 +15,7 @@ import trio.testing
 from mounting import eventually, is_running
 
 from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
+from spiderfs.sources import read_process
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.read_process import ReadProcess
@@ -323,3 +324,37 @@ def test_it_ends_with_whoever_made_it() -> None:
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     eventually(lambda: not is_running(pid), what="its end")
+
+
+def test_it_is_watched_while_something_is_read_and_not_while_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def ended_status(pid: int) -> None:
+        nonlocal looks
+        looks += 1
+
+    monkeypatch.setattr(read_process, "ended_status", ended_status)
+    monkeypatch.setattr(read_process, "_WATCH_INTERVAL_S", 0.001)
+    faults = FaultState.in_memory()
+    memory = MemorySource()
+    version = memory.add(b"x", b"content").version
+    with reading(SlowSource(memory, faults)) as process:
+
+        async def test() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(process.watch)
+                for _ in range(2):
+                    await trio.testing.wait_all_tasks_blocked(0.05)
+                    before = looks
+                    await trio.sleep(0.05)
+                    assert looks == before
+                    faults.change({"hang": 1.0})
+                    nursery.start_soon(process.read, b"x", 0, 7, version)
+                    while looks < before + 10:
+                        await trio.sleep(0.001)
+                    faults.change({"hang": 0.0})
+                    while process._tasks:
+                        await trio.sleep(0.001)
+                nursery.cancel_scope.cancel()
+
+        attended(process, test)

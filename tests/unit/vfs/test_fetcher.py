@@ -225,6 +225,34 @@ def test_a_record_that_left_the_store_is_in_transit_still(harness: Harness) -> N
     run(test)
 
 
+def test_what_is_in_transit_is_let_go_when_nothing_is_fetched_any_more() -> None:
+    async def main() -> None:
+        transit, key = Transit(), ContentKey(1)
+        rested = 0
+
+        async def rest() -> None:
+            nonlocal rested
+            while True:
+                await transit.rests()
+                rested += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rest)
+            await trio.sleep(10 * module.REST_S)
+            assert rested == 0, "nobody is woken for nothing"
+            for round_ in range(2):
+                for _ in range(5):
+                    transit.put(key, b"content")
+                    await trio.sleep(0.9 * module.REST_S)
+                    assert transit.get(key) == b"content"
+                await trio.sleep(1.2 * module.REST_S)
+                assert transit.get(key) is None
+                assert rested == round_ + 1
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
 def test_transit_is_bounded_in_bytes() -> None:
     transit = Transit(100 + 3 * ENTRY_BYTES)
     for inode in range(10):

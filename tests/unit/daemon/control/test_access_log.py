@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
 from spiderfs.core.events import FETCHED, HIT, REFUSED, WARMED, Access
 from spiderfs.daemon.control import access_log as module
@@ -66,6 +68,22 @@ def test_who_looks_gets_what_is_remembered_and_then_what_comes(harness: Harness)
     harness.log.write()
     harness.log.write()
     assert harness.paths() == [SHOWN[1], SHOWN[2], SHOWN[1]]
+
+
+def test_it_tells_when_there_is_something_to_write(harness: Harness) -> None:
+    async def main() -> None:
+        with trio.fail_after(20):
+            for _ in range(3):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(harness.log.told)
+                    await trio.testing.wait_all_tasks_blocked()
+                    harness.log.render()
+                    assert len(nursery.child_tasks) == 1, "there is nothing new"
+                    harness.log.record_accesses([event(1)])
+                harness.log.write()
+
+    trio.run(main)
+    assert harness.paths() == 3 * [SHOWN[1]]
 
 
 def test_who_looks_before_anything_was_read_finds_an_empty_file(harness: Harness) -> None:

@@ -2,8 +2,9 @@
 
 **How many at once**: more while more of them bring more bytes per second, fewer when the source slows. Time is cut into
 slices, and the rates of two slices are compared. A slice counts only if there was always a next file to fetch: in any
-other slice the rate says nothing about the source. The limit doubles until that brings nothing for the first time, and
-grows by half later. A growth that brings nothing is taken back; it is tried again from time to time, because other
+other slice the rate says nothing about the source. The limit begins high, and falls at once where the first fetches end
+one after the other: a narrow line carries no more, and readers' own fetches would wait behind them. Then it doubles until
+that brings nothing for the first time, and grows by half later. A growth that brings nothing is taken back; it is tried again from time to time, because other
 users of the source come and go.
 
 **How far ahead**: a reader has a window of samples, so that its opens hardly wait. A sample that is fetched ahead takes
@@ -17,8 +18,13 @@ LATE_EVERY waits.
 
 from __future__ import annotations
 
+import math
+
 # The limit at first: at a source 20 ms away, 1,600 files a second.
 FIRST_FETCHES = 32
+# By how many fetches it is seen how many at a time the source needs (Little's law: rate x least latency), and the least
+# limit that follows from it.
+FIRST_ENDED, LEAST_FETCHES = 8, 4
 # The least length of a slice, in seconds and in latencies of a fetch: every fetch ends some times in it. A first epoch
 # of a few thousand files takes a few seconds.
 SLICE_S = 0.05
@@ -53,6 +59,9 @@ class Concurrency:
         """The rate in the last slice that was judged."""
         self._best = 0.0
         self._doubles = True
+        # Of the first fetches: when they ended, and how long the fastest took; None once they have been judged.
+        self._first: list[float] | None = []
+        self._least_s = math.inf
         self._grown_by = 0
         self._quiet = 0
         self._since_s: float | None = None
@@ -61,10 +70,14 @@ class Concurrency:
     def short_of_work(self) -> None:
         """Note that there was nothing to fetch although the limit allowed another fetch: the slice begins anew."""
         self._since_s = None
+        if self._first:
+            self._first = []
 
     def fetched(self, size: int, took_s: float, now_s: float) -> None:
         """Note that a fetch of `size` bytes has ended, and that there was another file to fetch."""
         self.latency_s += (took_s - self.latency_s) * (_WEIGHT if self.latency_s else 1.0)
+        if self._first is not None:
+            self._judge_first(took_s, now_s)
         if self._since_s is None:
             # What came before was on its way for a latency, in which nothing else could come.
             self._begin(now_s)
@@ -74,6 +87,19 @@ class Concurrency:
         if elapsed_s >= max(SLICE_S, SLICE_LATENCIES * self.latency_s):
             self._judge(self._bytes / elapsed_s)
             self._begin(now_s)
+
+    def _judge_first(self, took_s: float, now_s: float) -> None:
+        """Let the limit fall if the first fetches have ended one after the other."""
+        assert self._first is not None
+        self._first.append(now_s)
+        self._least_s = min(self._least_s, took_s)
+        if len(self._first) < FIRST_ENDED:
+            return
+        spread_s = self._first[-1] - self._first[0]
+        self._first = None
+        needed = (FIRST_ENDED - 1) * self._least_s / spread_s if spread_s > 0 else math.inf
+        if 2 * needed < self.limit:
+            self.limit = min(self.most, max(LEAST_FETCHES, math.ceil(2 * needed)))
 
     def _judge(self, rate: float) -> None:
         self.bytes_per_s = rate

@@ -122,7 +122,27 @@ def test_it_doubles_from_the_start_until_that_brings_nothing() -> None:
     assert list(dict.fromkeys(limits)) == [32, 64, 128, 256]
 
 
-def test_a_source_that_is_full_at_the_start_is_not_drowned() -> None:
-    # Ten fetches at a time fill the line: each waits for those before it.
-    source = Simulated(0.02, 50e6)
-    assert max(source.run(3)) <= 2 * FIRST_FETCHES
+@pytest.mark.parametrize("bytes_per_s", [1e6, 3e6, 10e6, 50e6])
+def test_a_narrow_line_is_not_drowned(bytes_per_s: float) -> None:
+    """A reader's own fetch waits behind what is fetched ahead."""
+    source = Simulated(0.02, bytes_per_s)
+    limits = source.run(FIRST_FETCHES * SIZE / bytes_per_s + 2)
+    # What is under way when that is seen ends first.
+    needed = 0.02 * bytes_per_s / SIZE + 1
+    assert max(limits[16:]) <= max(8, 4 * needed)
+    assert source.concurrency.bytes_per_s == pytest.approx(bytes_per_s, rel=0.2)
+
+
+def test_first_fetches_that_end_together_leave_the_limit() -> None:
+    concurrency = Concurrency(64)
+    for number in range(16):
+        concurrency.fetched(SIZE, 0.02, 1 + number / 10_000)
+    assert concurrency.limit == FIRST_FETCHES
+
+
+def test_first_fetches_that_had_to_wait_for_work_say_nothing() -> None:
+    concurrency = Concurrency(64)
+    for number in range(40):
+        concurrency.fetched(SIZE, 0.02, 1 + number / 10)
+        concurrency.short_of_work()
+    assert concurrency.limit == FIRST_FETCHES

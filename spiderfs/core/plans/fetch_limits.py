@@ -3,9 +3,9 @@
 **How many at once**: more while more of them bring more bytes per second, fewer when the source slows. Time is cut into
 slices, and the rates of two slices are compared. A slice counts only if there was always a next file to fetch: in any
 other slice the rate says nothing about the source. The limit begins high, and falls at once where the first fetches end
-one after the other: a narrow line carries no more, and readers' own fetches would wait behind them. Then it doubles until
-that brings nothing for the first time, and grows by half later. A growth that brings nothing is taken back; it is tried again from time to time, because other
-users of the source come and go.
+one after the other: a narrow line carries no more, and readers' own fetches would wait behind them. Then it doubles
+until that brings nothing for the first time, and grows by half later. A growth that brings nothing is taken back; it is
+tried again from time to time, because other users of the source come and go.
 
 **How far ahead**: a reader has a window of samples, so that its opens hardly wait. A sample that is fetched ahead takes
 the room of one that MIN would have kept, so every sample of the window costs origin bytes. When a fifth of the samples

@@ -13,7 +13,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import random
 import stat
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,7 @@ import xxhash
 from spiderfs.errors import ConfigError, SourceChanged, SourceNotFound, SourceUnavailable
 from spiderfs.sources.object_names import NAME_MAX, Place, is_name
 from spiderfs.sources.s3_bucket import Bucket, StoreSettings
-from spiderfs.sources.s3_listing import seconds
+from spiderfs.sources.s3_listing import Page, seconds
 from spiderfs.sources.source import SourceStat, Version
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 
 # So many keys that begin with a name are looked at to find out what the name means; more of them take one more request.
 _SIBLINGS = 100
+# The longest pauses before a later page of a listing is asked for again.
+_PAGE_PAUSES_S = (0.2, 0.8)
 # What a file system of such a bucket would say of itself: blocks of 1 MiB, and more of them than anybody has.
 _BLOCK_BYTES, _BLOCKS = 1 << 20, 1 << 32
 # Directories of which it was said that some keys are left out; when there are more, it may be said again.
@@ -84,7 +88,7 @@ class S3Source:
         left_out: list[str] = []
         exists, token = not path, ""
         while True:
-            page = self._bucket.page(prefix, token=token)
+            page = self._later_page(prefix, token) if token else self._bucket.page(prefix)
             exists = exists or bool(page.objects or page.prefixes)
             for found in page.objects:
                 name = found.key[len(prefix) :]
@@ -109,6 +113,15 @@ class S3Source:
             self._report(path, left_out)
         yield from ((name, _DIRECTORY) for name in directories)
         yield from ((name, found) for name, found in files.items() if name not in directories)
+
+    def _later_page(self, prefix: str, token: str) -> Page:
+        """A page after the first. It is asked for again here, for a caller who repeats a scan begins with the first."""
+        for longest_s in _PAGE_PAUSES_S:
+            try:
+                return self._bucket.page(prefix, token=token)
+            except SourceUnavailable:
+                time.sleep(random.uniform(0, longest_s))
+        return self._bucket.page(prefix, token=token)
 
     def _report(self, path: bytes, left_out: list[str]) -> None:
         if path in self._reported:

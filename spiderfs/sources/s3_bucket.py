@@ -8,9 +8,9 @@ process connects when it asks its first question, and none does before the forks
 
 **Errors.** 503, NoSuchBucket, credentials that have expired and objects in an archive are one error to obstore, so they
 are told apart by the `<Code>` in the body. A file is gone only if the store says NoSuchKey; a bucket that is gone or
-credentials that are refused say nothing about a file. Retries are made in `sources/client.py` alone. No message has a
-text of the store's: these may repeat signatures and tokens, which must not reach a log. For the same reason the
-libraries do not log.
+credentials that are refused say nothing about a file. Retries are made in `sources/client.py`, and those of later pages
+of a listing in `s3.py`. No message has a text of the store's: these may repeat signatures and tokens, which must not
+reach a log. For the same reason the libraries do not log.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from spiderfs.errors import (
     SourceThrottled,
     SourceUnavailable,
 )
-from spiderfs.sources import s3_bucket
+from spiderfs.sources import s3, s3_bucket
 from spiderfs.sources.s3 import S3Source
 from spiderfs.sources.s3_bucket import StoreSettings
 
@@ -120,6 +120,24 @@ def test_a_listing_has_many_pages(server: ObjectServer, source: S3Source) -> Non
     server.page_keys = 4
     assert listed(source) == {f"{number:04}": "d" for number in range(25)}
     assert len(server.asked("LIST p/")) == 13
+
+
+def test_a_later_page_of_a_listing_is_asked_for_again(
+    server: ObjectServer, source: S3Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever repeats a listing begins anew: one of many pages would never be had from a store that fails at times."""
+    monkeypatch.setattr(s3, "_PAGE_PAUSES_S", (0.0, 0.0))
+    put(server, *(f"p/{number:04}" for number in range(25)))
+    server.page_keys = 4
+    failures = iter([(503, "SlowDown"), (500, "InternalError")] * 6)
+    server.fails = lambda request: next(failures, None) if len(server.requests) % 3 else None
+    server.requests = ["so that the first page is answered", "and the next ones are not"]
+    assert len(listed(source)) == 25
+    assert len(server.asked("LIST p/")) > 10
+    server.fails = lambda request: None if len(server.requests) == 1 else (503, "SlowDown")
+    with pytest.raises(SourceThrottled):
+        listed(source)
+    assert len(server.asked("LIST p/")) == 4
 
 
 def test_a_name_that_many_keys_begin_with_takes_one_more_request(server: ObjectServer, source: S3Source) -> None:

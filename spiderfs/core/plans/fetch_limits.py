@@ -3,8 +3,8 @@
 **How many at once**: more while more of them bring more bytes per second, fewer when the source slows. Time is cut into
 slices, and the rates of two slices are compared. A slice counts only if there was always a next file to fetch: in any
 other slice the rate says nothing about the source. The limit begins high, and falls at once where the first fetches end
-one after the other: a narrow line carries no more, and readers' own fetches would wait behind them. Then it doubles
-until that brings nothing for the first time, and grows by half later. A growth that brings nothing is taken back; it is
+one after the other: a narrow line carries no more, and readers' own fetches would wait behind them. Else it doubles
+until that brings nothing for the first time; later it grows by half. A growth that brings nothing is taken back; it is
 tried again from time to time, because other users of the source come and go.
 
 **How far ahead**: a reader has a window of samples, so that its opens hardly wait. A sample that is fetched ahead takes
@@ -24,7 +24,7 @@ import math
 FIRST_FETCHES = 32
 # By how many fetches it is seen how many at a time the source needs (Little's law: rate x least latency), and the least
 # limit that follows from it.
-FIRST_ENDED, LEAST_FETCHES = 8, 4
+FIRST_ENDED, LEAST_FETCHES = 8, 8
 # The least length of a slice, in seconds and in latencies of a fetch: every fetch ends some times in it. A first epoch
 # of a few thousand files takes a few seconds.
 SLICE_S = 0.05
@@ -100,6 +100,7 @@ class Concurrency:
         needed = (FIRST_ENDED - 1) * self._least_s / spread_s if spread_s > 0 else math.inf
         if 2 * needed < self.limit:
             self.limit = min(self.most, max(LEAST_FETCHES, math.ceil(2 * needed)))
+            self._doubles = False
 
     def _judge(self, rate: float) -> None:
         self.bytes_per_s = rate

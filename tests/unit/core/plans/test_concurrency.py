@@ -129,7 +129,7 @@ def test_a_narrow_line_is_not_drowned(bytes_per_s: float) -> None:
     limits = source.run(FIRST_FETCHES * SIZE / bytes_per_s + 2)
     # What is under way when that is seen ends first.
     needed = 0.02 * bytes_per_s / SIZE + 1
-    assert max(limits[16:]) <= max(8, 4 * needed)
+    assert max(limits[16:]) <= max(12, 4 * needed)
     assert source.concurrency.bytes_per_s == pytest.approx(bytes_per_s, rel=0.2)
 
 

@@ -126,7 +126,7 @@ def test_it_doubles_from_the_start_until_that_brings_nothing() -> None:
 def test_a_narrow_line_is_not_drowned(bytes_per_s: float) -> None:
     """A reader's own fetch waits behind what is fetched ahead."""
     source = Simulated(0.02, bytes_per_s)
-    limits = source.run(FIRST_FETCHES * SIZE / bytes_per_s + 2)
+    limits = source.run(3 * FIRST_FETCHES * SIZE / bytes_per_s + 2)
     # What is under way when that is seen ends first.
     needed = 0.02 * bytes_per_s / SIZE + 1
     assert max(limits[16:]) <= max(12, 4 * needed)

@@ -64,6 +64,7 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
     "stall": _PLANNING,
     "stall-immutable": _PLANNING,
     "streaming_formats": (*_FETCHING, *_PLANNING),
+    "start": (*_FETCHING, "spiderfs/core/plans"),
     "systems": TRAINED,
     "train": (*TRAINED, *_PLANNING),
     "two_jobs": TRAINED,

@@ -73,7 +73,8 @@ def open_environment(path: Path, tables: int, readonly: bool = False) -> lmdb.En
             metasync=False,
             # Reads are random: read-ahead of the mapping would fetch pages that nobody wants.
             readahead=False,
-            meminit=False,
+            # Else what this process had in memory before, which may be a secret, would fill unused parts of pages.
+            meminit=True,
         )
     if readonly:
         _readers.add(env)

@@ -232,7 +232,7 @@ def test_a_file_larger_than_the_cache_can_hold_fills_no_disk(source: Path, tmp_p
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
     try:
         with mounted(
-            source, tmp_path / "m", read_ahead=0, allowed=("larger than the cache.s file system allows",)
+            source, tmp_path / "m", read_ahead=0, fetches=8, allowed=("larger than the cache.s file system allows",)
         ) as mount:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             for name, offset, wanted in (

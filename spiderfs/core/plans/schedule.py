@@ -11,10 +11,11 @@ opened has been **reached**, though the news of its dispatch may come later. Ope
 has a file's pages, nobody hears of it (`unseen_draws.py`).
 
 A plan may be wrong: another order, or a list whose indices mean other files. So the opens that are seen are compared
-with what is in hand. An open of a sample whose next position is far beyond that counts against the plan. An open of a
-sample that is no longer pending says nothing. When too few opens follow the plan, the plan is no longer believed; it is
-believed again when enough opens follow it. Nor is it believed when samples are taken and none is opened, as by a data
-set that keeps its files in memory; unless the kernel opens files without asking.
+with what is in hand. An open of a sample whose next position is far beyond that counts against the plan, unless it is
+the very next one: a short epoch may be over before anything of it is told. An open of a sample that is no longer
+pending says nothing. When too few opens follow the plan, the plan is no longer believed; it is believed again when
+enough opens follow it. Nor is it believed when samples are taken and none is opened, as by a data set that keeps its
+files in memory; unless the kernel opens files without asking.
 
 If a later epoch reads each sample once, only its positions within `look_ahead` count as uses. Such an epoch fetches the
 same number of bytes whatever the cache holds when it begins. But if the cache held the samples that the epoch reads
@@ -184,7 +185,7 @@ class PlannedReader:
             return []
         position = self.epoch.next_position(key)
         if position is not None:
-            in_time = position < self.dispatched + self._slack()
+            in_time = position < self.dispatched + self._slack() or position == self._next_pending()
             self._judge(in_time)
             if not in_time:
                 self._unseen.heard_ahead(key, now_s)
@@ -271,12 +272,9 @@ class PlannedReader:
 
         Those before `reached` are in hand. The positions of a later epoch count on after those of the one before it.
         """
-        self._first_pending = max(self._first_pending, self.taken)
-        while self._first_pending < len(self.epoch) and not self.epoch.pending(self._first_pending):
-            self._first_pending += 1
-        before = 0
+        first_pending, before = self._next_pending(), 0
         for epoch in (self.epoch, *self.later):
-            first = max(self._first_pending - before, start - before, epoch.start)
+            first = max(first_pending - before, start - before, epoch.start)
             for position in range(first, min(self.reached + limit - before, len(epoch))):
                 if epoch.pending(position):
                     yield before + position, epoch.key(position)
@@ -290,6 +288,13 @@ class PlannedReader:
     def drift_s(self, now_s: float) -> float:
         """By how many seconds the computed times are wrong for where the reader is now."""
         return abs(self.time_of(self.reached) - now_s)
+
+    def _next_pending(self) -> int:
+        """The first pending position of the epoch; its length if there is none."""
+        self._first_pending = max(self._first_pending, self.taken)
+        while self._first_pending < len(self.epoch) and not self.epoch.pending(self._first_pending):
+            self._first_pending += 1
+        return self._first_pending
 
     def _slack(self) -> float:
         """So far beyond what was dispatched an open follows the plan."""

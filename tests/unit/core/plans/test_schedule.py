@@ -435,6 +435,17 @@ def test_opens_in_the_jittered_order_of_loader_workers_are_followed() -> None:
     assert list(reader.coming(100)) == []
 
 
+def test_a_short_epoch_that_is_over_before_anything_of_it_is_told_has_followed_its_plan() -> None:
+    order = list(range(1, 401))
+    in_order, from_the_end = PlannedReader(of_files(0, order), 0.0), PlannedReader(of_files(0, order), 0.0)
+    for number, key in enumerate(order):
+        in_order.opened(key, number / 10_000, late=False)
+    assert in_order.believed
+    for number, key in enumerate(order[:-201:-1]):
+        from_the_end.opened(key, number / 10_000, late=False)
+    assert not from_the_end.believed
+
+
 def test_what_loader_workers_have_in_hand_may_be_a_quarter_of_the_epoch() -> None:
     rng = np.random.default_rng(1)
     reader = PlannedReader(of_files(0, list(range(1, 8193))), 0.0)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from spiderfs.linux.mounts import mounts
 
@@ -57,8 +58,14 @@ def is_mounted(mountpoint: Path) -> bool:
     return any(mount.mountpoint == mountpoint for mount in mounts())
 
 
+def stats(mountpoint: Path) -> dict[str, Any]:
+    """The figures of a mount now."""
+    figures: dict[str, Any] = json.loads((mountpoint / ".spiderfs" / "stats.json").read_text())
+    return figures
+
+
 def counts(mountpoint: Path) -> dict[str, int]:
-    metrics: dict[str, int] = json.loads((mountpoint / ".spiderfs" / "stats.json").read_text())["metrics"]
+    metrics: dict[str, int] = stats(mountpoint)["metrics"]
     return metrics
 
 

@@ -17,7 +17,6 @@ The systems take turns round by round; a ratio is the median of the ratios withi
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import random
@@ -39,6 +38,7 @@ from rich.table import Table
 
 from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.mounts import counts, stats
 from benchmarks.common.results import at_least, machine, plain_table, save, wide_console
 from benchmarks.common.walking import index, walk
 from benchmarks.serving import process_cost
@@ -219,11 +219,11 @@ def far(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> 
             with mounted(system, root, scratch / f"{system}-{number}", f"source.latency_ms={FAR_MS}") as peer:
                 walk(peer.root)
                 row["in order"].append(rate(peer.root / "file"))
-                before = fetched_bytes(peer.root)
+                before = counts(peer.root)["origin_bytes"]
                 descriptor = os.open(peer.root / "sparse", os.O_RDONLY)
                 row["random"].append(a_second(partial(read_at, descriptor), offsets))
                 os.close(descriptor)
-                row["asked/fetched"].append(asked / (fetched_bytes(peer.root) - before))
+                row["asked/fetched"].append(asked / (counts(peer.root)["origin_bytes"] - before))
         say(f"round {number + 1} of {rounds}")
     return figures
 
@@ -239,10 +239,6 @@ def a_second(read: Callable[[int], int], offsets: Sequence[int]) -> float:
 
 def read_at(descriptor: int, offset: int) -> int:
     return len(os.pread(descriptor, RANDOM_BYTES, offset))
-
-
-def fetched_bytes(mount: Path) -> int:
-    return int(json.loads((mount / ".spiderfs" / "stats.json").read_text())["metrics"]["origin_bytes"])
 
 
 def rate(path: Path) -> float:
@@ -320,10 +316,9 @@ def start(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
                     before_s = process_cost.cpu_seconds(peer.processes())
                     with published(peer.root, names) as come:
                         ended = ends_of_reads(names, reading(peer), come)
-                        fetches = json.loads((peer.root / ".spiderfs" / "stats.json").read_text())["fetches_ahead"]
+                        at_a_time = stats(peer.root)["fetches_ahead"]["limit"]
                     row = figures.setdefault(f"{system}, {where}", {})
                     later = [end for end in ended if end > 1]
-                    at_a_time = fetches["limit"]
                     bound = bandwidth / START_FILE_BYTES if bandwidth else at_a_time / latency_ms * 1000
                     row.setdefault("first second", []).append(len(ended) - len(later))
                     row.setdefault("later", []).append(len(later) / (max(ended) - 1) if later else 0.0)

@@ -30,7 +30,6 @@ with --immutable the loader's workers have the kernel forget each file that they
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -45,7 +44,7 @@ from rich.console import Console
 
 from benchmarks.common.command import add_names, add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.mounts import counts, mounted
+from benchmarks.common.mounts import counts, mounted, stats
 from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.common.sources import write
 from benchmarks.training.job_process import NUMBER_BYTES, Epoch, JobProcess, Order
@@ -259,7 +258,7 @@ class Bench:
         )
 
     def _cached(self, mount: Path) -> float:
-        sections = json.loads((mount / ".spiderfs" / "stats.json").read_text())["sections"]
+        sections = stats(mount)["sections"]
         kept = sum(section["entries"] for name, section in sections.items() if name != LANDING)
         return float(kept / self._extent.files)
 

@@ -327,6 +327,11 @@ class Engine:
         self.budget_bytes = max(0, capacity_bytes - landing_bytes)
         """Bytes that members may take: the capacity less the room left for landing."""
 
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the budget that no member takes."""
+        return self.budget_bytes - self.used_bytes
+
     def _blocks_share(self) -> int:
         """Bytes of blocks that the policy cannot take back."""
         return int(self.budget_bytes * self._large_share)

@@ -70,8 +70,7 @@ class FetchAhead:
         mean_bytes = engine.used_bytes / len(engine.members) if engine.members else 1.0
         cached = engine.budget_bytes / mean_bytes
         burst = min(self._window(reader).samples, max(cached * BURST_SHARE, LEAST), cached * BURST_ROOM)
-        free = (engine.budget_bytes - engine.used_bytes) / mean_bytes
-        most = max(cached * AHEAD_SHARE, burst, free)
+        most = max(cached * AHEAD_SHARE, burst, engine.free_bytes / mean_bytes)
         # A sample without room is fetched in vain.
         window = max(1, int(min(positions_ahead(reader, self.concurrency), most)))
         # What is in hand and not opened yet takes the same room.
@@ -83,7 +82,7 @@ class FetchAhead:
     def has_room(self) -> bool:
         # What is on its way lands together, and takes free room or that of others. What is pushed out of landing
         # unseen, or finds the room taken, was fetched in vain.
-        free = self._cache.engine.budget_bytes - self._cache.engine.used_bytes
+        free = self._cache.engine.free_bytes
         fits = sum(self._fetching.values()) < max(free, self._cache.landing_room_bytes - free)
         return len(self._fetching) < self.concurrency.limit and (fits or not self._fetching)
 

@@ -1,48 +1,63 @@
-"""A mount over a bucket that answers after some milliseconds, against obstore alone.
+"""A mount over a bucket that answers after some milliseconds, beside obstore alone and what else mounts or reads one.
 
-    .venv/bin/python -m benchmarks.serving.object_store --json FILE     some minutes
-    .venv/bin/python -m benchmarks.serving.object_store --quick         half a minute, for a look
+    .venv/bin/python -m benchmarks.serving.object_store --json FILE     some twenty minutes
+    .venv/bin/python -m benchmarks.serving.object_store --quick         under a minute, without peers
 
-A store of this benchmark's own, in a process of its own, answers each request after `--latency-ms` and limits nothing
-else. It counts what it is asked. Eight processes read all objects, each its share, in an order of its own:
+The store is this benchmark's own (`paced_store`), in a process of its own: it answers each request after `--latency-ms`
+and counts what it is asked. A loader with eight workers, or two, reads all objects in two epochs, each in a new order
+(`object_readers`). Nothing is decoded. The systems, of which all but obstore have a cache for a fifth of the bytes:
 
-    obstore       each process GETs its objects with obstore, whose keys it knows
-    opened        the same through a mount with an empty cache, then once more with all of it cached
-    immutable     the same through a mount with -o immutable
+    obstore              the loader's workers GET the objects, whose keys they know
+    opened, immutable    a mount, whose files the workers open; immutable is -o immutable
+    planned              the same, and the loader has published its plan
+    planned, 2 workers   the same with two workers, as LitData's has
+    rclone, s3fs         their mounts, with their cache for whole files; rclone does not ask for each file's own time
+    litdata              StreamingRawDataset, two workers; it keeps nothing
 
-The systems take turns, each round in another order, and every round has a mount of its own. A figure is the median of
-the rounds. "Requests" are those of all rounds, for each object. Then find(1) lists a tree of directories: first, again,
-and after a remount, which has the names of the mount before.
+    far      20 ms away
+    narrow   the same, and the line gives 100 MB/s
+
+Systems take turns, each round in another order, each with an empty cache. A loader that reads a mount has the kernel
+forget what it read. "Share" is what the store gave, of the bytes of all objects; nobody who knows the next epoch needs
+less than the share that is not cached, which is what MIN fetches. Ratios are medians of the ratios within a round.
+
+Then find(1) lists a tree of directories, first, again, and after a remount, beside `rclone lsf -R`; and an object of
+1 GiB is read in order and at random places, beside eight threads of obstore.
 """
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
+import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
 
 from rich.console import Console
 
-from benchmarks.common.command import add_numbers, command_line
+from benchmarks.common.command import add_names, add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import spiderfs
-from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.results import Verdict, machine, plain_table, save, verdict_table, wide_console
+from benchmarks.serving.object_readers import Task
+from benchmarks.serving.paced_store import BUCKET, Asked, Objects, PacedStore, paced_store
+from benchmarks.serving.peers import install_missing, python_of_peers, shown
 
-BUCKET, OBJECT_BYTES, READERS = "bucket", 110_000, 8
-PAGE_KEYS = 1000
-SYSTEMS = ("obstore", "opened", "immutable")
+ROOT = Path(__file__).resolve().parents[2]
+TABLE_WIDTH = 130
+OBJECT_BYTES, LARGE_BYTES, LARGE_KEY = 110_000, 1 << 30, "large/one.bin"
+CACHED = 0.2
+READS, READ_BYTES, PART_BYTES, PARTS = 200, 128 << 10, 8 << 20, 8
+EPOCHS = ("first", "later")
 
 
 class Extent(NamedTuple):
@@ -53,176 +68,59 @@ class Extent(NamedTuple):
     names: int
 
 
-FULL = Extent(objects=3_000, rounds=5, latency_ms=20, directories=100, names=1_000)
+FULL = Extent(objects=3_000, rounds=3, latency_ms=20, directories=100, names=1_000)
 QUICK = Extent(objects=600, rounds=1, latency_ms=20, directories=20, names=200)
+CASES = {"far": 0, "narrow": 100_000_000}
+"""Bytes a second of the line; 0 is unlimited."""
 
 
-# -- the store
+@dataclass(frozen=True)
+class System:
+    loader: str = "files"
+    options: str | None = None
+    """Of a mount of spiderfs."""
+    planned: bool = False
+    workers: int = 8
+    peer: bool = False
 
 
-class Store(asyncio.Protocol):
-    """One connection of a reader; every object has the same bytes."""
-
-    def __init__(self, extent: Extent, asked: list[int]) -> None:
-        self._extent = extent
-        self._asked = asked
-        self._received = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        while b"\r\n\r\n" in self._received:
-            head, _, self._received = self._received.partition(b"\r\n\r\n")
-            self._asked[0] += 1
-            answer = answer_to(head.split(b" ", 2)[1].decode(), self._extent)
-            asyncio.get_running_loop().call_later(self._extent.latency_ms / 1000, self._transport.write, answer)
+SYSTEMS = {
+    "obstore": System("obstore"),
+    "opened": System(options=""),
+    "immutable": System(options=",immutable"),
+    "planned": System(options="", planned=True),
+    "immutable planned": System(options=",immutable", planned=True),
+    "planned, 2 workers": System(options="", planned=True, workers=2),
+    "rclone": System(peer=True),
+    "s3fs": System(peer=True),
+    "litdata": System("litdata", workers=2, peer=True),
+}
+WITHOUT_PEERS = tuple(name for name, system in SYSTEMS.items() if not system.peer)
 
 
-def answer_to(target: str, extent: Extent) -> bytes:
-    address = urlsplit(target)
-    query = {name: values[0] for name, values in parse_qs(address.query, keep_blank_values=True).items()}
-    body = listing(query, extent) if "list-type" in query else OBJECT
-    head = (
-        f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nContent-Type: application/xml\r\n"
-        f'ETag: "{E_TAG}"\r\nLast-Modified: Tue, 14 Nov 2023 22:13:20 GMT\r\n\r\n'
-    )
-    return head.encode() + body
+@dataclass(frozen=True)
+class Epoch:
+    files_s: float
+    """Files a second."""
+    share: float
+    """Of the bytes of all objects, what the store gave."""
+    requests: float
+    """For each object, of any kind."""
 
 
-def listing(query: dict[str, str], extent: Extent) -> bytes:
-    """A page of what lies in a directory, or of what a name means; the token is the number of the next name."""
-    prefix = unquote(query.get("prefix", ""))
-    root, _, below = prefix.partition("/")
-    if root == "objects":
-        names = object_keys(extent)
-    elif below.endswith("/"):
-        names = [f"tree/{below}{number:05}.jpg" for number in range(extent.names)]
-    else:
-        names = directory_keys(extent)
-    names = [name for name in names if name.startswith(prefix)]
-    first = int(query.get("continuation-token", "0"))
-    shown = names[first : first + min(PAGE_KEYS, int(query.get("max-keys", "1000")))]
-    rows = [
-        f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>"
-        if name.endswith("/")
-        else f"<Contents><Key>{name}</Key><LastModified>2023-11-14T22:13:20.000Z</LastModified>"
-        f"<ETag>&quot;{E_TAG}&quot;</ETag><Size>{OBJECT_BYTES}</Size></Contents>"
-        for name in shown
-    ]
-    last = first + len(shown)
-    more = f"<NextContinuationToken>{last}</NextContinuationToken>" if last < len(names) else ""
-    is_truncated = f"<IsTruncated>{'true' if more else 'false'}</IsTruncated>{more}"
-    return f"<ListBucketResult>{is_truncated}{''.join(rows)}</ListBucketResult>".encode()
-
-
-E_TAG = "0123456789abcdef0123456789abcdef"
-OBJECT = random.Random(0).randbytes(OBJECT_BYTES)
-
-
-def object_keys(extent: Extent) -> list[str]:
+def keys_of(extent: Extent) -> list[str]:
     return [f"objects/{number:06}.jpg" for number in range(extent.objects)]
 
 
-def directory_keys(extent: Extent) -> list[str]:
-    return [f"tree/{number:04}/" for number in range(extent.directories)]
+def tree_of(extent: Extent) -> list[str]:
+    return [f"tree/{folder:04}/{name:05}.jpg" for folder in range(extent.directories) for name in range(extent.names)]
 
 
-def serve(extent: Extent, connection: Connection) -> None:
-    """Say at which port the store is; then, for each message, how many requests there were since the last one."""
-    asked = [0]
-
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Store(extent, asked), "127.0.0.1", 0)
-        connection.send(server.sockets[0].getsockname()[1])
-        ended = loop.create_future()
-
-        def told() -> None:
-            try:
-                connection.recv()
-            except EOFError:
-                loop.remove_reader(connection.fileno())
-                ended.set_result(None)
-                return
-            connection.send(asked[0])
-            asked[0] = 0
-
-        loop.add_reader(connection.fileno(), told)
-        await ended
-
-    asyncio.run(run())
+# -- who shows the bucket
 
 
 @contextmanager
-def store(extent: Extent) -> Iterator[tuple[str, Callable[[], int]]]:
-    """The URL of the store, and a function that says how many requests it has had since it was called last."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=serve, args=(extent, there), daemon=True)
-    process.start()
-    there.close()
-    port = here.recv()
-
-    def asked() -> int:
-        here.send(None)
-        number: int = here.recv()
-        return number
-
-    try:
-        yield f"http://127.0.0.1:{port}", asked
-    finally:
-        here.close()
-        process.join(5)
-        process.terminate()
-
-
-# -- readers
-
-
-def read(task: tuple[str, list[str], float]) -> float:
-    """Read a share of the objects, from a URL or below a mount point, from a time on; returns the time of the end."""
-    where, keys, begin = task
-    wait_s = begin - time.time()
-    if where.startswith("http"):
-        import obstore
-        from obstore.store import S3Store
-
-        client: Any = {"allow_http": True}
-        bucket = S3Store(BUCKET, endpoint=where, region="us-east-1", skip_signature=True, client_options=client)
-        time.sleep(max(0.0, wait_s))
-        for key in keys:
-            assert len(obstore.get(bucket, key).bytes()) == OBJECT_BYTES
-    else:
-        time.sleep(max(0.0, wait_s))
-        for key in keys:
-            with open(f"{where}/{key.removeprefix('objects/')}", "rb", buffering=0) as file:
-                assert len(file.readall()) == OBJECT_BYTES
-    return time.time()
-
-
-def reading_s(readers: ProcessPoolExecutor, where: str, extent: Extent) -> float:
-    """How long the readers take for all objects together."""
-    keys = object_keys(extent)
-    random.Random(1).shuffle(keys)
-    begin = time.time() + 1.0
-    return max(readers.map(read, [(where, keys[share::READERS], begin) for share in range(READERS)])) - begin
-
-
-def walk_s(root: Path, names: int) -> float:
-    begin = time.perf_counter()
-    done = subprocess.run(["find", root, "-type", "f", "-printf", "%s\n"], capture_output=True, check=True)
-    assert done.stdout.count(b"\n") == names
-    return time.perf_counter() - begin
-
-
-# -- the measurement
-
-
-@contextmanager
-def shown(prefix: str, place: Path, url: str, options: str = "") -> Iterator[Path]:
+def mounted(prefix: str, place: Path, url: str, options: str) -> Iterator[Path]:
     """A mount of what lies below a prefix; its cache stays in `place`."""
     mount = place / "mnt"
     mount.mkdir(parents=True, exist_ok=True)
@@ -234,64 +132,287 @@ def shown(prefix: str, place: Path, url: str, options: str = "") -> Iterator[Pat
         spiderfs("umount", mount)
 
 
-def measure_reads(extent: Extent, url: str, asked: Callable[[], int], scratch: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {name: {"first_s": [], "again_s": [], "requests": 0} for name in SYSTEMS}
-    with ProcessPoolExecutor(READERS, multiprocessing.get_context("spawn")) as readers:
-        for turn in range(extent.rounds):
-            for system in [*SYSTEMS[turn % 3 :], *SYSTEMS[: turn % 3]]:
-                asked()
-                if system == "obstore":
-                    found[system]["first_s"].append(reading_s(readers, url, extent))
-                else:
-                    options = ",immutable" if system == "immutable" else ""
-                    with shown("objects", scratch / f"{system}{turn}", url, options) as mount:
-                        found[system]["first_s"].append(reading_s(readers, str(mount), extent))
-                        found[system]["again_s"].append(reading_s(readers, str(mount), extent))
-                found[system]["requests"] += asked()
+@contextmanager
+def peer_mounted(name: str, prefix: str, place: Path, url: str, capacity: int) -> Iterator[Path]:
+    mount, cache = place / "mnt", place / "cache"
+    cache.mkdir(parents=True)
+    if name == "rclone":
+        # By default rclone looks once a minute at how large its cache is.
+        limits = ["--vfs-cache-max-size", str(capacity), "--vfs-cache-poll-interval", "1s"]
+        kept = ["--vfs-cache-mode", "full", "--cache-dir", str(cache), *limits, "--use-server-modtime"]
+        command = ["rclone", "mount", f"{remote(url)}/{prefix}", str(mount), "--config", "", "--read-only", *kept]
+    else:
+        # s3fs has no limit for its cache: it is told how much of the disk has to stay free.
+        options = f"url={url},use_path_request_style,public_bucket=1,ro,listobjectsv2,use_cache={cache},del_cache"
+        command = ["s3fs", f"{BUCKET}:/{prefix}", str(mount), "-f", "-o", options]
+    with shown(name, command, mount, place / "log"):
+        yield mount
+
+
+def remote(url: str) -> str:
+    """How rclone names the bucket."""
+    return f':s3,provider=Other,endpoint="{url}",list_version=2:{BUCKET}'
+
+
+# -- epochs
+
+
+def measure_epochs(
+    name: str, extent: Extent, store: PacedStore, place: Path, python: Callable[[System], Path]
+) -> list[Epoch]:
+    """Two epochs of a system whose cache is empty."""
+    system, keys = SYSTEMS[name], keys_of(extent)
+    place.mkdir()
+    capacity = int(CACHED * OBJECT_BYTES * extent.objects)
+    shows: Any = nullcontext(place)
+    if system.options is not None:
+        shows = mounted("objects", place, store.url, f",capacity={capacity}{system.options}")
+    elif system.loader == "files":
+        shows = peer_mounted(name, "objects", place, store.url, capacity)
+    with shows as root:
+        task = Task(
+            system.loader,
+            keys,
+            "objects/",
+            OBJECT_BYTES,
+            system.workers,
+            store.url,
+            BUCKET,
+            str(root),
+            system.planned,
+        )
+        return [_epoch(said, asked, extent) for said, asked in _read(python(system), task, store)]
+
+
+def _read(python: Path, task: Task, store: PacedStore) -> list[tuple[dict[str, Any], Asked]]:
+    """What a loader says of each epoch, and what the store was asked meanwhile; raises RuntimeError if it fails."""
+    command = [str(python), "-m", "benchmarks.serving.object_readers", json.dumps(asdict(task))]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            told = [process.stdout.readline()]
+            found = []
+            store.asked()
+            for _ in EPOCHS:
+                process.stdin.write("\n")
+                process.stdin.flush()
+                told.append(process.stdout.readline())
+                if not told[-1]:
+                    raise RuntimeError(f"the loader {task.loader} ended before its epoch did")
+                found.append((json.loads(told[-1]), store.asked()))
+            return found
+        except KeyboardInterrupt:
+            process.terminate()
+            raise
+        finally:
+            process.stdin.close()
+
+
+def _epoch(said: dict[str, Any], asked: Asked, extent: Extent) -> Epoch:
+    total_bytes = extent.objects * OBJECT_BYTES
+    if (said["objects"], said["bytes"]) != (extent.objects, total_bytes):
+        raise RuntimeError(f"a loader read {said['objects']} objects and {said['bytes']} bytes, not all of them")
+    requests = asked.gets + asked.lists + asked.heads
+    return Epoch(extent.objects / said["took_s"], asked.given_bytes / total_bytes, requests / extent.objects)
+
+
+Figures = dict[str, list[list[Epoch]]]
+
+
+def ratios(figures: Figures, one: str, other: str, epoch: int) -> list[float]:
+    return [
+        ours[epoch].files_s / theirs[epoch].files_s
+        for ours, theirs in zip(figures.get(one, []), figures.get(other, []), strict=False)
+    ]
+
+
+def show_epochs(case: str, figures: Figures, extent: Extent, console: Console) -> None:
+    line = f", {CASES[case] / 1e6:g} MB/s" if CASES[case] else ""
+    title = f"{case}: {extent.objects:,} objects of {OBJECT_BYTES // 1000} kB, {extent.latency_ms} ms away{line}"
+    headings = [text for epoch in EPOCHS for text in (f"{epoch}, files/s", "x obstore", "share", "requests")]
+    table = plain_table(title, "", *headings)
+    for name, rounds in figures.items():
+        cells = []
+        for number in range(len(EPOCHS)):
+            epochs = [found[number] for found in rounds]
+            of_obstore = ratios(figures, name, "obstore", number)
+            cells += [
+                f"{statistics.median(epoch.files_s for epoch in epochs):,.0f}",
+                f"{statistics.median(of_obstore):.2f}" if of_obstore else "",
+                f"{statistics.median(epoch.share for epoch in epochs):.2f}",
+                f"{statistics.median(epoch.requests for epoch in epochs):.2f}",
+            ]
+        table.add_row(name, *cells)
+    console.print(table)
+
+
+AIMS = (
+    ("far", "opened", "obstore", 0, 0.95),
+    ("far", "planned", "obstore", 0, 3.5),
+    ("far", "opened", "rclone", 0, 1.8),
+    ("far", "planned", "rclone", 0, 5.0),
+    ("far", "planned", "rclone", 1, 8.0),
+    ("far", "planned, 2 workers", "litdata", 0, 0.95),
+    ("far", "planned, 2 workers", "litdata", 1, 0.8),
+    ("narrow", "planned, 2 workers", "litdata", 1, 1.2),
+)
+
+
+def verdicts(cases: dict[str, Figures]) -> list[Verdict]:
+    found = []
+    for case, ours, theirs, epoch, aim in AIMS:
+        if measured := ratios(cases.get(case, {}), ours, theirs, epoch):
+            what = f"{case}, {EPOCHS[epoch]} epoch: {ours}, x {theirs}"
+            found.append(Verdict(what, f">= {aim}", measured, statistics.median(measured) >= aim))
     return found
 
 
-def measure_walks(extent: Extent, url: str, asked: Callable[[], int], scratch: Path) -> dict[str, tuple[float, int]]:
-    found = {}
+# -- names, and a large object
+
+
+def walk_s(command: list[str], names: int) -> float:
+    begin = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, check=True)
+    took_s = time.perf_counter() - begin
+    if done.stdout.count(b"\n") != names:
+        raise RuntimeError(f"{command[0]} listed {len(done.stdout.splitlines())} names, not {names}")
+    return took_s
+
+
+def measure_walks(extent: Extent, store: PacedStore, scratch: Path, peers: bool) -> dict[str, tuple[float, Asked]]:
+    names, found = extent.directories * extent.names, {}
     for walks in (("first", "again"), ("after a remount",)):
-        with shown("tree", scratch / "walked", url) as mount:
+        with mounted("tree", scratch / "walked", store.url, "") as mount:
             for walk in walks:
-                asked()
-                found[walk] = walk_s(mount, extent.directories * extent.names), asked()
+                store.asked()
+                found[walk] = walk_s(["find", str(mount), "-type", "f", "-printf", "%s\n"], names), store.asked()
+    if peers:
+        command = ["rclone", "lsf", "-R", "--files-only", "--format", "ps", f"{remote(store.url)}/tree", "--config", ""]
+        found["rclone lsf -R"] = walk_s(command, names), store.asked()
     return found
 
 
-def run(extent: Extent, console: Console) -> dict[str, Any]:
-    with scratch_directory("object_store") as scratch, store(extent) as (url, asked):
-        reads = measure_reads(extent, url, asked, scratch)
-        walks = measure_walks(extent, url, asked, scratch)
-    direct_s = statistics.median(reads["obstore"]["first_s"])
-    title = f"{extent.objects} objects of {OBJECT_BYTES} bytes, {extent.latency_ms} ms away, {READERS} readers"
-    table = plain_table(title, "", "files/s", "x obstore", "files/s again", "requests an object")
-    for system, row in reads.items():
-        first_s = statistics.median(row["first_s"])
-        again = f"{extent.objects / statistics.median(row['again_s']):.0f}" if row["again_s"] else ""
-        requests = row["requests"] / extent.objects / extent.rounds
-        table.add_row(system, f"{extent.objects / first_s:.0f}", f"{direct_s / first_s:.2f}", again, f"{requests:.3f}")
-    console.print(table)
-    title = f"A walk of {extent.directories} directories of {extent.names} names"
+def measure_large(store: PacedStore, scratch: Path) -> dict[str, tuple[float, Asked]]:
+    """Seconds, and what the store gave, for a large object: by obstore, in order, and at random places of a mount."""
+    found = {}
+    store.asked()
+    command = [sys.executable, "-m", "benchmarks.serving.object_store", "--download", store.url]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found[f"obstore, {PARTS} parts at a time"] = float(done.stdout), store.asked()
+    with mounted("large", scratch / "in order", store.url, "") as mount:
+        store.asked()
+        begin = time.perf_counter()
+        with open(mount / "one.bin", "rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass
+        found["a mount, in order"] = time.perf_counter() - begin, store.asked()
+    with mounted("large", scratch / "at random", store.url, "") as mount:
+        places = random.Random(2).sample(range(LARGE_BYTES // READ_BYTES), READS)
+        store.asked()
+        begin = time.perf_counter()
+        descriptor = os.open(mount / "one.bin", os.O_RDONLY)
+        try:
+            for place in places:
+                if len(os.pread(descriptor, READ_BYTES, place * READ_BYTES)) != READ_BYTES:
+                    raise RuntimeError("a read of the large object was short")
+        finally:
+            os.close(descriptor)
+        found["a mount, at random"] = time.perf_counter() - begin, store.asked()
+    return found
+
+
+def download(url: str) -> None:
+    """Print how long obstore takes for the large object; in a process of its own, for its client survives no fork."""
+    import obstore
+    from obstore.store import S3Store
+
+    options: Any = {"allow_http": True}
+    bucket = S3Store(BUCKET, endpoint=url, region="us-east-1", skip_signature=True, client_options=options)
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(PARTS) as threads:
+        parts = threads.map(
+            lambda at: len(obstore.get_range(bucket, LARGE_KEY, start=at, length=PART_BYTES)),
+            range(0, LARGE_BYTES, PART_BYTES),
+        )
+    assert sum(parts) == LARGE_BYTES
+    print(time.perf_counter() - begin)
+
+
+def show_rest(
+    extent: Extent, walks: dict[str, tuple[float, Asked]], large: dict[str, tuple[float, Asked]], console: Console
+) -> None:
+    title = f"A walk of {extent.directories} directories of {extent.names:,} names"
     table = plain_table(title, "", "s", "requests")
-    for walk, (took_s, requests) in walks.items():
-        table.add_row(walk, f"{took_s:.2f}", str(requests))
+    for walk, (took_s, asked) in walks.items():
+        table.add_row(walk, f"{took_s:.2f}", str(asked.lists + asked.gets + asked.heads))
     console.print(table)
-    return {"extent": extent._asdict(), "reads": reads, "walks": walks}
+    table = plain_table(f"An object of {LARGE_BYTES >> 30} GiB", "", "s", "MB/s", "given / asked")
+    for how, (took_s, asked) in large.items():
+        asked_bytes = READS * READ_BYTES if "random" in how else LARGE_BYTES
+        rate = asked_bytes / took_s / 1e6
+        table.add_row(how, f"{took_s:.2f}", f"{rate:.0f}", f"{asked.given_bytes / asked_bytes:.2f}")
+    console.print(table)
+
+
+# -- the measurement
+
+
+def run(extent: Extent, names: list[str], cases: list[str], console: Console) -> dict[str, Any]:
+    peers = [name for name in names if SYSTEMS[name].peer]
+    install_missing(peers)
+    of_peers = python_of_peers() if "litdata" in names else Path(sys.executable)
+
+    def python(system: System) -> Path:
+        return of_peers if system.loader == "litdata" else Path(sys.executable)
+
+    objects = Objects([*keys_of(extent), *tree_of(extent)], OBJECT_BYTES, {LARGE_KEY: LARGE_BYTES})
+    figures: dict[str, Figures] = {case: {name: [] for name in names} for case in cases}
+    with scratch_directory("object_store") as scratch, paced_store(objects, extent.latency_ms) as store:
+        for case in cases:
+            store.bytes_per_s = CASES[case]
+            for turn in range(extent.rounds):
+                first = turn % len(names)
+                for name in names[first:] + names[:first]:
+                    place = scratch / re.sub(r"\W+", "-", f"{case} {turn} {name}")
+                    figures[case][name].append(measure_epochs(name, extent, store, place, python))
+                console.log(f"{case}: round {turn + 1} of {extent.rounds}")
+            show_epochs(case, figures[case], extent, console)
+        store.bytes_per_s = 0
+        walks = measure_walks(extent, store, scratch, "rclone" in names)
+        large = measure_large(store, scratch)
+    show_rest(extent, walks, large, console)
+    if judged := verdicts(figures):
+        console.print(verdict_table("aims", judged, [".2f"] * len(judged)))
+    return {
+        "extent": extent._asdict(),
+        "cases": {
+            case: {name: [[asdict(epoch) for epoch in one] for one in rounds] for name, rounds in found.items()}
+            for case, found in figures.items()
+        },
+        "walks": {walk: {"seconds": took_s} | asked._asdict() for walk, (took_s, asked) in walks.items()},
+        "large": {how: {"seconds": took_s} | asked._asdict() for how, (took_s, asked) in large.items()},
+    }
 
 
 def main() -> int:
     parser = command_line(__doc__)
-    fields = {name: name for name in Extent._fields}
-    add_numbers(parser, FULL, QUICK, **fields)
+    add_numbers(parser, FULL, QUICK, **{name: name for name in Extent._fields})
+    add_names(parser, "--systems", SYSTEMS, "systems (default all, quick without peers)")
+    add_names(parser, "--cases", CASES, "cases (default all, quick far)")
+    parser.add_argument("--download", metavar="URL", help="say how long obstore takes for the large object; then end")
     arguments = parser.parse_args()
+    if arguments.download:
+        download(arguments.download)
+        return 0
     chosen = {name: value for name in Extent._fields if (value := getattr(arguments, name)) is not None}
     extent = (QUICK if arguments.quick else FULL)._replace(**chosen)
+    systems = arguments.systems or list(WITHOUT_PEERS if arguments.quick else SYSTEMS)
+    cases = arguments.cases or (["far"] if arguments.quick else list(CASES))
 
     def measure() -> None:
-        result = run(extent, Console())
+        result = run(extent, systems, cases, wide_console(TABLE_WIDTH))
         save(arguments.json, {"machine": machine()} | result)
 
     os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")

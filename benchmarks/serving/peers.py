@@ -86,8 +86,8 @@ def version(name: str) -> str:
 
 
 def install_missing(names: Collection[str]) -> None:
-    """Install bindfs and rclone if one of them is among the names and its program is missing."""
-    if any(name in ("bindfs", "rclone") and shutil.which(name) is None for name in names):
+    """Install the peers that Debian packages if one of them is among the names and its program is missing."""
+    if any(name in ("bindfs", "rclone", "s3fs") and shutil.which(name) is None for name in names):
         subprocess.run([INSTALL_PEERS], check=True)
 
 

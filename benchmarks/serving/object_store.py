@@ -415,7 +415,10 @@ def main() -> int:
         result = run(extent, systems, cases, wide_console(TABLE_WIDTH))
         save(arguments.json, {"machine": machine()} | result)
 
-    os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
+    # No setting of this user changes what is measured.
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]
+    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
     return exit_status("object_store", measure, "interrupted")
 
 

@@ -42,7 +42,7 @@ from spiderfs.store.store import BLOCK_BYTES, Content, Records
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY
 from spiderfs.vfs.fetch_lock import FetchLock
-from spiderfs.vfs.fetcher import Episode, Fetcher
+from spiderfs.vfs.fetcher import TRANSIT_BYTES, Episode, Fetcher
 from spiderfs.vfs.large_files import Touches
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
@@ -94,6 +94,8 @@ class MountContext:
     notice: Notice
     pending_reads: PendingReads = field(default_factory=PendingReads)
     unstored: UnstoredBytes = field(default_factory=UnstoredBytes)
+    lately: UnstoredBytes = field(default_factory=lambda: UnstoredBytes(TRANSIT_BYTES))
+    """The small files that were fetched last."""
     pusher_threads: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHER_THREADS))
     """The threads that push files ahead: what they look up and read is asked for by the mount and by no reader."""
     pushed_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHED_SAMPLES))
@@ -199,6 +201,7 @@ class MountContext:
             caught_up=caught_up,
             views=views,
             unstored=self.unstored if is_worker else None,
+            lately=self.lately,
             passing=self.passing_samples if is_worker else (),
         )
         lister = Lister(catalogue, client, since_s=self.mounted_at_s if self.options.immutable else 0.0)

@@ -8,7 +8,9 @@ on with the bytes while they are put into the store (`landing.py`).
 
 The fetched bytes also stay in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
 where the store had no room for them or has already let them go. What READs at other workers may want and cannot find in
-the store lies in memory that all workers share (`unstored_bytes.py`).
+the store lies in memory that all workers share (`unstored_bytes.py`). Where they are several, the small files fetched
+last lie there too, as they do in transit: the kernel may ask for one in several READs, the last of them long after the
+record has left the store again. (Four workers fetched files of 1 MB 1.7 times in a first epoch without this.)
 
 The module is long because one has to see in one place where the bytes of a fetch may lie.
 """
@@ -163,17 +165,19 @@ class Fetcher:
         clock: Callable[[], float] = steady_clock.now,
         views: ShownViews | None = None,
         unstored: UnstoredBytes | None = None,
+        lately: UnstoredBytes | None = None,
         passing: Container[int] = (),
     ) -> None:
         """`alone`: no other process answers the READs of a file that this one has opened.
 
         `caught_up` returns once this process knows of every read that the reading process has answered by itself.
-        `views`: the mount shows views, which are fetched in place of files that are read as a whole. `passing`: the
-        inodes of small files that the store is not to take now.
+        `views`: the mount shows views, which are fetched in place of files that are read as a whole. `lately` holds the
+        small files that all processes have fetched last. `passing`: the inodes of those that the store is not to take.
         """
         self._passing = passing
         self._views = views
         self._unstored = unstored or UnstoredBytes()
+        self._lately = lately or UnstoredBytes(TRANSIT_BYTES)
         self.caught_up = caught_up
         self._now = clock
         self._client = client
@@ -209,8 +213,13 @@ class Fetcher:
             passing = self._transit.get(key)
             payload = None if passing is None else memoryview(passing)[offset : None if size is None else offset + size]
         if payload is None:
-            payload = self._unstored.piece(key, offset, size)
+            payload = self._shared_piece(key, offset, size)
         return None if payload is None else memoryview(payload)
+
+    def _shared_piece(self, key: ContentKey, offset: int = 0, size: int | None = None) -> bytes | None:
+        """Bytes that all workers share, because the store does not have them."""
+        unstored = self._unstored.piece(key, offset, size)
+        return self._lately.piece(key, offset, size) if unstored is None and not self._alone else unstored
 
     def beginning(self, key: ContentKey, size: int) -> memoryview | bytes | None:
         """The first bytes of the payload if the store has them, valid until the caller awaits. Raises StoreCorrupt.
@@ -254,7 +263,7 @@ class Fetcher:
         """A piece of what was fetched lately by this process, or by any process for one open alone."""
         if (passing := self._transit.get(key)) is not None:
             return memoryview(passing)[offset : offset + size]
-        return self._unstored.piece(key, offset, size)
+        return self._shared_piece(key, offset, size)
 
     def on_its_way(self, key: ContentKey) -> Fetched | None:
         """The bytes that were fetched for this key and have yet to reach the store."""
@@ -374,8 +383,11 @@ class Fetcher:
             # Since the caller looked, the record may have landed and the other process may have let the lock go.
             if (found := self._landed_by_another(key)) is not None:
                 return found
-            payload = await read()
+            # Another process may have fetched it for a READ of another piece, and the store has not kept it.
+            payload = self._shared_piece(key) or await read()
             self._transit.put(key, payload)
+            if not self._alone and not key.block:
+                self._lately.keep(key, payload)
             if time.monotonic() < self._full_until:
                 return Fetched(payload, UNSTORED)
             if key.inode in self._passing and not key.block:

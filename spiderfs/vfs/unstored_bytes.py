@@ -2,7 +2,8 @@
 
 READ, and the open that follows a look-up, may come to another worker than the one that has read the file; the source
 may have another version by then. So the bytes of each open of a provisional version are kept here, by its handle,
-until it is closed or newer ones take the room.
+until it is closed or newer ones take the room. Where there are several workers, what was fetched last of small files
+lies in memory of this kind too, but less of it (`Fetcher`): by the second READ of a file the cache may have let it go.
 
 **Opens that are made again.** The kernel answers an open that gets ESTALE by two look-ups of the name and another open,
 whose ESTALE is the reader's. So the thread is noted: its look-ups then read the file too, and if the file cannot be
@@ -40,8 +41,8 @@ _SOME_REQUEST = 1
 class UnstoredBytes:
     """Make it before the workers are forked."""
 
-    def __init__(self) -> None:
-        self._records = RecentRecords(_LIMIT_BYTES)
+    def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
+        self._records = RecentRecords(limit_bytes)
         # Look-ups pass by here: it costs less than the thread's note to see that nobody was noted lately.
         self._noted_at = memoryview(mmap.mmap(-1, 8)).cast("d")
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,22 @@ def test_what_the_kernel_has_is_read_without_a_word_to_the_daemon(mount: Mounted
         assert after[metric] == before[metric], metric
     # The control file alone has been looked up since.
     assert after["lookups"] - before["lookups"] < 10
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_several_workers_fetch_a_file_once_that_the_kernel_asks_for_in_pieces(tmp_path: Path, mode: str) -> None:
+    """The record of a file that is not kept has left the store again before the last piece is asked for."""
+    sizes = {f"{number:02d}": 900_000 for number in range(40)}
+    write_files(tmp_path / "source", sizes)
+    options = {"capacity": sum(sizes.values()) // 5, "source__latency_ms": 2, "immutable": mode}
+    with mounted(tmp_path / "source", tmp_path / "m", workers=3, **options) as mount:
+
+        def read(name: str) -> bool:
+            return (mount.point / name).read_bytes() == content(mount, name)
+
+        with ThreadPoolExecutor(8) as readers:
+            assert all(readers.map(read, sizes))
+        assert mount.metric("origin_bytes") == sum(sizes.values())
 
 
 def test_a_file_that_changes_all_the_same_is_named_in_the_log(mount: Mounted) -> None:

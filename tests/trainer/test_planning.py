@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
 from hook_daemon import HookDaemon, until
 from tiny_training import SIZE, Indexed, Network, Numbered, loader, train
 from torch.utils.data import (
@@ -213,6 +214,25 @@ def test_batches_and_generators_are_those_of_the_loader_without_a_plan(daemon: H
     assert epochs(make(**options()), 2) == expected[:2]
     del batches
     gc.collect()
+
+
+@pytest.mark.parametrize(("seeded", "split"), [(True, False), (False, False), (False, True)])
+def test_the_next_epoch_of_what_accelerate_deals_out_is_known(daemon: HookDaemon, seeded: bool, split: bool) -> None:
+    batches = prepare_data_loader(
+        make(shuffle=True, generator=own(), drop_last=True),
+        num_processes=2,
+        process_index=1,
+        put_on_device=False,
+        use_seedable_sampler=seeded,
+        split_batches=split,
+    )
+    with trainer_hook.plan(daemon.mount, batches):
+        for epoch in range(3):
+            batches_of(batches)
+            until(lambda epoch=epoch: (len(begun(daemon)), len(plans(daemon, False))) == (epoch + 1, epoch + 1))  # type: ignore[misc]
+    drawn, foreseen = begun(daemon), [plan.order.tolist() for plan in plans(daemon, False)]
+    assert drawn[0] != drawn[1] != drawn[2]
+    assert foreseen[:2] == drawn[1:]
 
 
 @pytest.mark.parametrize("kind", KINDS)

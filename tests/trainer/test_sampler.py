@@ -183,18 +183,24 @@ def _rank(rank: int, mount: str) -> None:
     model = Network()
     hook = attach(mount, model, batches)
     assert len(batches) == 4
-    for _ in train(model, batches):
-        pass
+    for _ in range(2):
+        for _ in train(model, batches):
+            pass
     hook.close(10)
     torch.distributed.destroy_process_group()
 
 
-def test_ranks_share_the_draws_of_an_epoch(daemon: HookDaemon) -> None:
+def test_ranks_share_the_draws_of_an_epoch_and_know_the_next_one(daemon: HookDaemon) -> None:
     in_two_ranks(_rank, daemon.mount)
-    until(lambda: len(daemon.sink.plans) == 2)
-    plans = {trainer.rank: plan.order.tolist() for trainer, plan in daemon.sink.plans}
-    expected = list(with_scores(SpiderSampler(SIZE, draws=SIZE - 1), SCORES))
-    # So that both ranks draw equally many, the first draw is made once more.
-    expected.append(expected[0])
-    assert [plans[0], plans[1]] == [expected[::2], expected[1::2]]
-    assert [name for name, _ in daemon.sink.calls].count("scores") == 1
+    until(lambda: len(daemon.sink.plans) == 8)
+    sampler = with_scores(SpiderSampler(SIZE, draws=SIZE - 1), SCORES)
+    for epoch in range(2):
+        expected = list(sampler)
+        # So that both ranks draw equally many, the first draw is made once more.
+        expected.append(expected[0])
+        for rank in range(2):
+            found = [plan for trainer, plan in daemon.sink.plans if (trainer.rank, plan.epoch) == (rank, epoch)]
+            assert [plan.begun for plan in found] == ([False, True] if epoch else [True])
+            assert {tuple(plan.order.tolist()) for plan in found} == {tuple(expected[rank::2])}
+    # For the first epoch, and for each that was drawn ahead.
+    assert [name for name, _ in daemon.sink.calls].count("scores") == 3

@@ -16,12 +16,13 @@ by the names that the class and its methods use (names of their module and of th
 arguments, attributes of the class), and in the functions that they call in the same way. An installed package is looked
 into only if the sampler belongs to the same package. Data sets count as constant, because samplers only read them.
 
-**Later epochs** are foreseen where that needs no rehearsal (`NextEpoch`), for torch's own samplers alone. They are
-drawn from copies of the samplers, with copies of their random generators, so nothing changes what the loader will draw.
-The next epochs of three kinds of samplers can be foreseen: a SequentialSampler; a DistributedSampler, whose order
-follows from its seed and the number of the epoch; and a sampler with a `torch.Generator`, its own or the loader's. A
-sampler that uses torch's global generator cannot be foreseen, because its draws depend on what the training draws from
-that generator before.
+**Later epochs** are foreseen where that needs no rehearsal (`NextEpoch`), for torch's own samplers and accelerate's
+alone. They are drawn from copies of the samplers, with copies of their random generators, so nothing changes what the
+loader will draw. The next epochs of four kinds of samplers can be foreseen: a SequentialSampler; a DistributedSampler,
+and accelerate's SeedableRandomSampler, whose orders follow from a seed and the number of the epoch; and a sampler with
+a `torch.Generator`, its own or the loader's, also if accelerate deals out its batches to several ranks. A sampler that
+uses torch's global generator cannot be foreseen, because its draws depend on what the training draws from that
+generator before.
 """
 
 from __future__ import annotations
@@ -277,15 +278,35 @@ def _is_shared(part: Sampler[Any], name: str, value: Any) -> bool:
 _WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
+def sampler_of(index_sampler: Any) -> Any:
+    """The sampler whose draws an index sampler makes batches of; itself, if it makes none."""
+    batches = _dealt(index_sampler) or index_sampler
+    return getattr(batches, "sampler", batches)
+
+
+def _dealt(index_sampler: Any) -> Any:
+    """The batch sampler whose batches accelerate deals out to the ranks; None where it does not."""
+    return index_sampler.batch_sampler if _is_accelerates(index_sampler, "BatchSamplerShard") else None
+
+
+def _is_accelerates(sampler: Any, kind: str) -> bool:
+    return type(sampler).__module__.startswith("accelerate.") and type(sampler).__name__ == kind
+
+
 def batches_of(index_sampler: Any, indices: Iterable[int]) -> list[Any] | None:
-    """The batches of a loader's index sampler if its sampler draws `indices`; None if it is not one of torch's own."""
+    """The batches of a loader's index sampler if its sampler draws `indices`; None if it is of an unknown kind."""
     if not isinstance(index_sampler, BatchSampler):
         return list(indices)
-    if type(index_sampler).__iter__ is not BatchSampler.__iter__:
+    dealt = _dealt(index_sampler)
+    if type(dealt or index_sampler).__iter__ is not BatchSampler.__iter__:
         return None
-    cut = copy.copy(index_sampler)
+    cut = copy.copy(dealt or index_sampler)
     cut.sampler = indices
-    return list(cut)
+    if dealt is None:
+        return list(cut)
+    dealer: Any = copy.copy(index_sampler)
+    dealer.batch_sampler = cut
+    return list(dealer)
 
 
 class NextEpoch:
@@ -293,7 +314,7 @@ class NextEpoch:
 
     def __init__(self, loader: DataLoader[Any], index_sampler: Any) -> None:
         self._index_sampler = index_sampler
-        self._sampler = getattr(index_sampler, "sampler", index_sampler)
+        self._sampler = sampler_of(index_sampler)
         # Each new iterator of a loader first draws a seed for its loader workers from the loader's generator.
         shared = loader.generator is not None and getattr(self._sampler, "generator", None) is loader.generator
         makes_iterators = not (loader.persistent_workers and loader.num_workers) and not is_repeating(loader)
@@ -314,7 +335,7 @@ class NextEpoch:
 
         `ended` is the index sampler, or a copy of it, in its state at the end of the current epoch.
         """
-        copied = self._at_begin(getattr(ended, "sampler", ended), passed)
+        copied = self._at_begin(sampler_of(ended), passed)
         return None if copied is None else batches_of(self._index_sampler, copied)
 
     def _at_begin(self, sampler: Any, passed: int) -> Iterable[int] | None:
@@ -324,6 +345,12 @@ class NextEpoch:
         if _draws_like(sampler, DistributedSampler):
             copied = copy.copy(sampler)
             copied.epoch = sampler.epoch + self._step * (1 + passed)
+            return copied  # type: ignore[no-any-return]
+        if _is_accelerates(sampler, "SeedableRandomSampler"):
+            copied = copy.copy(sampler)
+            # It seeds its generator anew in each epoch, and has the number of the next one when an epoch has ended.
+            copied.generator = torch.Generator()
+            copied.epoch = sampler.epoch + passed
             return copied  # type: ignore[no-any-return]
         if any(_draws_like(sampler, kind) for kind in _WITH_GENERATOR) and sampler.generator is not None:
             copied = copy.copy(sampler)

@@ -139,6 +139,10 @@ class ShadeSampler(SpiderSampler):
         known = [end.accuracy for end in ends if end.accuracy is not None]
         self.trend.observe(sum(end.loss for end in ends) / weight if weight else None, known[0] if known else None)
 
+    def draw_ahead(self) -> list[int] | None:
+        # With several ranks it draws by what all of them say when the epoch begins.
+        return super().draw_ahead() if rank_and_world()[1] == 1 else None
+
     def _shared_scores(self, timeout_s: float) -> Scores | None:
         # All ranks call this when an epoch begins, and wait for each other anyway.
         if rank_and_world()[1] > 1:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainer_hook.ranks import from_first_rank, rank_and_world
+from trainer_hook.ranks import from_first_rank, rank_and_world, share_of_rank, shared_store
 from trainer_hook.resuming import NO_STATE
 from trainer_hook.samplers.epoch import Epoch, EpochSampler, Scores
 
@@ -19,6 +21,9 @@ log = logging.getLogger("trainer_hook")
 
 # How long the sampler waits for scores in the middle of an epoch, where the training should not wait for a slow daemon.
 _MEANWHILE_S = 0.25
+# How long another rank waits for rank 0, which asks the daemon: ranks come to the same batch at about the same time.
+_FIRST_RANK_S = 2 * _MEANWHILE_S
+_NO_SCORES = np.empty(0, np.float32)
 
 
 class SpiderSampler(EpochSampler):
@@ -29,12 +34,16 @@ class SpiderSampler(EpochSampler):
     a training lost 0.7 points of accuracy, and with neither of the two it lost four (docs/TRAINING.md).
 
     All ranks make the same draws, by the scores that rank 0 has got, and each rank takes every world_size-th of them.
-    So a state of any rank serves a training with any number of ranks. With one rank the next epoch is drawn while the
-    current one runs, by the scores of that moment: when the share `settled` of the batches has been handed to the
-    loader, or with the last batch if the current epoch was drawn without scores. The sooner the next epoch is drawn,
-    the better the daemon knows what to keep; the later, the newer are the scores. docs/PREFETCHING.md has measurements
-    of the cost in bytes. If `settled` is 1, or if the mount follows no plans, an epoch is drawn when it begins, by the
-    scores of that moment.
+    So a state of any rank serves a training with any number of ranks. The next epoch is drawn while the current one
+    runs, by the scores of that moment: when the share `settled` of the batches has been handed to the loader, or with
+    the last batch if the current epoch was drawn without scores. The sooner the next epoch is drawn, the better the
+    daemon knows what to keep; the later, the newer are the scores. docs/PREFETCHING.md has measurements of the cost in
+    bytes. If `settled` is 1, or if the mount follows no plans, an epoch is drawn when it begins, by the scores of that
+    moment.
+
+    Of several ranks, rank 0 leaves the scores in the store of torch.distributed when it comes to that batch, and the
+    others find them there; none waits for the slowest. When the epoch begins all draw it once more by what rank 0 says
+    then, so that they agree whatever each of them found.
     """
 
     def __init__(
@@ -57,6 +66,8 @@ class SpiderSampler(EpochSampler):
         self._settled = settled
         self._scores_timeout_s = scores_timeout_s
         self._scores: Scores | None = None
+        # Rank 0's, if there are others: the number of the epoch that it has drawn ahead, and the scores of that moment.
+        self._scores_ahead: tuple[int, Scores | None] | None = None
         self._probabilities: npt.NDArray[np.float64] | None = None
 
     @property
@@ -65,19 +76,42 @@ class SpiderSampler(EpochSampler):
         return 1.0 if self._scores is None else self._settled
 
     def draw_ahead(self) -> list[int] | None:
-        """Draw the next epoch now; None if it is to be drawn when it begins, or if the scores do not come at once.
+        """Draw the next epoch now; None if it is to be drawn when it begins, or if the scores do not come at once."""
+        if self._settled == 1:
+            return None
+        rank, world_size = rank_and_world()
+        follows = self._client is None or self._client.follows_plans
+        if world_size > 1 and rank:
+            return self._drawn_ahead_by_first() if follows else None
+        timeout_s = min(self._scores_timeout_s, _MEANWHILE_S)
+        scores = None if self._client is None else self._daemon_scores(timeout_s)
+        if not follows or (scores is None and self._scores is not None):
+            return None
+        ahead = self._draw_by(scores, self.epoch + 1)
+        if world_size == 1:
+            self._ahead = ahead
+        else:
+            self._scores_ahead = ahead.number, scores
+            # If that fails, the others draw the epoch when it begins.
+            with contextlib.suppress(RuntimeError):
+                shared_store().set(self._key_of(ahead.number), (_NO_SCORES if scores is None else scores).tobytes())
+        share: list[int] = share_of_rank(ahead.order).tolist()
+        return share
 
-        With several ranks it is drawn when it begins: all ranks would have to wait for each other here, to share the
-        scores.
-        """
-        if rank_and_world()[1] > 1 or self._settled == 1:
+    def _drawn_ahead_by_first(self) -> list[int] | None:
+        """This rank's share of the epoch that rank 0 draws ahead; None if rank 0 does not say what by."""
+        store, key = shared_store(), self._key_of(self.epoch + 1)
+        try:
+            store.wait([key], timedelta(seconds=_FIRST_RANK_S))
+            scores = np.frombuffer(store.get(key), np.float32)
+        except RuntimeError:
             return None
-        scores = self._shared_scores(min(self._scores_timeout_s, _MEANWHILE_S))
-        if (scores is None and self._scores is not None) or (self._client and not self._client.follows_plans):
-            return None
-        self._ahead = self._draw_by(scores, self.epoch + 1)
-        order: list[int] = self._ahead.order.tolist()
-        return order
+        share: list[int] = share_of_rank(self._draw_by(scores if len(scores) else None, self.epoch + 1).order).tolist()
+        return share
+
+    def _key_of(self, number: int) -> str:
+        """Where rank 0 leaves the scores by which it draws this epoch ahead, until the epoch begins."""
+        return f"spiderfs scores {self._list} {number}"
 
     def weights(self, indices: npt.ArrayLike, clip: float | None = None) -> Tensor:
         probabilities = self.probabilities()[np.asarray(indices, dtype=np.int64)]
@@ -101,7 +135,7 @@ class SpiderSampler(EpochSampler):
         if scores is not None and scores.shape != (self.samples,):
             raise ValueError(f"the state is of another list: it has {len(scores)} scores for {self.samples} samples")
         super().load_state_dict(state)
-        self._scores, self._probabilities = scores, None
+        self._scores, self._probabilities, self._scores_ahead = scores, None, None
 
     # -- drawing
 
@@ -111,7 +145,16 @@ class SpiderSampler(EpochSampler):
         return epoch
 
     def _draw(self, number: int) -> Epoch:
-        return self._draw_by(self._shared_scores(self._scores_timeout_s), number)
+        ahead, self._scores_ahead = self._scores_ahead, None
+        if ahead is not None:
+            # Before this rank goes on with the others: what they find later is of a later epoch.
+            with contextlib.suppress(RuntimeError):
+                shared_store().delete_key(self._key_of(ahead[0]))
+        is_ahead = from_first_rank(ahead is not None and ahead[0] == number)
+        if not is_ahead:
+            return self._draw_by(self._shared_scores(self._scores_timeout_s), number)
+        scores: Scores | None = from_first_rank(None if ahead is None else ahead[1])
+        return self._draw_by(scores, number)
 
     def _draw_by(self, scores: Scores | None, number: int) -> Epoch:
         rng = np.random.default_rng([self._seed, number])

@@ -1,18 +1,21 @@
 """The order in which samples leave: what jobs that share a list owe, then next uses by plans, then the policy.
 
 Foresight is a layer between the engine and any policy. It acts on the section `Policy.foreseen` alone, while at least
-one reader's plan is believed, or while jobs exchange samples. The members of that section are of four kinds, and leave
+one reader's plan is believed, or while jobs exchange samples. The members of that section are of five kinds, and leave
 in this order:
 
 1. those that neither a plan nor a sharing job names: the lowest score of the policy first;
-2. those that a plan names, and no sharing job is owed: the one whose next use is the latest first (MIN, Belady 1966);
-3. those that are owed to sharing jobs (`exchange.py`): the one that is owed to the fewest ranks first, in a random
+2. those that are awaited: a later epoch reads them, too far ahead for the time to matter (`schedule.py`). Each of them
+   that stays saves one fetch. The lowest score of the policy first;
+3. those that a plan names, and no sharing job is owed: the one whose next use is the latest first (MIN, Belady 1966);
+4. those that are owed to sharing jobs (`exchange.py`): the one that is owed to the fewest ranks first, in a random
    order among equals. When a sample is read has no meaning there: whoever finds it cached takes it sooner;
-4. those that are promised to a rank that has not read them yet: only when the cache itself becomes smaller.
+5. those that are promised to a rank that has not read them yet: only when the cache itself becomes smaller.
 
-A candidate that sharing jobs will still read gets the room of members of the kinds 1 and 2, and of those that are owed
-to fewer ranks than it is owed or promised to. A candidate that a plan names gets the room of members of the first two
-kinds that would leave before it. Any other candidate is admitted if the policy admits it, and only in the room of
+A candidate that sharing jobs will still read gets the room of members of the kinds 1 to 3, and of those that are owed
+to fewer ranks than it is owed or promised to. A candidate that a plan names gets the room of members of the first three
+kinds that would leave before it. An awaited one gets that of members of the first kind, and of those of the second in
+whose place the policy admits it. Any other candidate is admitted if the policy admits it, and only in the room of
 members of the first kind. All other sections leave in the policy's own order, and so does this one while nothing is
 planned or shared.
 """
@@ -25,11 +28,11 @@ from itertools import chain, islice
 
 from spiderfs.core.heap import Heap
 from spiderfs.core.plans.exchange import SharedList
-from spiderfs.core.plans.schedule import Schedule
+from spiderfs.core.plans.schedule import AWAITED, Schedule
 from spiderfs.core.policy import Key, Policy
 
-# For a candidate that no plan names, this many of the policy's victims are looked at to find some that no plan names
-# either. Such candidates are few; while a plan names every member, none of them is admitted.
+# For a candidate whose use has no time, this many of the policy's victims are looked at to find some of its own kind.
+# While a plan says of every member when it is used, none is admitted.
 _LOOKED_AT = 64
 NOT_OWED = 0.0
 PROMISED = math.inf
@@ -114,9 +117,10 @@ class Foresight:
         self._schedule = schedule
         self._owed = owed
         self._unplanned: Heap[Key] = Heap()
+        self._awaited: Heap[Key] = Heap()
         self._planned: Heap[Key] = Heap()
         self._shared: Heap[Key] = Heap()
-        self._heaps = (self._unplanned, self._planned, self._shared)
+        self._heaps = (self._unplanned, self._awaited, self._planned, self._shared)
 
     @property
     def _active(self) -> bool:
@@ -142,7 +146,7 @@ class Foresight:
         `members` are all members of the section `foreseen`.
         """
         self._owed.taken_changes()
-        found: tuple[list[tuple[Key, float]], ...] = ([], [], [])
+        found: tuple[list[tuple[Key, float]], ...] = ([], [], [], [])
         if self._active:
             for key in members:
                 kind, priority = self._kind(key)
@@ -171,14 +175,17 @@ class Foresight:
             if full is None:
                 return self.eviction_order(self._policy.foreseen)
             return self._policy.victims_for(key, size, full)
+        timeless = chain.from_iterable(heap.ascending() for heap in (self._unplanned, self._awaited))
         ranks = self._owed.wanted_by(key)
         if ranks:
-            return chain(self._unplanned.ascending(), self._planned.ascending(), self._shared.below(ranks))
+            return chain(timeless, self._planned.ascending(), self._shared.below(ranks))
         use_s = self._schedule.next_use_s(key)
-        if use_s is None:
-            victims = islice(self._policy.victims_for(key, size, full), _LOOKED_AT)
-            return (victim for victim in victims if victim in self._unplanned)
-        return chain(self._unplanned.ascending(), self._planned.below(-use_s))
+        if use_s is not None and use_s < AWAITED:
+            return chain(timeless, self._planned.below(-use_s))
+        kind = self._unplanned if use_s is None else self._awaited
+        victims = islice(self._policy.victims_for(key, size, full), _LOOKED_AT)
+        own_kind = (victim for victim in victims if victim in kind)
+        return own_kind if use_s is None else chain(self._unplanned.ascending(), own_kind)
 
     def _catch_up(self) -> None:
         """Rank those members anew that are owed or promised to others than before."""
@@ -197,6 +204,8 @@ class Foresight:
         """Which of the heaps a member belongs to, and its priority there."""
         rank = self._owed.rank(key)
         if rank != NOT_OWED:
-            return 2, rank
+            return 3, rank
         use_s = self._schedule.next_use_s(key)
-        return (0, self._policy.score(key)) if use_s is None else (1, -use_s)
+        if use_s is not None and use_s < AWAITED:
+            return 2, -use_s
+        return int(use_s is not None), self._policy.score(key)

@@ -18,10 +18,12 @@ enough opens follow it. Nor is it believed when samples are taken and none is op
 files in memory; unless the kernel opens files without asking.
 
 If a later epoch reads each sample once, only its positions within `look_ahead` count as uses. Such an epoch fetches the
-same number of bytes whatever the cache holds when it begins. But if the cache held the samples that the epoch reads
-first, every sample would be cached at first and none afterwards: the source would idle, and then be asked for more than
-the average. (At a source that gives 1.3 times the bytes needed, readers then wait half as long again:
-benchmarks/serving/stall.py.)
+same number of bytes whichever of its samples the cache holds when it begins. But if the cache held the samples that the
+epoch reads first, every sample would be cached at first and none afterwards: the source would idle, and then be asked
+for more than the average. (At a source that gives 1.3 times the bytes needed, readers then wait half as long again:
+benchmarks/serving/stall.py.) A sample that such an epoch reads further ahead is **awaited**: its use has no time, but a
+reader that has only a share of the samples in each epoch, as one of several ranks, does better to keep it than one that
+the next epoch does not read here at all (benchmarks/engine/nodes.py).
 
 Times are in seconds on the caller's clock. Within one reader they only give the order of the uses; between readers they
 compare uses, by how fast each reader has been.
@@ -31,6 +33,7 @@ The module is long because one reader and the table of all readers are only unde
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator
@@ -39,6 +42,8 @@ from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.unseen_draws import UnseenDraws
 from spiderfs.core.policy import Key
 
+AWAITED = math.inf
+"""The time of a use that has none: a later epoch reads the sample, at a position that does not count yet."""
 LOOK_AHEAD = 512
 """How many positions after those reached may be fetched ahead, until somebody says otherwise."""
 # News of an open may come sooner than that of its dispatch, which a hook tells 20 times a second. So an open is in time
@@ -234,13 +239,13 @@ class PlannedReader:
         return sys.maxsize
 
     def next_use_s(self, key: Key) -> float | None:
-        """When the reader will next need the file in the cache; None if no plan says so."""
+        """When the reader will next need the file in the cache, or AWAITED; None if no plan says so."""
         before = 0
         for epoch in (self.epoch, *self.later):
             position = epoch.next_use(key)
             if position is not None:
                 counts = epoch is self.epoch or epoch.repeats or before + position < self._looked_at
-                return self.time_of(before + position) if counts else None
+                return self.time_of(before + position) if counts else AWAITED
             before += len(epoch)
         return None
 
@@ -468,7 +473,7 @@ class Schedule:
         return changed
 
     def next_use_s(self, key: Key) -> float | None:
-        """When any reader will next need the file in the cache; None if no believed plan says so."""
+        """When any reader will next need the file in the cache, or AWAITED; None if no believed plan says so."""
         soonest: float | None = None
         for reader in self._believed:
             use_s = reader.next_use_s(key)

@@ -15,7 +15,9 @@ from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
 from spiderfs.core.guided import Adjustable, Guided, HasHubs
 from spiderfs.core.hints import Hub
+from spiderfs.core.plans import schedule
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.schedule import AWAITED
 from spiderfs.core.policy import SAMPLES, Key, Policy
 from spiderfs.core.rooms import VIEWS
 from spiderfs.policies import mountable_policies
@@ -123,6 +125,7 @@ class PlannedEngineAgainstModel(EngineAgainstModel):
     def offered(self, key: int, changes: Changes) -> None:
         """Follow changes for a candidate: members of its section that leave are used later than it, or never.
 
+        One that is awaited takes the place of another as the policy has it.
         Views take the room that is theirs, whatever it is used for.
         """
         self.follow(changes, key)
@@ -133,7 +136,7 @@ class PlannedEngineAgainstModel(EngineAgainstModel):
         for victim in changes.drop:
             if not isinstance(victim, tuple):
                 victims_s = schedule.next_use_s(victim)
-                assert victims_s is None or (use_s is not None and victims_s > use_s)
+                assert victims_s is None or (use_s is not None and (victims_s > use_s or use_s == AWAITED))
 
     @invariant()
     def every_member_may_leave_once(self) -> None:
@@ -150,8 +153,9 @@ class PlannedEngineAgainstModel(EngineAgainstModel):
         schedule, policy = self.engine.schedule, self.engine.policy
         if schedule.active:
             uses = [
-                float("inf") if (use_s := schedule.next_use_s(key)) is None else use_s
+                (use_s is None, use_s or 0.0)
                 for key in self.engine._foresight.eviction_order(policy.foreseen)
+                for use_s in [schedule.next_use_s(key)]
             ]
             assert uses == sorted(uses, reverse=True)
 
@@ -344,6 +348,25 @@ def test_a_hub_that_found_no_room_can_still_leave() -> None:
     assert engine_placed(engine, policy, 1) == NOTHING
     engine.plan("a", "", planned(0, [2]), 0.0)
     assert engine.resize(10, 0).drop == (1,)
+
+
+def test_what_the_next_epoch_names_stays_longer_than_what_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "LOOK_AHEAD", 0)
+    engine = Engine(Spider(ratio=1.0), 40)
+    engine.plan("a", "", planned(0, [1, 2, 9, 3, 4, 5]), 0.0)
+    engine.plan("a", "", planned(1, [7, 8, 2, 3]), 0.0, begun=False)
+    for key in (20, 2, 3, 4):
+        engine.place(key, 10)
+    engine.progressed("a", "", 0, 2, 2, 0.0)
+    assert engine.schedule.next_use_s(2) == AWAITED
+    # 8 is awaited as well as 2, which has no lower score; 20 is in no plan.
+    assert engine.place(8, 10) == Changes(((8, IMPORTANCE),), (20,))
+    assert engine.place(7, 10) == NOTHING
+    engine.scored(7, 1.0)
+    assert engine.place(7, 10).drop == (2,), "the policy's to admit"
+    assert engine.place(20, 10) == NOTHING
+    assert engine.place(9, 10).drop == (8,), "read sooner"
+    assert list(engine._foresight.eviction_order()) == [7, 4, 3, 9]
 
 
 # -- changes while a plan is believed

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spiderfs.core.plans import schedule as module
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import (
+    AWAITED,
     BELIEVED_AGAIN,
     EARLY_S,
     FIRST_PACE_S,
@@ -152,14 +153,14 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         order = self.orders[number]
         return min((position for position in self.left[number] if order[position] == sample), default=None)
 
-    def next_use(self, sample: int) -> int | None:
-        """Positions from the start of this epoch on."""
+    def next_use(self, sample: int) -> float | None:
+        """Positions from the start of this epoch on; infinite if a later epoch reads the sample too far ahead."""
         before = 0
         for number in (self.number, *self.later()):
             position, order = self.first_left(number, sample), self.orders[number][self.starts[number] :]
             if position is not None:
                 in_view = number == self.number or len(set(order)) < len(order) or before + position < self.seen_to
-                return before + position if in_view else None
+                return before + position if in_view else AWAITED
             before += len(self.orders[number])
         return None
 

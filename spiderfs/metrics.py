@@ -327,6 +327,15 @@ COUNTERS = (
     ),
 )
 
+# Counters that stay 0 while all is well.
+TROUBLES = frozenset(
+    {
+        "checksum_failures", "store_failures", "events_dropped", "hook_malformed", "hook_refused", "internal_errors",
+        "worker_restarts", "manager_restarts", "deadly_requests", "store_rebuilds", "source_timeouts", "source_errors",
+        "view_makers_lost",
+    }
+)  # fmt: skip
+
 # Upper bounds of the latency histograms, in microseconds.
 BUCKETS_US = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000, 10_000_000)
 

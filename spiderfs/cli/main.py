@@ -30,6 +30,7 @@ COMMANDS = {
     "status": Lazy("spiderfs.cli.status", "status", "List the mounts, or show what one mount does."),
     "config": Lazy("spiderfs.cli.config", "config", "Show the options of a mount, or change some."),
     "warm": Lazy("spiderfs.cli.warm", "warm", "Fetch files into the cache before they are wanted."),
+    "doctor": Lazy("spiderfs.cli.doctor", "doctor", "Say what a mount needs here and has, and what to do."),
     "profile": Lazy("spiderfs.cli.profile", "profile", "Say which partition of the cache is fastest for a loader."),
     "simulate": Lazy("spiderfs.cli.simulate", "simulate", "Replay a trace with other policies and capacities."),
     "mount-helper": Lazy("spiderfs.cli.mount", "mount_helper", ""),

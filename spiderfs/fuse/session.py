@@ -64,15 +64,31 @@ _INIT_PATIENCE_MS = 10_000
 def mount(at: Path, source: str, allow_other: bool, programs_run: bool, immutable: bool = False) -> int:
     """Mount, answer INIT, and return the FUSE descriptor; raises MountError."""
     descriptor = mounts.mount(at, source, allow_other, programs_run, immutable)
+    unique, body = _take_init(descriptor, at)
+    _write(descriptor, unique, 0, wire.init_out(body, immutable))
+    mounts.widen_read_ahead(at)
+    os.set_blocking(descriptor, False)
+    return descriptor
+
+
+def kernel_offer(at: Path) -> wire.Offer:
+    """What the kernel offers a mount, by one at this directory that ends at once; raises MountError."""
+    descriptor = mounts.mount(at, "spiderfs", allow_other=False, programs_run=False)
+    try:
+        return wire.Offer.of(_take_init(descriptor, at)[1])
+    finally:
+        os.close(descriptor)  # nobody waits for an answer any more
+        mounts.unmount(at, lazy=True)
+
+
+def _take_init(descriptor: int, at: Path) -> tuple[int, memoryview]:
+    """Number and body of the kernel's first request."""
     if not select.select([descriptor], [], [], _INIT_PATIENCE_MS / 1000)[0]:
         raise MountError(f"the kernel does not talk to the mount on {at}")
     request = memoryview(os.read(descriptor, wire.REQUEST_BYTES))
     _, opcode, unique, *_ = wire.IN_HEADER.unpack_from(request)
     assert opcode == wire.Opcode.INIT
-    _write(descriptor, unique, 0, wire.init_out(request[wire.IN_HEADER.size :], immutable))
-    mounts.widen_read_ahead(at)
-    os.set_blocking(descriptor, False)
-    return descriptor
+    return unique, request[wire.IN_HEADER.size :]
 
 
 def resend(descriptor: int) -> bool:

@@ -10,6 +10,7 @@ import os
 import stat
 import struct
 from enum import IntEnum, IntFlag
+from typing import NamedTuple
 
 from spiderfs.errors import InvalidArgument
 from spiderfs.sources.source import split_time
@@ -137,11 +138,13 @@ class InitFlag(IntFlag):
     ATOMIC_O_TRUNC = 1 << 3
     BIG_WRITES = 1 << 5
     DO_READDIRPLUS = 1 << 13
+    NO_OPEN_SUPPORT = 1 << 17
     PARALLEL_DIROPS = 1 << 18
     MAX_PAGES = 1 << 22
     CACHE_SYMLINKS = 1 << 23
     INIT_EXT = 1 << 30
     PASSTHROUGH = 1 << 37
+    HAS_RESEND = 1 << 39
 
 
 # ATOMIC_O_TRUNC: an open that truncates says so itself, and is refused before anything else is tried.
@@ -179,21 +182,32 @@ def init_again() -> bytes:
     return IN_HEADER.pack(IN_HEADER.size + len(body), Opcode.INIT, 2, 0, 0, 0, 0, 0) + body
 
 
+class Offer(NamedTuple):
+    """What a kernel says of itself in its INIT."""
+
+    minor: int
+    read_ahead_bytes: int
+    flags: int
+
+    @classmethod
+    def of(cls, body: memoryview) -> Offer:
+        _, minor, read_ahead_bytes, flags, further = _INIT_IN.unpack_from(body)
+        return cls(minor, read_ahead_bytes, flags | further << 32 if flags & InitFlag.INIT_EXT else flags)
+
+
 def init_out(body: memoryview, immutable: bool = False) -> bytes:
     """The answer to INIT: the part of the kernel's offer that spiderfs accepts.
 
     Where no open is asked for, one that truncates has to be another request (SETATTR), which can be refused.
     """
-    _, _, read_ahead_bytes, offered, further = _INIT_IN.unpack_from(body)
-    if offered & InitFlag.INIT_EXT:
-        offered |= further << 32
-    taken = _WANTED & offered
+    offer = Offer.of(body)
+    taken = _WANTED & offer.flags
     if immutable:
         taken &= ~InitFlag.ATOMIC_O_TRUNC
     return _INIT_OUT.pack(
         MAJOR,
         MINOR,
-        read_ahead_bytes,
+        offer.read_ahead_bytes,
         taken & 0xFFFFFFFF,
         _MAX_BACKGROUND,
         _CONGESTED,

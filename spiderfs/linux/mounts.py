@@ -84,6 +84,7 @@ class Mount(NamedTuple):
     mountpoint: Path
     fstype: str
     device: str
+    options: str = ""
 
 
 def parse_mount_table(table: bytes) -> list[Mount]:
@@ -94,9 +95,8 @@ def parse_mount_table(table: bytes) -> list[Mount]:
         fields, tail = before.split(b" "), after.split(b" ")
         if not separator or len(fields) < 6 or len(tail) < 2:
             continue
-        mounts.append(
-            Mount(_unescape(tail[1]), Path(_unescape(fields[4])), os.fsdecode(tail[0]), os.fsdecode(fields[2]))
-        )
+        source, mountpoint = _unescape(tail[1]), Path(_unescape(fields[4]))
+        mounts.append(Mount(source, mountpoint, *map(os.fsdecode, (tail[0], fields[2], tail[-1]))))
     return mounts
 
 

@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import errno
 import json
-import sys
 from typing import Any
 
 import click
 
-from spiderfs.cli.control_files import explained, find_mount, printable, read_control, read_stats
+from spiderfs.cli.control_files import explained, find_mount, mountpoints, printable, read_control, read_stats
 from spiderfs.linux.mounts import Mount, spiderfs_mounts
 from spiderfs.options.units import round_size
 
 
 @click.command()
-@click.argument("mountpoint", required=False)
-@click.option("--watch", is_flag=True, help="Print the figures again every second, until Ctrl-C.")
+@click.argument("mountpoint", required=False, shell_complete=mountpoints)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-def status(mountpoint: str | None, watch: bool, as_json: bool) -> None:
+def status(mountpoint: str | None, as_json: bool) -> None:
     """List every spiderfs mount, or show what the one at MOUNTPOINT does."""
-    if watch and (mountpoint is None or as_json):
-        raise click.UsageError("--watch needs a MOUNTPOINT and no --json")
     if mountpoint is None:
         _list_mounts(as_json)
         return
     mount = find_mount(mountpoint)
-    if watch and (sys.stdout is None or not sys.stdout.isatty()):
-        # Nobody would see to it that it ends when its reader has gone.
-        raise click.UsageError("--watch draws on a terminal: leave it out, or use --json")
     try:
-        if watch:
-            # This import is here because rich takes as long to import as everything else together.
-            from spiderfs.cli.watch import watch_stats
-
-            watch_stats(mount)
-            return
         text = read_control(mount, "stats.json" if as_json else "stats")
     except OSError as exc:
         raise explained(mount, exc) from exc

@@ -191,6 +191,8 @@ class ImmutableFilesystem(Filesystem):
         """Read a version for all that open it before it settles: their handle is the number that the kernel knows."""
         self._counters.add("reads")
         is_pushed = offset == 0 and caller.pid in self._pusher_threads
+        if offset == 0 and not is_pushed:
+            self._provisional_files.note_open()
         where = UNREAD
         try:
             piece = await self._provisional_files.read(inode, inode, offset, size)

@@ -9,6 +9,7 @@ else (events, lists of samples, redirects) the version is its inode.
 
 from __future__ import annotations
 
+import logging
 import math
 import stat
 import time
@@ -24,8 +25,11 @@ from spiderfs.vfs.large_files import LargeFiles
 from spiderfs.vfs.on_demand import OnDemand, Supply
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings, is_provisional
+from spiderfs.vfs.settling import WINDOW_S
 from spiderfs.vfs.small_files import SmallFiles
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
+
+log = logging.getLogger(__name__)
 
 # How often a file may change while it is looked up.
 _CHANGES = 8
@@ -55,6 +59,17 @@ class ProvisionalFiles:
         self._counters = supply.counters
         self._now = clock
         self._settings = settings
+        self._said = False
+
+    def note_open(self) -> None:
+        """Count an open that leaves nothing in the cache, and say so in the log, once."""
+        self._counters.add("opens_young")
+        if not self._said:
+            self._said = True
+            log.info(
+                "files that were written less than %g s ago may still change: they are served, but not cached yet",
+                WINDOW_S,
+            )
 
     async def bring_along(
         self,
@@ -105,6 +120,7 @@ class ProvisionalFiles:
         if handle is None or self._fetcher.passing(ContentKey(handle), 0, 1) is None:
             return None
         self._counters.add("opens")
+        self.note_open()
         # A version that was superseded long ago may have been forgotten meanwhile.
         if (node := self._catalogue.known(inode)) is not None:
             trainer, wanted, _ = self._redirects.reader_of(caller.pid, node.inode)
@@ -113,6 +129,7 @@ class ProvisionalFiles:
 
     async def open(self, node: Node, caller: Caller) -> Opened:
         """Read the file for this open alone."""
+        self.note_open()
         handle = self._unstored.new_handle()
         if node.stat.size > self._settings().sample_max_bytes:
             await self._large_files.open(node, caller)

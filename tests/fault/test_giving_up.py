@@ -115,7 +115,7 @@ def test_deaths_without_number_end_no_mount_that_answers_between_them(tmp_path: 
         assert mount.metric("worker_restarts") == 24
         assert mount.metric("manager_restarts") == 4
         assert mount.metric("deadly_requests") == 0
-        assert "28 processes restarted; 0 deadly requests" in mount.control("stats").read_text()
+        assert "28 processes restarted" in mount.control("stats").read_text()
         assert mount.logged(r"worker 0 starts again in 0\.05 s \(worker_restarts: 24\)")
 
 

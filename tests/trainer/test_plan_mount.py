@@ -105,7 +105,7 @@ def test_each_draw_is_counted_once(source: Path, tmp_path: Path, task: dict[str,
             # The kernel has all files after the first epoch, unless memory is short.
             assert unseen > FILES
             assert f", {unseen} from the page cache, " in mount.control("jobs").read_text()
-            assert f"{unseen} more, which the page cache answered" in mount.control("stats").read_text()
+            assert f"page cache       {unseen:,} reads more; " in mount.control("stats").read_text()
         else:
             assert (opened, unseen) == (3 * FILES, 0)
 

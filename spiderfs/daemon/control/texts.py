@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -42,47 +42,62 @@ def stats(status: MountStatus) -> bytes:
         ("mount point", str(options.mountpoint)),
         ("up", f"{status.uptime_s:.0f} s, pid {status.pid}, {options.workers} worker(s)"),
         ("policy", options.policy),
-        ("cache", f"{round_size(cache.used_bytes)} of {_capacity(status)}, {cache.entries} records"),
+        ("cache", f"{round_size(cache.used_bytes)} of {_capacity(status)}, {cache.entries:,} records"),
         *(
-            (f"  {name}", f"{round_size(section.bytes)}, {section.entries} records")
+            (f"  {name}", f"{round_size(section.bytes)}, {section.entries:,} records")
             for name, section in cache.sections.items()
+            if section.entries
         ),
         *_split_rows(status),
         *_view_rows(status),
         ("on disk", round_size(status.disk_bytes)),
-        ("opens", f"{opens}, {counters['opens_hit'] / max(1, opens):.1%} served without waiting for the source"),
+        ("opens", f"{opens:,}, {counters['opens_hit'] / max(1, opens):.1%} served without waiting for the source"),
         *(
             [
                 (
-                    "unseen",
-                    f"{counters['page_cache_reads']} more, which the page cache answered; "
-                    f"{gauges['hit_ratio']:.1%} of all served without waiting",
+                    "page cache",
+                    f"{counters['page_cache_reads']:,} reads more; {gauges['hit_ratio']:.1%} of all served without"
+                    " waiting",
                 )
             ]
             if options.immutable
             else []
         ),
-        ("around FUSE", f"{counters['client_opens']} of the opens, by spiderfs.client"),
-        ("redirected", f"{counters['redirects']} of the opens, {counters['redirects'] / max(1, opens):.1%} of them"),
+        *(
+            (name, f"{counters[counter]:,} of the opens{remark}")
+            for name, counter, remark in (
+                ("too new", "opens_young", ", of files younger than 2 s: not cached yet"),
+                ("around FUSE", "client_opens", ", by spiderfs.client"),
+                ("redirected", "redirects", f", {counters['redirects'] / max(1, opens):.1%} of them"),
+            )
+            if counters[counter]
+        ),
         *(("trainer", _trainer_line(trainer)) for trainer in status.trainers),
         *(("plan", _plan_line(plan)) for plan in status.prefetcher.plans),
-        ("reads", f"{counters['reads']} ({round_size(counters['read_bytes'])}); the page cache served the others"),
+        ("reads", f"{counters['reads']:,} ({round_size(counters['read_bytes'])}); the page cache served the others"),
         (
             "from the source",
             f"{round_size(counters['origin_bytes'])}, {round_size(int(gauges['origin_bytes_per_open']))} per open"
             + (", unseen ones counted" if options.immutable else ""),
         ),
         ("waited for it", f"{counters['stall_microseconds'] / 1e6:.1f} s in all readers together"),
-        (
-            "troubles",
-            f"{counters['source_retries']} retries, {counters['source_timeouts']} timeouts, "
-            f"{counters['source_errors']} errors of the source; {counters['store_failures']} of the cache; "
-            f"{counters['checksum_failures']} checksums; {counters['events_dropped']} events dropped; "
-            f"{counters['worker_restarts'] + counters['manager_restarts']} processes restarted; "
-            f"{counters['deadly_requests']} deadly requests",
-        ),
+        ("troubles", _troubles(counters)),
     ]
     return "".join(f"{name:16} {text}\n" for name, text in rows).encode(errors="surrogateescape")
+
+
+def _troubles(counters: Mapping[str, int]) -> str:
+    met = (
+        (counters["source_retries"], "retries of the source"),
+        (counters["source_timeouts"], "timeouts"),
+        (counters["source_errors"], "errors of the source"),
+        (counters["store_failures"], "failures of the cache"),
+        (counters["checksum_failures"], "checksums"),
+        (counters["events_dropped"], "events dropped"),
+        (counters["worker_restarts"] + counters["manager_restarts"], "processes restarted"),
+        (counters["deadly_requests"], "deadly requests"),
+    )
+    return "; ".join(f"{count:,} {what}" for count, what in met if count) or "none"
 
 
 def _view_rows(status: MountStatus) -> list[tuple[str, str]]:

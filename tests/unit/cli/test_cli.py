@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import io
 import json
 import os
 import subprocess
@@ -17,12 +16,10 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
-from rich.console import Console
 
 from spiderfs import __version__
 from spiderfs.cli import control_files, umount
 from spiderfs.cli.main import COMMANDS, main
-from spiderfs.cli.watch import page, rates
 from spiderfs.linux import mounts
 from spiderfs.options.model import default_rows
 from spiderfs.shared.layout import CacheLayout
@@ -156,9 +153,8 @@ def test_a_mount_that_is_refused_names_the_reason(tmp_path: Path) -> None:
 
 
 def test_commands_for_a_path_that_is_not_mounted(tmp_path: Path) -> None:
-    for arguments in (["umount"], ["status"], ["status", "--watch"], ["config"]):
+    for arguments in (["umount"], ["status"], ["config"]):
         assert "no spiderfs mount is at" in refusal(*arguments, tmp_path)
-    assert spiderfs("status", "--watch").exit_code == 2
     assert spiderfs("stat").exit_code == 2
 
 
@@ -183,12 +179,6 @@ def test_a_reader_that_has_gone_says_nothing_of_the_mount(
     assert (result.exit_code, result.output) == (1, "")
 
 
-def test_watch_draws_on_a_terminal_alone(mounted: Path) -> None:
-    result = spiderfs("status", mounted, "--watch")
-    assert result.exit_code == 2
-    assert "draws on a terminal" in result.output
-
-
 def test_status_lists_mounts(mounted: Path) -> None:
     line = f"/nfs/a on {mounted}: 2.0 GiB of 10.0 GiB cached (20%), policy minio, pid 4711\n"
     assert spiderfs("status").output == line
@@ -206,47 +196,6 @@ def test_status_of_a_hung_mount(mounted: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "does not answer" in refusal("status", mounted)
     assert "does not answer" in spiderfs("status").output
     released()
-
-
-def test_the_page_of_watch() -> None:
-    def text(stats: dict[str, Any], rates_per_s: dict[str, float]) -> str:
-        shown = io.StringIO()
-        Console(width=120, file=shown).print(page(stats, rates_per_s))
-        return shown.getvalue()
-
-    before = {"metrics": {"spiderfs_opens_total": 1000, "note": "text"}}
-    assert rates(STATS, before, 2.0) == {"spiderfs_opens_total": 100.0}
-    assert rates(STATS, {}, 0.0) == {}
-    shown = text(STATS, {"spiderfs_opens_total": 100.0})
-    for expected in ("/nfs/a on /mnt/a", "2.0 GiB of 10.0 GiB", "1:01:40", "landing", "1,200", "100.0"):
-        assert expected in shown
-    job = {"job": "3f2a", "name": "best", "pids": [7, 8], "world_size": 2, "epoch": 4, "epochs": 90, "samples": 200}
-    job |= {"samples_per_s": 812.34, "hits": 150, "origin_bytes": 3 << 30, "stand_ins": 17, "exchanged": 5}
-    job |= {"saved_bytes": 2 << 20}
-    lines = text({**STATS, "jobs": [job, {"job": "of a newer version", "hits": "?"}, 7]}, {}).splitlines()
-    (header,) = [line.split() for line in lines if line.split()[:2] == ["job", "name"]]
-    assert header[2:] == ["ranks", "epoch", "samples/s", "hits", "origin", "bytes", "stand-ins", "exchanged", "saved"]
-    (found,) = [line.split() for line in lines if line.split()[:1] == ["3f2a"]]
-    assert found[:11] == ["3f2a", "best", "2", "of", "2", "4", "of", "90", "812.3", "75.0%", "3.0"]
-    assert found[11:] == ["GiB", "17", "5", "2.0", "MiB"]
-    assert sum("? of ?" in line for line in lines) == 2, "what a line lacks does no harm"
-    plans: list[Any] = [
-        {"list": "train", "epoch": 3, "taken": 250, "length": 1000, "ready_s": 2.04, "late_share": 0.0125},
-        {"list": "val", "epoch": 3, "taken": 40, "length": 40, "ready_s": 0.0, "late_share": 0, "believed": False},
-        {"list": "of a newer version", "taken": "?", "length": 0},
-        {"taken": 1, "length": 2},
-        7,
-    ]
-    lines = [line.rstrip() for line in text({**STATS, "plans": plans}, {}).splitlines()]
-    at = lines.index("train, epoch 3: 250 of 1000, 2.0 s ready ahead, 1.2% late")
-    assert (
-        lines[at + 2] == "val, epoch 3: 40 of 40, 0.0 s ready ahead, 0.0% late; not followed, so the mount ignores it"
-    )
-    assert lines[at + 4] == "?, epoch ?: 1 of 2"
-    # A quarter, all and half of the bar.
-    assert [lines[at + number].count("━") for number in (1, 3, 5)] == [15, 60, 30]
-    assert "newer" not in "".join(lines)
-    assert "? on ?" in text({"plans": 7, "metrics": None, "uptime_s": "x", "capacity_bytes": 0}, {})
 
 
 def test_config_shows_and_changes(mounted: Path) -> None:
@@ -352,3 +301,16 @@ def hang(mount: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
             os.close(os.open(mount / ".spiderfs" / name, os.O_RDWR | os.O_NONBLOCK))
 
     return release
+
+
+def test_shells_complete_commands_and_mount_points(mounted: Path) -> None:
+    def completed(*words: str) -> list[str]:
+        environment = {"_SPIDERFS_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(["spiderfs", *words])}
+        environment |= {"COMP_CWORD": str(len(words))}
+        shown = CliRunner().invoke(main, prog_name="spiderfs", env=environment).stdout
+        return [line.partition(",")[2] for line in shown.splitlines() if line]
+
+    assert completed("st") == ["status"]
+    assert completed("mount-") == []
+    assert completed("--ver") == ["--version"]
+    assert completed("umount", str(mounted)[:3]) == [str(mounted)]

@@ -1,0 +1,285 @@
+"""`spiderfs top`: what mounts do now, drawn again every second; with one mount its trainings too.
+
+A page fits 80 columns and 24 lines, and leaves out what is zero. Rates are those of the last few seconds, and each of
+their bars is the mean of some seconds; both are differences of `stats.json`, so they begin when the command does.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeGuard
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from spiderfs.cli.control_files import explained, find_mount, printable, read_stats
+from spiderfs.cli.control_files import mountpoints as complete
+from spiderfs.errors import MountError
+from spiderfs.linux.mounts import Mount, spiderfs_mounts
+from spiderfs.metrics import TROUBLES
+from spiderfs.options.units import round_size
+
+_INTERVAL_S = 1.0
+# Rates are of so many looks, and a bar of a sparkline too; so many bars are drawn: four minutes.
+_SMOOTHED, _BARS = 5, 48
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@click.command()
+@click.argument("mountpoints", metavar="[MOUNTPOINT]...", nargs=-1, shell_complete=complete)
+@click.option(
+    "--all", "everything", is_flag=True, help="Show all sections and metrics too, those that are zero as well."
+)
+def top(mountpoints: tuple[str, ...], everything: bool) -> None:
+    """Show what the mounts at MOUNTPOINT do, or what all do, every second until Ctrl-C.
+
+    One mount is shown with its trainings and their plans, several with a line each.
+    """
+    if sys.stdout is None or not sys.stdout.isatty():
+        # Nobody would see to it that it ends when its reader has gone.
+        raise click.UsageError("top draws on a terminal: use 'spiderfs status', or 'spiderfs status --json'")
+    mounts = [find_mount(point) for point in mountpoints]
+    mounts = mounts or list({mount.mountpoint: mount for mount in spiderfs_mounts()}.values())
+    if not mounts:
+        raise MountError("there is no spiderfs mount: 'spiderfs mount SOURCE MOUNTPOINT' makes one")
+    meters = [Meter(mount) for mount in mounts]
+    with Live(auto_refresh=False, screen=True) as live:
+        try:
+            while True:
+                for meter in meters:
+                    meter.look(time.monotonic())
+                live.update(page(meters, everything), refresh=True)
+                time.sleep(_INTERVAL_S)
+        except KeyboardInterrupt:
+            pass
+
+
+class Change(NamedTuple):
+    """What has happened between two looks, or a sum of it."""
+
+    seconds: float = 0.0
+    opens: float = 0.0
+    hits: float = 0.0
+    waited_s: float = 0.0
+    source_bytes: float = 0.0
+
+    @classmethod
+    def between(cls, before: Mapping[str, float], now: Mapping[str, float], seconds: float) -> Change:
+        def more(name: str) -> float:
+            return max(0.0, now.get(name, 0) - before.get(name, 0))  # less after a new mount
+
+        unseen = more("page_cache_reads")
+        hits, waited_s = more("opens_hit") + unseen, more("stall_microseconds") / 1e6
+        return cls(seconds, more("opens") + unseen, hits, waited_s, more("origin_bytes"))
+
+    @classmethod
+    def together(cls, changes: Iterable[Change]) -> Change:
+        return cls(*map(sum, zip(*changes, strict=True))) if changes else cls()
+
+    @property
+    def hit_rate(self) -> float | None:
+        return self.hits / self.opens if self.opens else None
+
+    def per_s(self, amount: float) -> float:
+        return amount / self.seconds if self.seconds else 0.0
+
+
+class Meter:
+    """One mount, its stats as they were last, and what has changed since."""
+
+    def __init__(self, mount: Mount) -> None:
+        self.mount = mount
+        self.stats: Mapping[str, Any] = {}
+        self.trouble = ""
+        self._at = 0.0
+        self._changes: deque[Change] = deque(maxlen=_SMOOTHED * _BARS)
+
+    def look(self, at: float) -> None:
+        """Ask the mount; `at` is the time in seconds."""
+        try:
+            stats = read_stats(self.mount)
+        except OSError as exc:
+            self.trouble = str(explained(self.mount, exc))
+            return
+        self.trouble = ""
+        if self.stats:
+            self._changes.append(Change.between(numbers(self.stats), numbers(stats), at - self._at))
+        self.stats, self._at = stats, at
+
+    @property
+    def now(self) -> Change:
+        return Change.together([*self._changes][-_SMOOTHED:])
+
+    def bars(self) -> list[Change]:
+        """The last minutes, some seconds each; the oldest first."""
+        changes = [*self._changes]
+        first = len(changes) % _SMOOTHED
+        groups = [changes[:first], *(changes[at : at + _SMOOTHED] for at in range(first, len(changes), _SMOOTHED))]
+        return [Change.together(group) for group in groups if group][-_BARS:]
+
+
+def page(meters: Sequence[Meter], everything: bool = False) -> RenderableType:
+    """What is drawn; a missing key of stats, or one of a newer version, does no harm."""
+    if len(meters) == 1:
+        return _one(meters[0], everything)
+    table = Table("mount", box=None, pad_edge=False, expand=True)
+    for heading in ("hit rate", "files/s", "waiting", "source/s", "cache", "jobs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for meter in meters:
+        now, stats = meter.now, meter.stats
+        name = Text(printable(meter.mount.mountpoint))
+        if meter.trouble:
+            table.add_row(name.append(f"\n{meter.trouble}", style="red"))
+            continue
+        table.add_row(
+            name,
+            *(_percent(now.hit_rate), _rate(now.per_s(now.opens)), _rate(now.per_s(now.waited_s))),
+            *(round_size(now.per_s(now.source_bytes)), _percent(_fill(stats)), str(len(_rows(stats, "jobs")))),
+        )
+    return table
+
+
+def _one(meter: Meter, everything: bool) -> RenderableType:
+    stats, now, bars = meter.stats, meter.now, meter.bars()
+    parts: list[RenderableType] = [Text(printable(f"{meter.mount.source} on {meter.mount.mountpoint}"), style="bold")]
+    if meter.trouble:
+        return Group(*parts, Text(meter.trouble, style="red"))
+    workers = f"{stats.get('workers', '?')} worker{'' if stats.get('workers') == 1 else 's'}"
+    up = timedelta(seconds=int(_number(stats, "uptime_s")))
+    parts.append(Text(f"policy {stats.get('policy', '?')}, {workers}, pid {stats.get('pid', '?')}, up {up}"))
+    rates = Table.grid(padding=(0, 2))
+    rates.add_column()
+    rates.add_column(justify="right", min_width=10)
+    for name, value, of in (
+        ("hit rate", _percent(now.hit_rate), [bar.hit_rate or 0.0 for bar in bars]),
+        ("files/s", _rate(now.per_s(now.opens)), [bar.per_s(bar.opens) for bar in bars]),
+        ("readers waiting", _rate(now.per_s(now.waited_s)), [bar.per_s(bar.waited_s) for bar in bars]),
+        ("source/s", round_size(now.per_s(now.source_bytes)), [bar.per_s(bar.source_bytes) for bar in bars]),
+    ):
+        rates.add_row(name, value, sparkline(of, 1.0 if name == "hit rate" else 0.0))
+    parts += ["", rates, ""]
+    used, capacity = _number(stats, "used_bytes"), _number(stats, "capacity_bytes")
+    if capacity:
+        line = f"cache  {round_size(used)} of {round_size(capacity)}, {_number(stats, 'entries'):,.0f} records"
+        parts += [Text(line), _bar(used, capacity)]
+    ahead = _table(stats, "fetches_ahead")
+    if _number(ahead, "under_way"):
+        rate, latency_ms = round_size(_number(ahead, "bytes_per_s")), 1000 * _number(ahead, "latency_s")
+        parts.append(
+            Text(f"{_number(ahead, 'under_way'):.0f} fetches ahead in flight, {latency_ms:.1f} ms each, {rate}/s")
+        )
+    parts += _jobs(stats)
+    parts += [Text(line, style="yellow") for line in remarks(numbers(stats))]
+    return Group(*parts, *(_everything(stats) if everything else ()))
+
+
+def remarks(figures: Mapping[str, float]) -> list[str]:
+    """What a user should know about these metrics, a line each."""
+    lines = []
+    if figures.get("page_cache_reads"):
+        lines.append(f"page cache: {figures['page_cache_reads']:,.0f} reads")
+    if figures.get("opens_young"):
+        lines.append(f"{figures['opens_young']:,.0f} opens of files younger than 2 s: not cached yet")
+    if figures.get("source_reachable", 1) == 0:
+        lines.append("the source does not answer")
+    troubles = [f"{figures[name]:,.0f} {name}" for name in sorted(TROUBLES) if figures.get(name)]
+    return [*lines, f"since mounted: {', '.join(troubles)}"] if troubles else lines
+
+
+def _jobs(stats: Mapping[str, Any]) -> list[RenderableType]:
+    """For each job a line, and for each of its plans a line and a bar."""
+    parts: list[RenderableType] = []
+    for job in _rows(stats, "jobs"):
+        samples, hits, exchanged = (_number(job, name) for name in ("samples", "hits", "exchanged"))
+        epochs = f" of {job['epochs']}" if job.get("epochs") else ""
+        line = f"\njob {job.get('name') or job.get('job', '?')}: epoch {job.get('epoch', '?')}{epochs}"
+        line += f", {_rate(_number(job, 'samples_per_s'))} samples/s"
+        line += f", {hits / samples:.1%} hits" if samples else ""
+        line += f", {exchanged / samples:.1%} exchanged" if samples and exchanged else ""
+        line += f", {job['stand_ins']:,} stand-ins" if job.get("stand_ins") else ""
+        parts.append(Text(printable(line), no_wrap=True, overflow="ellipsis"))
+    for plan in _rows(stats, "plans"):
+        taken, length = _number(plan, "taken"), _number(plan, "length")
+        line = f"plan {plan.get('list', '?')}, epoch {plan.get('epoch', '?')}: {taken:,.0f} of {length:,.0f}"
+        line += f", {_number(plan, 'ready_s'):.1f} s ready, {_number(plan, 'late_share'):.1%} late"
+        followed = plan.get("believed", True)
+        line += "" if followed else "; not followed, so the mount ignores it"
+        parts.append(Text(printable(line), no_wrap=True, overflow="ellipsis"))
+        parts.append(_bar(taken, length, "bar.complete" if followed else "dim"))
+    return parts
+
+
+def _everything(stats: Mapping[str, Any]) -> list[RenderableType]:
+    """All sections, and all metrics in two columns."""
+    sections = Table("section", box=None)
+    for heading in ("bytes", "records"):
+        sections.add_column(heading, justify="right")
+    for name, section in _table(stats, "sections").items():
+        if isinstance(section, dict):
+            sections.add_row(name, round_size(_number(section, "bytes")), f"{_number(section, 'entries'):,.0f}")
+    figures = [(name, f"{value:,.12g}") for name, value in sorted(numbers(stats).items())]
+    half = (len(figures) + 1) // 2
+    table = Table.grid(padding=(0, 2))
+    for justify in ("left", "right", "left", "right"):
+        table.add_column(justify="right" if justify == "right" else "left")
+    for left, right in zip(figures[:half], [*figures[half:], ("", "")][:half], strict=True):
+        table.add_row(*left, *right)
+    return ["", sections, "", table]
+
+
+def sparkline(values: Sequence[float], most: float = 0.0) -> str:
+    """A bar for each value, between 0 and the largest one, or `most`; a space where it is 0."""
+    most = most or max(values, default=0.0)
+    return "".join(_BLOCKS[min(7, int(8 * value / most))] if value > 0 else " " for value in values)
+
+
+def _bar(done: float, total: float, style: str = "bar.complete") -> RenderableType:
+    # A bar alone does not end its line; a table's row does.
+    table = Table.grid()
+    table.add_row(ProgressBar(total=max(1.0, total), completed=min(done, total), width=60, complete_style=style))
+    return table
+
+
+def numbers(stats: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are numbers."""
+    return {name: value for name, value in _table(stats, "metrics").items() if _is_number(value)}
+
+
+def _fill(stats: Mapping[str, Any]) -> float | None:
+    capacity = _number(stats, "capacity_bytes")
+    return _number(stats, "used_bytes") / capacity if capacity else None
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}"
+
+
+def _rows(stats: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    rows = stats.get(key)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _table(stats: Mapping[str, Any], key: str) -> dict[str, Any]:
+    table = stats.get(key)
+    return table if isinstance(table, dict) else {}
+
+
+def _number(stats: Mapping[str, Any], key: str) -> float:
+    value = stats.get(key)
+    return value if _is_number(value) else 0.0
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from spiderfs.cli.control_files import explained, find_mount, printable, read_control, read_stats
+from spiderfs.cli.control_files import explained, find_mount, mountpoints, printable, read_control, read_stats
 from spiderfs.cli.signals import ended_by_signals
 from spiderfs.cli.simulate import Number
 from spiderfs.errors import UsageError
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
     from spiderfs.profiling.measure import Speeds, Wanted
 
 _MB = 1e6
+# What is predicted to bring less than this many times as much is not worth a change.
+_GAIN = 1.15
 
 
 _COUNTS = ("encoded", "decoded", "augmented")
 
 
 @click.command()
-@click.argument("mountpoint")
+@click.argument("mountpoint", shell_complete=mountpoints)
 @click.option(
     "--loader",
     metavar="MODULE:FUNCTION",
@@ -115,6 +118,7 @@ def profile(
     _show_speeds(speeds, console)
     if found is not None:
         _show_profile(found, console)
+    console.print(advice(speeds, found))
     if json_path is not None:
         from spiderfs.cli.simulate import write_json
 
@@ -225,6 +229,34 @@ def _show_profile(found: Profile, console: Console) -> None:
                 style="bold" if row["best"] else "",
             )
         console.print(table)
+
+
+def advice(speeds: Speeds, found: Profile | None) -> str:
+    """What to mount with, and why, in one sentence."""
+    from spiderfs.forms.partition import Split
+
+    size = speeds.reads[NO_VIEW].bytes / speeds.reads[NO_VIEW].files
+    source = f"the source gives {speeds.source.bytes_per_s / size:,.0f} files/s"
+    if found is None:
+        return f"{source}: name your loader with --loader MODULE:FUNCTION, and this says what to mount with"
+    plain = found.predicted(Split(1, 0, 0), None).samples_per_s
+    view, split = max(
+        ((view, found.best(view)) for view in _tables(found)),
+        key=lambda chosen: found.predicted(chosen[1], chosen[0]).samples_per_s,
+    )
+    best = found.predicted(split, view)
+    why = f"your loader makes {found.cluster(None).decode_augment_rate:,.0f} samples/s of cached originals, {source}"
+    options, expect = "", f"expect {best.samples_per_s:,.0f} samples/s"
+    if best.samples_per_s < _GAIN * plain:
+        view, split, best = None, Split(1, 0, 0), found.predicted(Split(1, 0, 0), None)
+        what, expect = "cache originals alone", f"expect {plain:,.0f} samples/s"
+    else:
+        options = f"view={view}," if split.decoded and view else ""
+        what = f"mount with -o {options}forms={split}"
+        expect += f" in place of {plain:,.0f}"
+    planned = replace(found, planned=True).predicted(split, view).samples_per_s
+    plan = f", and {planned:,.0f} with trainer_hook.plan()" if planned >= _GAIN * best.samples_per_s else ""
+    return f"{why}: {what}; {expect}{plan}"
 
 
 def _tables(found: Profile) -> list[str | None]:

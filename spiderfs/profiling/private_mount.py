@@ -27,7 +27,7 @@ from spiderfs.linux.process_table import end_with_parent
 # clock_getcpuclockid(3): the number of the clock of all threads of a process; glibc makes it so, and Python lacks it.
 _ALL_THREADS = 2
 # What decides how fast samples come, and nothing that names a file or a port of the mount beside.
-_SETTINGS = (
+SETTINGS = (
     "immutable", "binding", "workers", "fetches", "sample_max_bytes", "views", "view_workers", "view_megapixels",
     "source.latency_ms", "source.latency_jitter", "source.bandwidth", "source.timeout_s", "source.attempts",
     "source.endpoint", "source.region", "source.profile", "source.anonymous", "source.requester_pays",
@@ -74,8 +74,10 @@ def settings_in(config: str) -> dict[str, str]:
 
 
 @contextmanager
-def private_mount(options: Mapping[str, str], above: Path, view: str) -> Iterator[PrivateMount]:
+def private_mount(options: Mapping[str, str], above: Path, view: str, **others: str) -> Iterator[PrivateMount]:
     """Mount what a mount with these options shows, by this view or `none`, and unmount and delete it at the end.
+
+    It evicts nothing, unless `others` has its capacity and policy.
 
     The cache lies in a new directory in `above`, on the same disk as the other mount's, or where temporary files are.
     Raises MountError with what the mount said if it cannot be made.
@@ -85,9 +87,9 @@ def private_mount(options: Mapping[str, str], above: Path, view: str) -> Iterato
     except OSError:
         scratch = Path(tempfile.mkdtemp(prefix="spiderfs-profile-"))
     root = scratch / "mnt"
-    chosen = {name: options[name] for name in _SETTINGS if name in options}
+    chosen = {name: options[name] for name in SETTINGS if name in options}
     chosen |= {"view": view, "cache_dir": str(scratch / "cache"), "log_file": str(scratch / "log"), "policy": "minio"}
-    chosen["capacity"] = _CAPACITY
+    chosen |= {"capacity": _CAPACITY, **others}
     given = ",".join(f"{name}={value}".replace(",", "\\,") for name, value in chosen.items())
     words = ["mount", "--foreground", options["source"], str(root), "-o", given]
     try:

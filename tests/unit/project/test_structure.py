@@ -65,7 +65,7 @@ OPENED = ("daemon",)
 # Who alone may import a library; whatever else needs it asks them.
 ONLY_IMPORTERS = {
     "lmdb": ("spiderfs/store/",),
-    "prometheus_client": ("spiderfs/metrics.py",),
+    "prometheus_client": ("spiderfs/metrics.py", "spiderfs/cli/metrics.py"),
     "pydantic": ("spiderfs/options/",),
     "click": ("spiderfs/cli/",),
     "rich": ("spiderfs/cli/",),
@@ -75,7 +75,7 @@ ONLY_IMPORTERS = {
     "fsspec": ("spiderfs/client/fsspec_files.py",),
     "obstore": ("spiderfs/sources/",),
     "botocore": ("spiderfs/sources/s3_bucket.py",),
-    "PIL": ("spiderfs/views/making.py",),
+    "PIL": ("spiderfs/views/making.py", "spiderfs/profiling/bench_readers.py"),
     "pyfuse3": ("spiderfs/fuse/pyfuse3_binding.py",),
 }
 

@@ -1,0 +1,145 @@
+"""`spiderfs bench`: reads the user's own data in several ways, and says what to mount with."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spiderfs.cli.control_files import explained, printable, read_control
+from spiderfs.cli.signals import ended_by_signals
+from spiderfs.errors import UsageError
+from spiderfs.linux.mounts import mounted_at
+
+# rich and what measures are imported where they are used, so that `spiderfs --help` does not wait for them.
+if TYPE_CHECKING:
+    from spiderfs.options.model import Options
+    from spiderfs.profiling.bench import Found, Listing
+
+_SHARE = 0.2
+
+
+@click.command()
+@click.argument("place", metavar="DIR|URL|MOUNTPOINT")
+@click.option("-o", "given", multiple=True, metavar="NAME=VALUE,...", help="Options to mount with; capacity above all.")
+@click.option(
+    "--workers", type=click.IntRange(1, 256), help="Workers of the training's loader [default: one for each core]"
+)
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to this file too."
+)
+def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Path | None) -> None:
+    """Say what to mount your training's data with, and what that brings: at most two minutes.
+
+    Some of the files are read and decoded as a training's loader does: directly, through a mount with an LRU cache,
+    through one that follows a plan, and where decoding limits, as views. The mounts and their caches are made for this
+    and deleted. Without a capacity in -o the caches hold 20% of the files.
+    """
+    from rich.console import Console
+
+    from spiderfs.profiling.bench import bench as measure
+
+    with tempfile.TemporaryDirectory(prefix="spiderfs-bench-") as point:
+        options, has_capacity = _options(place, given, point)
+    console = Console(highlight=False, soft_wrap=True)
+    with ended_by_signals(), console.status("") as status:
+        try:
+            found = measure(
+                options,
+                lambda listing: _share(options, listing) if has_capacity else _SHARE,
+                workers or len(os.sched_getaffinity(0)),
+                lambda what: status.update(f"Measuring {what}"),
+            )
+        except OSError as exc:
+            raise UsageError(
+                f"{exc.filename or place} cannot be read ({exc.strerror}): see to its permissions"
+            ) from exc
+    _show(found)
+    if json_path is not None:
+        from spiderfs.cli.simulate import write_json
+
+        write_json(_report(found), json_path)
+
+
+def _options(place: str, given: tuple[str, ...], point: str) -> tuple[Options, bool]:
+    """The options of the mounts that are measured, and whether they say how much is cached."""
+    from spiderfs.options.model import Options
+    from spiderfs.options.mount_strings import options_in
+    from spiderfs.profiling.private_mount import SETTINGS, settings_in
+
+    mount = mounted_at(place)
+    if mount is not None:
+        try:
+            theirs = settings_in(read_control(mount, "config"))
+        except OSError as exc:
+            raise explained(mount, exc) from exc
+        place = theirs["source"]
+        if mounted_at(place) is not None:
+            raise UsageError(f"the mount at {place} hides its source: unmount it first, then name {place} again")
+        kept = {name: theirs[name] for name in (*SETTINGS, "capacity") if theirs.get(name)}
+        given = (*(f"{name}={value}".replace(",", "\\,") for name, value in kept.items()), *given)
+    names = {name for name, _ in options_in(given)}
+    if not names & {"immutable", "binding"}:
+        given = ("immutable", *given)
+    return Options.load(given, None, place, point), "capacity" in names
+
+
+def _share(options: Options, listing: Listing) -> float:
+    """Which share of the files the capacity holds."""
+    capacity = options.capacity
+    if capacity.unit == "percent":
+        return float(capacity.amount) / 100
+    if not listing.whole:
+        raise UsageError(
+            f"{options.source} has more files than could be listed, so what share {capacity} are is not known: write it"
+            " as percent, capacity=20%"
+        )
+    return min(1.0, capacity.budget_bytes(0) / listing.bytes)
+
+
+def _show(found: Found) -> None:
+    from spiderfs.options.units import round_size
+
+    more = "" if found.whole else " and more"
+    work = "reading and decoding" if found.images else "reading"
+    click.echo(printable(f"{found.named}: {found.files_seen:,} files, {round_size(found.bytes_seen)}{more}"))
+    click.echo(f"{found.workers} workers, {work} {found.files_read:,} of them; {found.share:.0%} cached\n")
+    rows = [("loader, files in memory", found.local, ""), ("source, not decoding", found.source, "")]
+    rows.append(("directly from the source", found.direct, "1.0 x"))
+    for way, done in found.mounted.items():
+        rows.append((_WAYS.get(way, f"mount, plan, view={way}"), done, f"{done.per_s / found.direct.per_s:.1f} x"))
+    for name, done, times in rows:
+        rate = f"{done.per_s:10,.0f} {found.noun}/s {round_size(done.bytes / done.seconds):>11}/s"
+        click.echo(f"{name:26} {rate} {times:>8}".rstrip())
+    click.echo("\n" + textwrap.fill(found.verdict(), 80, break_on_hyphens=False))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if found.whole and found.bytes_seen < memory / 2:
+        said = (
+            f"All {round_size(found.bytes_seen)} fit into the memory of this machine ({round_size(memory)}). Once read,"
+            " they are in the page cache, and no epoch but the first waits for the source: what is measured is how data"
+            " of this kind are read that do not fit."
+        )
+        click.echo(textwrap.fill(said, 80))
+
+
+_WAYS = {"lru": "mount, LRU cache", "plan": "mount, plan"}
+
+
+def _report(found: Found) -> dict[str, Any]:
+    passes = {"loader": found.local, "source": found.source, "direct": found.direct, **found.mounted}
+    return {
+        "source": printable(found.named),
+        "files": found.files_seen,
+        "bytes": found.bytes_seen,
+        "whole": found.whole,
+        "workers": found.workers,
+        "cached_share": found.share,
+        "images": found.images,
+        "passes": {name: done._asdict() | {"per_s": done.per_s} for name, done in passes.items()},
+        "best": found.best() or "direct",
+        "verdict": found.verdict(),
+    }

@@ -1,0 +1,45 @@
+"""`spiderfs bench` on real images behind a slow source: all ways are measured, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+from mounting import run_spiderfs, settle
+from PIL import Image
+
+# Passes of some seconds each would make the test as long as the command.
+_SHORT = (
+    "from spiderfs.profiling import bench; bench.VIEWS = ('jpeg256',);"
+    "bench._SPEED_S, bench._EPOCH_S, bench._MOST_S = 0.2, 0.2, 2.0"
+)
+_SLOW = "source.latency_ms=20"
+
+
+def images(source: Path) -> None:
+    source.mkdir()
+    chance = np.random.default_rng(0)
+    for number in range(140):
+        pixels = chance.integers(0, 255, (40, 40, 3), np.uint8)
+        Image.fromarray(pixels).save(source / f"{number:03d}.jpg")
+    settle(source)
+
+
+def test_all_ways_are_compared_and_nothing_is_left(tmp_path: Path) -> None:
+    source, cache = tmp_path / "source", tmp_path / "caches/one"
+    cache.parent.mkdir()
+    images(source)
+    words = ["bench", source, "-o", f"cache_dir={cache},{_SLOW}", "--workers", "2", "--json", tmp_path / "found.json"]
+    done = run_spiderfs(*words, first=_SHORT)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["files"], found["whole"], found["images"], found["cached_share"]) == (140, True, True, 0.2)
+    assert {"loader", "source", "direct", "lru", "plan"} <= found["passes"].keys()
+    assert found["passes"]["plan"]["per_s"] > 1.5 * found["passes"]["direct"]["per_s"]
+    assert found["best"] in ("plan", "jpeg256")
+    assert " ".join(found["verdict"].split()) in " ".join(done.stdout.split())
+    assert max(len(line) for line in done.stdout.splitlines() if str(tmp_path) not in line) <= 80
+    assert os.listdir(cache.parent) == []
+    assert "spiderfs-" not in Path("/proc/self/mountinfo").read_text().replace(str(tmp_path), "")

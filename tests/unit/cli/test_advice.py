@@ -1,0 +1,157 @@
+"""The sentence with which `spiderfs bench` and `spiderfs profile` end: what to mount with, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from spiderfs.cli.bench import _options, _share
+from spiderfs.cli.main import main
+from spiderfs.cli.profile import advice
+from spiderfs.errors import UsageError
+from spiderfs.forms.profile import Cost, Form, Profile, Reads, SourceSpeed
+from spiderfs.linux import mounts
+from spiderfs.options.model import Options
+from spiderfs.profiling.bench import Found, Listing, list_files
+from spiderfs.profiling.bench_readers import Pass
+from spiderfs.profiling.measure import Speeds
+from spiderfs.testing.memory_source import MemorySource
+from spiderfs.views.recipe import NO_VIEW
+
+
+def found(local: float, source: float, direct: float, images: bool = True, **mounted: float) -> Found:
+    def done(per_s: float) -> Pass:
+        return Pass(round(10 * per_s), round(1e6 * per_s), 0, 10.0)
+
+    return Found(
+        *("/nfs/a", 1000, 10**8, True, 8, 0.2, images, 500),
+        local=done(local),
+        source=done(source),
+        direct=done(direct),
+        mounted={way: done(per_s) for way, per_s in mounted.items()},
+    )
+
+
+@pytest.mark.parametrize(
+    ("measured", "says"),
+    [
+        (
+            found(560, 80, 78, lru=80, plan=210),
+            "your loader decodes at 560 images/s, the source gives 80: mount with -o immutable,capacity=20% and give"
+            " the training trainer_hook.plan(); expect 210 images/s in place of 78, and an LRU cache gives 80",
+        ),
+        (
+            found(560, 80, 78, lru=100, plan=101),
+            "your loader decodes at 560 images/s, the source gives 80: mount with -o immutable,capacity=20%; expect 100"
+            " images/s in place of 78",
+        ),
+        (
+            found(500, 2000, 480, lru=460, plan=480, bmp256=900, jpeg256=520),
+            "your loader decodes at 500 images/s, the source gives 2,000: mount with -o"
+            " immutable,capacity=20%,view=bmp256 and give the training trainer_hook.plan(); expect 900 images/s in"
+            " place of 480, and an LRU cache gives 460",
+        ),
+        (
+            found(560, 4000, 550, images=False, lru=500, plan=540),
+            "your loader reads at 560 files/s, the source gives 4,000: read the source directly; a mount would give 540"
+            " in place of 550",
+        ),
+        (
+            found(560, 9, 8.5, lru=8, plan=9),
+            "your loader decodes at 560 images/s, the source gives 9.0: a larger cache may help, or more loader"
+            " workers; a mount would give 9.0 in place of 8.5",
+        ),
+    ],
+)
+def test_bench_says_what_to_mount_with_and_why(measured: Found, says: str) -> None:
+    assert measured.verdict() == says
+
+
+def test_the_share_that_is_cached_follows_from_the_capacity(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "mnt").mkdir()
+
+    def options(capacity: str) -> Options:
+        given = [f"capacity={capacity},cache_dir={tmp_path}/cache"]
+        return Options.load(given, None, tmp_path / "source", tmp_path / "mnt")
+
+    assert _share(options("30%"), Listing([], 10, False)) == pytest.approx(0.3)
+    assert _share(options("500"), Listing([], 1000, True)) == 0.5
+    assert _share(options("5000"), Listing([], 1000, True)) == 1.0
+    with pytest.raises(UsageError, match="write it as percent, capacity=20%"):
+        _share(options("500"), Listing([], 1000, False))
+
+
+def test_a_mount_is_measured_by_its_source_and_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, point = tmp_path / "source", tmp_path / "mnt"
+    source.mkdir()
+    (point / ".spiderfs").mkdir(parents=True)
+    theirs = {
+        "source": source,
+        "cache_dir": "/in/use",
+        "capacity": "50%",
+        "source.latency_ms": 7,
+        "source.endpoint": "",
+    }
+    config = "".join(f"{name}={value}  # help\n" for name, value in theirs.items())
+    (point / ".spiderfs/config").write_text(config)
+    (tmp_path / "table").write_text(f"101 27 0:50 / {point} ro - fuse.spiderfs {source} ro\n")
+    monkeypatch.setattr(mounts, "MOUNT_TABLE", tmp_path / "table")
+    (tmp_path / "scratch").mkdir()
+    options, has_capacity = _options(str(point), (), str(tmp_path / "scratch"))
+    assert (options.source, options.source_latency_ms, str(options.capacity)) == (source, 7.0, "50%")
+    assert (options.immutable, has_capacity) == (True, True)
+    (point / ".spiderfs/config").write_text(f"source={point}  # help\n")
+    with pytest.raises(UsageError, match="hides its source: unmount it first"):
+        _options(str(point), (), str(tmp_path / "scratch"))
+
+
+def test_all_small_files_are_listed() -> None:
+    source = MemorySource()
+    source.add_directory(b"a")
+    source.add_directory(b"a/b")
+    for path in (b"a/1", b"a/b/2", b"3"):
+        source.add(path, b"x" * 10)
+    source.add(b"a/large", b"x" * 100)
+    source.add(b"a/empty")
+    listing = list_files(source, 50)
+    assert ({file.path for file in listing.files}, listing.bytes, listing.whole) == ({b"a/1", b"a/b/2", b"3"}, 30, True)
+
+
+def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path: Path) -> None:
+    for directory, says in ((tmp_path / "absent", "does not exist"), (tmp_path, "0 files of up to 8.0 MiB, too few")):
+        result = CliRunner().invoke(main, ["bench", str(directory), "-o", f"cache_dir={tmp_path.parent}/c"])
+        assert result.exit_code == 1
+        assert says in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+PROFILE = Profile(
+    cache_bytes=50e6 / 0.95,
+    cores=4,
+    source=SourceSpeed(0.020, 8, 50e6),
+    samples=1000,
+    workers=2,
+    batch=10,
+    step_s=None,
+    uncached=Cost(0.004, 0.020, 0.001),
+    encoded=Form(100e3, Reads(10, 1_000_000, 0.01), Cost(0.004, 0.0, 0.0)),
+    augmented=Form(150e3, None, Cost(0.001, 0.0, 0.0)),
+    keeping=Cost(0.0, 0.0, 0.0),
+    views={"bmp256": Form(200e3, None, Cost(0.001, 0.0, 0.0))},
+)
+
+
+def test_profile_ends_with_what_to_mount_with() -> None:
+    speeds = Speeds(PROFILE.source, {NO_VIEW: Reads(10, 1_000_000, 0.01)}, 1000)
+    assert advice(speeds, None).startswith("the source gives 500 files/s: name your loader with --loader")
+    assert advice(speeds, PROFILE) == (
+        "your loader makes 500 samples/s of cached originals, the source gives 500 files/s: cache originals alone;"
+        " expect 143 samples/s, and 500 with trainer_hook.plan()"
+    )
+    fast = SourceSpeed(0.0005, 8, 1e9)
+    near = replace(PROFILE, uncached=Cost(0.004, 0.0005, 0.0), cache_bytes=400e6, source=fast)
+    assert "mount with -o view=bmp256,forms=45-55-0; expect 2,000 samples/s in place of 500" in advice(speeds, near)

@@ -1,4 +1,4 @@
-"""Writes the parts of the documents that follow from the code: options, control files, commands, functions, metrics.
+"""Writes what follows from the code: parts of documents (options, control files, commands, metrics), and man pages.
 
     .venv/bin/python scripts/reference.py           writes them
     .venv/bin/python scripts/reference.py --check   says which are not what the code says, and ends with 1
@@ -26,7 +26,7 @@ import click
 import trainer_hook
 from spiderfs import client, errors
 from spiderfs.cli.main import main
-from spiderfs.metrics import BUCKETS_US, COUNTERS, GAUGES, HISTOGRAMS, SECTION_BYTES, Definition
+from spiderfs.metrics import BUCKETS_US, COUNTERS, GAUGES, HISTOGRAMS, MOUNT_UP, SECTION_BYTES, Definition
 from spiderfs.options.model import default_rows
 from spiderfs.protocol import MESSAGES, Message, Ok
 from spiderfs.vfs.control_files import FILES
@@ -159,7 +159,7 @@ def counters() -> str:
 
 
 def gauges() -> str:
-    return _metrics((*GAUGES, SECTION_BYTES))
+    return _metrics((*GAUGES, SECTION_BYTES, MOUNT_UP))
 
 
 def histograms() -> str:
@@ -238,6 +238,69 @@ PARTS: dict[str, Callable[[], str]] = {
 }
 
 
+def _roff(text: str) -> str:
+    """Text of a man page: a backslash and a point or a quote at the begin of a line would be commands of roff."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-")
+    return re.sub(r"^([.'])", r"\\&\1", escaped, flags=re.MULTILINE)
+
+
+def _paragraphs(text: str) -> str:
+    return "".join(f".PP\n{_roff(' '.join(part.split()))}\n" for part in text.replace("\b", "").split("\n\n") if part)
+
+
+def _items(rows: Iterator[tuple[str, str]]) -> str:
+    return "".join(f".TP\n.B {_roff(words)}\n{_roff(' '.join(meaning.split()))}\n" for words, meaning in rows)
+
+
+def _mount_options() -> str:
+    return _items((f"{row.name}={row.value}", f"{row.help}{' (live)' if row.live else ''}") for row in default_rows())
+
+
+def man_spiderfs() -> str:
+    """spiderfs(1), of the help of all commands."""
+    root = click.Context(main, info_name="spiderfs", **main.context_settings)
+    parts = [
+        ".TH SPIDERFS 1\n.SH NAME\nspiderfs \\- read\\-only mounts of training data with a local cache\n.SH SYNOPSIS\n"
+        ".B spiderfs\n.I COMMAND\n[\\fIOPTION\\fR]... [\\fIARGUMENT\\fR]...\n.SH COMMANDS\n"
+    ]
+    for name in main.list_commands(root):
+        command = main.get_command(root, name)
+        assert command is not None
+        context = click.Context(command, info_name=name, parent=root)
+        usage = " ".join(["spiderfs", name, *command.collect_usage_pieces(context)])
+        flags = [
+            flag.get_help_record(context) for flag in command.get_params(context) if isinstance(flag, click.Option)
+        ]
+        said = _paragraphs(inspect.cleandoc(command.help or ""))
+        parts.append(f".SS {_roff(usage)}\n{said}{_items(filter(None, flags))}")
+    parts.append(
+        f".SH OPTIONS OF A MOUNT\nAs \\-o takes them, with their defaults; spiderfs config changes live ones.\n"
+        f"{_mount_options()}.SH FILES\n{_items((f'MOUNTPOINT/.spiderfs/{os.fsdecode(f.name)}', f.help) for f in FILES)}"
+        ".SH EXIT STATUS\n0, or 1 after an error, 2 if the command line cannot be understood.\n"
+        ".SH SEE ALSO\n.BR mount.spiderfs (8)\n"
+    )
+    return "".join(parts)
+
+
+def man_mount_spiderfs() -> str:
+    """mount.spiderfs(8), of the table of options."""
+    return (
+        ".TH MOUNT.SPIDERFS 8\n.SH NAME\nmount.spiderfs \\- mount training data through a local cache\n.SH SYNOPSIS\n"
+        ".B mount \\-t spiderfs\n.I SOURCE MOUNTPOINT\n[\\-o \\fINAME=VALUE\\fR,...]\n.SH DESCRIPTION\n"
+        "Shows the directory or bucket SOURCE at MOUNTPOINT, read\\-only.\n"
+        "mount(8) calls it, also for lines of fstab(5).\n"
+        f".SH OPTIONS\n{_mount_options()}.SH EXIT STATUS\n0, or 32 if the mount failed.\n"
+        ".SH SEE ALSO\n.BR spiderfs (1),\n.BR mount (8)\n"
+    )
+
+
+# Files that follow from the code as a whole.
+MADE: dict[str, Callable[[], str]] = {
+    "man/spiderfs.1": man_spiderfs,
+    "man/mount.spiderfs.8": man_mount_spiderfs,
+}
+
+
 def documents() -> list[Path]:
     return [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -255,11 +318,13 @@ def run() -> int:
     parser = argparse.ArgumentParser(prog="scripts/reference.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; end with 1 if something is old")
     check = parser.parse_args().check
-    old = [path for path in documents() if renewed(path.read_text()) != path.read_text()]
+    wanted = {path: renewed(path.read_text()) for path in documents()}
+    wanted |= {ROOT / name: make() for name, make in MADE.items()}
+    old = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in old:
         print(f"{'old' if check else 'written'}: {path.relative_to(ROOT)}")
         if not check:
-            path.write_text(renewed(path.read_text()))
+            path.write_text(wanted[path])
     return 1 if check and old else 0
 
 

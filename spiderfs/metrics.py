@@ -76,8 +76,12 @@ COUNTERS = (
     Definition(
         "opens_uncached",
         "Opens whose bytes could not be cached",
-        "Rising: the disk is full, files are larger than half the capacity, or they are read within seconds of "
-        "being written.",
+        "Beyond `opens_young`: the disk is full, or files are larger than half the capacity.",
+    ),
+    Definition(
+        "opens_young",
+        "Opens of files that were written within the last seconds, and are not cached yet",
+        "They may still change. A while later they are cached when they are opened.",
     ),
     Definition(
         "reads",
@@ -397,6 +401,9 @@ SECTION_BYTES = Definition(
     "Bytes of file content by section",
     "One value for each `section`: what the policy keeps, the `blocks` of large files, and `landing`.",
 )
+
+# Of what serves the metrics of several mounts.
+MOUNT_UP = Definition("up", "1 while the mount answers, else 0", "Alert on 0: its daemon is dead, or hangs.")
 
 _CELL = {definition.name: index for index, definition in enumerate(COUNTERS)}
 # A histogram has a cell for each bucket, one for all times above the last bound, and one for the sum in microseconds.

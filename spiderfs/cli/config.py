@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from spiderfs.cli.control_files import explained, find_mount, read_control, read_stats, warn, write_control
+from spiderfs.cli.control_files import explained, find_mount, mountpoints, read_control, read_stats, warn, write_control
 from spiderfs.errors import ConfigError
 
 
 @click.command()
-@click.argument("mountpoint")
+@click.argument("mountpoint", shell_complete=mountpoints)
 @click.argument("changes", metavar="[NAME=VALUE]...", nargs=-1)
 def config(mountpoint: str, changes: tuple[str, ...]) -> None:
     """Show the options of the mount at MOUNTPOINT, or change them: capacity=10GiB, policy=lru, ..."""

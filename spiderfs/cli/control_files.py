@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from spiderfs.errors import MountError
-from spiderfs.linux.mounts import Mount, mounted_at, within
+from spiderfs.linux.mounts import Mount, mounted_at, spiderfs_mounts, within
 
 CONTROL_DIR = ".spiderfs"
 
@@ -28,6 +28,11 @@ def find_mount(path: str | Path) -> Mount:
     if mount is None:
         raise MountError(f"no spiderfs mount is at {path}: 'spiderfs status' lists the mounts")
     return mount
+
+
+def mountpoints(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """What a shell can complete a MOUNTPOINT to."""
+    return [point for mount in spiderfs_mounts() if (point := str(mount.mountpoint)).startswith(incomplete)]
 
 
 def read_control(mount: Mount, name: str) -> str:
@@ -46,7 +51,7 @@ def read_stats(mount: Mount) -> dict[str, Any]:
     return stats
 
 
-def write_control(mount: Mount, name: str, text: str) -> None:
+def write_control(mount: Mount, name: str, text: str, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
     """Write to a control file in one call; raises as read_control does."""
 
     def write() -> None:
@@ -56,7 +61,7 @@ def write_control(mount: Mount, name: str, text: str) -> None:
         finally:
             os.close(fd)
 
-    within(ANSWER_TIMEOUT_S, write)
+    within(timeout_s, write)
 
 
 def printable(text: object) -> str:

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import textwrap
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from spiderfs import __version__
-from spiderfs.cli.control_files import explained, printable, read_control, read_stats
+from spiderfs.cli.control_files import explained, mountpoints, printable, read_control, read_stats
 from spiderfs.errors import MountError, SpiderfsError, UsageError
 from spiderfs.linux.mounts import Mount, canonical, check_fuse_available, mounted_at, mounts, spiderfs_mounts, within
 
@@ -56,7 +56,7 @@ class Finding(NamedTuple):
 
 
 @click.command()
-@click.argument("place", metavar="[MOUNTPOINT|SOURCE]", required=False)
+@click.argument("place", metavar="[MOUNTPOINT|SOURCE]", required=False, shell_complete=mountpoints)
 @click.option("-o", "options", multiple=True, metavar="NAME=VALUE,...", help="Options with which SOURCE is mounted.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def doctor(place: str | None, options: tuple[str, ...], as_json: bool) -> None:
@@ -93,7 +93,7 @@ def _findings(place: str | None, mount: Mount | None, given: tuple[str, ...]) ->
         options = yield from _chosen(place, given)
     yield from _kernel(options is not None and options.allow_other)
     yield from _machine()
-    yield from _mounted()
+    yield from _mounted([mount] if mount is not None else spiderfs_mounts())
     if mount is not None:
         yield from _one_mount(mount)
     elif options is not None:
@@ -125,9 +125,9 @@ def _machine() -> Iterator[Finding]:
         )
 
 
-def _mounted() -> Iterator[Finding]:
-    """The mounts that there are."""
-    for mount in {mount.mountpoint: mount for mount in spiderfs_mounts()}.values():
+def _mounted(there: Iterable[Mount]) -> Iterator[Finding]:
+    """Whether mounts answer; of those that lie on one another, the topmost."""
+    for mount in {mount.mountpoint: mount for mount in there}.values():
         here = mount.mountpoint
         try:
             version = read_stats(mount).get("version")

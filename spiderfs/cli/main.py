@@ -10,6 +10,7 @@ import importlib
 from typing import NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from spiderfs import __version__
 from spiderfs.errors import SpiderfsError
@@ -28,9 +29,13 @@ COMMANDS = {
     "mount": Lazy("spiderfs.cli.mount", "mount", "Show a directory through the cache."),
     "umount": Lazy("spiderfs.cli.umount", "umount", "Unmount a directory."),
     "status": Lazy("spiderfs.cli.status", "status", "List the mounts, or show what one mount does."),
+    "top": Lazy("spiderfs.cli.top", "top", "Show what mounts and their trainings do, every second."),
+    "metrics": Lazy("spiderfs.cli.metrics", "metrics", "Serve the metrics of mounts to Prometheus."),
     "config": Lazy("spiderfs.cli.config", "config", "Show the options of a mount, or change some."),
     "warm": Lazy("spiderfs.cli.warm", "warm", "Fetch files into the cache before they are wanted."),
     "doctor": Lazy("spiderfs.cli.doctor", "doctor", "Say what a mount needs here and has, and what to do."),
+    "bench": Lazy("spiderfs.cli.bench", "bench", "Say what to mount your data with, and what that brings."),
+    "evict": Lazy("spiderfs.cli.warm", "evict", "Drop files from the cache."),
     "profile": Lazy("spiderfs.cli.profile", "profile", "Say which partition of the cache is fastest for a loader."),
     "simulate": Lazy("spiderfs.cli.simulate", "simulate", "Replay a trace with other policies and capacities."),
     "mount-helper": Lazy("spiderfs.cli.mount", "mount_helper", ""),
@@ -50,6 +55,13 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(lazy.module), lazy.attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [
+            CompletionItem(name, help=COMMANDS[name].short_help)
+            for name in self.list_commands(ctx)
+            if name.startswith(incomplete)
+        ] or super(click.Group, self).shell_complete(ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from spiderfs.cli.control_files import find_mount, read_stats
+from spiderfs.cli.control_files import find_mount, mountpoints, read_stats
 from spiderfs.errors import MountError
 from spiderfs.linux.mounts import mounts, unmount
 from spiderfs.shared.layout import CacheLayout
@@ -21,7 +21,7 @@ POLL_INTERVAL_S = 0.05
 
 
 @click.command()
-@click.argument("mountpoint")
+@click.argument("mountpoint", shell_complete=mountpoints)
 @click.option("--lazy", is_flag=True, help="Detach it even while it is in use or hangs; do not wait for the daemon.")
 def umount(mountpoint: str, lazy: bool) -> None:
     """Unmount the mount at MOUNTPOINT, and wait until its daemon has ended."""

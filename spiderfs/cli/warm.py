@@ -1,7 +1,7 @@
-"""`spiderfs warm`: has the daemon fetch files into the cache before anybody wants them, and shows how far it is.
+"""`spiderfs warm` has the daemon fetch files into the cache before anybody wants them, `spiderfs evict` drop them.
 
-It writes to `.spiderfs/warm` and reads there, as any program can. However the command ends before the files are there,
-by Ctrl-C or an error, it ends the daemon's work too, unless it was called with --detach.
+They write to the control files of these names and read there, as any program can. However `warm` ends before the files
+are there, by Ctrl-C or an error, it ends the daemon's work too, unless it was called with --detach.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from spiderfs.cli.control_files import (
     CONTROL_DIR,
     explained,
     find_mount,
+    mountpoints,
     printable,
     read_control,
     read_stats,
@@ -43,6 +44,8 @@ _LINE_INTERVAL_S = 5.0
 # Directories that are listed at a time for --names: 1,000 that are 20 ms away take 2.5 s. One after the other they take
 # 3.8 to 5.4 s, though the daemon lists ahead.
 _WALKERS = 32
+# To go through a cache of a million records takes the daemon some seconds.
+_EVICT_TIMEOUT_S = 300.0
 # The rate that is shown is that of the last few seconds.
 _RATE_LOOKS = 25
 
@@ -51,7 +54,7 @@ Show = Callable[[str, int, int | None], None]
 
 
 @click.command()
-@click.argument("mountpoint")
+@click.argument("mountpoint", shell_complete=mountpoints)
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
 @click.option("--names", is_flag=True, help="Only look up names and attributes; fetch no file. Takes no globs.")
 @click.option("--detach", is_flag=True, help="Return at once: the daemon goes on by itself.")
@@ -79,11 +82,31 @@ def warm(mountpoint: str, paths: tuple[str, ...], names: bool, detach: bool) -> 
         raise SpiderfsError(f"the list cannot be read, or the progress cannot be shown: {exc.strerror}") from exc
 
 
+@click.command()
+@click.argument("mountpoint", shell_complete=mountpoints)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+def evict(mountpoint: str, paths: tuple[str, ...]) -> None:
+    """Drop all files at and below each PATH from the cache of the mount at MOUNTPOINT; they can be read all the same.
+
+    A PATH is a file, a directory or a glob, below MOUNTPOINT or relative to it; `-` is a list of such paths on the
+    standard input, one a line. MOUNTPOINT itself means all files.
+    """
+    mount = find_mount(mountpoint)
+    dropped = 0
+    for piece in _pieces(_wanted(mount, mountpoint, paths, real=False)):
+        with _explaining(mount):
+            write_control(mount, "evict", piece, _EVICT_TIMEOUT_S)
+            dropped += int(read_control(mount, "evict").split()[0])
+    click.echo(f"{dropped:,} records evicted")
+
+
 # -- what is wanted
 
 
-def _wanted(mount: Mount, mountpoint: str, paths: Iterable[str], globs: bool) -> Iterator[str]:
-    """The paths, and with `globs` globs, relative to the mount; raises ConfigError."""
+def _wanted(
+    mount: Mount, mountpoint: str, paths: Iterable[str], globs: bool = True, real: bool = True
+) -> Iterator[str]:
+    """The paths, and with `globs` globs, relative to the mount; `real`: those of files there. Raises ConfigError."""
     for path in paths:
         if path == "-":
             name = ""
@@ -96,7 +119,7 @@ def _wanted(mount: Mount, mountpoint: str, paths: Iterable[str], globs: bool) ->
         else:
             relative = _relative(mount, mountpoint, path)
             is_glob = globs and any(letter in relative for letter in "*?[")
-            yield relative if is_glob else _at_end_of_links(mount, relative)
+            yield relative if is_glob or not real else _at_end_of_links(mount, relative)
 
 
 def _relative(mount: Mount, mountpoint: str, path: str) -> str:

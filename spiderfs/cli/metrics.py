@@ -1,0 +1,85 @@
+"""`spiderfs metrics`: serves the metrics of mounts to Prometheus and what reads as it does (OpenMetrics over HTTP).
+
+Nothing is kept between two scrapes: each asks every mount for its control file `metrics`, and adds the label `mount`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+from prometheus_client import start_http_server
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from spiderfs.cli.control_files import mountpoints as complete
+from spiderfs.cli.control_files import printable, read_control
+from spiderfs.cli.signals import ended_by_signals
+from spiderfs.errors import ConfigError
+from spiderfs.linux.mounts import Mount, canonical, spiderfs_mounts
+from spiderfs.metrics import MOUNT_UP
+
+DEFAULT_LISTEN = "127.0.0.1:9464"
+
+
+@click.command()
+@click.argument("mountpoints", metavar="[MOUNTPOINT]...", nargs=-1, shell_complete=complete)
+@click.option("--listen", default=DEFAULT_LISTEN, show_default=True, metavar="HOST:PORT", help="Where to serve them.")
+def metrics(mountpoints: tuple[str, ...], listen: str) -> None:
+    """Serve the metrics of the mounts at MOUNTPOINT, or of all, to Prometheus, until Ctrl-C or SIGTERM.
+
+    Each has the label mount=MOUNTPOINT. Whoever reaches the port can read them and the names of the mount points.
+    """
+    host, port = _address(listen)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Mounts([canonical(point) for point in mountpoints]))
+    try:
+        server, thread = start_http_server(port, host or "0.0.0.0", registry)
+    except OSError as exc:
+        raise ConfigError(f"--listen {listen}: {exc.strerror or exc}: choose another address or port") from exc
+    click.echo(f"http://{host or '*'}:{server.server_port}/metrics")
+    with ended_by_signals(), contextlib.suppress(KeyboardInterrupt):
+        signal.pause()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"--listen {listen}: write HOST:PORT, such as {DEFAULT_LISTEN}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class Mounts(Collector):
+    """The metrics of the mounts at these paths, or of all that there are; of one that does not answer, that alone."""
+
+    def __init__(self, chosen: Sequence[Path]) -> None:
+        self._chosen = chosen
+
+    def collect(self) -> Iterable[Metric]:
+        there = {mount.mountpoint: mount for mount in spiderfs_mounts()}
+        up = GaugeMetricFamily(f"spiderfs_{MOUNT_UP.name}", MOUNT_UP.help, labels=["mount"])
+        families: dict[str, Metric] = {}
+        for point in self._chosen or there:
+            label = printable(point)
+            found = _metrics_of(there[point]) if point in there else []
+            up.add_metric([label], float(bool(found)))
+            for family in found:
+                together = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for name, labels, value, *_ in family.samples:
+                    together.add_sample(name, {"mount": label, **labels}, value)
+        return [up, *families.values()]
+
+
+def _metrics_of(mount: Mount) -> list[Metric]:
+    """Nothing if the mount does not answer, or is another user's."""
+    try:
+        return list(text_string_to_metric_families(read_control(mount, "metrics")))
+    except (OSError, ValueError):
+        return []

@@ -14,6 +14,7 @@ from spiderfs.metrics import (
     COUNTERS,
     GAUGES,
     HISTOGRAMS,
+    MOUNT_UP,
     SECTION_BYTES,
     SharedCounters,
     prometheus_text,
@@ -128,7 +129,7 @@ def test_the_text_is_what_prometheus_reads() -> None:
 def defined() -> set[str]:
     return {
         *(f"spiderfs_{found.name}_total" for found in COUNTERS),
-        *(f"spiderfs_{found.name}" for found in (*GAUGES, SECTION_BYTES, *HISTOGRAMS)),
+        *(f"spiderfs_{found.name}" for found in (*GAUGES, SECTION_BYTES, MOUNT_UP, *HISTOGRAMS)),
     }
 
 

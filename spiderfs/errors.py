@@ -10,6 +10,8 @@
     │   ├── SourceDenied (EACCES)      the source refuses this user
     │   ├── SourceChanged (ESTALE)     the file is no longer the version that was asked for
     │   ├── ViewFailed (EIO)           a view of the file exists, and cannot be made now
+    │   ├── ArchiveFailed (EIO)        an archive, or one of its members, cannot be shown
+    │   │   └── ArchiveDamaged (EIO)   nothing of the archive is shown, and the log has said why
     │   └── SourceUnavailable (EIO)    the source did not answer; the call is repeated, the file is not taken for gone
     │       ├── SourceTimeout (ETIMEDOUT)
     │       └── SourceThrottled (EIO)  the source says that it is asked for too much at a time; the call is repeated
@@ -85,6 +87,14 @@ class SourceChanged(SourceError):
 
 
 class ViewFailed(SourceError):
+    errno = errno.EIO
+
+
+class ArchiveFailed(SourceError):
+    errno = errno.EIO
+
+
+class ArchiveDamaged(ArchiveFailed):
     errno = errno.EIO
 
 

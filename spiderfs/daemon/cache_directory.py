@@ -174,8 +174,10 @@ def _all_of(path: Path) -> Iterator[Path]:
     for name in (*CacheLayout.FILES, *CacheLayout.DIRECTORIES):
         if os.path.lexists(path / name):
             yield path / name
-    for directory, inner, files in os.walk(CacheLayout(path).store, onerror=_raise):
-        yield from (Path(directory, name) for name in (*inner, *files))
+    layout = CacheLayout(path)
+    for kept in (layout.store, layout.archives):
+        for directory, inner, files in os.walk(kept, onerror=_raise):
+            yield from (Path(directory, name) for name in (*inner, *files))
 
 
 def _raise(exc: OSError) -> None:

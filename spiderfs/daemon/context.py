@@ -13,12 +13,14 @@ from pathlib import Path
 
 import trio
 
+from spiderfs.archives.indexer_process import Indexers
+from spiderfs.archives.source import ArchiveSource
 from spiderfs.core.rooms import NO_VIEWS, ViewsRoom
 from spiderfs.daemon.cache_directory import bind_to_view, same_file
 from spiderfs.daemon.chosen_partition import Partition, chosen_partition
 from spiderfs.daemon.pipes import open_pipe
 from spiderfs.daemon.restarts import REFUSED_AFTER
-from spiderfs.errors import StoreError
+from spiderfs.errors import MountError, StoreError
 from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.fuse.session import MAX_WAITING
 from spiderfs.linux import steady_clock
@@ -34,6 +36,7 @@ from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.open import open_source
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.single_flight import RecentTimeouts
+from spiderfs.sources.source import Source
 from spiderfs.store import environment
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
@@ -74,7 +77,9 @@ _PASSING_SAMPLES = 1 << 12
 class MountContext:
     options: Options
     layout: CacheLayout
-    source: SlowSource
+    source: Source
+    faults: FaultState
+    """What makes the source slow and unreliable, for experiments."""
     root_fd: int | None
     """A descriptor of the source's root, which stays valid when the mount hides the root; None for object stores."""
     counters: SharedCounters
@@ -142,7 +147,8 @@ class MountContext:
         Nobody may have it open. Raises MountError.
         """
         wiped = environment.claim(self.layout.store)
-        bind_to_view(self.layout, self.forms.of_root)
+        archives = f" {self.options.archives}".encode() if self.options.archives else b""
+        bind_to_view(self.layout, self.forms.of_root + archives)
         return wiped
 
     def row(self, index: int) -> Counters:
@@ -260,13 +266,15 @@ def create_context(options: Options) -> MountContext:
     # Later the processes would find it out one by one.
     forms.fingerprint(forms.shown)
     listener = open_run_directory(layout.run)
-    source = open_source(options.source, options.store_settings)
+    opened = open_source(options.source, options.store_settings)
+    faults = FaultState.in_memory(**options.source_faults())
     reader, writer = open_pipe()
     return MountContext(
         options=options,
         layout=layout,
-        source=SlowSource(source, FaultState.in_memory(**options.source_faults())),
-        root_fd=source.root_fd,
+        source=_with_archives(SlowSource(opened, faults), options, layout.archives),
+        faults=faults,
+        root_fd=opened.root_fd,
         counters=SharedCounters(2 * _rows_of_processes(options) - MANAGER_ROW),
         forms=forms,
         partition=partition,
@@ -277,6 +285,20 @@ def create_context(options: Options) -> MountContext:
         names_asked=SharedSlots(options.workers),
         notice=Notice(options.workers),
     )
+
+
+def _with_archives(source: Source, options: Options, indices: Path) -> Source:
+    """The source with its archives as directories, where options ask for that; raises MountError."""
+    indexers = Indexers(options.fetches, options.source_timeout_s)
+    for depth in range(options.archive_depth):
+        directory = indices / str(depth)
+        shown = ArchiveSource(source, options.archive_kinds, directory, options.sample_max_bytes, indexers)
+        try:
+            shown.forget_failures()
+        except OSError as exc:
+            raise MountError(f"{exc.filename} cannot be deleted ({exc.strerror}): delete it yourself") from exc
+        source = shown
+    return source
 
 
 def _fingerprint(options: Options, recipe: Recipe) -> bytes:

@@ -91,7 +91,7 @@ class Manager:
         layout, run = context.layout, context.layout.run
         options = published_options(run, context.options)
         counters = self._counters = context.row(MANAGER_ROW)
-        context.source.faults.change(options.source_faults())
+        context.faults.change(options.source_faults())
 
         # The store, the source, and the way from one to the other.
         self._full_disk = Episode(run.full_disk)
@@ -171,7 +171,7 @@ class Manager:
                 lambda changed: cache.set_policy(changed.policy),
                 training.change,
                 self._prefetcher.change,
-                lambda changed: context.source.faults.change(changed.source_faults()),
+                lambda changed: context.faults.change(changed.source_faults()),
                 lambda changed: self._client_pipe.change(client_terms_of(changed, context.mounted_at_s)),
             ),
             training.policy_changed,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from spiderfs.errors import SpiderfsError
+from spiderfs.errors import ArchiveDamaged, SpiderfsError
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.passthrough import Passthrough
 from spiderfs.fuse.resent_requests import HeldRequests
@@ -87,7 +87,7 @@ log = logging.getLogger(__name__)
 def error_number(exc: Exception, counters: Counters) -> int:
     """The errno for an exception of a handler. Logs an I/O error; logs and counts an exception that is not our own."""
     if isinstance(exc, SpiderfsError):
-        if exc.errno == errno.EIO:
+        if exc.errno == errno.EIO and not isinstance(exc, ArchiveDamaged):
             log.warning("%s", exc)
         return exc.errno
     counters.add("internal_errors")

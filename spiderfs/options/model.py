@@ -26,8 +26,10 @@ from spiderfs.options.mount_strings import options_in
 from spiderfs.options.paths import check_paths, check_source_answers, check_source_name, default_cache_dir
 from spiderfs.options.types import (
     AUTO,
+    NESTED,
     ONE_FORM,
     AbsolutePath,
+    Archives,
     Budget,
     BytesPerSecond,
     Endpoint,
@@ -199,6 +201,12 @@ class Options(BaseModel):
     )
     packages: Literal["off", "source"] = option(
         "whether missed samples are written into packages at the source, for policy=impact", "source", default="off"
+    )
+    archives: Archives = option(
+        "kinds of archives that are shown as directories of their members: tar, zip or tar+zip; with +nested also those"
+        " in archives",
+        "tar",
+        default="",
     )
     views: Views = option(
         "recipes of views, NAME:FORMAT:SHORT_SIDE[:QUALITY] with + between them; in a TOML file each is a"
@@ -374,6 +382,13 @@ class Options(BaseModel):
             raise ValueError("packages are files in a directory, and an object store is only read: leave out packages")
         return packages
 
+    @field_validator("archives")
+    @classmethod
+    def _check_archives(cls, archives: str, info: ValidationInfo) -> str:
+        if archives and info.data.get("packages") != "off":
+            raise ValueError("packages are made of files, and not of members of archives: leave out one of both")
+        return archives
+
     @field_validator("view")
     @classmethod
     def _check_view(cls, view: str, info: ValidationInfo) -> str:
@@ -414,6 +429,16 @@ class Options(BaseModel):
             addressing=self.source_addressing,
             timeout_s=self.source_timeout_s,
         )
+
+    @property
+    def archive_kinds(self) -> list[str]:
+        """The kinds of archives that are shown as directories."""
+        return [kind for kind in self.archives.split("+") if kind not in ("", NESTED)]
+
+    @property
+    def archive_depth(self) -> int:
+        """How many archives may lie in each other, to be shown as directories."""
+        return 0 if not self.archives else 2 if NESTED in self.archives else 1
 
     @property
     def recipes(self) -> Mapping[str, Recipe]:

@@ -19,6 +19,8 @@ from spiderfs.views.recipe import Recipe, format_recipes, parse_recipes
 
 # With these words `-o forms=` says that there is no split, or that the one of a profile is taken.
 ONE_FORM, AUTO = "none", "auto"
+# The words of `-o archives=`.
+ARCHIVES, NESTED = ("tar", "zip"), "nested"
 
 
 def _octal(value: object) -> object:
@@ -44,6 +46,13 @@ def _absolute(value: object) -> object:
 
 def _source(value: object) -> object:
     return value if isinstance(value, str) and is_url(value) else _absolute(value)
+
+
+def _archives(value: str) -> str:
+    words = [] if value in ("", "none") else value.split("+")
+    if not set(words) <= {*ARCHIVES, NESTED} or words == [NESTED]:
+        raise ValueError(f"this names no archives: write tar, zip or tar+zip, and +{NESTED} for those in archives")
+    return "+".join(word for word in (*ARCHIVES, NESTED) if word in words)
 
 
 def _endpoint(value: str) -> str:
@@ -118,6 +127,7 @@ BytesPerSecond = Annotated[
 ]
 # Empty means: as other programs find it.
 Word = Annotated[str, BeforeValidator(lambda value: "" if value == "none" else value), _written_or_none]
+Archives = Annotated[str, AfterValidator(_archives), _written_or_none]
 Endpoint = Annotated[Word, AfterValidator(_endpoint)]
 Forms = Annotated[str, BeforeValidator(_forms)]
 Policy = Annotated[str, AfterValidator(_mountable_policy)]

@@ -21,14 +21,14 @@ _CONTROL_HANDLE = "[89a-f]" + "[0-9a-f]" * 15
 
 class CacheLayout:
     FILES = ("lock", "source", "packages.key", "profile.json", "spiderfs.log", "spiderfs.log.1")
-    DIRECTORIES = ("store", "run")
+    DIRECTORIES = ("store", "run", "archives")
 
     def __init__(self, directory: Path) -> None:
         self.cache = directory
         self.lock, self.source, self.package_key, self.profile, self.log, self.older_log = (
             directory / name for name in self.FILES
         )
-        self.store, run = (directory / name for name in self.DIRECTORIES)
+        self.store, run, self.archives = (directory / name for name in self.DIRECTORIES)
         self.content = self.store / "content"
         self.names = self.store / "names"
         self.scores = self.store / "scores"

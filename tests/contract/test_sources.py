@@ -6,14 +6,17 @@ import itertools
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import pytest
 import xxhash
+from archive_files import Link, patient_indexers, tar_of, zip_of
 from moto_store import client_of, moto_store
 
+from spiderfs.archives.indexer_process import Indexers
+from spiderfs.archives.source import ArchiveSource
 from spiderfs.errors import SourceChanged, SourceNotADirectory, SourceNotFound
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
@@ -126,6 +129,86 @@ class BucketTree:
         self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=content)
 
 
+class ArchiveTree:
+    """What is in an archive, which is written anew at every change."""
+
+    def __init__(self, archive: bytes, put: Callable[[bytes], SourceStat], source: Source) -> None:
+        self._pack = tar_of if archive.endswith(b".tar") else zip_of
+        self._put, self._source = put, source
+        self._members: dict[bytes, bytes | None] = {}
+        self._write()
+
+    def add(self, path: bytes, content: bytes = b"", *, mtime_ns: int | None = None) -> SourceStat:
+        return self._added(path, content)
+
+    def add_directory(self, path: bytes) -> SourceStat:
+        return self._added(path, None)
+
+    def add_symlink(self, path: bytes, target: bytes) -> SourceStat:
+        return self._added(path, Link(target))
+
+    def change(self, path: bytes, content: bytes) -> SourceStat:
+        return self.add(path, content)
+
+    def remove(self, path: bytes) -> None:
+        removed = [known for known in self._members if known == path or known.startswith(path + b"/")]
+        for known in removed:
+            del self._members[known]
+        if b"/" in path:
+            self._members.setdefault(path.rpartition(b"/")[0], None)
+        self._write()
+
+    def set_xattr(self, path: bytes, name: str, value: bytes) -> None:
+        raise NotImplementedError
+
+    def _added(self, path: bytes, content: bytes | None) -> SourceStat:
+        self._members[path] = content
+        self._write()
+        return self._source.stat(path)
+
+    def _write(self) -> None:
+        self._put(self._pack(self._members))
+
+
+class Within:
+    """A source as it is below one of its directories."""
+
+    def __init__(self, source: Source, root: bytes) -> None:
+        self.undated_directories, self.statvfs, self.close = source.undated_directories, source.statvfs, source.close
+        self.stat, self.readlink, self.listxattr = map(self._below, (source.stat, source.readlink, source.listxattr))
+        self.scan, self.read, self.read_present = map(self._below, (source.scan, source.read, source.read_present))
+        self.getxattr = self._below(source.getxattr)
+        self._root = root
+
+    def _below(self, ask: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda path, *args: ask(self._root + b"/" + path if path else self._root, *args)
+
+
+def archive_subject(kind: str, directory: Path, indexers: Indexers) -> Subject:
+    """A tar in a directory, a zip among objects with tags, or a tar in a zip in a directory."""
+    in_directory = kind != "zip"
+    (directory / "root").mkdir()
+    memory, files = MemorySource(tagged=True), DirectoryTree(directory / "root")
+    source: Source = LocalSource(str(directory / "root")) if in_directory else memory
+    for depth in range(2 if kind == "nested" else 1):
+        source = ArchiveSource(source, ["tar", "zip"], directory / f"indices{depth}", 1 << 20, indexers)
+    put = files.add if in_directory else memory.add
+    if kind == "nested":
+        source = Within(source, b"d/outer.zip/e/set.tar")
+        tree = ArchiveTree(b"set.tar", lambda made: put(b"d/outer.zip", zip_of({b"e/set.tar": made})), source)
+    else:
+        source = Within(source, b"d/set." + kind.encode())
+        tree = ArchiveTree(b"set." + kind.encode(), lambda made: put(b"d/set." + kind.encode(), made), source)
+    names = {ANY_NAMES} if kind == "zip" else set()
+    return Subject(source, tree, OF_DIRECTORIES - {XATTRS, MTIMES} - names)
+
+
+@pytest.fixture(scope="module")
+def indexers() -> Iterator[Indexers]:
+    with patient_indexers() as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
 def store() -> Iterator[tuple[str, Any]]:
     """The URL of a store, and a client of it."""
@@ -144,7 +227,7 @@ class Subject(NamedTuple):
             pytest.skip(f"this source has no {', '.join(missing)}")
 
 
-@pytest.fixture(params=["local", "slow", "memory", "tagged", "s3"])
+@pytest.fixture(params=["local", "slow", "memory", "tagged", "s3", "tar", "zip", "nested"])
 def subject(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
     if request.param == "s3":
         (url, client), bucket = request.getfixturevalue("store"), f"bucket{next(BUCKETS)}"
@@ -154,6 +237,9 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         tree = BucketTree(client, bucket, b"some/prefix/")
         yield Subject(bucket_source, tree, frozenset())
         bucket_source.close()
+        return
+    if request.param in ("tar", "zip", "nested"):
+        yield archive_subject(request.param, tmp_path, request.getfixturevalue("indexers"))
         return
     if request.param in ("memory", "tagged"):
         memory = MemorySource(tagged=request.param == "tagged")

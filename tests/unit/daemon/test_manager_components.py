@@ -75,7 +75,7 @@ class Mount:
         assert manager._content.usage().capacity_bytes == options.capacity.amount
         assert manager._cache.engine.policy.name == options.policy
         assert manager._prefetcher._leaves_stand_ins == (options.substitute_when == "miss")
-        faults = self.context.source.faults
+        faults = self.context.faults
         assert {name: faults.get(name) for name in FAULTS} == options.source_faults()
         terms, _ = published_terms(self.context.layout.run.client_terms)
         assert (terms.ttl_s, terms.wait_for_fetches) == (options.ttl, options.substitute_when == "late")

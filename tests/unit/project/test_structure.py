@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("packages", "views"),
     ("forms",),
     ("options", "vfs"),
-    ("client", "fuse", "simulation"),
+    ("archives", "client", "fuse", "simulation"),
     ("profiling",),
     ("daemon.background", "daemon.cache_directory", "daemon.guard", "daemon.restarts", "daemon.pipes"),
     ("daemon.chosen_partition", "daemon.published_options"),

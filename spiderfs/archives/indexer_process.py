@@ -1,0 +1,156 @@
+"""The program of a process that finds the members of archives, and the pool of such processes.
+
+To parse a million headers takes some 10 s of processor time. In a thread of a worker it would hold up the answers to
+the kernel, since both would share one interpreter's lock. So a process of its own parses. It opens no archive: it asks
+the process that has started it for bytes, through a pipe, and that one reads them from the source. What the two say is
+one line of JSON each time, and behind a line that asks for bytes these bytes.
+
+    {"kind": "tar", "version": [SIZE, MTIME, TAG], "to": PATH}    the job
+    [OFFSET, LENGTH]                                              asks for these bytes
+    {"left_out": COUNT}, {"failed": REASON}, {"disk": REASON}     the end of the job: see `Indexers.index`
+
+The process ends when its standard input does, and so with the process that has started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+from spiderfs.archives import tar_format, zip_format
+from spiderfs.archives.index import IndexBuilder
+from spiderfs.archives.pieces import AHEAD, Pieces, Read, ReadAhead
+from spiderfs.errors import ArchiveFailed, SourceUnavailable
+from spiderfs.sources.source import Version
+
+# Archives are often entered one after the other. A process takes 0.2 s to start, and 35 MB while it waits.
+_IDLE_S = 10.0
+# Each job has a core to itself, or waits for the source.
+_MOST_JOBS = 4
+_MOMENT_S = 1.0
+FORMATS = {"tar": tar_format.add_members, "zip": zip_format.add_members}
+
+
+class Indexers:
+    """The threads of one process that have indices made, and the processes that make them. Safe for threads."""
+
+    def __init__(self, fetches: int, timeout_s: float) -> None:
+        """Indices take up to `fetches` requests to the source at a time; who waits for one gives up after `timeout_s`.
+
+        Make it before or after a fork: it begins with neither threads nor processes.
+        """
+        self._ahead = min(AHEAD, fetches)
+        self.threads = ThreadPoolExecutor(max(1, min(_MOST_JOBS, fetches // AHEAD)))
+        self.moment_s = min(_MOMENT_S, timeout_s / 4)
+        """How long a caller waits for an index before it is told to ask again; it has its thread for so long."""
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+
+    def index(self, kind: str, version: Version, read: Read, to: Path) -> int:
+        """Write the index of the archive that `read` reads; returns how many members it leaves out.
+
+        Raises ArchiveFailed, SourceUnavailable if the process died, OSError if the disk does not take the index, and
+        whatever `read` raises.
+        """
+        ahead = ReadAhead(read, version.size, self._ahead)
+        with contextlib.closing(ahead), self._process() as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                _say(process.stdin, {"kind": kind, "version": list(version), "to": str(to)})
+                while isinstance(answer := json.loads(process.stdout.readline() or "null"), list):
+                    process.stdin.write(ahead.read(*answer))
+                    process.stdin.flush()
+            except BrokenPipeError:
+                answer = None
+            if answer is None:
+                raise SourceUnavailable("the process that looks for the members of an archive has died")
+        if "failed" in answer:
+            raise ArchiveFailed(answer["failed"])
+        if "disk" in answer:
+            raise OSError(answer["disk"])
+        left_out: int = answer["left_out"]
+        return left_out
+
+    @contextlib.contextmanager
+    def _process(self) -> Iterator[subprocess.Popen[bytes]]:
+        """An idle process, or a new one; it is ended if the job was not."""
+        with self._lock:
+            process = self._idle.pop() if self._idle else None
+        if process is not None and process.poll() is not None:
+            _end(process)
+            process = None
+        if process is None:
+            # -P: whatever lies in the working directory is not imported.
+            command = [sys.executable, "-P", "-m", "spiderfs.archives.indexer_process"]
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        try:
+            yield process
+        except BaseException:
+            _end(process)
+            raise
+        with self._lock:
+            self._idle.append(process)
+
+    def close(self) -> None:
+        """End the processes that wait, and threads when they have ended what they do."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            ending, self._idle = self._idle, []
+        for process in ending:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()
+
+
+def _say(to: IO[bytes], what: Any) -> None:
+    to.write(json.dumps(what).encode() + b"\n")
+    to.flush()
+
+
+def _do(job: dict[str, Any], requests: IO[bytes], answers: IO[bytes]) -> dict[str, Any]:
+    def read(offset: int, length: int) -> bytes:
+        _say(answers, [offset, length])
+        found = requests.read(length)
+        if len(found) < length:
+            raise EOFError
+        return found
+
+    version, builder = Version(*job["version"]), IndexBuilder()
+    try:
+        FORMATS[job["kind"]](Pieces(read, version.size), builder)
+        builder.write(version, Path(job["to"]))
+    except ArchiveFailed as exc:
+        return {"failed": str(exc)}
+    except OSError as exc:
+        return {"disk": exc.strerror or str(exc)}
+    return {"left_out": builder.left_out}
+
+
+def main() -> None:
+    """Do the jobs that come; returns when the standard input ends, or nothing has come for a while."""
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while select.select([requests], [], [], _IDLE_S)[0] and (line := requests.readline()):
+            _say(answers, _do(json.loads(line), requests, answers))
+
+
+if __name__ == "__main__":
+    main()

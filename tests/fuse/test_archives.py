@@ -1,0 +1,139 @@
+"""Real mounts of archives: what readers see of tars and zips, over a directory and over a bucket."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from archive_files import Link, tar_of, zip_of
+from mounting import children, eventually, mounted, run_spiderfs
+from object_server import object_server
+
+pytestmark = pytest.mark.opened_and_immutable
+
+RNG = random.Random(7)
+FILES = {b"n%02d/%03d.jpg" % (number % 3, number): RNG.randbytes(2000 + number) for number in range(60)}
+LARGE = RNG.randbytes(2_500_000)
+
+
+def contents(root: Path) -> dict[bytes, bytes]:
+    found = {}
+    for directory, _, names in os.walk(root):
+        for name in names:
+            path = Path(directory, name)
+            found[os.fsencode(path.relative_to(root))] = path.read_bytes()
+    return found
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "source"
+    (root / "set").mkdir(parents=True)
+    (root / "set" / "train.tar").write_bytes(tar_of({**FILES, b"large": LARGE}))
+    (root / "set" / "test.zip").write_bytes(zip_of(FILES))
+    (root / "set" / "plain").write_bytes(b"a file beside them")
+    (root / "all.tar").write_bytes(tar_of({b"n01.tar": tar_of({b"a": b"first"}), b"link": Link(b"n01.tar/a")}))
+    return root
+
+
+def test_archives_are_directories(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, archives="tar+zip+nested", sample_max_bytes="1MiB") as mount:
+        for name, members in (("train.tar", {**FILES, b"large": LARGE}), ("test.zip", FILES)):
+            root = mount.point / "set" / name
+            assert root.is_dir()
+            assert contents(root) == members
+        assert (mount.point / "set" / "plain").read_bytes() == b"a file beside them"
+        assert (mount.point / "all.tar" / "link").read_bytes() == b"first"
+        opened = mount.metric("origin_reads")
+        assert contents(mount.point / "set" / "test.zip") == FILES
+        assert mount.metric("origin_reads") == opened, "members are cached as files are"
+        with pytest.raises(FileNotFoundError):
+            (mount.point / "set" / "train.tar" / "none").stat()
+        with pytest.raises(NotADirectoryError):
+            (mount.point / "set" / "train.tar" / "large" / "below").stat()
+        assert mount.metric("source_errors") == 0
+    # The next mount has the indices, and without the option the archives are files again.
+    with mounted(source, tmp_path) as mount:
+        assert (mount.point / "set" / "train.tar").is_file()
+        assert (mount.point / "set" / "train.tar").read_bytes() == (source / "set" / "train.tar").read_bytes()
+
+
+def test_a_damaged_archive_is_an_error_and_the_others_are_not(source: Path, tmp_path: Path) -> None:
+    archive = source / "set" / "train.tar"
+    archive.write_bytes(archive.read_bytes()[:70_000])
+    with mounted(source, tmp_path, archives="tar", allowed=["set/train.tar cannot be shown"]) as mount:
+        for _ in range(3):
+            with pytest.raises(OSError, match="Input/output") as caught:
+                os.listdir(mount.point / "set" / "train.tar")
+            assert caught.value.errno == errno.EIO
+        with pytest.raises(OSError, match="Input/output"):
+            (mount.point / "set" / "train.tar" / "n00" / "000.jpg").read_bytes()
+        assert sorted(os.listdir(mount.point / "set")) == ["plain", "test.zip", "train.tar"]
+        assert (mount.point / "all.tar" / "n01.tar").is_file(), "without +nested it is one"
+        assert len(mount.logged("cannot be shown as a directory")) == 1
+        assert mount.metric("source_reachable") == 1
+
+
+@pytest.mark.not_immutable
+def test_a_replaced_archive(source: Path, tmp_path: Path) -> None:
+    """Who has a file open goes on with its bytes; who opens it anew gets the new ones."""
+    with mounted(source, tmp_path, archives="tar", ttl="0s", dir_ttl="0s") as mount:
+        member = mount.point / "set" / "train.tar" / "n00" / "000.jpg"
+        with member.open("rb") as before:
+            assert before.read(100) == FILES[b"n00/000.jpg"][:100]
+            changed = {b"n00/000.jpg": b"new bytes"}
+            new = source / "set" / "new"
+            new.write_bytes(tar_of(changed))
+            old = time.time() - 1800
+            os.utime(new, (old, old))
+            new.rename(source / "set" / "train.tar")
+            assert eventually(lambda: member.read_bytes() == b"new bytes")
+            assert before.read() == FILES[b"n00/000.jpg"][100:]
+        assert contents(mount.point / "set" / "train.tar") == changed
+
+
+def test_warm_makes_indices_ahead(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, archives="tar+zip") as mount:
+        done = run_spiderfs("warm", "--names", mount.point)
+        assert done.returncode == 0, done.stderr
+        assert len(list((mount.cache / "archives").rglob("*.index"))) == 3
+        done = run_spiderfs("warm", mount.point, "set/test.zip", "set/train.tar/n01")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("80 files fetched")
+
+
+def test_members_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with object_server() as server:
+        server.objects["set/train.tar"] = tar_of(FILES)
+        url = {"source__endpoint": server.url}
+        with mounted("s3://bucket/set", tmp_path, archives="tar", **url) as mount:
+            assert contents(mount.point / "train.tar") == FILES
+            asked = server.asked("GET")
+            assert len(asked) == 1 + len(FILES), "one for the index, and one for each member"
+
+
+def test_options_that_make_no_sense(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    for options, said in (
+        ("archives=rar", "this names no archives: write tar, zip or tar+zip"),
+        ("archives=nested", "this names no archives"),
+        ("archives=tar,packages=source,policy=impact", "leave out one of both"),
+    ):
+        done = run_spiderfs("mount", source, tmp_path / "mnt", "-o", f"{options},cache_dir={tmp_path}/cache")
+        assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+
+
+def test_a_mount_does_not_need_its_indexers(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, archives="tar") as mount:
+        os.listdir(mount.point / "set" / "train.tar")
+        command = b"spiderfs.archives.indexer_process"
+        (pid,) = (pid for pid in children(mount.workers()[0]) if command in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(pid, signal.SIGKILL)
+        assert (mount.point / "all.tar" / "n01.tar").stat().st_size == 10240

@@ -1,0 +1,90 @@
+"""Made-up archives, by the standard library, GNU tar and Info-ZIP, and damaged ones: shown whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+from archive_files import Link, Tree, index_of, run, shown, tar_of, with_directories, written, zip_of
+from fuzzing import damaged, examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spiderfs.archives.index import FILE
+from spiderfs.errors import ArchiveFailed
+
+LETTERS = st.sampled_from(["a", "b", "é", " ", ".x", "n" * 60, "n" * 101])
+NAMES = st.lists(LETTERS, min_size=1, max_size=3).map(lambda letters: "".join(letters).encode())
+PATHS = st.lists(NAMES.filter(lambda name: len(name) < 256), min_size=1, max_size=3).map(b"/".join)
+CONTENTS = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from([511, 512, 513, 1 << 15]).map(lambda size: b"\x01" * size),
+    st.none(),
+    st.binary(min_size=1, max_size=20).filter(lambda text: b"\0" not in text and text.isascii()).map(Link),
+)
+
+
+def possible(tree: Tree) -> dict[bytes, bytes | None]:
+    """The tree without what lies below a file, which no file system could have."""
+    files = {path for path, content in tree.items() if content is not None}
+    ways = {path: [path[:at] for at in range(len(path)) if path[at : at + 1] == b"/"] for path in tree}
+    return {path: content for path, content in tree.items() if not files.intersection(ways[path])}
+
+
+TREES = st.dictionaries(PATHS, CONTENTS, max_size=6).map(possible)
+TAR_FORMS = st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+METHODS = st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+
+
+@given(TREES, TAR_FORMS, METHODS)
+@examples(60)
+def test_archives_of_the_standard_library_are_shown_as_they_are(tree: Tree, form: int, method: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        assert shown(tar_of(tree, form), "tar", Path(directory)) == with_directories(tree)
+        assert shown(zip_of(tree, method), "zip", Path(directory)) == with_directories(tree)
+
+
+@given(TREES)
+@examples(10)
+def test_archives_of_the_usual_programs_are_shown_as_they_are(tree: Tree) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        (root / "tree").mkdir()
+        written(root / "tree", tree)
+        for form in ("gnu", "pax"):
+            made = run("tar", f"--format={form}", "-cf", "-", ".", cwd=root / "tree")
+            assert shown(made, "tar", root) == with_directories(tree)
+        if tree:
+            run("zip", "-q", "-r", "-y", root / "made.zip", ".", cwd=root / "tree")
+            assert shown((root / "made.zip").read_bytes(), "zip", root) == with_directories(tree)
+
+
+@given(TREES, TAR_FORMS, st.data())
+@examples(150)
+def test_a_damaged_tar_is_shown_whole_or_not_at_all(tree: Tree, form: int, data: st.DataObject) -> None:
+    whole = tar_of(tree, form)
+    broken = data.draw(damaged(whole))
+    with tempfile.TemporaryDirectory() as directory, contextlib.suppress(ArchiveFailed):
+        index = index_of(broken, "tar", Path(directory))
+        if whole.startswith(broken):
+            # Only what lies behind the end may be missing.
+            assert shown(broken, "tar", Path(directory)) == with_directories(tree)
+        for number in range(index.rows):
+            row = index.row(number)
+            assert row.kind != FILE or row.offset + row.size <= len(broken)
+
+
+@given(TREES, METHODS, st.data())
+@examples(150)
+def test_a_damaged_zip_is_shown_whole_or_not_at_all(tree: Tree, method: int, data: st.DataObject) -> None:
+    whole = zip_of(tree, method)
+    broken = data.draw(damaged(whole))
+    with tempfile.TemporaryDirectory() as directory, contextlib.suppress(ArchiveFailed):
+        index = index_of(broken, "zip", Path(directory))
+        assert not whole.startswith(broken) or broken == whole
+        for number in range(index.rows):
+            row = index.row(number)
+            assert row.kind != FILE or row.offset + row.packed <= len(broken)

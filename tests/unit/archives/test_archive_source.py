@@ -1,0 +1,328 @@
+"""Archives as directories of a source: when an index is made, what it costs, versions, and what fails."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from archive_files import Link, patient_indexers, tar_of, zip_of
+
+from spiderfs.archives import indexer_process
+from spiderfs.archives.indexer_process import Indexers
+from spiderfs.archives.source import ArchiveSource
+from spiderfs.errors import (
+    ArchiveDamaged,
+    ArchiveFailed,
+    SourceChanged,
+    SourceNotADirectory,
+    SourceNotFound,
+    SourceThrottled,
+    SourceUnavailable,
+)
+from spiderfs.sources.local import LocalSource
+from spiderfs.sources.source import Source, SourceStat, Version
+from spiderfs.testing import MemorySource
+
+TREE = {b"n01/a.jpg": b"first", b"n01/b.jpg": b"second", b"n02/c.cls": b"7", b"link": Link(b"n01")}
+
+
+@pytest.fixture(scope="module")
+def indexers() -> Iterator[Indexers]:
+    with patient_indexers() as made:
+        yield made
+
+
+Show = Callable[..., ArchiveSource]
+
+
+@pytest.fixture
+def show(indexers: Indexers, tmp_path: Path) -> Show:
+    """Makes a source over another one; all that one test makes have the same indices, as after another mount."""
+
+    def made(inner: Source, longest_bytes: int = 1 << 20, name: str = "0") -> ArchiveSource:
+        return ArchiveSource(inner, ["tar", "zip"], tmp_path / "archives" / name, longest_bytes, indexers)
+
+    return made
+
+
+def read(source: Source, path: bytes) -> bytes:
+    found = source.stat(path)
+    return source.read(path, 0, found.size, found.version)
+
+
+def names(source: Source, path: bytes) -> set[bytes]:
+    return {name for name, _ in source.scan(path)} - {b"."}
+
+
+def test_an_archive_is_read_once_and_its_members_with_one_request_each(show: Show) -> None:
+    memory = MemorySource()
+    memory.add(b"train/s.tar", tar_of(TREE))
+    source = show(memory)
+    assert names(source, b"train") == {b"s.tar"}
+    assert memory.calls["read"] == 0, "nobody has entered the archive"
+    assert names(source, b"train/s.tar") == {b"n01", b"n02", b"link"}
+    assert memory.calls["read"] == 1
+    found = source.stat(b"train/s.tar/n01/a.jpg")
+    memory.calls.clear()
+    assert source.read(b"train/s.tar/n01/a.jpg", 1, 3, found.version) == b"irs"
+    assert memory.calls == {"read": 1}
+    assert read(source, b"train/s.tar/n02/c.cls") == b"7"
+    assert memory.calls == {"read": 1, "stat": 1}, "a label lies in the index"
+    again = show(memory)
+    memory.calls.clear()
+    assert names(again, b"train/s.tar") == {b"n01", b"n02", b"link"}
+    assert memory.calls["read"] == 0, "the index was kept"
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+def test_a_replaced_archive_is_another_version_whatever_its_time(show: Show, tagged: bool) -> None:
+    memory = MemorySource(tagged)
+    memory.add(b"s.tar", tar_of({b"a": b"old", b"b": b"same"}), mtime_ns=10**18)
+    source, other = show(memory), show(memory)
+    before, listed = source.stat(b"s.tar/a"), source.stat(b"s.tar")
+    assert read(other, b"s.tar/a") == b"old"
+    memory.add(b"s.tar", tar_of({b"a": b"new", b"b": b"same", b"c": bytes(20_000)}), mtime_ns=10**18)
+    with pytest.raises(SourceChanged):
+        source.read(b"s.tar/a", 0, 3, before.version)
+    after = source.stat(b"s.tar/a")
+    assert after.version != before.version
+    assert source.read(b"s.tar/a", 0, 3, after.version) == b"new"
+    assert other.read(b"s.tar/a", 0, 3, after.version) == b"new", "another process has read the new index"
+    assert source.stat(b"s.tar").mtime_ns != listed.mtime_ns or tagged, "so that its names are listed anew"
+    memory.remove(b"s.tar")
+    with pytest.raises(SourceNotFound):
+        source.read(b"s.tar/a", 0, 3, after.version)
+
+
+def test_an_archive_that_has_just_changed_is_shown_when_it_has_settled(show: Show) -> None:
+    memory = MemorySource()
+    memory.add(b"s.tar", tar_of(TREE), mtime_ns=time.time_ns())
+    source = show(memory)
+    assert names(source, b"") == {b"s.tar"}
+    with pytest.raises(SourceThrottled, match="just changed"):
+        source.stat(b"s.tar/n01")
+    with pytest.raises(SourceThrottled, match="just changed"):
+        list(source.scan(b"s.tar"))
+
+
+def test_a_damaged_archive_fails_as_a_whole_with_one_line(
+    show: Show, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    memory = MemorySource()
+    memory.add(b"s.tar", tar_of(TREE)[:3000])
+    for source in (show(memory), show(memory)):
+        for path in (b"s.tar/n01", b"s.tar/n01/a.jpg", b"s.tar/nothing"):
+            with pytest.raises(ArchiveDamaged, match=r"cut short|ends within"):
+                source.stat(path)
+        with pytest.raises(ArchiveFailed):
+            list(source.scan(b"s.tar"))
+        assert names(source, b"") == {b"s.tar"}
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "s.tar cannot be shown as a directory: it " in caplog.text
+    assert memory.calls["read"] == 1
+    source.forget_failures()
+    with pytest.raises(ArchiveFailed):
+        show(memory).stat(b"s.tar/n01")
+    assert memory.calls["read"] == 2, "after the next mount it is looked at again"
+    memory.add(b"s.tar", tar_of(TREE))
+    assert read(show(memory), b"s.tar/n01/a.jpg") == b"first"
+
+
+def test_what_is_left_out_is_counted_in_the_log(show: Show, caplog: pytest.LogCaptureFixture) -> None:
+    memory = MemorySource()
+    memory.add(b"s.tar", tar_of({b"../a": b"", b"/b": b"", b"c": b""}))
+    assert names(show(memory), b"s.tar") == {b"c"}
+    assert [record.getMessage() for record in caplog.records] == [
+        "s.tar: 2 members are not shown, such as devices or names that lead out of it"
+    ]
+
+
+def test_only_regular_files_of_that_name_are_archives(show: Show) -> None:
+    memory = MemorySource()
+    memory.add(b"d.tar/s.tar", tar_of(TREE))
+    memory.add(b"d.tar/file.tar.gz", b"packed")
+    memory.add_symlink(b"link.tar", b"d.tar/s.tar")
+    source = show(memory)
+    assert names(source, b"d.tar") == {b"s.tar", b"file.tar.gz"}
+    assert read(source, b"d.tar/s.tar/n01/a.jpg") == b"first"
+    assert read(source, b"d.tar/file.tar.gz") == b"packed"
+    assert source.readlink(b"link.tar") == b"d.tar/s.tar"
+    with pytest.raises(SourceNotADirectory):
+        source.stat(b"d.tar/s.tar/n01/a.jpg/below")
+    with pytest.raises(SourceChanged):
+        source.read(b"d.tar/s.tar", 0, 1, Version(1, 1))
+    assert source.listxattr(b"d.tar/s.tar/n01") == []
+    assert source.getxattr(b"d.tar/s.tar/n01", "user.label") is None
+    with pytest.raises(SourceNotFound):
+        source.listxattr(b"d.tar/s.tar/none")
+
+
+def test_who_may_read_the_archive_may_read_its_members(show: Show, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    path = tmp_path / "root" / "s.zip"
+    path.write_bytes(zip_of({b"tool": b"#!"}))
+    path.chmod(0o640)
+    os.utime(path, (10**9, 10**9))
+    source = show(LocalSource(str(tmp_path / "root")))
+    assert [source.stat(each).mode & 0o7777 for each in (b"s.zip", b"s.zip/tool")] == [0o550, 0o550]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_members_of_a_zip_are_one_request(show: Show, method: int) -> None:
+    memory = MemorySource()
+    content = b"0123456789" * 1000
+    memory.add(b"s.zip", zip_of({b"d/a": content, b"link": Link(b"d/a")}, method))
+    source = show(memory)
+    found = source.stat(b"s.zip/d/a")
+    memory.calls.clear()
+    assert source.read(b"s.zip/d/a", 0, found.size, found.version) == content
+    assert memory.calls["read"] == 1
+    assert [source.read(b"s.zip/d/a", at, 15, found.version) for at in (5, 9990)] == [content[5:20], content[-10:]]
+    assert memory.calls["read"] == (4 if method == zipfile.ZIP_STORED else 3), "the header of a stored one is read once"
+    assert source.readlink(b"s.zip/link") == b"d/a"
+
+
+def test_a_packed_member_is_unpacked_only_up_to_a_limit(show: Show) -> None:
+    memory = MemorySource()
+    memory.add(b"s.zip", zip_of({b"bomb": bytes(300_000)}, zipfile.ZIP_DEFLATED))
+    source = show(memory, longest_bytes=200_000)
+    with pytest.raises(ArchiveFailed, match=r"s.zip/bomb: .*sample_max_bytes"):
+        read(source, b"s.zip/bomb")
+    assert len(read(show(memory, longest_bytes=300_000), b"s.zip/bomb")) == 300_000
+
+
+def test_a_member_with_wrong_bytes_is_an_error(show: Show) -> None:
+    memory = MemorySource()
+    memory.add(b"s.zip", zip_of({b"a": b"right" * 10}).replace(b"right", b"wrong", 1))
+    with pytest.raises(ArchiveFailed, match=r"s.zip/a: it is not what its archive says"):
+        read(show(memory), b"s.zip/a")
+
+
+def test_archives_in_archives_are_shown_by_a_second_source(show: Show) -> None:
+    memory = MemorySource()
+    memory.add(
+        b"all.tar", tar_of({b"n01.tar": tar_of({b"a.jpg": b"first"}), b"n02.zip": zip_of({b"b.jpg": b"second"})})
+    )
+    once = show(memory)
+    assert len(read(once, b"all.tar/n01.tar")) == 10240
+    twice = show(once, name="1")
+    assert read(twice, b"all.tar/n01.tar/a.jpg") == b"first"
+    assert read(twice, b"all.tar/n02.zip/b.jpg") == b"second"
+    memory.calls.clear()
+    found = twice.stat(b"all.tar/n01.tar/a.jpg")
+    twice.read(b"all.tar/n01.tar/a.jpg", 0, 5, found.version)
+    assert memory.calls["read"] == 1
+
+
+class Gate(MemorySource):
+    """A source whose reads wait until the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        assert self.gate.wait(30)
+        return super().read(path, offset, length, version)
+
+
+def test_who_waits_for_an_index_is_told_to_ask_again(tmp_path: Path) -> None:
+    inner = Gate()
+    inner.add(b"s.tar", tar_of(TREE))
+    with contextlib.closing(Indexers(1, 0.04)) as indexers:
+        source = ArchiveSource(inner, ["tar"], tmp_path, 1 << 20, indexers)
+        for _ in range(2):
+            with pytest.raises(SourceThrottled, match="being looked for"):
+                source.stat(b"s.tar/n01")
+        inner.gate.set()
+        deadline = time.monotonic() + 30
+        found: SourceStat | None = None
+        while found is None and time.monotonic() < deadline:
+            with contextlib.suppress(SourceThrottled):
+                found = source.stat(b"s.tar/n01")
+        assert found is not None
+        assert inner.calls["read"] == 1, "one reads for all"
+
+
+class Changing(MemorySource):
+    """A source whose `stat` lags behind until it is told to catch up, and whose next read may fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: SourceStat | None = None
+        self.failure: SourceUnavailable | None = None
+
+    def stat(self, path: bytes) -> SourceStat:
+        return self.known or super().stat(path)
+
+    def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+        return super().read(path, offset, length, version)
+
+
+def test_an_archive_that_changes_while_it_is_read_fails_for_now(show: Show) -> None:
+    inner = Changing()
+    inner.known = inner.add(b"s.tar", tar_of(TREE))
+    inner.add(b"s.tar", tar_of({b"other": b"x" * 9000}))
+    source = show(inner)
+    with pytest.raises(ArchiveFailed, match="changes while it is read"):
+        source.stat(b"s.tar/n01")
+    inner.known = None
+    assert names(source, b"s.tar") == {b"other"}
+
+
+def test_a_source_that_does_not_answer_says_nothing_of_the_archive(show: Show) -> None:
+    inner = Changing()
+    inner.add(b"s.tar", tar_of(TREE))
+    inner.failure = SourceUnavailable("away")
+    source = show(inner)
+    with pytest.raises(SourceUnavailable, match="away"):
+        source.stat(b"s.tar/n01")
+    assert read(source, b"s.tar/n01/a.jpg") == b"first"
+
+
+def test_a_process_that_dies_is_an_answer_that_did_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = MemorySource()
+    memory.add(b"s.tar", tar_of(TREE))
+    real = subprocess.Popen
+
+    def dying(command: list[str], **pipes: object) -> subprocess.Popen[bytes]:
+        return real(["false"], **pipes)  # type: ignore[call-overload, no-any-return]
+
+    with patient_indexers() as indexers:
+        source = ArchiveSource(memory, ["tar"], tmp_path, 1 << 20, indexers)
+        monkeypatch.setattr(indexer_process.subprocess, "Popen", dying)
+        with pytest.raises(SourceUnavailable, match="died"):
+            source.stat(b"s.tar/n01")
+        monkeypatch.setattr(indexer_process.subprocess, "Popen", real)
+        assert read(source, b"s.tar/n01/a.jpg") == b"first"
+
+
+def test_an_index_that_cannot_be_written_is_an_error(indexers: Indexers, tmp_path: Path) -> None:
+    memory = MemorySource()
+    memory.add(b"s.tar", tar_of(TREE))
+    (tmp_path / "file").touch()
+    source = ArchiveSource(memory, ["tar"], tmp_path / "file", 1 << 20, indexers)
+    with pytest.raises(ArchiveFailed, match="cannot be written"):
+        source.stat(b"s.tar/n01")
+
+
+def test_a_damaged_index_is_made_anew(show: Show, tmp_path: Path) -> None:
+    memory = MemorySource()
+    memory.add(b"s.tar", tar_of(TREE))
+    assert read(show(memory), b"s.tar/n01/a.jpg") == b"first"
+    (index,) = (tmp_path / "archives").rglob("*.index")
+    index.write_bytes(index.read_bytes()[:-1] + b"?")
+    assert read(show(memory), b"s.tar/n01/a.jpg") == b"first"
+    index.unlink()
+    assert read(show(memory), b"s.tar/n01/b.jpg") == b"second"

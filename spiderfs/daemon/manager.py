@@ -153,7 +153,7 @@ class Manager:
             if options.immutable
             else None,
         )
-        self._warmer = Warmer(supply, options.sample_max_bytes, self._events.record_access)
+        self._warmer = Warmer(supply, options.sample_max_bytes, self._events.record_access, self._prefetcher.rate)
         self._packer: Packer | None = None
         if options.packages == "source":
             assert context.root_fd is not None

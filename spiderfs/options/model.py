@@ -199,6 +199,13 @@ class Options(BaseModel):
         default=True,
         live=True,
     )
+    background_bandwidth: BytesPerSecond = option(
+        "the most bytes of files that are fetched in a second before a reader waits for them: for plans, by"
+        " 'spiderfs warm'",
+        "100MB",
+        default=0,
+        live=True,
+    )
     packages: Literal["off", "source"] = option(
         "whether missed samples are written into packages at the source, for policy=impact", "source", default="off"
     )
@@ -309,7 +316,11 @@ class Options(BaseModel):
         live=True,
     )
     source_bandwidth: BytesPerSecond = option(
-        "for experiments: the most bytes that the source delivers in a second", "100MB", default=0, live=True
+        "the most bytes of files that are read from the source in a second, by all readers and in the background;"
+        " what waits for its turn longer than source.timeout_s fails",
+        "100MB",
+        default=0,
+        live=True,
     )
     source_error_rate: Share = option(
         "for experiments: share of the requests to the source that fail", 0.01, default=0.0, live=True

@@ -23,6 +23,7 @@ import trio
 from spiderfs.core.events import FETCHED, FORGOTTEN, PUSHED, UNSTORED, Access
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
+from spiderfs.daemon.caching.background_rate import BackgroundRate
 from spiderfs.daemon.caching.bringing import Bell, Brought, Verdict, Way
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.fetch_ahead import FetchAhead
@@ -114,6 +115,8 @@ class Prefetcher:
         self._reachable = reachable
         self._has_stand_in = has_stand_in
         self._fetched_ahead = fetched_ahead
+        self.rate = BackgroundRate(options.background_bandwidth)
+        """That of all that no reader waits for; others who fetch such files keep to it too."""
         self.change(options)
         self._cursors: dict[PlannedReader, _Cursor] = {}
         self._looked_at_s = self._full_until_s = 0.0
@@ -126,6 +129,7 @@ class Prefetcher:
     def change(self, options: Options) -> None:
         """Take over live options."""
         self._leaves_stand_ins = options.substitute_when == "miss"
+        self.rate.change(options.background_bandwidth)
 
     @property
     def _way(self) -> Way:
@@ -180,7 +184,8 @@ class Prefetcher:
                 except SpiderfsError as exc:
                     log.warning("%s: nothing is fetched ahead for a moment", exc)
                     self._full_until_s = trio.current_time() + _STORE_PAUSE_S
-                with trio.move_on_after(_LOOK_AGAIN_S if self._schedule.active else float("inf")):
+                again_s = min(_LOOK_AGAIN_S, self.rate.wait_s() or _LOOK_AGAIN_S)
+                with trio.move_on_after(again_s if self._schedule.active else float("inf")):
                     await self._bell.wait()
 
     def _fetches_at_once(self) -> int:
@@ -227,12 +232,13 @@ class Prefetcher:
         way.look(self._schedule.believed, again, idle=now < self._idle_at_s + _LATELY_S)
         try:
             due = self._due(way)
-            while way.has_room():
+            while way.has_room() and not self.rate.wait_s():
                 found = next(due, None)
                 if found is None:
                     way.concurrency.short_of_work()
                     break
                 by, node, reader, position = found
+                self.rate.begin(node.stat.size)
                 by.bring(node, reader, position, partial(self._brought, by))
         finally:
             way.send()

@@ -23,6 +23,7 @@ from itertools import islice
 import trio
 
 from spiderfs.core.events import FETCHED, WARMED
+from spiderfs.daemon.caching.background_rate import BackgroundRate
 from spiderfs.errors import ConfigError, SourceError, SpiderfsError
 from spiderfs.linux import steady_clock
 from spiderfs.shared.warming import Warming
@@ -153,7 +154,7 @@ class Warmer:
     is left. Others fetch them, as many at a time as directories are listed ahead: readers have threads of their own.
     """
 
-    def __init__(self, supply: Supply, sample_max_bytes: int, note: Note) -> None:
+    def __init__(self, supply: Supply, sample_max_bytes: int, note: Note, rate: BackgroundRate) -> None:
         self._catalogue = supply.catalogue
         self._lister = supply.lister
         self._fetcher = supply.fetcher
@@ -161,6 +162,7 @@ class Warmer:
         self._counters = supply.counters
         self._sample_max_bytes = sample_max_bytes
         self._note = note
+        self._rate = rate
         self._send, self._receive = trio.open_memory_channel[Sequence[Pattern]](MAX_WAITING)
         self._work = trio.CancelScope()
         self._warming = Warming()
@@ -311,6 +313,7 @@ class Warmer:
                 key = ContentKey(node.inode, block)
                 if node.stat.size == 0 or self._fetcher.stored(key):
                     continue
+                await self._rate.turn(min(BLOCK_BYTES, node.stat.size) if large else node.stat.size)
                 payload, where = await self._fetcher.fetch(node, block)
                 fetched = True
                 warming.fetched_bytes += len(payload)

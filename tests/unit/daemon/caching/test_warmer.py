@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from spiderfs.daemon.caching.background_rate import BackgroundRate
 from spiderfs.daemon.caching.warmer import MAX_WAITING, Pattern, Warmer
 from spiderfs.errors import ConfigError, SourceDenied
 from spiderfs.metrics import SharedCounters
@@ -61,7 +62,7 @@ class Harness:
         self.at_once = lister.at_once
         supply = Supply(self.content, records, client, self.catalogue, lister, fetcher, row)
         self.content.set_capacity(1 << 30)
-        self.warmer = Warmer(supply, 8 << 20, lambda *event: None)
+        self.warmer = Warmer(supply, 8 << 20, lambda *event: None, BackgroundRate(0))
 
     def add(self, *paths: bytes) -> None:
         for path in paths:

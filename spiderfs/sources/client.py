@@ -6,8 +6,8 @@ counts against the time limit. A source that hangs costs every caller at most th
 `max_concurrent` threads (and one more, for the probe).
 
 A call that fails is tried again, after a random pause that grows with each attempt. A source that says that it is asked
-for too much (`SourceThrottled`) is asked again until the caller's time is up, since it is there and will answer. For
-other failures a call has `attempts`, and all calls of a process together have a **budget** of repetitions, which
+for too much (`SourceThrottled`) is asked again until the caller's time is up, since it may answer any moment. For other
+failures a call has `attempts`, and all calls of a process together have a **budget** of repetitions, which
 answers fill up: so a source that fails for all is asked hardly more often than by callers that try once.
 
 An abandoned function may still finish later, and whatever it stores then must be valid by itself.
@@ -252,8 +252,8 @@ class SourceClient:
             try:
                 return await ask(*args)
             except SourceThrottled:
-                # The source is there, whatever becomes of this call.
-                self._answers += 1
+                # Answers to others say that the source is there; one that refuses everybody is as good as away.
+                pass
             except SourceUnavailable:
                 if attempt >= self._limits.attempts or self._repetitions < 1:
                     raise

@@ -167,11 +167,31 @@ def test_a_source_that_is_asked_for_too_much_is_asked_again_until_the_time_is_up
         harness.memory.fail_next(*[SourceThrottled("slow down")] * 100_000)
         with pytest.raises(SourceTimeout):
             await client.stat(b"file")
-        assert client.reachable, "it has answered all the time"
+        assert not client.reachable, "nobody has got anything else from it"
 
     trio.run(main)
     assert harness.events["source_retries"] > 20
     assert harness.events["source_timeouts"] == 1
+
+
+def test_a_source_that_is_asked_for_too_much_by_one_alone_is_reachable(harness: Harness) -> None:
+    def refuse() -> None:
+        raise SourceThrottled("slow down")
+
+    async def main() -> None:
+        client = harness.client()
+        async with trio.open_nursery() as nursery:
+
+            async def unlucky() -> None:
+                with pytest.raises(SourceTimeout):
+                    await client.call(refuse)
+
+            nursery.start_soon(unlucky)
+            await trio.sleep(0.05)
+            await client.stat(b"file")
+        assert client.reachable
+
+    trio.run(main)
 
 
 def test_a_source_that_fails_for_all_is_not_asked_again_by_all(

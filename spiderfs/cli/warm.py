@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import time
 from collections import deque
@@ -33,6 +34,7 @@ from spiderfs.cli.control_files import (
 from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import ConfigError, MountError, SpiderfsError
 from spiderfs.linux.mounts import Mount, within
+from spiderfs.linux.process_table import end_with_parent
 from spiderfs.options.units import round_size
 from spiderfs.shared.warming import Warming
 
@@ -290,33 +292,79 @@ def _ended(warming: Warming) -> SpiderfsError:
 
 
 def _look_up(mount: Mount, wanted: Iterator[str]) -> None:
-    """Walk through the mount as readers do, many directories at a time."""
-    found = directories = 0
-    failures: list[OSError] = []
+    """Have another process walk through the mount, for no signal ends one that waits there for a source that hangs."""
+    # This import is here because only this way to warm needs it.
+    from multiprocessing.connection import Pipe
+
+    heard, told = Pipe(duplex=False)
+    parent, walker = os.getpid(), os.fork()
+    if walker == 0:
+        try:
+            # Ctrl-C is for the command, which then ends this process; nobody is to wait for what this one might print.
+            os.setsid()
+            os.closerange(1, 3)
+            if end_with_parent(parent):
+                _walk((os.fspath(mount.mountpoint / relative) for relative in wanted), told.send)
+        finally:
+            os._exit(0)
+    told.close()
+    names = directories = 0
+    try:
+        with _shown() as show:
+            while not isinstance(said := heard.recv(), list):
+                if isinstance(said, SpiderfsError):
+                    raise said
+                names, directories = said
+                show(_names(names, directories), names, None)
+    except KeyboardInterrupt as exc:
+        raise SpiderfsError(f"ended after {_names(names, directories)}: the same command goes on from there") from exc
+    except EOFError as exc:
+        raise SpiderfsError(f"the process that walked through {mount.mountpoint} has ended: run this again") from exc
+    finally:
+        os.kill(walker, signal.SIGKILL)
+        os.waitpid(walker, os.WNOHANG)
+    click.echo(_names(names, directories))
+    if said:
+        name, reason = said[0]
+        raise SpiderfsError(f"{len(said):,} paths could not be looked up, one is {printable(name)} ({reason})")
+
+
+def _names(names: int, directories: int) -> str:
+    return f"{names:,} names in {directories:,} directories"
+
+
+def _walk(paths: Iterator[str], tell: Callable[[object], object]) -> None:
+    """Walk as readers do, many directories at a time.
+
+    Tells how many names in how many directories there are so far, and at the end a list of the paths that could not be
+    looked up, each with the reason; or a SpiderfsError.
+    """
+    names = directories = 0
+    failures: list[tuple[str, str]] = []
     below: list[str] = []
     pending: set[Future[tuple[int, list[str] | None]]] = set()
-    paths = (os.fspath(mount.mountpoint / relative) for relative in wanted)
-    with _shown() as show, ThreadPoolExecutor(_WALKERS) as pool:
+    with ThreadPoolExecutor(_WALKERS) as pool:
         while True:
-            while len(pending) < _WALKERS and (path := below.pop() if below else next(paths, None)):
-                pending.add(pool.submit(_names_at, path))
+            try:
+                while len(pending) < _WALKERS and (path := below.pop() if below else next(paths, None)):
+                    pending.add(pool.submit(_names_at, path))
+            except SpiderfsError as exc:
+                tell(exc)
+                return
             if not pending:
                 break
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             for each in done:
                 try:
-                    names, further = each.result()
+                    found, further = each.result()
                 except OSError as exc:
-                    failures.append(exc)
+                    failures.append((str(exc.filename), exc.strerror or ""))
                     continue
-                found += names
+                names += found
                 directories += further is not None
                 below += further or []
-            show(f"{found:,} names in {directories:,} directories", found, None)
-    click.echo(f"{found:,} names in {directories:,} directories")
-    if failures:
-        one = f"{printable(failures[0].filename)} ({failures[0].strerror})"
-        raise SpiderfsError(f"{len(failures):,} paths could not be looked up, one is {one}")
+            tell((names, directories))
+    tell(failures)
 
 
 def _names_at(path: str) -> tuple[int, list[str] | None]:

@@ -134,6 +134,20 @@ def test_on_a_terminal_it_shows_how_far_it_is(slow: Mounted) -> None:
     assert b"50 files fetched (195.3 KiB)" in shown
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_look_up_of_names_at_a_source_that_hangs(source: Path, tmp_path: Path, number: int) -> None:
+    with mounted(source, tmp_path / "m", allowed=("not answered", "unanswered"), source__timeout_s=20) as mount:
+        mount.change("source.hang", 1)
+        with begin(mount.point, "--names") as command:
+            eventually(lambda: mount.metric("source_requests") > 1, what="a question that hangs")
+            command.send_signal(number)
+            out, err = command.communicate(timeout=5)
+        assert (command.returncode, out) == (1, "")
+        assert err.startswith("spiderfs: ended after ")
+        assert err.endswith(": the same command goes on from there\n")
+        mount.change("source.hang", 0)
+
+
 def test_names_alone_fetch_nothing(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m", capacity="10MiB") as mount:
         done = run_spiderfs("warm", mount.point, "--names")

@@ -26,7 +26,11 @@ def find_mount(path: str | Path) -> Mount:
     """The spiderfs mount at a path; raises MountError if there is none."""
     mount = mounted_at(path)
     if mount is None:
-        raise MountError(f"no spiderfs mount is at {path}: 'spiderfs status' lists the mounts")
+        # This import is here because it takes longer than the rest of most commands.
+        from spiderfs.sources.open import without_secrets
+
+        # Somebody may have named the source in place of the mount point.
+        raise MountError(f"no spiderfs mount is at {without_secrets(path)}: 'spiderfs status' lists the mounts")
     return mount
 
 

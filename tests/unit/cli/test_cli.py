@@ -258,6 +258,14 @@ def test_a_control_file_that_cannot_be_read_now_may_have_two_reasons(
         assert "the daemon's log" in said, "it says that too many are open"
 
 
+@pytest.mark.parametrize("command", [["umount"], ["status"], ["warm"], ["config"], ["umount", "--lazy"]])
+def test_a_secret_in_an_address_is_not_repeated(command: list[str]) -> None:
+    said = refusal(*command, "s3://KEY:SEC/RET@bucket/train")
+    assert "no spiderfs mount is at s3://...@bucket/train" in said
+    assert "RET" not in said
+    assert "SIGNATURE" not in refusal(*command, "https://host/path?sig=SIGNATURE")
+
+
 def test_umount_waits_for_the_daemon(mounted: Path, unmounted: list[bool], tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     lock = os.open(CacheLayout(tmp_path / "cache").lock, os.O_CREAT | os.O_RDWR)

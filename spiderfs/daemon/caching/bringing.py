@@ -9,8 +9,10 @@ from typing import NamedTuple, Protocol
 import trio
 
 from spiderfs.core.events import FROM_THE_SOURCE
-from spiderfs.core.plans.fetch_limits import Concurrency
+from spiderfs.core.plans.fetch_limits import FIRST_FETCHES, FIRST_OF_STORES, Concurrency
 from spiderfs.core.plans.schedule import PlannedReader
+from spiderfs.options.model import Options
+from spiderfs.sources.open import is_url
 from spiderfs.vfs.catalogue import Node
 
 # The length of a window in seconds of reading, or in fetches if these take longer. So a reader does not notice a
@@ -90,6 +92,11 @@ class Way(Protocol):
 
     def is_ready(self, inode: int) -> bool:
         """Whether a reader could read the sample now without waiting for the source."""
+
+
+def first_fetches(options: Options) -> int:
+    """How many files are fetched ahead at a time before it is known how many the source needs."""
+    return FIRST_OF_STORES if is_url(options.source) else FIRST_FETCHES
 
 
 def positions_ahead(reader: PlannedReader, concurrency: Concurrency) -> float:

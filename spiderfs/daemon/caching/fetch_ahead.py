@@ -41,11 +41,11 @@ class FetchAhead:
 
     looks_again = True
 
-    def __init__(self, cache: CacheControl, fetcher: Fetcher, most: int) -> None:
-        """At most `most` samples are fetched at a time."""
+    def __init__(self, cache: CacheControl, fetcher: Fetcher, most: int, first: int) -> None:
+        """At most `most` samples are fetched at a time, and `first` at first."""
         self._cache = cache
         self._fetcher = fetcher
-        self.concurrency = Concurrency(most)
+        self.concurrency = Concurrency(most, first)
         self._windows: dict[PlannedReader, Window] = {}
         self._fetching: dict[int, int] = {}
         """The bytes of each sample that is being fetched."""

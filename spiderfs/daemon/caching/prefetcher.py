@@ -24,7 +24,7 @@ from spiderfs.core.events import FETCHED, FORGOTTEN, PUSHED, UNSTORED, Access
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching.background_rate import BackgroundRate
-from spiderfs.daemon.caching.bringing import Bell, Brought, Verdict, Way
+from spiderfs.daemon.caching.bringing import Bell, Brought, Verdict, Way, first_fetches
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.fetch_ahead import FetchAhead
 from spiderfs.daemon.caching.push_ahead import PushAhead
@@ -123,7 +123,7 @@ class Prefetcher:
         self._idle_at_s = -_LATELY_S
         self._arrived: list[int] = []
         self._failed: dict[int, float] = {}
-        self._fetch = FetchAhead(cache, supply.fetcher, options.fetches)
+        self._fetch = FetchAhead(cache, supply.fetcher, options.fetches, first_fetches(options))
         self._push = push
 
     def change(self, options: Options) -> None:

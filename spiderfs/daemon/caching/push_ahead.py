@@ -36,7 +36,7 @@ from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, UNREAD, Access
 from spiderfs.core.plans.fetch_limits import Concurrency
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
-from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, positions_ahead
+from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, first_fetches, positions_ahead
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.push_process import IN_MEMORY
 from spiderfs.daemon.caching.pusher import Pusher
@@ -49,8 +49,9 @@ from spiderfs.vfs.catalogue import Node
 
 log = logging.getLogger(__name__)
 
-# Requests that pushes have in the kernel at a time; its limit is four times that (`fuse/wire.py`).
-MOST_REQUESTS = 128
+# Requests that pushes have in the kernel at a time: at least so many, and so many for each push that may wait for the
+# source. A file may be several.
+MOST_REQUESTS, _REQUESTS_PER_PUSH = 128, 4 / 3
 # The bytes that may wait in the page cache for their readers, and the most of them as a share of the machine's memory,
 # or of what the daemon's control group may have.
 MOST_BYTES, MEMORY_SHARE = 256 << 20, 1 / 16
@@ -133,7 +134,8 @@ class PushAhead:
         most_bytes: int | None = None,
     ) -> None:
         """At most `most` pushes wait for the source at a time."""
-        self.concurrency = Concurrency(most)
+        self.concurrency = Concurrency(most, first_fetches(options))
+        self._most_requests = max(MOST_REQUESTS, int(most * _REQUESTS_PER_PUSH))
         # Look-ups may have to ask the source, of which readers need half of what a worker may ask at a time.
         at_a_time = max(1, min(options.fetches // 2, MOST_THREADS))
         # How long an order, or any other request of the pusher, may take at a source that hangs.
@@ -245,7 +247,7 @@ class PushAhead:
         return max(1, int(positions_ahead(reader, self.concurrency)))
 
     def has_room(self) -> bool:
-        return self._pusher.ready and self._fetching < self.concurrency.limit and self._requests < MOST_REQUESTS
+        return self._pusher.ready and self._fetching < self.concurrency.limit and self._requests < self._most_requests
 
     def is_near(self, inode: int) -> bool:
         return inode in self._orders

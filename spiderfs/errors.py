@@ -3,6 +3,7 @@
     SpiderfsError (EIO)
     ├── UsageError (EINVAL)            the user asked for something impossible; the message says what to do
     │   ├── ConfigError (EINVAL)       an option, a TOML key or a control-file write is wrong
+    │   │   └── SourceAway (EINVAL)    the source does not answer, so that nobody can say whether it is the right one
     │   └── MountError (EBUSY)         the mount point or the cache directory cannot be used
     ├── SourceError (EIO)
     │   ├── SourceNotFound (ENOENT)    the source answered that the name does not exist
@@ -59,6 +60,10 @@ class UsageError(SpiderfsError):
 
 
 class ConfigError(UsageError):
+    errno = errno.EINVAL
+
+
+class SourceAway(ConfigError):
     errno = errno.EINVAL
 
 

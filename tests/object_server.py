@@ -1,7 +1,8 @@
-"""A small store that speaks as S3 does, in a thread of the test: it counts what it is asked, and fails as it is told.
+"""A small store in a thread of the test: it counts what it is asked, and fails as it is told.
 
-It checks no signatures. Its ETags are MD5s, as those of S3 are. `requests` has an entry for each request: `LIST PREFIX`
-or `GET KEY`, or the method and path of any other; `headers` has the headers of each.
+It speaks as Amazon's (`s3`), Google's (`gs`) or Microsoft's (`az`) does, as their documents have it, and checks no
+signatures. `requests` has an entry for each request: `LIST PREFIX` or `GET KEY`, or the method and path of any other;
+`headers` has the headers of each, and `queries` what stands behind the `?`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, quote_plus, unquote, urlsplit
+from urllib.parse import parse_qs, quote, quote_plus, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 MODIFIED_S = 1_700_000_000
@@ -24,12 +25,17 @@ MODIFIED_S = 1_700_000_000
 class ObjectServer:
     """The objects of one bucket; everything may be changed while it is asked."""
 
-    def __init__(self, bucket: str = "bucket", certificate: Path | None = None) -> None:
+    def __init__(self, bucket: str = "bucket", certificate: Path | None = None, dialect: str = "s3") -> None:
         """`certificate`: a PEM file with a key; then it speaks TLS, as the host `localhost`."""
-        self.bucket = bucket
+        self.bucket, self.dialect = bucket, dialect
+        self.no_object, self.no_bucket = (
+            ("BlobNotFound", "ContainerNotFound") if dialect == "az" else ("NoSuchKey", "NoSuchBucket")
+        )
         self.objects: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.headers: list[dict[str, str]] = []
+        self.queries: list[dict[str, str]] = []
+        self.token = "TOKEN"
         self.latency_s = 0.0
         self.page_keys = 1000
         self.fails: Callable[[str], tuple[int, str] | None] = lambda request: None
@@ -57,9 +63,15 @@ class ObjectServer:
         requests, self.requests = self.requests, []
         return [request for request in requests if request.startswith(what)]
 
+    def e_tag(self, content: bytes) -> str:
+        """As a GET has it; Microsoft's listings have it without quotes."""
+        return f'"0x{e_tag(content)[:15].upper()}"' if self.dialect == "az" else f'"{e_tag(content)}"'
+
     def listing(self, query: dict[str, str]) -> bytes:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        after, most = query.get("continuation-token", ""), min(int(query.get("max-keys", "1000")), self.page_keys)
+        after = query.get("marker" if self.dialect == "az" else "continuation-token", "")
+        most = int(query.get("maxresults" if self.dialect == "az" else "max-keys", "1000"))
+        most = min(most, self.page_keys)
         # A test may change the objects meanwhile.
         objects = dict(self.objects)
         rows: list[str] = []
@@ -76,6 +88,12 @@ class ObjectServer:
             if slash:
                 prefixes.add(shown)
             last = shown
+        if self.dialect == "az":
+            return (
+                f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults ContainerName="{self.bucket}">'
+                f"<Prefix>{escape(prefix)}</Prefix><Delimiter>/</Delimiter><Blobs>{''.join(rows)}</Blobs>"
+                f"<NextMarker>{escape(last) if more else ''}</NextMarker></EnumerationResults>"
+            ).encode()
         token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if more else ""
         text = (
             '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
@@ -85,9 +103,18 @@ class ObjectServer:
         return text.encode()
 
     def _prefix_row(self, prefix: str) -> str:
+        if self.dialect == "az":
+            return f"<BlobPrefix>{_name(prefix)}</BlobPrefix>"
         return f"<CommonPrefixes><Prefix>{_quoted(prefix)}</Prefix></CommonPrefixes>"
 
     def _object_row(self, key: str, content: bytes) -> str:
+        if self.dialect == "az":
+            return (
+                f"<Blob>{_name(key)}<Properties><Creation-Time>Mon, 13 Nov 2023 22:13:20 GMT</Creation-Time>"
+                f"<Last-Modified>Tue, 14 Nov 2023 22:13:20 GMT</Last-Modified><Etag>{self.e_tag(content)[1:-1]}</Etag>"
+                f"<Content-Length>{len(content)}</Content-Length><Content-MD5>x==</Content-MD5>"
+                "<BlobType>BlockBlob</BlobType></Properties><OrMetadata /></Blob>"
+            )
         return (
             f"<Contents><Key>{_quoted(key)}</Key><LastModified>2023-11-14T22:13:20.123Z</LastModified>"
             f"<ETag>&quot;{e_tag(content)}&quot;</ETag><Size>{len(content)}</Size>"
@@ -103,6 +130,13 @@ def _quoted(key: str) -> str:
     return quote_plus(key, safe="/")
 
 
+def _name(key: str) -> str:
+    """A name as Microsoft's listings have it: quoted if it has what XML cannot have."""
+    if any(ord(letter) < 32 for letter in key):
+        return f'<Name Encoded="true">{quote(key)}</Name>'
+    return f"<Name>{escape(key)}</Name>"
+
+
 def _handler_of(server: ObjectServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -114,29 +148,38 @@ def _handler_of(server: ObjectServer) -> type[BaseHTTPRequestHandler]:
             address = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(address.query, keep_blank_values=True).items()}
             bucket, _, key = unquote(address.path).removeprefix("/").partition("/")
-            request = f"LIST {query.get('prefix', '')}" if "list-type" in query else f"GET {key}"
+            is_listing = "list-type" in query or query.get("comp") == "list"
+            request = f"LIST {query.get('prefix', '')}" if is_listing else f"GET {key}"
             server.requests.append(request)
             server.headers.append({name.lower(): value for name, value in self.headers.items()})
+            server.queries.append(query)
             if server.latency_s:
                 time.sleep(server.latency_s)
             failure = server.fails(request)
             if failure is None and bucket != server.bucket:
-                failure = 404, "NoSuchBucket"
+                failure = 404, server.no_bucket
             if failure is not None:
                 self._fail(*failure)
-            elif "list-type" in query:
+            elif is_listing:
                 self._answer(200, server.listing(query), {"Content-Type": "application/xml"})
             elif (content := server.objects.get(key)) is None:
-                self._fail(404, "NoSuchKey")
+                self._fail(404, server.no_object)
             else:
                 self._give(key, content)
+
+        def do_POST(self) -> None:
+            """Give a token, as a server of Google's credentials does."""
+            self.rfile.read(int(self.headers["Content-Length"]))
+            server.requests.append(f"POST {self.path}")
+            token = f'{{"access_token": "{server.token}", "expires_in": 3600, "token_type": "Bearer"}}'
+            self._answer(200, token.encode(), {"Content-Type": "application/json"})
 
         def do_HEAD(self) -> None:
             server.requests.append(f"HEAD {self.path}")
             self._answer(200, b"", {})
 
         def _give(self, key: str, content: bytes) -> None:
-            headers = {"ETag": f'"{e_tag(content)}"', "Last-Modified": formatdate(MODIFIED_S, usegmt=True)}
+            headers = {"ETag": server.e_tag(content), "Last-Modified": formatdate(MODIFIED_S, usegmt=True)}
             status, part = 200, content
             if extent := self.headers.get("Range"):
                 first, _, last = extent.removeprefix("bytes=").partition("-")
@@ -174,8 +217,10 @@ def _handler_of(server: ObjectServer) -> type[BaseHTTPRequestHandler]:
 
 
 @contextlib.contextmanager
-def object_server(bucket: str = "bucket", certificate: Path | None = None) -> Iterator[ObjectServer]:
-    server = ObjectServer(bucket, certificate)
+def object_server(
+    bucket: str = "bucket", certificate: Path | None = None, dialect: str = "s3"
+) -> Iterator[ObjectServer]:
+    server = ObjectServer(bucket, certificate, dialect)
     try:
         yield server
     finally:

@@ -66,7 +66,7 @@ def start(
     from spiderfs.options.model import Options
     from spiderfs.options.paths import capacity_remark
 
-    checked = Options.load(options, toml, source, mountpoint)
+    checked = Options.load(options, toml, source, mountpoint, warn)
     check_fuse_available(checked.allow_other)
     warn(capacity_remark(checked.capacity, checked.cache_dir))
     if fake:

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spiderfs.errors import ConfigError, MountError
-from spiderfs.options.paths import real_source
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.store import environment
 
@@ -185,9 +184,12 @@ def _raise(exc: OSError) -> None:
         raise exc
 
 
-def bind_to_source(layout: CacheLayout, source: Path | str, endpoint: str = "") -> None:
-    """Note the source that a cache directory belongs to: the first one; raises MountError for another one."""
-    path = os.fsencode(real_source(source, endpoint))
+def bind_to_source(layout: CacheLayout, identity: str) -> None:
+    """Note the source that a cache directory belongs to: the first one; raises MountError for another one.
+
+    `identity`: see `OpenedSource`.
+    """
+    path = os.fsencode(identity)
     try:
         bound_to = layout.source.read_bytes().removesuffix(b"\n") if layout.source.exists() else path
         if not bound_to:

@@ -33,7 +33,7 @@ from spiderfs.shared.notice import Notice
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState, SlowSource
-from spiderfs.sources.open import open_source
+from spiderfs.sources.open import OpenedSource, is_url
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.single_flight import RecentTimeouts
 from spiderfs.sources.source import Source
@@ -59,10 +59,11 @@ from spiderfs.views.tree import Forms, TreeSource
 
 log = logging.getLogger(__name__)
 
-# Files that are pushed ahead and may wait for the source at a time: for each fetch of a worker, and in all. At first it
-# is a few, and more only while more of them bring more (`core/plans/fetch_limits.py`). From a source 5 ms away,
-# 16 at a time are 3,000 files a second at most.
-PUSHES_PER_FETCH, MOST_PUSHES = 4, 96
+# Files that are pushed ahead and may wait for the source at a time: for each fetch of a worker, and in all, from a
+# directory and from an object store. At first it is a few, and more only while more of them bring more
+# (`core/plans/fetch_limits.py`). From a source 5 ms away, 16 at a time are 3,000 files a second at most; object stores
+# are tens of milliseconds away.
+PUSHES_PER_FETCH, MOST_PUSHES, MOST_PUSHES_OF_STORES = 4, 96, 256
 
 SUPERVISOR_ROW, MANAGER_ROW, FIRST_WORKER_ROW = 0, 1, 2
 _BACKLOG = 128
@@ -80,6 +81,8 @@ class MountContext:
     source: Source
     faults: FaultState
     """What makes the source slow and unreliable, for experiments."""
+    identity: str
+    """See `OpenedSource`."""
     root_fd: int | None
     """A descriptor of the source's root, which stays valid when the mount hides the root; None for object stores."""
     counters: SharedCounters
@@ -139,7 +142,10 @@ class MountContext:
     @property
     def pushes(self) -> int:
         """How many files that are pushed ahead may wait for the source at a time."""
-        return min(PUSHES_PER_FETCH * self.options.fetches, MOST_PUSHES) if self.options.immutable else 0
+        if not self.options.immutable:
+            return 0
+        most = MOST_PUSHES_OF_STORES if is_url(self.options.source) else MOST_PUSHES
+        return min(PUSHES_PER_FETCH * self.options.fetches, most)
 
     def claim_store(self) -> str | None:
         """Mark the store as in use, with the view that it has the names of; returns why it had to be wiped, if it had.
@@ -253,8 +259,8 @@ class MountContext:
         return SpareRecords(None, TABLES, self.spare_nodes)
 
 
-def create_context(options: Options) -> MountContext:
-    """Make the context of a mount; raises ConfigError, MountError.
+def create_context(options: Options, opened: OpenedSource) -> MountContext:
+    """Make the context of a mount of this source; raises ConfigError, MountError.
 
     The caller must hold the cache directory's lock and have claimed the store.
     """
@@ -266,7 +272,6 @@ def create_context(options: Options) -> MountContext:
     # Later the processes would find it out one by one.
     forms.fingerprint(forms.shown)
     listener = open_run_directory(layout.run)
-    opened = open_source(options.source, options.store_settings)
     faults = FaultState.in_memory(**options.source_faults())
     reader, writer = open_pipe()
     return MountContext(
@@ -274,6 +279,7 @@ def create_context(options: Options) -> MountContext:
         layout=layout,
         source=_with_archives(SlowSource(opened, faults), options, layout.archives),
         faults=faults,
+        identity=opened.identity,
         root_fd=opened.root_fd,
         counters=SharedCounters(2 * _rows_of_processes(options) - MANAGER_ROW),
         forms=forms,

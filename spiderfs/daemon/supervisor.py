@@ -44,6 +44,7 @@ from spiderfs.linux import mounts
 from spiderfs.linux.process_table import end_with_parent, ended_status
 from spiderfs.options.model import Options
 from spiderfs.shared.layout import CacheLayout
+from spiderfs.sources.open import open_source
 from spiderfs.store import environment
 from spiderfs.trace.format import TraceWriter
 
@@ -103,13 +104,15 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     lock = lock_cache_directory(options.cache_dir, options.mountpoint)
     log_place = start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
     layout = CacheLayout(options.cache_dir)
-    bind_to_source(layout, options.source, options.source_endpoint)
     if options.trace is not None:
         # Here the user gets one line about a trace that cannot be written; the manager only goes on without a trace.
         TraceWriter(options.trace).close()
     if mounts.clean_stale(options.mountpoint):
         log.warning("took away what a crash had left mounted at %s", options.mountpoint)
-    context = create_context(options)
+    # What is cached belongs to the place where the source is found to be now; all processes of the mount ask there.
+    source = open_source(options.source, options.store_settings)
+    bind_to_source(layout, source.identity)
+    context = create_context(options, source)
     rebuilt = context.claim_store()
     if rebuilt:
         log.warning("the cache starts empty: %s", rebuilt)
@@ -330,7 +333,7 @@ class Supervisor:
                 os.close(lost)
                 self._guard.follow(self._lock)
             self._log_place = self._start_log()
-            bind_to_source(context.layout, context.options.source, context.options.source_endpoint)
+            bind_to_source(context.layout, context.identity)
             context.begin_run_directory()
             publish_options(context.layout.run, context.options)
             log.warning("%s has gone: the cache is made anew with what is left of it", missing)

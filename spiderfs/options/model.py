@@ -13,17 +13,23 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from spiderfs.errors import ConfigError
+from spiderfs.errors import ConfigError, SourceAway
 from spiderfs.forms.partition import MOST_AUGMENTED, Split
 from spiderfs.options.mount_strings import options_in
-from spiderfs.options.paths import check_paths, check_source_answers, check_source_name, default_cache_dir
+from spiderfs.options.paths import (
+    check_paths,
+    check_source_answers,
+    check_source_name,
+    default_cache_dir,
+    knows_names_of,
+)
 from spiderfs.options.types import (
     AUTO,
     NESTED,
@@ -51,8 +57,8 @@ from spiderfs.options.types import (
     Word,
 )
 from spiderfs.options.units import Capacity, parse_duration, parse_size
-from spiderfs.sources.open import is_url, open_source, without_secrets
-from spiderfs.sources.s3_bucket import StoreSettings
+from spiderfs.sources.object_source import StoreSettings
+from spiderfs.sources.open import OPENERS, identity_of, is_url, open_source, scheme_of, without_secrets
 from spiderfs.views.recipe import NO_VIEW, ORIGINAL, READY, Recipe
 
 # Other rooms import all that concerns options from this module, wherever in this room it is defined.
@@ -109,7 +115,9 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    source: SourceName = option("the directory to show, or the URL of a bucket: s3://BUCKET/PREFIX", "/nfs/imagenet")
+    source: SourceName = option(
+        "the directory to show, or the URL of a bucket: s3://BUCKET/PREFIX, gs://... or az://...", "/nfs/imagenet"
+    )
     mountpoint: AbsolutePath = option("where to show it", "/mnt/imagenet")
     cache_dir: AbsolutePath = option(
         "directory of the cache, on a local disk; one mount at a time may use it",
@@ -360,8 +368,8 @@ class Options(BaseModel):
     def _give_defaults(cls, values: Any) -> Any:
         """Give what follows from the kind of the source, and as many workers as the binding can serve with."""
         if isinstance(values, dict) and "cache_dir" not in values and values.get("source"):
-            endpoint = str(values.get("source_endpoint", ""))
-            values = {**values, "cache_dir": default_cache_dir(values["source"], endpoint)}
+            place = StoreSettings(str(values.get("source_endpoint", "")), profile=str(values.get("source_profile", "")))
+            values = {**values, "cache_dir": default_cache_dir(identity_of(values["source"], place))}
         if isinstance(values, dict) and is_url(values.get("source", "")):
             values = {**OBJECT_STORE_DEFAULTS, **values}
         if isinstance(values, dict) and "workers" not in values and values.get("binding") == "pyfuse3":
@@ -424,8 +432,11 @@ class Options(BaseModel):
     @field_validator("source_endpoint", "source_region", "source_profile", "source_anonymous", "source_requester_pays")
     @classmethod
     def _check_is_for_stores(cls, value: str | bool, info: ValidationInfo) -> str | bool:
-        if value and not is_url(info.data.get("source", "")):
-            raise ValueError("this is for object stores, and the source is a directory: leave it out")
+        scheme, setting = scheme_of(info.data.get("source", "")), str(info.field_name).removeprefix("source_")
+        if value and setting not in OPENERS[scheme].settings:
+            known = " and ".join(f"{kind}://" for kind, opener in OPENERS.items() if setting in opener.settings)
+            source = f"{scheme}://" if scheme else "a directory"
+            raise ValueError(f"this is for {known}, and the source is {source}: leave it out")
         return value
 
     @property
@@ -473,10 +484,12 @@ class Options(BaseModel):
         toml: Path | None = None,
         source: str | Path | None = None,
         mountpoint: str | Path | None = None,
+        warn: Callable[[str], object] | None = None,
     ) -> Options:
         """The options of a mount that is about to start; `cli` holds the string of each `-o`.
 
-        Raises ConfigError if an option or the source is wrong, MountError if the mount point cannot be used.
+        Raises ConfigError if an option or the source is wrong, MountError if the mount point cannot be used. `warn`
+        hears of an object store that does not answer, if the cache knows names of it: they can be shown meanwhile.
         """
         origins: dict[str, str] = {}
         values: dict[str, object] = {}
@@ -505,7 +518,12 @@ class Options(BaseModel):
         check_paths(options.source, options.mountpoint, options.cache_dir)
         if is_url(options.source):
             store = open_source(options.source, options.store_settings)
-            check_source_answers(options.source, lambda: store.stat(b""))
+            try:
+                check_source_answers(options.source, lambda: store.stat(b""))
+            except SourceAway as exc:
+                if warn is None or not knows_names_of(options.cache_dir, store.identity):
+                    raise
+                warn(f"{exc}; until it answers, what the cache has is shown")
         return options
 
     def changed(self, name: str, value: str) -> Options:

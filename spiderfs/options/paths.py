@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from spiderfs.errors import ConfigError, SpiderfsError
+from spiderfs.errors import ConfigError, SourceAway, SourceUnavailable, SpiderfsError
 from spiderfs.linux.mounts import canonical, check_mountable
 from spiderfs.options.units import Capacity, round_size
-from spiderfs.shared.layout import CacheLayout
+from spiderfs.shared.layout import DATA_FILE, CacheLayout
 from spiderfs.sources.open import OPENERS, is_url, without_secrets
 
 # An automounter, or a disk that has to start up, takes some seconds for its first answer.
@@ -33,22 +33,15 @@ SOURCE_FAULTS = {
 }
 
 
-def default_cache_dir(source: str | Path, endpoint: str = "") -> Path:
-    """The directory that a source's cache has if the option cache_dir does not name one."""
+def default_cache_dir(identity: str) -> Path:
+    """The directory of a source's cache if cache_dir does not name one; `identity` as of `OpenedSource`."""
     root = (
         Path("/var/cache")
         if os.geteuid() == 0
         else Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     )
-    digest = hashlib.blake2b(os.fsencode(real_source(source, endpoint)), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(os.fsencode(identity), digest_size=8).hexdigest()
     return root / "spiderfs" / digest
-
-
-def real_source(source: str | Path, endpoint: str = "") -> str:
-    """The one name of a source: a directory's path without links, or the URL of a bucket and where that lies."""
-    if not is_url(source):
-        return os.path.realpath(source)
-    return f"{str(source).rstrip('/')} at {endpoint}" if endpoint else str(source).rstrip("/")
 
 
 def capacity_remark(capacity: Capacity, cache_dir: Path) -> str:
@@ -76,15 +69,17 @@ def check_source_name(source: str) -> None:
         raise ConfigError(f"the source {shown_source} is neither a URL nor a path: write {scheme}://{rest.lstrip('/')}")
     if not _ADDRESS.match(source):
         return
-    shown = " and ".join(["directories", *(f"{known}://" for known in OPENERS if known)])
+    *shown, last = ("directories", *(f"{known}://" for known in OPENERS if known))
     raise ConfigError(
-        f"the source {shown_source} is an address, and spiderfs shows {shown} only: mount it first (a bucket with"
-        " rclone or s3fs, for example), and name the directory where it is mounted"
+        f"the source {shown_source} is an address, and spiderfs shows {', '.join(shown)} and {last} only: mount it"
+        " first (a bucket with rclone or s3fs, for example), and name the directory where it is mounted"
     )
 
 
 def check_source_answers(source: str | Path, ask: Callable[[], object], patience_s: float = SOURCE_PATIENCE_S) -> None:
     """Raise ConfigError if `ask` does not return in time or raises a SpiderfsError, whose message is then the reason.
+
+    It is a SourceAway if the source has not answered, or only that it cannot answer now.
 
     Call this before anything else touches the source. A child process asks. If the source hangs, this function leaves
     the child behind: no signal ends a process that waits for a hung source, and a waiting thread would hold up the end
@@ -93,23 +88,25 @@ def check_source_answers(source: str | Path, ask: Callable[[], object], patience
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        away = False
         try:
             # A program that waits for the end of our output must not have to wait for the source.
             os.closerange(0, 3)
             os.setsid()
             ask()
         except SpiderfsError as exc:
+            away = isinstance(exc, SourceUnavailable)
             # A pipe takes so many bytes at once, whether anybody reads them or not.
             os.write(writer, str(exc).encode(errors="replace")[: select.PIPE_BUF])
         finally:
-            os._exit(0)
+            os._exit(away)
     os.close(writer)
     deadline = time.monotonic() + patience_s
     try:
-        while os.waitpid(child, os.WNOHANG) == (0, 0):
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
             if time.monotonic() > deadline:
                 os.kill(child, signal.SIGKILL)
-                raise ConfigError(
+                raise SourceAway(
                     f"the source {source} has not answered for {patience_s:g} s: check whether its server or disk works"
                 )
             time.sleep(_POLL_S)
@@ -118,7 +115,16 @@ def check_source_answers(source: str | Path, ask: Callable[[], object], patience
     finally:
         os.close(reader)
     if reason:
-        raise ConfigError(reason)
+        raise SourceAway(reason) if ended[1] else ConfigError(reason)
+
+
+def knows_names_of(cache_dir: Path, identity: str) -> bool:
+    """Whether a cache directory has names of the source with this identity, and of no other."""
+    layout = CacheLayout(cache_dir)
+    try:
+        return layout.source.read_bytes() == os.fsencode(identity) + b"\n" and (layout.names / DATA_FILE).exists()
+    except OSError:
+        return False
 
 
 def check_paths(source: Path | str, mountpoint: Path, cache_dir: Path) -> None:

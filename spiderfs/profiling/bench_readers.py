@@ -31,8 +31,8 @@ from spiderfs.linux.process_table import end_with_parent
 from spiderfs.linux.sockets import socket_address
 from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Progress, Samples, encode
 from spiderfs.sources.faults import FaultState, SlowSource
+from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import open_source
-from spiderfs.sources.s3_bucket import StoreSettings
 from spiderfs.sources.source import Source, Version
 
 BATCH = 32

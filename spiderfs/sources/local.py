@@ -74,6 +74,10 @@ class LocalSource:
         self._file_system = _file_system_of(self.root_fd)
         self._reopen_lock = threading.Lock()
 
+    @property
+    def identity(self) -> str:
+        return os.fsdecode(os.path.realpath(self.root))
+
     def stat(self, path: bytes) -> SourceStat:
         with self._translated(path), self._opened(path, _LOOK) as fd:
             found = os.fstat(fd)

@@ -45,8 +45,8 @@ class Place(NamedTuple):
         prefix = prefix.removesuffix("/")
         if "?" in rest or ("@" in rest and not _BUCKET.fullmatch(bucket)):
             raise ConfigError(
-                f"the source has more than {scheme}://BUCKET/PREFIX: leave out what signs or logs in, and set"
-                " AWS_PROFILE, or source.profile"
+                f"the source has more than {scheme}://BUCKET/PREFIX: leave out what signs or logs in (credentials are"
+                " found in variables and profiles, as other programs find them)"
             )
         if not _BUCKET.fullmatch(bucket):
             raise ConfigError(f"{url} names no bucket: write {scheme}://BUCKET or {scheme}://BUCKET/PREFIX")

@@ -1,16 +1,21 @@
-"""Making a source from the name that a user gave it: the path of a directory, or the URL of an object store."""
+"""Making a source from the name that a user gave it: the path of a directory, or the URL of something else."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from spiderfs.errors import ConfigError
+from spiderfs.sources.buckets.azure import AzureContainer
+from spiderfs.sources.buckets.google import GoogleBucket
+from spiderfs.sources.buckets.s3 import S3Bucket
+from spiderfs.sources.buckets.source import BucketSource
 from spiderfs.sources.local import LocalSource
-from spiderfs.sources.s3 import S3Source
-from spiderfs.sources.s3_bucket import StoreSettings
+from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.source import Source
 
 
@@ -19,12 +24,33 @@ class OpenedSource(Source, Protocol):
     def root_fd(self) -> int | None:
         """A descriptor of the root, where that is a directory of this machine."""
 
+    @property
+    def identity(self) -> str:
+        """The one name of the source, to which what is cached of it is bound; no other source has it.
 
-# The function that makes a source of each kind, by the scheme with which its name begins; a directory has no scheme.
-# It asks the network nothing: each process of a mount makes its own connections, when it asks its first question.
-OPENERS: Mapping[str, Callable[[str, StoreSettings], OpenedSource]] = {
-    "": lambda named, _: LocalSource(named),
-    "s3": S3Source,
+        It says where the source lies, as that is found now; the network is not asked. Raises SourceUnavailable where it
+        cannot be found.
+        """
+
+
+class Opener(NamedTuple):
+    """How sources of one kind are made.
+
+    `make` asks the network nothing: each process of a mount makes its own connections, when it asks its first question.
+    """
+
+    make: Callable[[str, StoreSettings], OpenedSource]
+    settings: frozenset[str] = frozenset()
+    """The options `source.NAME` that mean something for them."""
+
+
+_PLACE = frozenset({"endpoint", "anonymous"})
+# By the scheme with which the name of a source begins; a directory has none.
+OPENERS: Mapping[str, Opener] = {
+    "": Opener(lambda named, _: LocalSource(named)),
+    "s3": Opener(partial(BucketSource, S3Bucket), _PLACE | {"region", "profile", "requester_pays", "addressing"}),
+    "gs": Opener(partial(BucketSource, GoogleBucket), _PLACE),
+    "az": Opener(partial(BucketSource, AzureContainer), _PLACE),
 }
 
 
@@ -36,7 +62,7 @@ _LOGIN, _QUERY = re.compile(r"(:/*).*@", re.DOTALL), re.compile(r"\?.*", re.DOTA
 
 def is_url(named: object) -> bool:
     """Whether this is the name of a source that is no directory, of a kind that spiderfs knows."""
-    scheme = _scheme(named)
+    scheme = scheme_of(named)
     return scheme != "" and scheme in OPENERS
 
 
@@ -47,13 +73,18 @@ def without_secrets(named: object) -> str:
 
 def open_source(named: str | Path, settings: StoreSettings = DEFAULTS) -> OpenedSource:
     """Open the source with this name; raises ConfigError if there is no such source."""
-    scheme = _scheme(named)
+    scheme = scheme_of(named)
     if scheme not in OPENERS:
         raise ConfigError(f"{named} is a source of a kind that spiderfs does not know: name a directory")
-    return OPENERS[scheme](str(named), settings)
+    return OPENERS[scheme].make(str(named), settings)
 
 
-def _scheme(named: object) -> str:
+def identity_of(named: str | Path, settings: StoreSettings = DEFAULTS) -> str:
+    """See `OpenedSource.identity`; a directory is not touched for it."""
+    return open_source(named, settings).identity if is_url(named) else os.path.realpath(named)
+
+
+def scheme_of(named: object) -> str:
     """The scheme of a URL; empty for a path."""
     found = _URL.match(named) if isinstance(named, str) else None
     return found[1] if found else ""

@@ -14,14 +14,15 @@ import pytest
 import xxhash
 from archive_files import Link, patient_indexers, tar_of, zip_of
 from moto_store import client_of, moto_store
+from object_server import MODIFIED_S, ObjectServer, object_server
 
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.source import ArchiveSource
 from spiderfs.errors import SourceChanged, SourceNotADirectory, SourceNotFound
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
-from spiderfs.sources.s3 import S3Source
-from spiderfs.sources.s3_bucket import StoreSettings
+from spiderfs.sources.object_source import StoreSettings
+from spiderfs.sources.open import open_source
 from spiderfs.sources.source import Source, SourceStat, Version
 from spiderfs.testing import MemorySource
 
@@ -209,6 +210,36 @@ def indexers() -> Iterator[Indexers]:
         yield made
 
 
+class ServedTree:
+    """The same for a store of our own, in any of its dialects."""
+
+    def __init__(self, server: ObjectServer, prefix: bytes) -> None:
+        self._server, self._prefix = server, prefix.decode()
+
+    def add(self, path: bytes, content: bytes = b"", *, mtime_ns: int | None = None) -> SourceStat:
+        self._server.objects[self._prefix + path.decode()] = content
+        tag = xxhash.xxh3_64_intdigest(self._server.e_tag(content).strip('"').encode())
+        mode, mtime_ns = stat.S_IFREG | 0o444, MODIFIED_S * 10**9
+        return SourceStat(mode, os.getuid(), os.getgid(), len(content), mtime_ns, tag=tag)
+
+    def add_directory(self, path: bytes) -> SourceStat:
+        raise NotImplementedError
+
+    def add_symlink(self, path: bytes, target: bytes) -> SourceStat:
+        raise NotImplementedError
+
+    def change(self, path: bytes, content: bytes) -> SourceStat:
+        return self.add(path, content)
+
+    def remove(self, path: bytes) -> None:
+        objects, key = self._server.objects, self._prefix + path.decode()
+        for found in [found for found in objects if found == key or found.startswith(f"{key}/")]:
+            del objects[found]
+
+    def set_xattr(self, path: bytes, name: str, value: bytes) -> None:
+        raise NotImplementedError
+
+
 @pytest.fixture(scope="module")
 def store() -> Iterator[tuple[str, Any]]:
     """The URL of a store, and a client of it."""
@@ -227,19 +258,27 @@ class Subject(NamedTuple):
             pytest.skip(f"this source has no {', '.join(missing)}")
 
 
-@pytest.fixture(params=["local", "slow", "memory", "tagged", "s3", "tar", "zip", "nested"])
+@pytest.fixture(params=["local", "slow", "memory", "tagged", "s3", "gs", "az", "tar", "zip", "nested"])
 def subject(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
     if request.param == "s3":
         (url, client), bucket = request.getfixturevalue("store"), f"bucket{next(BUCKETS)}"
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        bucket_source = S3Source(f"s3://{bucket}/some/prefix/", StoreSettings(endpoint=url))
+        bucket_source = open_source(f"s3://{bucket}/some/prefix/", StoreSettings(endpoint=url))
         tree = BucketTree(client, bucket, b"some/prefix/")
         yield Subject(bucket_source, tree, frozenset())
         bucket_source.close()
         return
     if request.param in ("tar", "zip", "nested"):
         yield archive_subject(request.param, tmp_path, request.getfixturevalue("indexers"))
+        return
+    if request.param in ("gs", "az"):
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "account")
+        with object_server(dialect=request.param) as server:
+            url = f"{request.param}://bucket/some/prefix/"
+            store = open_source(url, StoreSettings(endpoint=server.url, anonymous=True))
+            yield Subject(store, ServedTree(server, b"some/prefix/"), frozenset())
+            store.close()
         return
     if request.param in ("memory", "tagged"):
         memory = MemorySource(tagged=request.param == "tagged")

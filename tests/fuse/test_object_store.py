@@ -232,9 +232,12 @@ def test_no_secret_is_ever_written_or_shown(server: ObjectServer, tmp_path: Path
         ("s3://key:word@bucket/train", {}, "leave out what signs or logs in"),
         ("s3://key:SEC/RETword@bucket/train", {}, "leave out what signs or logs in"),
         ("s3:/key:word@bucket/train", {}, "write s3://...@bucket/train"),
-        ("S3://key:SECRET@bucket/train", {}, "spiderfs shows directories and s3:// only"),
-        ("https://bucket.example.org/train?X-Amz-Signature=SECRET", {}, "directories and s3:// only"),
-        ("gs://bucket/train", {}, "spiderfs shows directories and s3:// only"),
+        ("S3://key:SECRET@bucket/train", {}, "spiderfs shows directories, s3://, gs:// and az:// only"),
+        ("ftp://bucket.example.org/train?X-Amz-Signature=SECRET", {}, "az:// only: mount it first"),
+        ("gs://key:word@bucket/train", {}, "leave out what signs or logs in"),
+        ("az://bucket/train?sig=SECRET", {"source.endpoint": ""}, "leave out what signs or logs in"),
+        ("az://bucket/train", {"source.endpoint": ""}, "no storage account is named"),
+        ("gs://bucket/train", {"source.region": "x"}, "this is for s3://, and the source is gs://: leave it out"),
         ("s3://bucket/train", {"packages": "source"}, "leave out packages"),
         ("s3://bucket/train", {"source.profile": "none-such"}, "no such profile"),
         ("s3://bucket/train", {"source.endpoint": "ftp://host"}, "write it like https://"),
@@ -259,6 +262,39 @@ def test_a_mount_that_cannot_work_says_why_in_a_line(
     assert "SECRET" not in done.stderr
 
 
+@OPENED_AND_IMMUTABLE
+@pytest.mark.parametrize("off", ["gone", "503"])
+def test_what_is_known_is_shown_though_the_store_is_off_before_the_mount(
+    server: ObjectServer, tmp_path: Path, mode: dict[str, object], off: str
+) -> None:
+    options = {"source__timeout_s": 2, "source__attempts": 2, **mode}
+    (tmp_path / "empty").mkdir()
+    with shown(server, tmp_path, **options) as mount:
+        known = sorted(os.walk(mount.point))
+        cached = (mount.point / "c0/000.jpg").read_bytes()
+    if off == "gone":
+        server.close()
+    else:
+        server.fails = lambda request: (503, "SlowDown")
+    refused = run_spiderfs(
+        "mount",
+        "s3://bucket/train",
+        tmp_path / "empty",
+        "-o",
+        options_text({"cache_dir": tmp_path / "new", "source__endpoint": server.url}),
+    )
+    assert refused.returncode == 1, "nothing is known of it"
+    assert "check source.endpoint" in refused.stderr or "too much" in refused.stderr
+    with shown(server, tmp_path, allowed=("cannot be reached", "not answered", "too much"), **options) as mount:
+        assert sorted(os.walk(mount.point)) == known
+        assert (mount.point / "c0/000.jpg").read_bytes() == cached
+        with pytest.raises(OSError, match=r"Input/output error|timed out"):
+            (mount.point / "c0/003.jpg").read_bytes()
+        began = time.monotonic()
+        assert (mount.point / "c0/000.jpg").read_bytes() == cached
+        assert time.monotonic() - began < 1, "it is known that the store is off"
+
+
 def test_a_cache_belongs_to_one_store(server: ObjectServer, tmp_path: Path) -> None:
     with shown(server, tmp_path) as mount:
         files(mount)
@@ -266,3 +302,35 @@ def test_a_cache_belongs_to_one_store(server: ObjectServer, tmp_path: Path) -> N
     done = run_spiderfs("mount", "s3://bucket/train", mount.point, "-o", text)
     assert done.returncode == 1
     assert f"holds the files of s3://bucket/train at {server.url}" in done.stderr
+
+
+def test_a_store_that_a_variable_names_has_a_cache_of_its_own(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    with mounted("s3://bucket/train", tmp_path) as mount:
+        assert files(mount) == server.objects
+    with object_server() as other:
+        other.objects["train/c0/000.jpg"] = b"another store's"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", other.url)
+        text = options_text({"cache_dir": mount.cache})
+        done = run_spiderfs("mount", "s3://bucket/train", mount.point, "-o", text)
+    assert done.returncode == 1
+    assert f"holds the files of s3://bucket/train at {server.url}" in done.stderr
+
+
+@pytest.mark.parametrize("scheme", ["gs", "az"])
+def test_a_bucket_of_google_or_microsoft_is_shown(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "account")
+    with object_server(dialect=scheme) as other:
+        other.objects |= server.objects
+        options = {"source__endpoint": other.url, "source__anonymous": "on", "immutable": "on", "workers": 2}
+        with mounted(f"{scheme}://bucket/train", tmp_path, **options) as mount:
+            assert files(mount) == server.objects
+            gets = [request for request in other.asked() if request.startswith("GET")]
+            assert sorted(gets) == sorted(f"GET {key}" for key in server.objects)
+        with mounted(f"{scheme}://bucket/train", tmp_path, **options) as mount:
+            assert files(mount) == server.objects
+            assert other.asked("GET") == []

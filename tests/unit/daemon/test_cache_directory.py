@@ -169,16 +169,16 @@ def test_another_users_file_inside_is_refused(cache: Path) -> None:
 def test_it_belongs_to_its_first_source(cache: Path, tmp_path: Path) -> None:
     layout = CacheLayout(cache)
     layout.source.unlink()
-    bind_to_source(layout, tmp_path / "one")
-    bind_to_source(layout, tmp_path / "one")
+    bind_to_source(layout, str(tmp_path / "one"))
+    bind_to_source(layout, str(tmp_path / "one"))
     with pytest.raises(MountError, match=f"holds the files of {tmp_path / 'one'}"):
-        bind_to_source(layout, tmp_path / "another")
+        bind_to_source(layout, str(tmp_path / "another"))
 
 
 def test_a_note_that_a_crash_has_emptied_binds_it_to_no_source(cache: Path, tmp_path: Path) -> None:
     """What is cached may be another source's, and goes."""
     layout = CacheLayout(cache)
     layout.source.write_bytes(b"")
-    bind_to_source(layout, tmp_path / "one")
+    bind_to_source(layout, str(tmp_path / "one"))
     assert layout.source.read_bytes() == os.fsencode(tmp_path / "one") + b"\n"
     assert not (layout.content / "data.mdb").exists()

@@ -17,6 +17,7 @@ from spiderfs.metrics import GAUGES
 from spiderfs.options.model import Options
 from spiderfs.shared.bypass_terms import published_terms
 from spiderfs.sources.faults import FAULTS
+from spiderfs.sources.open import open_source
 from spiderfs.sources.source import Delivery, Version
 from spiderfs.store import environment
 from spiderfs.vfs.control_files import FILES
@@ -36,7 +37,7 @@ class Mount:
         for name in ("source", "m", "cache"):
             (directory / name).mkdir()
         options = Options(source=directory / "source", mountpoint=directory / "m", cache_dir=directory / "cache")
-        self.context: MountContext = create_context(options)
+        self.context: MountContext = create_context(options, open_source(options.source))
         environment.claim(self.context.layout.store)
         publish_options(self.context.layout.run, options)
         self.manager = self.next_manager()

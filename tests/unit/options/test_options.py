@@ -15,8 +15,8 @@ from spiderfs.errors import ConfigError, SourceDenied, SourceUnavailable, Spider
 from spiderfs.options.model import Capacity, Options, check_change, default_rows, parse_duration, parse_size
 from spiderfs.options.paths import capacity_remark
 from spiderfs.options.units import MAX_SIZE_BYTES, SIZE_UNITS, format_duration, format_size
-from spiderfs.sources.open import OPENERS
-from spiderfs.sources.s3_bucket import StoreSettings
+from spiderfs.sources.object_source import StoreSettings
+from spiderfs.sources.open import OPENERS, Opener
 from spiderfs.sources.source import SourceStat
 from spiderfs.testing import MemorySource
 from spiderfs.views.recipe import READY, Recipe
@@ -197,7 +197,7 @@ def test_spaces_around_names_and_values_of_options_have_no_meaning(paths: Paths)
     assert (str(options.capacity), options.policy, options.exec) == ("20GB", "lru", False)
 
 
-@pytest.mark.parametrize("source", ["gs://b", "server:/export", "user@host:/data"])
+@pytest.mark.parametrize("source", ["gcs://b", "server:/export", "user@host:/data"])
 def test_a_source_that_is_an_address_is_refused(paths: Paths, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=f"^the source {source} is an address, .* mount it first") as caught:
         Options.load((), None, source, paths.mountpoint)
@@ -216,6 +216,7 @@ class _Bucket(MemorySource):
 
     def __init__(self, named: str, settings: StoreSettings) -> None:
         super().__init__(tagged=True)
+        self.identity = named
 
     def stat(self, path: bytes) -> SourceStat:
         if self.says:
@@ -225,7 +226,7 @@ class _Bucket(MemorySource):
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> type[_Bucket]:
-    monkeypatch.setitem(OPENERS, "memory", _Bucket)
+    monkeypatch.setitem(OPENERS, "memory", Opener(_Bucket, OPENERS["s3"].settings))
     monkeypatch.setattr(_Bucket, "says", None)
     return _Bucket
 

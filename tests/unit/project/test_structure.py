@@ -74,7 +74,10 @@ ONLY_IMPORTERS = {
     "torch": ("trainer_hook/",),
     "fsspec": ("spiderfs/client/fsspec_files.py",),
     "obstore": ("spiderfs/sources/",),
-    "botocore": ("spiderfs/sources/s3_bucket.py",),
+    "botocore": ("spiderfs/sources/buckets/s3.py",),
+    "google": ("spiderfs/sources/buckets/google.py",),
+    "azure": ("spiderfs/sources/buckets/azure.py",),
+    "requests": ("spiderfs/sources/buckets/lists.py",),
     "PIL": ("spiderfs/views/making.py", "spiderfs/profiling/bench_readers.py"),
     "pyfuse3": ("spiderfs/fuse/pyfuse3_binding.py",),
 }

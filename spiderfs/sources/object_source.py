@@ -1,0 +1,78 @@
+"""What sources have in common whose files are objects of a server: no links, no owners, no times of directories."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from typing import NamedTuple
+
+import xxhash
+
+from spiderfs.errors import SourceChanged
+from spiderfs.sources.object_names import NAME_MAX
+from spiderfs.sources.source import SourceStat
+
+log = logging.getLogger(__name__)
+
+# What a file system of such a server would say of itself: blocks of 1 MiB, and more of them than anybody has.
+_BLOCK_BYTES, _BLOCKS = 1 << 20, 1 << 32
+# Directories of which it was said that some names are left out; when there are more, it may be said again.
+_REPORTED = 4096
+# Files are shown as those of the user who mounts them.
+_UID, _GID, _FILE_MODE = os.getuid(), os.getgid(), stat.S_IFREG | 0o444
+DIRECTORY = SourceStat(stat.S_IFDIR | 0o555, _UID, _GID, 0, 0)
+
+
+def file_stat(size: int, modified_s: int, tag: int) -> SourceStat:
+    return SourceStat(_FILE_MODE, _UID, _GID, size, modified_s * 1_000_000_000, tag=tag)
+
+
+def tag_of(e_tag: str) -> int:
+    """64 bits for an ETag, with quotes or without; 0 for none. A weak one (W/...) is another tag than a strong one."""
+    plain = e_tag.replace('"', "")
+    return (xxhash.xxh3_64_intdigest(plain.encode()) or 1) if plain else 0
+
+
+class StoreSettings(NamedTuple):
+    """How a server is reached; what is empty is found as other programs find it (variables, profiles, roles)."""
+
+    endpoint: str = ""
+    region: str = ""
+    profile: str = ""
+    anonymous: bool = False
+    requester_pays: bool = False
+    addressing: str = "auto"
+    timeout_s: float = 30.0
+
+
+class ObjectSource:
+    """The base of such sources."""
+
+    undated_directories = True
+    root_fd = None
+
+    def __init__(self) -> None:
+        self._reported: set[bytes] = set()
+
+    def report(self, path: bytes, left_out: list[str]) -> None:
+        """Say once that these names, or keys, of a directory are not shown."""
+        if path in self._reported:
+            return
+        if len(self._reported) >= _REPORTED:
+            self._reported.clear()
+        self._reported.add(path)
+        told = "%d key(s) below %s cannot be names of files and are not shown, for example %r"
+        log.warning(told, len(left_out), os.fsdecode(path) or "the prefix", left_out[0])
+
+    def readlink(self, path: bytes) -> bytes:
+        raise SourceChanged(f"{os.fsdecode(path)}: no symbolic link")
+
+    def listxattr(self, path: bytes) -> list[str]:
+        return []
+
+    def getxattr(self, path: bytes, name: str) -> bytes | None:
+        return None
+
+    def statvfs(self) -> os.statvfs_result:
+        return os.statvfs_result((_BLOCK_BYTES, _BLOCK_BYTES, *[_BLOCKS] * 6, os.ST_RDONLY, NAME_MAX))

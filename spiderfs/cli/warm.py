@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -25,16 +23,15 @@ from spiderfs.cli.control_files import (
     explained,
     find_mount,
     mountpoints,
-    printable,
     read_control,
     read_stats,
     warn,
     write_control,
 )
+from spiderfs.cli.names import Show, look_up
 from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import ConfigError, MountError, SpiderfsError
 from spiderfs.linux.mounts import Mount, within
-from spiderfs.linux.process_table import end_with_parent
 from spiderfs.options.units import round_size
 from spiderfs.shared.warming import Warming
 
@@ -43,16 +40,10 @@ _PIECE_BYTES = 512 << 10
 _LOOK_INTERVAL_S = 0.2
 # Where nobody looks at a terminal, a line is printed this often.
 _LINE_INTERVAL_S = 5.0
-# Directories that are listed at a time for --names: 1,000 that are 20 ms away take 2.5 s. One after the other they take
-# 3.8 to 5.4 s, though the daemon lists ahead.
-_WALKERS = 32
 # To go through a cache of a million records takes the daemon some seconds.
 _EVICT_TIMEOUT_S = 300.0
 # The rate that is shown is that of the last few seconds.
 _RATE_LOOKS = 25
-
-Show = Callable[[str, int, int | None], None]
-"""Shows a line, and how many of how many files are done; None: it is not known of how many."""
 
 
 @click.command()
@@ -74,7 +65,7 @@ def warm(mountpoint: str, paths: tuple[str, ...], names: bool, detach: bool) -> 
     try:
         with ended_by_signals():
             if names:
-                _look_up(mount, wanted)
+                look_up(mount, wanted, _shown)
             else:
                 _fetch(mount, wanted, detach)
     except BrokenPipeError:
@@ -286,96 +277,6 @@ def _tell(mount: Mount, warming: Warming, took_s: float, capacity_bytes: int) ->
 
 def _ended(warming: Warming) -> SpiderfsError:
     return SpiderfsError(f"ended after {_counts(warming)}: the same command goes on from there")
-
-
-# -- names alone
-
-
-def _look_up(mount: Mount, wanted: Iterator[str]) -> None:
-    """Have another process walk through the mount, for no signal ends one that waits there for a source that hangs."""
-    # This import is here because only this way to warm needs it.
-    from multiprocessing.connection import Pipe
-
-    heard, told = Pipe(duplex=False)
-    parent, walker = os.getpid(), os.fork()
-    if walker == 0:
-        try:
-            # Ctrl-C is for the command, which then ends this process; nobody is to wait for what this one might print.
-            os.setsid()
-            os.closerange(1, 3)
-            if end_with_parent(parent):
-                _walk((os.fspath(mount.mountpoint / relative) for relative in wanted), told.send)
-        finally:
-            os._exit(0)
-    told.close()
-    names = directories = 0
-    try:
-        with _shown() as show:
-            while not isinstance(said := heard.recv(), list):
-                if isinstance(said, SpiderfsError):
-                    raise said
-                names, directories = said
-                show(_names(names, directories), names, None)
-    except KeyboardInterrupt as exc:
-        raise SpiderfsError(f"ended after {_names(names, directories)}: the same command goes on from there") from exc
-    except EOFError as exc:
-        raise SpiderfsError(f"the process that walked through {mount.mountpoint} has ended: run this again") from exc
-    finally:
-        os.kill(walker, signal.SIGKILL)
-        os.waitpid(walker, os.WNOHANG)
-    click.echo(_names(names, directories))
-    if said:
-        name, reason = said[0]
-        raise SpiderfsError(f"{len(said):,} paths could not be looked up, one is {printable(name)} ({reason})")
-
-
-def _names(names: int, directories: int) -> str:
-    return f"{names:,} names in {directories:,} directories"
-
-
-def _walk(paths: Iterator[str], tell: Callable[[object], object]) -> None:
-    """Walk as readers do, many directories at a time.
-
-    Tells how many names in how many directories there are so far, and at the end a list of the paths that could not be
-    looked up, each with the reason; or a SpiderfsError.
-    """
-    names = directories = 0
-    failures: list[tuple[str, str]] = []
-    below: list[str] = []
-    pending: set[Future[tuple[int, list[str] | None]]] = set()
-    with ThreadPoolExecutor(_WALKERS) as pool:
-        while True:
-            try:
-                while len(pending) < _WALKERS and (path := below.pop() if below else next(paths, None)):
-                    pending.add(pool.submit(_names_at, path))
-            except SpiderfsError as exc:
-                tell(exc)
-                return
-            if not pending:
-                break
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for each in done:
-                try:
-                    found, further = each.result()
-                except OSError as exc:
-                    failures.append((str(exc.filename), exc.strerror or ""))
-                    continue
-                names += found
-                directories += further is not None
-                below += further or []
-            tell((names, directories))
-    tell(failures)
-
-
-def _names_at(path: str) -> tuple[int, list[str] | None]:
-    """How many names there are, and the directories among them; None: the path is a file. Raises OSError."""
-    try:
-        with os.scandir(path) as found:
-            entries = list(found)
-    except NotADirectoryError:
-        os.lstat(path)
-        return 1, None
-    return len(entries), [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 # -- what a person sees

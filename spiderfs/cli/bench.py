@@ -18,9 +18,9 @@ from spiderfs.linux.mounts import mounted_at
 # rich and what measures are imported where they are used, so that `spiderfs --help` does not wait for them.
 if TYPE_CHECKING:
     from spiderfs.options.model import Options
-    from spiderfs.profiling.bench import Found, Listing
+    from spiderfs.profiling.bench import Found
 
-_SHARE = 0.2
+_CAPACITY = "capacity=20%"
 
 
 @click.command()
@@ -44,13 +44,12 @@ def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Pa
     from spiderfs.profiling.bench import bench as measure
 
     with tempfile.TemporaryDirectory(prefix="spiderfs-bench-") as point:
-        options, has_capacity = _options(place, given, point)
+        options = _options(place, given, point)
     console = Console(highlight=False, soft_wrap=True)
     with ended_by_signals(), console.status("") as status:
         try:
             found = measure(
                 options,
-                lambda listing: _share(options, listing) if has_capacity else _SHARE,
                 workers or len(os.sched_getaffinity(0)),
                 lambda what: status.update(f"Measuring {what}"),
             )
@@ -65,8 +64,8 @@ def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Pa
         write_json(_report(found), json_path)
 
 
-def _options(place: str, given: tuple[str, ...], point: str) -> tuple[Options, bool]:
-    """The options of the mounts that are measured, and whether they say how much is cached."""
+def _options(place: str, given: tuple[str, ...], point: str) -> Options:
+    """The options of the mounts that are measured."""
     from spiderfs.options.model import Options
     from spiderfs.options.mount_strings import options_in
     from spiderfs.profiling.private_mount import SETTINGS, settings_in
@@ -83,22 +82,8 @@ def _options(place: str, given: tuple[str, ...], point: str) -> tuple[Options, b
         kept = {name: theirs[name] for name in (*SETTINGS, "capacity") if theirs.get(name)}
         given = (*(f"{name}={value}".replace(",", "\\,") for name, value in kept.items()), *given)
     names = {name for name, _ in options_in(given)}
-    if not names & {"immutable", "binding"}:
-        given = ("immutable", *given)
-    return Options.load(given, None, place, point), "capacity" in names
-
-
-def _share(options: Options, listing: Listing) -> float:
-    """Which share of the files the capacity holds."""
-    capacity = options.capacity
-    if capacity.unit == "percent":
-        return float(capacity.amount) / 100
-    if not listing.whole:
-        raise UsageError(
-            f"{options.source} has more files than could be listed, so what share {capacity} are is not known: write it"
-            " as percent, capacity=20%"
-        )
-    return min(1.0, capacity.budget_bytes(0) / listing.bytes)
+    given = given if names & {"immutable", "binding"} else ("immutable", *given)
+    return Options.load(given if "capacity" in names else (_CAPACITY, *given), None, place, point)
 
 
 def _show(found: Found) -> None:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 import click
@@ -30,6 +31,8 @@ from spiderfs.options.units import round_size
 _INTERVAL_S = 1.0
 # Rates are of so many looks, and a bar of a sparkline too; so many bars are drawn: four minutes.
 _SMOOTHED, _BARS = 5, 48
+# What is shown of the name of a mount point, its end.
+_NAME = 28
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -46,17 +49,18 @@ def top(mountpoints: tuple[str, ...], everything: bool) -> None:
     if sys.stdout is None or not sys.stdout.isatty():
         # Nobody would see to it that it ends when its reader has gone.
         raise click.UsageError("top draws on a terminal: use 'spiderfs status', or 'spiderfs status --json'")
-    mounts = [find_mount(point) for point in mountpoints]
-    mounts = mounts or list({mount.mountpoint: mount for mount in spiderfs_mounts()}.values())
-    if not mounts:
+    chosen = [find_mount(point) for point in mountpoints]
+    if not chosen and not spiderfs_mounts():
         raise MountError("there is no spiderfs mount: 'spiderfs mount SOURCE MOUNTPOINT' makes one")
-    meters = [Meter(mount) for mount in mounts]
+    meters: dict[Path, Meter] = {}
     with Live(auto_refresh=False, screen=True) as live:
         try:
             while True:
-                for meter in meters:
+                there = {mount.mountpoint: mount for mount in chosen or spiderfs_mounts()}
+                meters = {point: meters.get(point) or Meter(mount) for point, mount in there.items()}
+                for meter in meters.values():
                     meter.look(time.monotonic())
-                live.update(page(meters, everything), refresh=True)
+                live.update(page([*meters.values()], everything), refresh=True)
                 time.sleep(_INTERVAL_S)
         except KeyboardInterrupt:
             pass
@@ -133,18 +137,19 @@ def page(meters: Sequence[Meter], everything: bool = False) -> RenderableType:
     table = Table("mount", box=None, pad_edge=False, expand=True)
     for heading in ("hit rate", "files/s", "waiting", "source/s", "cache", "jobs"):
         table.add_column(heading, justify="right", no_wrap=True)
+    troubles = []
     for meter in meters:
         now, stats = meter.now, meter.stats
-        name = Text(printable(meter.mount.mountpoint))
         if meter.trouble:
-            table.add_row(name.append(f"\n{meter.trouble}", style="red"))
+            troubles.append(Text(meter.trouble, style="red"))
             continue
+        name = printable(meter.mount.mountpoint)
         table.add_row(
-            name,
+            Text(name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"),
             *(_percent(now.hit_rate), _rate(now.per_s(now.opens)), _rate(now.per_s(now.waited_s))),
             *(round_size(now.per_s(now.source_bytes)), _percent(_fill(stats)), str(len(_rows(stats, "jobs")))),
         )
-    return table
+    return Group(table, *troubles)
 
 
 def _one(meter: Meter, everything: bool) -> RenderableType:

@@ -54,6 +54,7 @@ class Found:
     whole: bool
     workers: int
     share: float
+    capacity: str
     images: bool
     files_read: int
     local: Pass
@@ -94,7 +95,7 @@ class Found:
         view = f",view={way}" if way in VIEWS else ""
         plan = " and give the training trainer_hook.plan()" if way != LRU else ""
         return (
-            f"{why}: mount with -o immutable,capacity={self.share:.0%}{view}{plan}; expect"
+            f"{why}: mount with -o immutable,capacity={self.capacity}{view}{plan}; expect"
             f" {_rate(self.mounted[way].per_s)} {self.noun}/s in place of {_rate(self.direct.per_s)}"
             + (f", and an LRU cache gives {_rate(self.mounted[LRU].per_s)}" if way != LRU else "")
         )
@@ -104,8 +105,8 @@ def _rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.1f}"
 
 
-def bench(options: Options, share_of: Callable[[Listing], float], workers: int, say: Callable[[str], None]) -> Found:
-    """Measure all ways; `share_of` says which share of the files is cached, `say` hears what is done next.
+def bench(options: Options, workers: int, say: Callable[[str], None]) -> Found:
+    """Measure all ways; `say` hears what is done next.
 
     Raises UsageError for a source without small files, SpiderfsError or OSError where one cannot be read.
     """
@@ -126,6 +127,7 @@ def bench(options: Options, share_of: Callable[[Listing], float], workers: int, 
                 f"{named} has {len(files)} files of up to {round_size(options.sample_max_bytes)}, too few to measure:"
                 " name the directory of the training's data"
             )
+        share = cached_share(options, listing)
         random.Random(0).shuffle(files)
         say("the source alone")
         alone = readers.read(direct, files[:_MOST_FILES], decode=False, limit_s=_SPEED_S)
@@ -140,12 +142,23 @@ def bench(options: Options, share_of: Callable[[Listing], float], workers: int, 
         say("directly from the source")
         _forget(direct, epoch)
         read = readers.read(direct, epoch, images, limit_s=_MOST_S)
-        share = share_of(listing)
-        found = Found(
-            *(named, len(files), listing.bytes, listing.whole, workers, share, images, len(epoch), local, alone, read)
-        )
+        known = (named, len(files), listing.bytes, listing.whole, workers, share, str(options.capacity))
+        found = Found(*known, images, len(epoch), local, alone, read)
         _mounted(found, options, readers, direct, epoch, say)
         return found
+
+
+def cached_share(options: Options, listing: Listing) -> float:
+    """Which share of the files the capacity holds; raises UsageError."""
+    capacity = options.capacity
+    if capacity.unit == "percent":
+        return float(capacity.amount) / 100
+    if not listing.whole:
+        raise UsageError(
+            f"{options.source} has more files than could be listed, so what share {capacity} are is not known: write it"
+            " as percent, capacity=20%"
+        )
+    return min(1.0, capacity.budget_bytes(0) / listing.bytes)
 
 
 def _mounted(

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from spiderfs.cli.bench import _options, _share
+from spiderfs.cli.bench import _options
 from spiderfs.cli.main import main
 from spiderfs.cli.profile import advice
 from spiderfs.errors import UsageError
 from spiderfs.forms.profile import Cost, Form, Profile, Reads, SourceSpeed
 from spiderfs.linux import mounts
 from spiderfs.options.model import Options
-from spiderfs.profiling.bench import Found, Listing, list_files
+from spiderfs.profiling.bench import Found, Listing, cached_share, list_files
 from spiderfs.profiling.bench_readers import Pass
 from spiderfs.profiling.measure import Speeds
 from spiderfs.testing.memory_source import MemorySource
@@ -27,7 +27,7 @@ def found(local: float, source: float, direct: float, images: bool = True, **mou
         return Pass(round(10 * per_s), round(1e6 * per_s), 0, 10.0)
 
     return Found(
-        *("/nfs/a", 1000, 10**8, True, 8, 0.2, images, 500),
+        *("/nfs/a", 1000, 10**8, True, 8, 0.2, "20%", images, 500),
         local=done(local),
         source=done(source),
         direct=done(direct),
@@ -78,11 +78,11 @@ def test_the_share_that_is_cached_follows_from_the_capacity(tmp_path: Path) -> N
         given = [f"capacity={capacity},cache_dir={tmp_path}/cache"]
         return Options.load(given, None, tmp_path / "source", tmp_path / "mnt")
 
-    assert _share(options("30%"), Listing([], 10, False)) == pytest.approx(0.3)
-    assert _share(options("500"), Listing([], 1000, True)) == 0.5
-    assert _share(options("5000"), Listing([], 1000, True)) == 1.0
+    assert cached_share(options("30%"), Listing([], 10, False)) == pytest.approx(0.3)
+    assert cached_share(options("500"), Listing([], 1000, True)) == 0.5
+    assert cached_share(options("5000"), Listing([], 1000, True)) == 1.0
     with pytest.raises(UsageError, match="write it as percent, capacity=20%"):
-        _share(options("500"), Listing([], 1000, False))
+        cached_share(options("500"), Listing([], 1000, False))
 
 
 def test_a_mount_is_measured_by_its_source_and_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,9 +101,9 @@ def test_a_mount_is_measured_by_its_source_and_options(tmp_path: Path, monkeypat
     (tmp_path / "table").write_text(f"101 27 0:50 / {point} ro - fuse.spiderfs {source} ro\n")
     monkeypatch.setattr(mounts, "MOUNT_TABLE", tmp_path / "table")
     (tmp_path / "scratch").mkdir()
-    options, has_capacity = _options(str(point), (), str(tmp_path / "scratch"))
+    options = _options(str(point), (), str(tmp_path / "scratch"))
     assert (options.source, options.source_latency_ms, str(options.capacity)) == (source, 7.0, "50%")
-    assert (options.immutable, has_capacity) == (True, True)
+    assert options.immutable
     (point / ".spiderfs/config").write_text(f"source={point}  # help\n")
     with pytest.raises(UsageError, match="hides its source: unmount it first"):
         _options(str(point), (), str(tmp_path / "scratch"))

@@ -1,8 +1,8 @@
-"""The figures and the picture that README.md begins with, from a measurement that benchmarks.training.train has kept.
+"""What a plan and samplers gain over an LRU cache, in figures and one picture, from a measurement that benchmarks.training.train has kept.
 
     .venv/bin/python -m benchmarks.training.headline
 
-Reads docs/results/train.json, prints what README.md says, and draws docs/results/headline.png. It measures nothing.
+Reads docs/results/train.json, prints the figures, and draws docs/results/headline.png. It measures nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a plan and samplers gain over an LRU cache, in figures and one picture, from a measurement that benchmarks.training.train has kept.
+"""What a plan and samplers gain over an LRU cache, of what benchmarks.training.train has kept: figures and a picture.
 
     .venv/bin/python -m benchmarks.training.headline
 

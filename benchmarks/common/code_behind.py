@@ -26,6 +26,7 @@ _REFURBISHING = ("trainer_hook/refurbishing",)
 DECIDED_BY: dict[str, tuple[str, ...]] = {
     "accuracy-short": TRAINED,
     "client": ("spiderfs/client", "spiderfs/store", "spiderfs/shared"),
+    "cluster": (*_FETCHING, *_DECIDING),
     "cpu_split": _SERVING,
     "decoding": (*_SERVING, "spiderfs/views"),
     "embedding_width": ("spiderfs/scorer", "trainer_hook/model/capture.py"),
@@ -50,6 +51,7 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
     "nfs-faults": _FETCHING,
     "nfs-short": _FETCHING,
     "nfs-soft": _FETCHING,
+    "nodes": _DECIDING,
     "packages": (*_DECIDING, "spiderfs/packages"),
     "partition": ("spiderfs/forms", "spiderfs/views", "spiderfs/profiling"),
     "pushed": (*_SERVING, "spiderfs/daemon/caching"),

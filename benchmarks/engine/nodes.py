@@ -1,6 +1,6 @@
 """One training on several nodes, each with a mount of its own: what they fetch from the source, engine alone.
 
-    .venv/bin/python -m benchmarks.engine.nodes --json FILE      two minutes
+    .venv/bin/python -m benchmarks.engine.nodes --json FILE      a minute
     .venv/bin/python -m benchmarks.engine.nodes --quick          some seconds
 
 An epoch is one random order of all samples, of which each node reads every n-th one (DistributedSampler). All samples
@@ -9,6 +9,7 @@ nodes read in step; each fetches ahead as the mount does, from a source that ans
 
     this epoch    each node knows what it reads in this epoch
     awaited       it also knows its next epoch, as trainings tell it: what that reads stays (core/plans/foresight.py)
+    homes         each sample has a home, which alone keeps it, and of which the other nodes ask it (core/homes.py)
 
 A figure is what all nodes fetch from the source in an epoch, as a share of the samples; the first two epochs are left
 out. No system can be below 1 - n c if the nodes give each other what they have, nor below 1 - c for one node.
@@ -17,7 +18,6 @@ out. No system can be below 1 - n c if the nodes give each other what they have,
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -29,13 +29,15 @@ from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save
 from spiderfs.core.engine import Engine
+from spiderfs.core.homes import Homes
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
 from spiderfs.policies.spider import Spider
 
 READER, LIST = "reader", "list"
-THIS_EPOCH, AWAITED = "this epoch", "awaited"
-SYSTEMS = (THIS_EPOCH, AWAITED)
+THIS_EPOCH, AWAITED, HOMES = "this epoch", "awaited", "homes"
+SYSTEMS = (THIS_EPOCH, AWAITED, HOMES)
+_SPREAD = 0x9E3779B97F4A7C15
 # Of the cache, as in a mount that has yet to find out how fast its source is; at least and at most this many samples.
 WINDOW_SHARE, LEAST_WINDOW, MOST_WINDOW = 0.02, 1, 32
 
@@ -61,16 +63,22 @@ class Setting:
 
 FULL = Setting()
 QUICK = Setting(samples=1_200, epochs=4)
-NODES, CACHED = (1, 2, 3, 4, 8), (0.1, 0.2, 0.3)
+NODES = (1, 2, 3, 4, 8)
 
 
 class Node:
-    """One node's mount, and the training's reader on it. Sample s has the key s + 1 and size 1."""
+    """One node's mount, and the training's reader on it. All samples have size 1."""
 
-    def __init__(self, setting: Setting, orders: list[npt.NDArray[np.uint32]]) -> None:
+    def __init__(
+        self, setting: Setting, orders: list[npt.NDArray[np.uint32]], homes: Homes | None, nodes: list[Node]
+    ) -> None:
+        """`nodes` are all of them, by their places in `homes`."""
         self._setting = setting
-        self.engine = Engine(Spider(), setting.room)
-        self._keys: list[Key] = list(range(1, setting.samples + 1))
+        self._homes = homes
+        self._nodes = nodes
+        self.engine = Engine(Spider(), setting.room, homes=homes)
+        # Keys of samples are hashes.
+        self._keys: list[Key] = [(index * _SPREAD) % 2**63 for index in range(1, setting.samples + 1)]
         self._index_of = {key: index for index, key in enumerate(self._keys)}
         self._orders = orders
         self.from_source = 0
@@ -92,7 +100,8 @@ class Node:
         order, now_s = self._orders[self._number], float(position)
         self.engine.progressed(READER, LIST, self._number, position + 1, position, now_s)
         self._fetch_ahead()
-        key = int(order[position]) + 1
+        key = self._keys[int(order[position])]
+        assert isinstance(key, int)
         missed = key not in self.engine.members
         if missed:
             self.fetch(key)
@@ -110,7 +119,13 @@ class Node:
 
     def fetch(self, key: int) -> None:
         """Bring a sample that is not cached here."""
-        self.from_source += 1
+        if self._homes is None or not self._homes.is_elsewhere(key):
+            self.from_source += 1
+            return
+        home = self._nodes[self._homes.home(key)]
+        if key not in home.engine.members:
+            home.fetch(key)
+        home.engine.opened(key, 1)
 
 
 def fetched_shares(setting: Setting) -> list[float]:
@@ -119,7 +134,11 @@ def fetched_shares(setting: Setting) -> list[float]:
     whole = [rng.permutation(setting.samples).astype(np.uint32) for _ in range(setting.epochs + 1)]
     own = setting.samples // setting.nodes
     orders = [[order[node :: setting.nodes][:own] for order in whole] for node in range(setting.nodes)]
-    nodes = [Node(setting, order) for order in orders]
+    names = [f"node {number}" for number in range(setting.nodes)]
+    nodes: list[Node] = []
+    for name, order in zip(names, orders, strict=True):
+        homes = Homes(dict.fromkeys(names, 1.0), name) if setting.system == HOMES else None
+        nodes.append(Node(setting, order, homes, nodes))
     shares, before = [], 0
     for epoch in range(setting.epochs):
         for node in nodes:
@@ -133,26 +152,20 @@ def fetched_shares(setting: Setting) -> list[float]:
     return shares
 
 
-def settings(extent: Setting) -> Iterator[Setting]:
-    for cached in CACHED:
-        for nodes in NODES:
-            for system in SYSTEMS:
-                yield replace(extent, system=system, nodes=nodes, cached=cached)
-
-
 def run(extent: Setting, console: Console) -> dict[str, object]:
-    rows = []
-    for setting in track(list(settings(extent)), console=console, transient=True):
+    first: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+    later: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+    chosen = [replace(extent, system=system, nodes=nodes) for system in SYSTEMS for nodes in NODES]
+    for setting in track(chosen, console=console, transient=True):
         shares = fetched_shares(setting)
-        row = {name: asdict(setting)[name] for name in ("system", "nodes", "cached")}
-        rows.append(row | {"first": round(shares[0], 4), "later": round(float(np.mean(shares[2:])), 4)})
-    for cached in CACHED:
-        table = plain_table(f"{cached:.0%} of {extent.samples:,} samples cached on each node", "nodes", *SYSTEMS)
-        for nodes in NODES:
-            found = [row for row in rows if (row["nodes"], row["cached"]) == (nodes, cached)]
-            table.add_row(str(nodes), *(f"{row['later']:.3f}" for row in found))
-        console.print(table)
-    return {"extent": {"samples": extent.samples, "epochs": extent.epochs}, "rows": rows}
+        first[setting.system].append(round(shares[0], 4))
+        later[setting.system].append(round(float(np.mean(shares[2:])), 4))
+    title = f"{extent.cached:.0%} of {extent.samples:,} samples cached on each node"
+    table = plain_table(title, "nodes", *SYSTEMS, "1 - n c")
+    for nodes, *found in zip(NODES, *later.values(), strict=True):
+        table.add_row(str(nodes), *(f"{share:.3f}" for share in found), f"{max(0.0, 1 - nodes * extent.cached):.1f}")
+    console.print(table)
+    return {"extent": asdict(extent), "nodes": NODES, "first": first, "later": later}
 
 
 def main() -> int:

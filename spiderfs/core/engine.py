@@ -15,7 +15,8 @@ fit, so nothing about them has to be ranked. They may fill their share of what b
 they leave free.
 
 Readers publish plans of their coming reads (`plans/schedule.py`), and jobs may exchange samples (`plans/exchange.py`).
-While a plan is believed, or samples are exchanged, that overrules the policy's ranking (`plans/foresight.py`).
+While a plan is believed, or samples are exchanged, that overrules the policy's ranking (`plans/foresight.py`). So does
+it if several nodes share out the samples among their caches (`homes.py`).
 
 Invariants, after every call:
 - used_bytes == sum of the members' sizes == sum of section_bytes <= budget_bytes;
@@ -35,6 +36,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from spiderfs.core.guided import Guided
+from spiderfs.core.homes import Homes
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.foresight import Foresight, Owed
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
@@ -88,13 +90,15 @@ class Engine:
         landing_bytes: int = 0,
         large_share: float = 0.5,
         views: ViewsRoom = NO_VIEWS,
+        homes: Homes | None = None,
     ) -> None:
         if not 0 <= large_share <= 1:
             raise ValueError(f"large_share must lie between 0 and 1, not {large_share}")
         self.schedule = Schedule()
         self.owed = Owed()
         self.policy = policy
-        self._foresight = Foresight(policy, self.schedule, self.owed)
+        self._homes = homes
+        self._foresight = Foresight(policy, self.schedule, self.owed, homes)
         self._large_share = large_share
         self._views = views
         self.members: dict[Key, Member] = {}
@@ -208,7 +212,7 @@ class Engine:
         members = {key: self.members[key].size for key in self.policy.eviction_order()}
         policy.restore(members, {})
         self.policy = policy
-        self._foresight = Foresight(policy, self.schedule, self.owed)
+        self._foresight = Foresight(policy, self.schedule, self.owed, self._homes)
         return self._adopt(self._shown)
 
     def restore(self, members: Iterable[tuple[Key, int, str]], state: Mapping[str, Any]) -> Changes:
@@ -402,7 +406,7 @@ class Engine:
         """
         share = self._policy_share()
         limit = self.policy.limit(section, share, self.section_bytes)
-        if size > min(share, limit):
+        if size > min(share, limit) or (more and not self._foresight.may_enter(key)):
             return None
         over_share = self._policy_bytes() + more - share
         over_limit = self.section_bytes[section] + size - limit

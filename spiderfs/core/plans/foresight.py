@@ -18,6 +18,11 @@ kinds that would leave before it. An awaited one gets that of members of the fir
 whose place the policy admits it. Any other candidate is admitted if the policy admits it, and only in the room of
 members of the first kind. All other sections leave in the policy's own order, and so does this one while nothing is
 planned or shared.
+
+Where nodes share out the samples (`core/homes.py`), some node awaits each sample at its home. So the samples whose home
+this node is are awaited, whatever is planned here, and rank by the hash of their keys and not by the policy: it is the
+same ones that stay, and what is fetched for a moment, by a plan, takes turns in the room of a few. All others have a
+use only while a plan names the time of it; after it they are of the first kind, and no candidates.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from collections.abc import Container, Hashable, Iterable, Iterator
 from itertools import chain, islice
 
 from spiderfs.core.heap import Heap
+from spiderfs.core.homes import Homes
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.schedule import AWAITED, Schedule
 from spiderfs.core.policy import Key, Policy
@@ -112,8 +118,9 @@ class Owed:
 
 
 class Foresight:
-    def __init__(self, policy: Policy, schedule: Schedule, owed: Owed) -> None:
+    def __init__(self, policy: Policy, schedule: Schedule, owed: Owed, homes: Homes | None = None) -> None:
         self._policy = policy
+        self._homes = homes
         self._schedule = schedule
         self._owed = owed
         self._unplanned: Heap[Key] = Heap()
@@ -124,7 +131,11 @@ class Foresight:
 
     @property
     def _active(self) -> bool:
-        return self._schedule.active or self._owed.active
+        return self._schedule.active or self._owed.active or self._homes is not None
+
+    def may_enter(self, key: Key) -> bool:
+        """Whether a sample may become a member, if there is room."""
+        return self._homes is None or self._use_s(key) is not None or self._owed.wanted_by(key) > 0
 
     def inserted(self, key: Key, section: str) -> None:
         """Note a new member, after the policy has noted it."""
@@ -179,9 +190,11 @@ class Foresight:
         ranks = self._owed.wanted_by(key)
         if ranks:
             return chain(timeless, self._planned.ascending(), self._shared.below(ranks))
-        use_s = self._schedule.next_use_s(key)
+        use_s = self._use_s(key)
         if use_s is not None and use_s < AWAITED:
             return chain(timeless, self._planned.below(-use_s))
+        if self._homes is not None and use_s is not None:
+            return chain(self._unplanned.ascending(), self._awaited.below(self._homes.rank(key)))
         kind = self._unplanned if use_s is None else self._awaited
         victims = islice(self._policy.victims_for(key, size, full), _LOOKED_AT)
         own_kind = (victim for victim in victims if victim in kind)
@@ -205,7 +218,16 @@ class Foresight:
         rank = self._owed.rank(key)
         if rank != NOT_OWED:
             return 3, rank
-        use_s = self._schedule.next_use_s(key)
+        use_s = self._use_s(key)
         if use_s is not None and use_s < AWAITED:
             return 2, -use_s
+        if self._homes is not None and use_s is not None:
+            return 1, self._homes.rank(key)
         return int(use_s is not None), self._policy.score(key)
+
+    def _use_s(self, key: Key) -> float | None:
+        """When the cache needs a sample, or AWAITED; None if it does not."""
+        use_s = self._schedule.next_use_s(key)
+        if self._homes is None or (use_s is not None and use_s < AWAITED):
+            return use_s
+        return None if self._homes.is_elsewhere(key) else AWAITED

@@ -19,6 +19,7 @@ from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine, merged
 from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
 from spiderfs.core.guided import HasHubs, HubLimits, Restocked
 from spiderfs.core.hints import Budget, Hint, Lost
+from spiderfs.core.homes import Homes
 from spiderfs.core.partials import PARTIALS, Partials
 from spiderfs.core.policy import Key, Policy
 from spiderfs.core.rooms import NO_VIEWS, ViewsRoom, landing_of, landing_room
@@ -72,6 +73,7 @@ class CacheControl:
         note: Callable[[Hint], None] = lambda hint: None,
         partials_share: float = 0.5,
         views: ViewsRoom = NO_VIEWS,
+        homes: Homes | None = None,
     ) -> None:
         """`note` hears what the engine hears beside accesses."""
         self._content = content
@@ -85,7 +87,7 @@ class CacheControl:
         self._expected_files: int | None = None
         self._lost_files = 0
         self._hub_limits = hub_limits or HubLimits()
-        self.engine = Engine(self._made(policy), 0, 0, large_share, views)
+        self.engine = Engine(self._made(policy), 0, 0, large_share, views, homes)
 
     def status(self) -> CacheStatus:
         usage, engine = self._content.usage(), self.engine

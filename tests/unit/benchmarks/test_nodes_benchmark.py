@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.engine.nodes import AWAITED, QUICK, THIS_EPOCH, fetched_shares
+from benchmarks.engine.nodes import AWAITED, HOMES, QUICK, THIS_EPOCH, fetched_shares
 
 
 def later(system: str, nodes: int) -> float:
@@ -19,5 +19,12 @@ def test_what_a_nodes_next_epoch_reads_stays(nodes: int, most: float) -> None:
     assert later(AWAITED, nodes) <= most < later(THIS_EPOCH, nodes)
 
 
+@pytest.mark.parametrize(("nodes", "most"), [(2, 0.62), (3, 0.46), (4, 0.27)])
+def test_with_homes_the_caches_of_all_nodes_act_as_one(nodes: int, most: float) -> None:
+    first, _, *later = fetched_shares(replace(QUICK, system=HOMES, nodes=nodes))
+    assert (first <= 1.02, float(np.mean(later)) <= most) == (True, True)
+
+
 def test_one_node_fetches_what_it_does_not_hold_either_way() -> None:
-    assert later(AWAITED, 1) == pytest.approx(0.8, abs=0.005) == later(THIS_EPOCH, 1)
+    for system in (THIS_EPOCH, AWAITED, HOMES):
+        assert later(system, 1) == pytest.approx(0.8, abs=0.005)

@@ -15,6 +15,7 @@ from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
 from spiderfs.core.guided import Adjustable, Guided, HasHubs
 from spiderfs.core.hints import Hub
+from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.core.plans import schedule
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import AWAITED
@@ -367,6 +368,29 @@ def test_what_the_next_epoch_names_stays_longer_than_what_it_does_not(monkeypatc
     assert engine.place(20, 10) == NOTHING
     assert engine.place(9, 10).drop == (8,), "read sooner"
     assert list(engine._foresight.eviction_order()) == [7, 4, 3, 9]
+
+
+def test_a_home_keeps_its_own_samples_by_their_hashes_and_others_for_a_moment() -> None:
+    homes = Homes({"here": 1.0, "there": 1.0}, "here")
+    groups = [group for group in range(9999) if not homes.is_elsewhere(group)]
+    own = [rank * GROUPS + groups[rank] for rank in range(9)]
+    other = next(group for group in range(9999) if homes.is_elsewhere(group))
+    engine = Engine(LRU(), 30, homes=homes)
+    for key in (own[5], own[2], own[7]):
+        assert engine.opened(key, 10).keep == ((key, SAMPLES),)
+    assert engine.opened(other, 10) == engine.opened(own[1], 10) == NOTHING
+    assert not engine.would_keep(other, 10)
+    assert engine.opened(own[3], 10).drop == (own[2],)
+    keys = [*own, other]
+    order = PlannedEpoch(0, keys, {key: index for index, key in enumerate(keys)}, np.array([9, 8], np.uint32))
+    engine.plan("a", "", order, 0.0)
+    assert engine.place(other, 10).drop == (own[3],)
+    engine.wanted("a", other, 0.0)
+    assert engine.place(own[1], 10) == Changes(((own[1], SAMPLES),), (other,)), "it was read"
+    assert list(engine._foresight.eviction_order()) == [own[1], own[5], own[7]]
+    # A cache that was filled before there were homes.
+    engine.restore([(other, 10, SAMPLES), (own[0], 10, SAMPLES)], {})
+    assert engine.resize(10, 0).drop == (other,)
 
 
 # -- changes while a plan is believed

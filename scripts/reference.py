@@ -26,7 +26,17 @@ import click
 import trainer_hook
 from spiderfs import client, errors
 from spiderfs.cli.main import main
-from spiderfs.metrics import BUCKETS_US, COUNTERS, GAUGES, HISTOGRAMS, MOUNT_UP, SECTION_BYTES, Definition
+from spiderfs.metrics import (
+    BUCKETS_US,
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    MOUNT_UP,
+    PEER_COUNTERS,
+    PEER_UP,
+    SECTION_BYTES,
+    Definition,
+)
 from spiderfs.options.model import default_rows
 from spiderfs.protocol import MESSAGES, Message, Ok
 from spiderfs.vfs.control_files import FILES
@@ -155,11 +165,11 @@ def _metrics(definitions: tuple[Definition, ...], ending: str = "") -> str:
 
 
 def counters() -> str:
-    return _metrics(COUNTERS, "_total")
+    return _metrics((*COUNTERS, *PEER_COUNTERS), "_total")
 
 
 def gauges() -> str:
-    return _metrics((*GAUGES, SECTION_BYTES, MOUNT_UP))
+    return _metrics((*GAUGES, SECTION_BYTES, MOUNT_UP, PEER_UP))
 
 
 def histograms() -> str:

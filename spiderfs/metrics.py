@@ -404,6 +404,22 @@ SECTION_BYTES = Definition(
 
 # Of what serves the metrics of several mounts.
 MOUNT_UP = Definition("up", "1 while the mount answers, else 0", "Alert on 0: its daemon is dead, or hangs.")
+# What other nodes' caches gave, one value for each `peer`; none of it is in `origin_bytes`.
+PEER_COUNTERS = (
+    Definition("peer_hits", "Reads of file content that another node answered", "What it spares the source."),
+    Definition("peer_bytes", "Bytes of those reads", "With `origin_bytes`: where the bytes come from."),
+    Definition(
+        "peer_absent",
+        "Questions to another node about files that it does not know so",
+        "Rising: it shows another source, a view or older names, or its web server may not read the mount.",
+    ),
+    Definition(
+        "peer_timeouts",
+        "Questions to another node that it did not answer in time, or not rightly",
+        "Rising: `peer_timeout` is shorter than the source takes, or the node is overloaded. The source was read.",
+    ),
+)
+PEER_UP = Definition("peer_up", "1 while another node answers, else 0", "At 0 it is asked now and then only.")
 
 _CELL = {definition.name: index for index, definition in enumerate(COUNTERS)}
 # A histogram has a cell for each bucket, one for all times above the last bound, and one for the sum in microseconds.
@@ -473,10 +489,17 @@ class SharedCounters:
 
 
 class _Snapshot(Collector):
-    def __init__(self, shared: SharedCounters, gauges: Mapping[str, float], sections: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        shared: SharedCounters,
+        gauges: Mapping[str, float],
+        sections: Mapping[str, int],
+        peers: Mapping[str, Mapping[str, int]],
+    ) -> None:
         self._shared = shared
         self._gauges = gauges
         self._sections = sections
+        self._peers = peers
 
     def collect(self) -> list[Metric]:
         families: list[Metric] = []
@@ -495,6 +518,12 @@ class _Snapshot(Collector):
         for name, size in self._sections.items():
             section.add_metric([name], size)
         families.append(section)
+        for definition in (*PEER_COUNTERS, PEER_UP) if self._peers else ():
+            kind = GaugeMetricFamily if definition is PEER_UP else CounterMetricFamily
+            family = kind(f"spiderfs_{definition.name}", definition.help, labels=["peer"])
+            for url, values in self._peers.items():
+                family.add_metric([url], values[definition.name.removeprefix("peer_")])
+            families.append(family)
         for definition in HISTOGRAMS:
             counts, total = self._shared.histogram(definition.name)
             cumulative, buckets = 0, []
@@ -507,6 +536,11 @@ class _Snapshot(Collector):
         return families
 
 
-def prometheus_text(shared: SharedCounters, gauges: Mapping[str, float], sections: Mapping[str, int]) -> bytes:
-    """All metrics in Prometheus' text format."""
-    return generate_latest(_Snapshot(shared, gauges, sections))
+def prometheus_text(
+    shared: SharedCounters,
+    gauges: Mapping[str, float],
+    sections: Mapping[str, int],
+    peers: Mapping[str, Mapping[str, int]] | None = None,
+) -> bytes:
+    """All metrics in Prometheus' text format; `peers` has the values of each other node by its URL."""
+    return generate_latest(_Snapshot(shared, gauges, sections, peers or {}))

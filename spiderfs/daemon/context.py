@@ -15,6 +15,7 @@ import trio
 
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.source import ArchiveSource
+from spiderfs.core.homes import Homes
 from spiderfs.core.rooms import NO_VIEWS, ViewsRoom
 from spiderfs.daemon.cache_directory import bind_to_view, same_file
 from spiderfs.daemon.chosen_partition import Partition, chosen_partition
@@ -34,6 +35,7 @@ from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.open import OpenedSource, is_url
+from spiderfs.sources.peers import PeerCounts, PeerSource, PeerStatus, own_url
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.single_flight import RecentTimeouts
 from spiderfs.sources.source import Source
@@ -70,6 +72,8 @@ _BACKLOG = 128
 # Threads of one process, which are made one after the other, hardly ever have numbers that are equal modulo this. A
 # reader whose sample was left out of a full table of samples, half a megabyte, may get a stand-in.
 _PUSHER_THREADS, _PUSHED_SAMPLES = 1 << 10, 1 << 16
+# One that was left out may be asked of yet another node, if the nodes' lists of members differ.
+_ASKED_SAMPLES = 1 << 16
 # A sample that was left out of this table is stored in vain.
 _PASSING_SAMPLES = 1 << 12
 
@@ -113,6 +117,11 @@ class MountContext:
     """
     passing_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PASSING_SAMPLES))
     """Those of them that are being fetched, and that the store is not to take: the engine would not keep them."""
+    homes: Homes | None = None
+    """The homes of samples among several nodes, by the option `peers`."""
+    peer_counts: PeerCounts = field(default_factory=lambda: PeerCounts(0, 0))
+    asked_by_peers: SharedSlots = field(default_factory=lambda: SharedSlots(_ASKED_SAMPLES))
+    """The versions that other nodes have asked for: they are read from the source, and from no other node."""
     touches: Touches = field(default_factory=Touches)
     spare_nodes: SharedRows = field(default_factory=SharedRows)
     timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
@@ -178,10 +187,21 @@ class MountContext:
         makers = MakerPool(options.view_workers, options.sample_max_bytes, options.view_pixels)
         # A row of its own: two processes that add to one row could lose a count.
         counters = self.row(row + _rows_of_processes(options) - MANAGER_ROW)
-        source = ViewSource(self.source, self.forms, makers, options.sample_max_bytes, counters.add)
+        originals: Source = self.source
+        if self.homes is not None:
+            peer_counts = self.peer_counts.row(row - MANAGER_ROW)
+            originals = PeerSource(self.source, self.homes, options.peer_timeout, peer_counts, self.asked_by_peers)
+        source = ViewSource(originals, self.forms, makers, options.sample_max_bytes, counters.add)
         # A reader's fetch never queues behind files that are pushed ahead; no push comes to the manager.
         at_a_time = options.fetches if row == MANAGER_ROW else options.fetches + self.pushes
         return ReadProcess(source, at_a_time, longest, before, deliver_to, cautious)
+
+    def peer_statuses(self) -> dict[str, PeerStatus]:
+        """What was had from each other node, by its URL."""
+        if self.homes is None:
+            return {}
+        members = enumerate(self.homes.members)
+        return {url: self.peer_counts.of(member) for member, url in members if member != self.homes.own}
 
     def views_room(self, catalogue: Catalogue) -> ViewsRoom:
         """What of the cache is for views, where the root shows both these and originals."""
@@ -273,6 +293,9 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
     forms.fingerprint(forms.shown)
     listener = open_run_directory(layout.run)
     faults = FaultState.in_memory(**options.source_faults())
+    homes = None
+    if options.peers:
+        homes = Homes(options.peers, own_url(options.peers, options.peer_self))
     reader, writer = open_pipe()
     return MountContext(
         options=options,
@@ -290,6 +313,8 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
         resent=ResentRequests(options.workers, MAX_WAITING, REFUSED_AFTER),
         names_asked=SharedSlots(options.workers),
         notice=Notice(options.workers),
+        homes=homes,
+        peer_counts=PeerCounts(1 + options.workers, len(options.peers)),
     )
 
 

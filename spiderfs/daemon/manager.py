@@ -64,7 +64,6 @@ SAVE_INTERVAL_S = 30.0
 # Saving the order of millions of records takes seconds; at most this share of the manager's time goes into it.
 SAVE_SHARE = 0.02
 HOUSEKEEPING_INTERVAL_S = 5.0
-
 # Sizes of views that a status looks at: 0.1 s of the manager's time.
 _LOOKED_AT = 100_000
 
@@ -113,6 +112,7 @@ class Manager:
             noted_in(recording),
             context.partition.partials_share,
             context.views_room(catalogue),
+            context.homes,
         )
         self._capacity = CacheCapacity(options, cache, catalogue, supply.lister)
         self._superseded = Superseded(catalogue, content, cache)
@@ -226,6 +226,7 @@ class Manager:
             source_reachable=self._context.counters.source_reachable(),
             forms=self._cached_forms(),
             partition=self._context.partition,
+            peers=self._context.peer_statuses(),
             next_partition=self._next_partition.found(self._options.current),
         )
 

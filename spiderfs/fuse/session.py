@@ -35,8 +35,9 @@ from spiderfs.fuse import wire
 from spiderfs.fuse.resent_requests import HeldRequests
 from spiderfs.linux import mounts
 from spiderfs.metrics import Counters
+from spiderfs.sources.source import FIRST_INODE
 from spiderfs.vfs.answer_types import Caller
-from spiderfs.vfs.catalogue import FIRST_INODE, ROOT_INODE
+from spiderfs.vfs.catalogue import ROOT_INODE
 
 log = logging.getLogger(__name__)
 

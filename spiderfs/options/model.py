@@ -45,6 +45,7 @@ from spiderfs.options.types import (
     Number,
     OptionalPath,
     Owner,
+    Peers,
     Policy,
     Radius,
     Seconds,
@@ -344,6 +345,24 @@ class Options(BaseModel):
         "how often a request is tried before a reader gets an error", 4, default=4, ge=1, le=100
     )
 
+    peers: Peers = option(
+        "all nodes that show this source, this one too, as URLs of web servers over their mounts, with + between them:"
+        " their caches act as one; URL*WEIGHT for nodes of different capacity",
+        "http://n1:8443+http://n2:8443",
+        default={},
+        default_text="none",
+    )
+    peer_self: Endpoint = option(
+        "which of `peers` is this node; none finds it by the addresses of this machine", "http://n1:8443", default=""
+    )
+    peer_timeout: Seconds = option(
+        "how long another node may take before the source is read: longer than the source itself takes",
+        "200ms",
+        default=0.2,
+        gt=0,
+        le=60,
+    )
+
     source_endpoint: Endpoint = option(
         "URL of a store that is not Amazon's; none finds it as other programs do (AWS_ENDPOINT_URL, profiles)",
         "https://minio.example.org:9000",
@@ -428,6 +447,20 @@ class Options(BaseModel):
         if forms not in (ONE_FORM, AUTO) and Split.parse(forms).decoded and info.data.get("view") == NO_VIEW:
             raise ValueError("the second percent is that of views: write 0 there, or choose a view with view=NAME")
         return forms
+
+    @field_validator("peers")
+    @classmethod
+    def _check_peers(cls, peers: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        if peers and info.data.get("view") != NO_VIEW:
+            raise ValueError("nodes give each other originals, and the root shows a view: leave out view, or peers")
+        return peers
+
+    @field_validator("peer_self")
+    @classmethod
+    def _check_peer_self(cls, own: str, info: ValidationInfo) -> str:
+        if own and own not in info.data.get("peers", {}):
+            raise ValueError("peers does not name this node: write it there too, in the same way")
+        return own
 
     @field_validator("source_endpoint", "source_region", "source_profile", "source_anonymous", "source_requester_pays")
     @classmethod

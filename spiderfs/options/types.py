@@ -68,6 +68,37 @@ def _endpoint(value: str) -> str:
     return value.rstrip("/")
 
 
+def _peers(value: object) -> dict[str, float]:
+    """Addresses of nodes, each perhaps with `*WEIGHT`; with + between them, or a list of them."""
+    if isinstance(value, dict):
+        return value
+    parts = value.split("+") if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("write the nodes like http://n1:8443+http://n2:8443")
+    found: dict[str, float] = {}
+    for part in parts if parts not in (["none"], [""]) else ():
+        text, star, weight = part.strip().partition("*")
+        try:
+            share = float(weight) if star else 1.0
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1e6:
+            raise ValueError(f"{weight!r} is no weight of a node: write a number in proportion to its capacity")
+        if "@" in text:
+            raise ValueError("the addresses of nodes are shown to all who read the mount: leave logins out")
+        if not (url := _endpoint(text)) or url in found:
+            raise ValueError("a node has no address, or two have one: write them like http://n1:8443+http://n2:8443")
+        found[url] = share
+    if len(found) == 1:
+        raise ValueError("this is one node: name all of them, this one too, or leave peers out")
+    return found
+
+
+def _written_peers(value: dict[str, float]) -> str:
+    parts = (url if weight == 1 else f"{url}*{_decimal(weight)}" for url, weight in value.items())
+    return "+".join(parts) or "none"
+
+
 def _or(word: str) -> BeforeValidator:
     return BeforeValidator(lambda value: None if value == word else value)
 
@@ -129,6 +160,8 @@ BytesPerSecond = Annotated[
 Word = Annotated[str, BeforeValidator(lambda value: "" if value == "none" else value), _written_or_none]
 Archives = Annotated[str, AfterValidator(_archives), _written_or_none]
 Endpoint = Annotated[Word, AfterValidator(_endpoint)]
+# Addresses of nodes, and the weight of each.
+Peers = Annotated[dict[str, float], PlainValidator(_peers), PlainSerializer(_written_peers)]
 Forms = Annotated[str, BeforeValidator(_forms)]
 Policy = Annotated[str, AfterValidator(_mountable_policy)]
 Views = Annotated[dict[str, Recipe], PlainValidator(parse_recipes), PlainSerializer(format_recipes)]

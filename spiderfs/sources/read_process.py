@@ -37,7 +37,7 @@ import trio
 
 from spiderfs.errors import SourceUnavailable
 from spiderfs.linux.process_table import end_with_parent, ended_status
-from spiderfs.sources.source import Delivery, Source, Version, joined_time, split_time
+from spiderfs.sources.source import Delivery, FromPeer, Source, Version, joined_time, split_time
 
 _NUMBER = struct.Struct("<I")
 # Request: offset, length, the version's size, mtime (seconds, nanoseconds) and tag; bytes of the path, of what a
@@ -45,6 +45,8 @@ _NUMBER = struct.Struct("<I")
 _REQUEST = struct.Struct("<QQQqIQIHH")
 _REPLY = struct.Struct("<QB")
 _READ, _DELIVERED, _FAILED = 0, 1, 2
+# Added to the kind of bytes that a peer gave.
+_FROM_PEER = 4
 _COUNT = struct.Struct("<Q")
 _HEADER_BYTES = 64
 # A cautious process that makes n reads at a time makes n times this many of them before it makes n + 1 at a time.
@@ -159,7 +161,8 @@ class ReadProcess:
             return trio.lowlevel.Abort.SUCCEEDED
 
         what, size = await trio.lowlevel.wait_task_rescheduled(abandon)
-        result = bytes(self._view[begin : begin + size])
+        result = (FromPeer if what & _FROM_PEER else bytes)(self._view[begin : begin + size])
+        what &= ~_FROM_PEER
         self._give_back(slot, size)
         if what == _FAILED:
             raise pickle.loads(result)
@@ -266,6 +269,8 @@ class ReadProcess:
                 if what == _READ and len(result) == length:
                     head_end = path_bytes + head_bytes
                     what = self._deliver(said[path_bytes:head_end], result, said[head_end:])
+            if isinstance(result, FromPeer):
+                what += _FROM_PEER
             self._view[start : start + len(result)] = result
             _REPLY.pack_into(self._view, begin, len(result), what)
             os.write(replies, number)

@@ -14,7 +14,12 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+import xxhash
+
 _SECOND_NS = 1_000_000_000
+HASH_MASK = (1 << 63) - 1
+# Lower numbers belong to the root and to control files.
+FIRST_INODE = 1 << 16
 # The largest file that the kernel knows of (loff_t).
 MAX_SIZE = (1 << 63) - 1
 
@@ -26,6 +31,24 @@ class Version(NamedTuple):
     mtime_ns: int
     tag: int = 0
     """64 bits for the object's ETag; with a tag `mtime_ns` is 0. Bytes never change under a tag: it has settled."""
+
+
+def version_hash(path: bytes, version: Version | None, view: bytes = b"") -> int:
+    """The number of a version of a file, the same on all machines: 63 bits, from FIRST_INODE on.
+
+    `version` is None for a directory; `view` is the fingerprint of a view of the file.
+    """
+    text = path + b"/" if version is None else b"%s\0%d\0%d" % (path, version.size, version.mtime_ns)
+    if version is not None and version.tag:
+        text += b"\0tag %d" % version.tag
+    if view:
+        text += b"\0" + view
+    hashed: int = xxhash.xxh3_64_intdigest(text) & HASH_MASK
+    return max(hashed, FIRST_INODE)
+
+
+class FromPeer(bytes):
+    """Bytes of a file that another node's cache gave in place of the source (`peers.py`)."""
 
 
 def split_time(time_ns: int) -> tuple[int, int]:

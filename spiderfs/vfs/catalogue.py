@@ -37,7 +37,8 @@ import xxhash
 
 from spiderfs.errors import Stale
 from spiderfs.linux import steady_clock
-from spiderfs.sources.source import SourceStat, Version, joined_time, split_time
+from spiderfs.sources.source import FIRST_INODE, HASH_MASK, SourceStat, Version, joined_time, split_time
+from spiderfs.sources.source import version_hash as _version_hash
 from spiderfs.store.store import Records, Row
 from spiderfs.vfs.settling import MOST_BEHIND_S, behind_s, may_look_old, settles_at
 from spiderfs.views.recipe import ORIGINAL
@@ -45,12 +46,9 @@ from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY, Forms
 
 TABLES = ("inode", "dentry", "listing", "facts", "redirect", "gone", "form")
 ROOT_INODE = 1
-# Lower inodes belong to the root and to control files.
-FIRST_INODE = 1 << 16
 # Set in the number by which the kernel knows a provisional version (`provisional_files.py`).
 PROVISIONAL = 1 << 63
 
-_HASH_MASK = (1 << 63) - 1
 _INODE_KEY = struct.Struct(">Q")
 _DENTRY_KEY = struct.Struct(">QQ")
 # Mode, uid, gid, size; mtime in seconds and nanoseconds, because 64 bits of nanoseconds end in 2262; the time of
@@ -487,7 +485,7 @@ class Catalogue:
                     return inode, settles_at
             elif other == path:
                 return inode, None
-            inode = max((inode + 1) & _HASH_MASK, FIRST_INODE)
+            inode = max((inode + 1) & HASH_MASK, FIRST_INODE)
 
     # -- what is gone
 
@@ -529,19 +527,9 @@ class Catalogue:
         self._records.put([("facts", name.encode(), value)])
 
 
-def _version_hash(path: bytes, version: Version | None, view: bytes) -> int:
-    text = path + b"/" if version is None else b"%s\0%d\0%d" % (path, version.size, version.mtime_ns)
-    if version is not None and version.tag:
-        text += b"\0tag %d" % version.tag
-    if view:
-        text += b"\0" + view
-    hashed: int = xxhash.xxh3_64_intdigest(text) & _HASH_MASK
-    return max(hashed, FIRST_INODE)
-
-
 def _name_hash(name: bytes) -> int:
     # Positions start at 3: readdir's 0 is the beginning, and some programs expect "." and ".." before the rest.
-    hashed: int = xxhash.xxh3_64_intdigest(name) & _HASH_MASK
+    hashed: int = xxhash.xxh3_64_intdigest(name) & HASH_MASK
     return max(hashed, 3)
 
 

@@ -33,7 +33,7 @@ import trio
 
 from spiderfs.errors import AccessDenied, Busy, InvalidArgument, IsADirectory, NotFound, ReadOnly, TryAgain
 from spiderfs.shared.layout import RunLayout
-from spiderfs.vfs.catalogue import FIRST_INODE
+from spiderfs.sources.source import FIRST_INODE
 from spiderfs.vfs.snapshots import Snapshots
 
 CONTROL_DIRECTORY = b".spiderfs"

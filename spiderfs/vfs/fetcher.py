@@ -34,7 +34,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.single_flight import SingleFlight
-from spiderfs.sources.source import Delivery, Version
+from spiderfs.sources.source import Delivery, FromPeer, Version
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetch_lock import FetchLock
@@ -341,8 +341,10 @@ class Fetcher:
         patience: Patience,
     ) -> bytes:
         payload = await self._client.read(path, offset, length, version, delivery, patience)
-        self._counters.add("origin_reads")
-        self._counters.add("origin_bytes", origin_bytes)
+        # What a peer gave is counted where that is asked (`sources/peers.py`).
+        if not isinstance(payload, FromPeer):
+            self._counters.add("origin_reads")
+            self._counters.add("origin_bytes", origin_bytes)
         return payload
 
     async def _read_view(self, views: ShownViews, node: Node, delivery: Delivery | None, patience: Patience) -> bytes:

@@ -36,6 +36,8 @@ from spiderfs.errors import (
     Stale,
 )
 from spiderfs.linux import steady_clock
+from spiderfs.shared.slots import SharedSlots
+from spiderfs.sources.peers import asked_version
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import Delivery, Source, SourceStat
 from spiderfs.store.store import ContentKey
@@ -85,8 +87,13 @@ class Filesystem:
         settings: Settings,
         clock: Callable[[], float] = steady_clock.now,
         scattered: Callable[[], bool] = lambda: False,
+        asked_by_peers: SharedSlots | None = None,
     ) -> None:
-        """`unstored`: the fetcher has the same. `scattered`: whether other processes may know names unknown here."""
+        """`unstored`: the fetcher has the same. `scattered`: whether other processes may know names unknown here.
+
+        `asked_by_peers`: which versions other nodes have asked for; None where there are none.
+        """
+        self._asked_by_peers = asked_by_peers
         self._catalogue = supply.catalogue
         self._client = supply.client
         self._flights = SingleFlight(supply.client.timeouts)
@@ -136,6 +143,8 @@ class Filesystem:
             return await self._lookup_own(parent, name)
         if len(name) > NAME_MAX:
             raise NameTooLong(f"{len(name)} bytes")
+        if self._asked_by_peers is not None and (asked := asked_version(name)) is not None:
+            return await self._lookup_for_peer(parent, *asked, caller)
         known = self._catalogue.find(parent, name)
         again = self._unstored.opens_again(caller.pid)
         if known is not None and not again:
@@ -158,6 +167,15 @@ class Filesystem:
         if found is None:
             return _no_entry(self.settings.negative_ttl_s)
         return await self._answer(found, self._left_s(found), parent, caller)
+
+    async def _lookup_for_peer(self, parent: int, name: bytes, version: int, caller: Caller) -> Entry:
+        """The entry of one version of a file, for another node (`sources/peers.py`); none if the name means another."""
+        assert self._asked_by_peers is not None
+        entry = await self.lookup(parent, name, caller)
+        if entry.attributes.inode != version:
+            return _no_entry(0.0)
+        self._asked_by_peers.put(version)
+        return entry._replace(timeout_s=0.0)
 
     async def _lookup_own(self, parent: int, name: bytes) -> Entry:
         """The entry of a name in `.spiderfs`, in `views` there, or of `.spiderfs` in the root; raises NotFound."""

@@ -18,11 +18,13 @@ from object_server import MODIFIED_S, ObjectServer, object_server
 
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.source import ArchiveSource
+from spiderfs.core.homes import Homes
 from spiderfs.errors import SourceChanged, SourceNotADirectory, SourceNotFound
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import open_source
+from spiderfs.sources.peers import PeerCounts, PeerSource
 from spiderfs.sources.source import Source, SourceStat, Version
 from spiderfs.testing import MemorySource
 
@@ -258,7 +260,7 @@ class Subject(NamedTuple):
             pytest.skip(f"this source has no {', '.join(missing)}")
 
 
-@pytest.fixture(params=["local", "slow", "memory", "tagged", "s3", "gs", "az", "tar", "zip", "nested"])
+@pytest.fixture(params=["local", "slow", "memory", "tagged", "s3", "gs", "az", "tar", "zip", "nested", "peers"])
 def subject(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
     if request.param == "s3":
         (url, client), bucket = request.getfixturevalue("store"), f"bucket{next(BUCKETS)}"
@@ -290,6 +292,11 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     faults = FaultState.create(tmp_path / "faults")
     if request.param == "slow":
         source = SlowSource(source, faults)
+    if request.param == "peers":
+        # The other node, the home of half of the files, is away.
+        own, other = "http://127.0.0.1:1", "http://127.0.0.1:2"
+        homes = Homes({own: 1.0, other: 1.0}, own)
+        source = PeerSource(source, homes, 0.2, PeerCounts(1, 2).row(0), ())
     yield Subject(source, DirectoryTree(root))
     source.close()
     source.close()

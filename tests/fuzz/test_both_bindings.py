@@ -24,7 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mounting import Mounted, mounted
 
-from spiderfs.vfs.catalogue import FIRST_INODE, PROVISIONAL, ROOT_INODE
+from spiderfs.sources.source import FIRST_INODE
+from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE
 
 LIMIT = 64 << 10  # sample_max_bytes
 SIZES = {b"empty": 0, b"small": 1000, b"page": 4096, b"at": LIMIT, b"large": LIMIT + 1, b"blocks": (2 << 20) + 17}

@@ -15,6 +15,8 @@ from spiderfs.metrics import (
     GAUGES,
     HISTOGRAMS,
     MOUNT_UP,
+    PEER_COUNTERS,
+    PEER_UP,
     SECTION_BYTES,
     SharedCounters,
     prometheus_text,
@@ -123,13 +125,25 @@ def test_the_text_is_what_prometheus_reads() -> None:
     assert families == {}
 
 
+def test_each_peer_has_a_value_of_its_own() -> None:
+    values = {definition.name.removeprefix("peer_"): 7 for definition in PEER_COUNTERS} | {"up": 0}
+    peers = {"http://n1:8443": values, "http://n2:8443": values | {"up": 1}}
+    text = prometheus_text(SharedCounters(1), {}, {}, peers).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for definition in PEER_COUNTERS:
+        found = families[f"spiderfs_{definition.name}"]
+        assert {sample.labels["peer"]: sample.value for sample in found.samples} == dict.fromkeys(peers, 7)
+    up = families[f"spiderfs_{PEER_UP.name}"]
+    assert {sample.labels["peer"]: sample.value for sample in up.samples} == {"http://n1:8443": 0, "http://n2:8443": 1}
+
+
 # -- the documentation
 
 
 def defined() -> set[str]:
     return {
-        *(f"spiderfs_{found.name}_total" for found in COUNTERS),
-        *(f"spiderfs_{found.name}" for found in (*GAUGES, SECTION_BYTES, MOUNT_UP, *HISTOGRAMS)),
+        *(f"spiderfs_{found.name}_total" for found in (*COUNTERS, *PEER_COUNTERS)),
+        *(f"spiderfs_{found.name}" for found in (*GAUGES, SECTION_BYTES, MOUNT_UP, PEER_UP, *HISTOGRAMS)),
     }
 
 

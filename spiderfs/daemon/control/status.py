@@ -12,6 +12,7 @@ from spiderfs.daemon.chosen_partition import Partition
 from spiderfs.daemon.training.courses.job_accounts import JobStatus
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.options.model import Options
+from spiderfs.sources.peers import PeerStatus
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class MountStatus:
     forms: Mapping[str, int]
     """How many samples are cached in which form."""
     partition: Partition
+    peers: Mapping[str, PeerStatus]
+    """What was had from each other node, by its URL."""
     next_partition: Partition | None
     """That of a mount with these options and the profile as it is now; None if it would need another profile."""
 

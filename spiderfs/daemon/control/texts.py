@@ -1,6 +1,8 @@
 """The texts of control files: each function turns the status of a component into one.
 
 Texts that may be of any length come in pieces, and other tasks run between two.
+
+The module is long because there are many control files.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ def stats(status: MountStatus) -> bytes:
             f"{round_size(counters['origin_bytes'])}, {round_size(int(gauges['origin_bytes_per_open']))} per open"
             + (", unseen ones counted" if options.immutable else ""),
         ),
+        *_peer_rows(status),
         ("waited for it", f"{counters['stall_microseconds'] / 1e6:.1f} s in all readers together"),
         ("troubles", _troubles(counters)),
     ]
@@ -98,6 +101,27 @@ def _troubles(counters: Mapping[str, int]) -> str:
         (counters["deadly_requests"], "deadly requests"),
     )
     return "; ".join(f"{count:,} {what}" for count, what in met if count) or "none"
+
+
+def _peer_rows(status: MountStatus) -> list[tuple[str, str]]:
+    if not status.peers:
+        return []
+    hits, size = (sum(getattr(peer, name) for peer in status.peers.values()) for name in ("hits", "bytes"))
+    return [
+        ("from peers", f"{round_size(size)} in {hits:,} reads"),
+        *(
+            (
+                f"  {escaped(url)}",
+                f"{'up' if peer.up else 'down'}, {peer.hits:,} reads ({round_size(peer.bytes)}),"
+                f" {peer.absent:,} not there, {peer.timeouts:,} not in time",
+            )
+            for url, peer in status.peers.items()
+        ),
+    ]
+
+
+def _peer_figures(status: MountStatus) -> dict[str, dict[str, int]]:
+    return {url: {name: int(value) for name, value in peer._asdict().items()} for url, peer in status.peers.items()}
 
 
 def _view_rows(status: MountStatus) -> list[tuple[str, str]]:
@@ -216,6 +240,7 @@ def stats_json(status: MountStatus) -> bytes:
             "latency_s": round(status.prefetcher.latency_s, 6),
             "bytes_per_s": round(status.prefetcher.bytes_per_s),
         },
+        "peers": _peer_figures(status),
         "workers": options.workers,
         "uptime_s": round(status.uptime_s, 3),
         "metrics": {**status.counters, **status.gauges()},
@@ -235,7 +260,7 @@ def _plan_figures(plan: PlanStatus) -> dict[str, Any]:
 def metrics(status: MountStatus, counters: SharedCounters) -> bytes:
     """Every metric in Prometheus' text format."""
     sections = {name: section.bytes for name, section in status.cache.sections.items()}
-    return prometheus_text(counters, status.gauges(), sections)
+    return prometheus_text(counters, status.gauges(), sections, _peer_figures(status))
 
 
 def config(options: Options, last_refusal: str) -> bytes:

@@ -21,8 +21,8 @@ from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.fuse.session import BURST, Body, Handler
 from spiderfs.fuse.wire import Opcode
 from spiderfs.metrics import SharedCounters
+from spiderfs.sources.source import FIRST_INODE
 from spiderfs.vfs.answer_types import Caller
-from spiderfs.vfs.catalogue import FIRST_INODE
 
 PATIENCE_S = 10.0
 

@@ -284,6 +284,41 @@ def test_settings_of_a_store_reach_it(paths: Paths, bucket: type[_Bucket]) -> No
         paths.load("source.region=r")
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("peers=n1:8443+n2:8443", "write it like https://"),
+        ("peers=http://n1:8443", "name all of them, this one too"),
+        ("peers=http://n1:8443+http://n1:8443/", "two have one"),
+        ("peers=http://n1:8443+", "a node has no address"),
+        ("peers=http://n1:8443+http://me:word@n2:8443", "leave logins out"),
+        ("peers=http://n1:8443*none+http://n2:8443", "'none' is no weight of a node"),
+        ("peers=http://n1:8443*0+http://n2:8443", "'0' is no weight of a node"),
+        ("peers=http://n1:8443+http://n2:8443,view=jpeg256", "leave out view, or peers"),
+        ("peers=http://n1:8443+http://n2:8443,peer_self=http://n3:8443", "peers does not name this node"),
+        ("peer_self=http://n3:8443", "peers does not name this node"),
+        ("peer_timeout=0s", "peer_timeout"),
+    ],
+)
+def test_a_wrong_list_of_nodes_is_explained(paths: Paths, option: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        paths.load(option)
+    assert "\n" not in str(refused.value)
+
+
+def test_nodes_are_named_in_an_option_or_in_a_file(paths: Paths, tmp_path: Path) -> None:
+    nodes = {"http://n1:8443": 1.0, "https://n2:8443/imagenet": 2.5}
+    options = paths.load("peers=http://n1:8443/+https://n2:8443/imagenet*2.5,peer_self=http://n1:8443")
+    assert (options.peers, options.peer_self) == (nodes, "http://n1:8443")
+    rows = {row.name: row.value for row in options.as_table()}
+    assert rows["peers"] == "http://n1:8443+https://n2:8443/imagenet*2.5"
+    assert paths.load(f"peers={rows['peers']},peer_self={rows['peer_self']}") == options
+    file = tmp_path / "options.toml"
+    file.write_text('peers = ["http://n1:8443", "https://n2:8443/imagenet*2.5"]\n')
+    assert Options.load([], file, paths.source, paths.mountpoint).peers == nodes
+    assert paths.load("peers=none") == paths.load()
+
+
 @pytest.mark.parametrize("source", ["memory:/bucket/train", "memory:bucket/"])
 def test_a_url_with_too_few_slashes_is_a_mistake(paths: Paths, bucket: type[_Bucket], source: str) -> None:
     with pytest.raises(ConfigError, match="neither a URL nor a path: write memory://bucket"):

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 
 from spiderfs.errors import Stale
-from spiderfs.sources.source import SourceStat, Version
+from spiderfs.sources.source import FIRST_INODE, SourceStat, Version
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.vfs import catalogue as module
-from spiderfs.vfs.catalogue import FIRST_INODE, PROVISIONAL, ROOT_INODE, TABLES, Catalogue, join
+from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, TABLES, Catalogue, join
 
 ROOT = SourceStat(stat.S_IFDIR | 0o755, 0, 0, 0, 1)
 DIRECTORY = SourceStat(stat.S_IFDIR | 0o755, 0, 0, 4096, 5)

@@ -25,8 +25,8 @@ from spiderfs.errors import (
     TryAgain,
 )
 from spiderfs.shared.layout import RunLayout
+from spiderfs.sources.source import FIRST_INODE
 from spiderfs.vfs import snapshots as module
-from spiderfs.vfs.catalogue import FIRST_INODE
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, FILES, Control, is_control_handle
 
 OWNER, STRANGER = 1000, 1001

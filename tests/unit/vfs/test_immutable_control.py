@@ -11,8 +11,8 @@ from answering import Manager
 
 from spiderfs.errors import Busy, ConfigError, ReadOnly, TryAgain
 from spiderfs.shared.layout import RunLayout
+from spiderfs.sources.source import FIRST_INODE
 from spiderfs.vfs import snapshots as module
-from spiderfs.vfs.catalogue import FIRST_INODE
 from spiderfs.vfs.control_files import CONTROL_INODE, FILES, ImmutableControl
 
 OWNER, STRANGER = 1000, 1001

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
 import os
 import subprocess
@@ -11,9 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from certificates import own_certificate
 from object_server import ObjectServer, object_server
 
 from spiderfs.errors import (
@@ -172,23 +169,6 @@ def test_a_store_may_have_a_certificate_of_its_own(
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "missing"))
         with pytest.raises(SourceUnavailable, match=r"AWS_CA_BUNDLE .* is missing"):
             opened(store).stat(b"")
-
-
-def own_certificate(host: str) -> bytes:
-    """A certificate that a host has signed itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    plain = serialization.NoEncryption()
-    pem = serialization.Encoding.PEM
-    return made.public_bytes(pem) + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
 
 
 def test_another_region_of_amazons_is_found(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:

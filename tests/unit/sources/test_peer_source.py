@@ -1,0 +1,334 @@
+"""What is asked of another node, and that whatever it answers the reader gets the right bytes in time."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote_to_bytes
+
+import pytest
+from certificates import own_certificate
+
+from spiderfs.core.homes import Homes
+from spiderfs.errors import ConfigError, SourceChanged
+from spiderfs.shared.slots import SharedSlots
+from spiderfs.sources.peers import (
+    FAILURES,
+    PAUSE_S,
+    PeerCounts,
+    PeerSource,
+    PeerStatus,
+    asked_name,
+    asked_version,
+    own_url,
+)
+from spiderfs.sources.source import FromPeer, Version, version_hash
+from spiderfs.testing import MemorySource
+
+HERE = "http://127.0.0.1:1"
+TIMEOUT_S = 0.3
+CONTENT = bytes(range(256)) * 20
+
+
+class Peer:
+    """A web server over the files of a node; `answers` may answer in its place."""
+
+    def __init__(self, certificate: Path | None = None) -> None:
+        """`certificate`: a PEM file with a key; then it speaks TLS, as the host `localhost`."""
+        self.files: dict[bytes, bytes] = {}
+        self.asked: list[bytes] = []
+        self.connections = 0
+        self.answers: Callable[[BaseHTTPRequestHandler, bytes], bool] = lambda handler, path: False
+        peer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def setup(self) -> None:
+                super().setup()
+                peer.connections += 1
+
+            def do_GET(self) -> None:
+                path = unquote_to_bytes(self.path.removeprefix("/"))
+                peer.asked.append(path)
+                if peer.answers(self, path):
+                    return
+                content = peer.files.get(path)
+                if content is None:
+                    reply(self, 404, b"there is no such file")
+                elif extent := self.headers.get("Range"):
+                    first, last = map(int, extent.removeprefix("bytes=").split("-"))
+                    piece, of = content[first : last + 1], f"bytes {first}-{last}/{len(content)}"
+                    reply(self, 206, piece, {"Content-Range": of})
+                else:
+                    reply(self, 200, content)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+            self.url = f"https://localhost:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def reply(
+    handler: BaseHTTPRequestHandler,
+    status: int,
+    content: bytes,
+    headers: dict[str, str] | None = None,
+    length: int | None = None,
+) -> None:
+    handler.send_response(status)
+    for name, value in {"Content-Length": str(len(content) if length is None else length), **(headers or {})}.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    handler.wfile.write(content)
+
+
+class Setup:
+    """A source with one file whose home is the peer, and a source with that peer in front of it."""
+
+    def __init__(self, peer: Peer, prefix: str = "") -> None:
+        self.peer = peer
+        self.source = MemorySource()
+        self.homes = Homes({HERE: 1.0, peer.url + prefix: 1.0}, HERE)
+        self.counts = PeerCounts(1, 2)
+        self.asked = SharedSlots(64)
+        self.reader = PeerSource(self.source, self.homes, TIMEOUT_S, self.counts.row(0), self.asked)
+        self.paths = [path for path in (b"d/%d x?.jpg" % number for number in range(99)) if self._is_at_peer(path)]
+        self.path = self.paths[0]
+        self.version = self.source.stat(self.path).version
+        peer.files[self.named(self.path)] = CONTENT
+
+    def _is_at_peer(self, path: bytes) -> bool:
+        return self.homes.is_elsewhere(version_hash(path, self.source.add(path, CONTENT).version))
+
+    def named(self, path: bytes) -> bytes:
+        return asked_name(path, version_hash(path, self.source.stat(path).version))
+
+    def read(self, offset: int = 0, length: int = len(CONTENT)) -> bytes:
+        return self.reader.read(self.path, offset, length, self.version)
+
+    def status(self) -> PeerStatus:
+        return self.counts.of(1 - self.homes.own)
+
+    def reads(self) -> int:
+        return self.source.calls["read"]
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    peer = Peer()
+    yield peer
+    peer.close()
+
+
+@pytest.fixture
+def setup(peer: Peer) -> Setup:
+    return Setup(peer)
+
+
+def test_the_home_is_asked_for_exactly_this_version(setup: Setup) -> None:
+    found = setup.read()
+    assert (found, type(found), setup.reads()) == (CONTENT, FromPeer, 0)
+    assert setup.peer.asked == [setup.named(setup.path)]
+    assert setup.status() == PeerStatus(True, 1, len(CONTENT), 0, 0)
+    for offset, length in ((0, 100), (100, 1000), (len(CONTENT) - 1, 1)):
+        assert setup.read(offset, length) == CONTENT[offset : offset + length]
+    assert setup.reads() == 0
+    assert setup.peer.connections == 1, "kept"
+    for _ in range(9):
+        changed = setup.source.change(setup.path, CONTENT[::-1])
+        assert setup.reader.read(setup.path, 0, len(CONTENT), changed.version) == CONTENT[::-1]
+    assert setup.status().absent > 0
+    assert setup.read() == CONTENT, "the version before, of which the peer has the bytes still"
+    setup.peer.files.clear()
+    with pytest.raises(SourceChanged):
+        setup.read()
+
+
+def test_what_is_at_home_here_or_young_or_asked_for_or_empty_is_read_from_the_source(setup: Setup) -> None:
+    own = next(path for path in (b"own%d" % number for number in range(99)) if not setup._is_at_peer(path))
+    setup.reader.read(own, 0, len(CONTENT), setup.source.stat(own).version)
+    for name, content in ((b"empty", b""), (b"n" * 250, CONTENT)):
+        found = setup.source.add(name, content)
+        assert setup.reader.read(name, 0, len(content), found.version) == content
+    for number in range(9):
+        young = setup.source.add(b"young%d" % number, CONTENT, mtime_ns=time.time_ns())
+        assert setup.reader.read(b"young%d" % number, 0, len(CONTENT), young.version) == CONTENT
+    setup.asked.put(version_hash(setup.path, setup.version))
+    assert setup.read() == CONTENT
+    assert setup.peer.asked == []
+
+
+def cut(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
+    reply(handler, 200, CONTENT[:1000], length=len(CONTENT))
+    handler.close_connection = True
+    return True
+
+
+def longer(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
+    reply(handler, 200, CONTENT + b"!")
+    return True
+
+
+def failing(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
+    reply(handler, 500, CONTENT)
+    return True
+
+
+def silent(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
+    time.sleep(2 * TIMEOUT_S)
+    handler.close_connection = True
+    return True
+
+
+def trickling(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
+    reply(handler, 200, b"", length=len(CONTENT))
+    for byte in CONTENT[: int(20 * TIMEOUT_S)]:
+        handler.wfile.write(bytes([byte]))
+        handler.wfile.flush()
+        time.sleep(0.05)
+    handler.close_connection = True
+    return True
+
+
+def nonsense(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
+    handler.wfile.write(b"220 this is a mail server\r\n")
+    handler.close_connection = True
+    return True
+
+
+def moved(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
+    reply(handler, 302, b"", {"Location": "/elsewhere"})
+    return True
+
+
+@pytest.mark.parametrize("answers", [cut, longer, failing, silent, trickling, nonsense, moved])
+def test_whatever_a_peer_does_the_reader_gets_the_bytes_of_the_source_in_time(
+    setup: Setup, answers: Callable[[BaseHTTPRequestHandler, bytes], bool]
+) -> None:
+    setup.peer.answers = answers
+    waits = []
+    for _ in range(FAILURES + 2):
+        began = time.monotonic()
+        assert setup.read() == CONTENT
+        waits.append(time.monotonic() - began)
+    assert max(waits) < TIMEOUT_S + 0.2
+    assert max(waits[FAILURES:]) < 0.1, "it is not asked any more"
+    assert setup.status() == PeerStatus(False, 0, 0, 0, FAILURES)
+    assert setup.reads() == FAILURES + 2
+
+
+def test_a_peer_that_is_back_is_asked_again(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup.peer.answers = failing
+    for _ in range(FAILURES):
+        setup.read()
+    setup.peer.answers = lambda handler, path: False
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 2 * PAUSE_S)
+    assert type(setup.read()) is FromPeer
+    assert setup.status() == PeerStatus(True, 1, len(CONTENT), 0, FAILURES)
+
+
+def test_a_connection_that_the_server_has_closed_is_made_anew(setup: Setup) -> None:
+    def closing(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
+        handler.close_connection = True
+        return False
+
+    setup.peer.answers = closing
+    for _ in range(3):
+        assert type(setup.read()) is FromPeer
+    assert setup.status().timeouts == 0
+
+
+def test_nobody_listens(setup: Setup) -> None:
+    setup.peer.close()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        homes = Homes({HERE: 1.0, url: 1.0}, HERE)
+        reader = PeerSource(setup.source, homes, TIMEOUT_S, PeerCounts(1, 2).row(0), SharedSlots(8))
+        for path in setup.paths:
+            assert reader.read(path, 0, len(CONTENT), setup.source.stat(path).version) == CONTENT
+
+
+def test_a_peer_shows_a_certificate_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate = tmp_path / "localhost.pem"
+    certificate.write_bytes(own_certificate("localhost"))
+    peer = Peer(certificate)
+    stranger = Setup(peer)
+    assert (stranger.read(), stranger.status().timeouts, peer.asked) == (CONTENT, 1, [])
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    setup = Setup(peer)
+    for _ in range(3):
+        assert type(setup.read()) is FromPeer
+    assert setup.status().timeouts == 0
+    peer.close()
+
+
+def test_many_threads_ask_side_by_side(setup: Setup) -> None:
+    for path in setup.paths:
+        setup.peer.files[setup.named(path)] = path * 300
+        setup.source.change(path, path * 300)
+    for path in setup.paths:
+        setup.peer.files[setup.named(path)] = path * 300
+    at_peer = [
+        path for path in setup.paths if setup.homes.is_elsewhere(version_hash(path, setup.source.stat(path).version))
+    ]
+
+    def read(path: bytes) -> bool:
+        found = setup.reader.read(path, 0, len(path) * 300, setup.source.stat(path).version)
+        return found == path * 300
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(read, at_peer * 5))
+    assert setup.status().hits == 5 * len(at_peer)
+    assert setup.peer.connections <= 8
+
+
+def test_a_mount_may_lie_below_a_path_of_the_server(peer: Peer) -> None:
+    setup = Setup(peer, prefix="/imagenet")
+    peer.files[b"imagenet/" + setup.named(setup.path)] = CONTENT
+    assert type(setup.read()) is FromPeer
+
+
+@pytest.mark.parametrize("name", [b"a.jpg", b"a.spiderfs-0", b".spiderfs-0", b"\n\xff.spiderfs-0123456789abcdef"])
+def test_names_in_questions(name: bytes) -> None:
+    assert asked_version(asked_name(name, 2**63 - 1)) == (name, 2**63 - 1)
+    assert asked_version(b"a.spiderfs-0123") is asked_version(b"plain") is None
+
+
+def test_this_node_is_the_one_with_an_address_of_this_machine() -> None:
+    far, near = "http://198.51.100.1:80", "http://127.0.0.1:8443"
+    assert own_url({far: 1.0, near: 1.0}, "") == near
+    assert own_url({far: 1.0, near: 1.0}, far) == far
+    for urls, which in (
+        ([far, "http://203.0.113.1:80"], "no node"),
+        ([near, "http://127.0.0.1:8444"], "several nodes"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^peers names {which} .* peer_self=URL$"):
+            own_url(dict.fromkeys(urls, 1.0), "")
+
+
+def test_numbers_of_versions_stay_what_they_were() -> None:
+    """Nodes with different versions of spiderfs have to agree."""
+    assert version_hash(b"a/b", Version(3, 4)) == 7424832880604841353
+    assert version_hash(b"a/b", Version(3, 0, 5)) == 5268498979001324984

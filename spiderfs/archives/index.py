@@ -32,6 +32,8 @@ from spiderfs.sources.source import Version, joined_time, split_time
 FILE, DIRECTORY, LINK, _ALIAS = range(4)
 STORED, DEFLATED = 0, 8
 MOST_MEMBERS = 1 << 23
+# Paths of all members and directories together; each level of a deep path is a directory with a path of its own.
+MOST_NAME_BYTES = 1 << 30
 _NAME_MAX, _PATH_MAX = 255, 4096
 # A revision of the format, or of a parser that finds other members, gets a new number.
 _MAGIC = b"spidera1"
@@ -153,13 +155,14 @@ class IndexBuilder:
         self._directories: dict[bytes, tuple[int, int, int]] = {}
         # The rows of aliases, and the hashes of their targets.
         self._aliases: list[tuple[int, int]] = []
-        self._directory(b"")
+        self._directories[b""] = xxhash.xxh3_64_intdigest(b""), 0, 0o755
+        self._name_bytes = 0
 
     def leave_out(self) -> None:
         self.left_out += 1
 
     def add_directory(self, name: bytes, mode: int) -> None:
-        """Add a directory; those on the way to a member need not be added."""
+        """Add a directory; those on the way to a member need not be added. Raises ArchiveFailed as `add` does."""
         path = _plain(name)
         if path:
             self._directories[path] = (*self._directory(path)[:2], mode)
@@ -188,11 +191,10 @@ class IndexBuilder:
     ) -> bool:
         """Add a file or a link; returns whether it was. Raises ArchiveFailed if there are too many members."""
         path = _plain(name)
-        if not path or len(text) > _PATH_MAX:
+        if not path or (kind == LINK and not 0 < size < _PATH_MAX):
             self.left_out += 1
             return False
-        if len(self._hashes) + len(self._directories) >= MOST_MEMBERS:
-            raise ArchiveFailed(f"it has more than {MOST_MEMBERS:,} members")
+        self._make_room(path)
         parent = self._directory(path.rpartition(b"/")[0])[0]
         self._append(path, text, parent, offset, size, packed, crc, len(path), len(text), mode, kind, method)
         return True
@@ -204,11 +206,22 @@ class IndexBuilder:
         self._parents.append(parent)
         self._texts += path + text
 
+    def _make_room(self, path: bytes) -> None:
+        self._name_bytes += len(path)
+        if len(self._hashes) + len(self._directories) >= MOST_MEMBERS:
+            raise ArchiveFailed(f"it has more than {MOST_MEMBERS:,} members")
+        if self._name_bytes > MOST_NAME_BYTES:
+            raise ArchiveFailed(f"its names take more than {MOST_NAME_BYTES >> 20:,} MiB")
+
     def _directory(self, path: bytes) -> tuple[int, int, int]:
-        known = self._directories.get(path)
-        if known is None:
-            above = self._directory(path.rpartition(b"/")[0])[0] if path else 0
-            known = self._directories[path] = xxhash.xxh3_64_intdigest(path), above, 0o755
+        # Paths may have more levels than Python has for functions that call themselves.
+        missing = []
+        while (known := self._directories.get(path)) is None:
+            missing.append(path)
+            path = path.rpartition(b"/")[0]
+        for path in reversed(missing):
+            self._make_room(path)
+            known = self._directories[path] = xxhash.xxh3_64_intdigest(path), known[0], 0o755
         return known
 
     def write(self, version: Version, to: Path) -> None:

@@ -49,6 +49,7 @@ class Indexers:
         """
         self._ahead = min(AHEAD, fetches)
         self.threads = ThreadPoolExecutor(max(1, min(_MOST_JOBS, fetches // AHEAD)))
+        self.timeout_s = timeout_s
         self.moment_s = min(_MOMENT_S, timeout_s / 4)
         """How long a caller waits for an index before it is told to ask again; it has its thread for so long."""
         self._idle: list[subprocess.Popen[bytes]] = []

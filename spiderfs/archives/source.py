@@ -21,8 +21,11 @@ from __future__ import annotations
 
 import logging
 import os
+import random
+import resource
 import stat
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -50,12 +53,16 @@ from spiderfs.vfs.settling import settles_at
 
 log = logging.getLogger(__name__)
 
-# Indices that a process has open; each is a map. And versions of archives that have yet to settle.
+# Indices that a process has open; each is a map, which holds a descriptor, so they take an eighth of those at most (two
+# sources may lie over each other). And versions of archives that have yet to settle.
 _OPEN_INDICES, _UNSETTLED = 4096, 4096
+_SHARE_OF_DESCRIPTORS = 8
 # Where the bytes of stored members of zip files begin, which only their own headers say.
 _BEGINNINGS = 65536
 # So many bytes more than the name has are taken along for a member's own header: what zip(1) and zip64 put there.
 _EXTRA_BYTES = 64
+# How often a read for an index is tried, and the pauses between, as in `sources/client.py`.
+_ATTEMPTS, _PAUSE_S, _LONGEST_PAUSE_S = 4, 0.1, 2.0
 _LOCK_OFFSETS = (1 << 62) - 1
 _SECOND_NS = 1_000_000_000
 
@@ -81,6 +88,8 @@ class ArchiveSource:
         self._suffixes = tuple(b"." + kind.encode() for kind in kinds)
         self._lock = threading.Lock()
         self._open: OrderedDict[bytes, Index] = OrderedDict()
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_open = min(_OPEN_INDICES, descriptors // _SHARE_OF_DESCRIPTORS)
         self._coming: dict[tuple[bytes, Version], Future[Index]] = {}
         self._unsettled: dict[tuple[bytes, Version], float] = {}
         self._beginnings: dict[tuple[bytes, Version, int], int] = {}
@@ -291,7 +300,7 @@ class ArchiveSource:
                 with self._lock:
                     self._open[archive] = index
                     self._open.move_to_end(archive)
-                    while len(self._open) > _OPEN_INDICES:
+                    while len(self._open) > self._most_open:
                         self._open.popitem(last=False)
                 return index
         return None
@@ -333,11 +342,24 @@ class ArchiveSource:
             raise SourceUnavailable(f"{os.fsdecode(archive)}: its index has been removed")
         return index
 
+    def _read_patiently(self, archive: bytes, offset: int, length: int, version: Version) -> bytes:
+        """Read for an index, again if the source fails: to begin anew would be to read all of the archive again."""
+        until_s, pause_s, attempts = time.monotonic() + self._indexers.timeout_s, _PAUSE_S, _ATTEMPTS
+        while True:
+            try:
+                return self._inner.read(archive, offset, length, version)
+            except SourceUnavailable as exc:
+                attempts -= not isinstance(exc, SourceThrottled)
+                if not attempts or time.monotonic() > until_s:
+                    raise
+            time.sleep(pause_s * random.uniform(0.5, 1))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
     def _make(self, archive: bytes, version: Version) -> None:
         to, failed = self._files(archive)
 
         def read(offset: int, length: int) -> bytes:
-            return self._inner.read(archive, offset, length, version)
+            return self._read_patiently(archive, offset, length, version)
 
         kind = next(kind for kind in FORMATS if archive.endswith(b"." + kind.encode()))
         try:

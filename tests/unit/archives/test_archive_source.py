@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import subprocess
 import threading
 import time
@@ -253,20 +254,19 @@ def test_who_waits_for_an_index_is_told_to_ask_again(tmp_path: Path) -> None:
 
 
 class Changing(MemorySource):
-    """A source whose `stat` lags behind until it is told to catch up, and whose next read may fail."""
+    """A source whose `stat` lags behind until it is told to catch up, and whose next reads may fail."""
 
     def __init__(self) -> None:
         super().__init__()
         self.known: SourceStat | None = None
-        self.failure: SourceUnavailable | None = None
+        self.failures: list[SourceUnavailable] = []
 
     def stat(self, path: bytes) -> SourceStat:
         return self.known or super().stat(path)
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
-        failure, self.failure = self.failure, None
-        if failure is not None:
-            raise failure
+        if self.failures:
+            raise self.failures.pop()
         return super().read(path, offset, length, version)
 
 
@@ -284,11 +284,18 @@ def test_an_archive_that_changes_while_it_is_read_fails_for_now(show: Show) -> N
 def test_a_source_that_does_not_answer_says_nothing_of_the_archive(show: Show) -> None:
     inner = Changing()
     inner.add(b"s.tar", tar_of(TREE))
-    inner.failure = SourceUnavailable("away")
+    inner.failures = [SourceUnavailable("away")] * 4
     source = show(inner)
     with pytest.raises(SourceUnavailable, match="away"):
         source.stat(b"s.tar/n01")
     assert read(source, b"s.tar/n01/a.jpg") == b"first"
+
+
+def test_a_read_that_fails_now_and_then_is_repeated_alone(show: Show) -> None:
+    inner = Changing()
+    inner.add(b"s.tar", tar_of(TREE))
+    inner.failures = [*[SourceThrottled("busy")] * 2, *[SourceUnavailable("a moment")] * 3]
+    assert names(show(inner), b"s.tar") == {b"n01", b"n02", b"link"}
 
 
 def test_a_process_that_dies_is_an_answer_that_did_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,3 +333,20 @@ def test_a_damaged_index_is_made_anew(show: Show, tmp_path: Path) -> None:
     assert read(show(memory), b"s.tar/n01/a.jpg") == b"first"
     index.unlink()
     assert read(show(memory), b"s.tar/n01/b.jpg") == b"second"
+
+
+def test_open_indices_leave_most_descriptors_to_others(indexers: Indexers, tmp_path: Path) -> None:
+    """Each is a map, and holds a descriptor: a process often may have 1,024."""
+    memory = MemorySource()
+    names_of_archives = [b"%02d.tar" % number for number in range(40)]
+    for name in names_of_archives:
+        memory.add(name, tar_of({b"a": name}))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held + 64, hard))
+    try:
+        source = ArchiveSource(memory, ["tar"], tmp_path, 1 << 20, indexers)
+        assert [read(source, name + b"/a") for name in names_of_archives * 2] == names_of_archives * 2
+        assert len(os.listdir("/proc/self/fd")) < held + 32
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

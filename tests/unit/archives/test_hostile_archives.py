@@ -1,0 +1,48 @@
+"""Archives that were made to do harm, or that hold what Linux cannot have."""
+
+from __future__ import annotations
+
+import io
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+from archive_files import Link, index_of, shown, tar_of
+
+from spiderfs.archives import index as index_module
+from spiderfs.errors import ArchiveFailed
+
+
+def test_a_path_has_more_levels_than_python_has_nested_calls(tmp_path: Path) -> None:
+    deepest = b"a/" * 2000 + b"f"
+    index = index_of(tar_of({deepest: b"x"}), "tar", tmp_path)
+    row = index.find(deepest)
+    assert row is not None
+    assert (row.size, index.left_out) == (1, 0)
+
+
+def test_names_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each level of a path is a directory with a path of its own: 24 MB of deep ones would take 16 GB."""
+    monkeypatch.setattr(index_module, "MOST_NAME_BYTES", 1 << 20)
+    with pytest.raises(ArchiveFailed, match="names take more than 1 MiB"):
+        index_of(tar_of({b"a/" * 1000 + b"f": b"x", b"b/" * 1000 + b"f": b"x"}), "tar", tmp_path)
+
+
+def test_too_many_directories_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "MOST_MEMBERS", 100)
+    with pytest.raises(ArchiveFailed, match="more than 100 members"):
+        index_of(tar_of({b"%d" % number: None for number in range(101)}), "tar", tmp_path)
+
+
+def test_links_that_linux_cannot_have_are_left_out(tmp_path: Path) -> None:
+    texts = {b"empty": b"", b"long": b"x" * 4096, b"longest": b"x" * 4095}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as packed:
+        for path, text in texts.items():
+            link = zipfile.ZipInfo(path.decode())
+            link.external_attr = (stat.S_IFLNK | 0o777) << 16
+            packed.writestr(link, text)
+    tar = tar_of({path: Link(text) for path, text in texts.items()})
+    for kind, archive in (("tar", tar), ("zip", buffer.getvalue())):
+        assert shown(archive, kind, tmp_path) == {b"longest": b"x" * 4095}

@@ -306,8 +306,8 @@ def man_mount_spiderfs() -> str:
 
 # Files that follow from the code as a whole.
 MADE: dict[str, Callable[[], str]] = {
-    "man/spiderfs.1": man_spiderfs,
-    "man/mount.spiderfs.8": man_mount_spiderfs,
+    "docs/man/spiderfs.1": man_spiderfs,
+    "docs/man/mount.spiderfs.8": man_mount_spiderfs,
 }
 
 

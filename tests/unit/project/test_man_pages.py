@@ -11,7 +11,7 @@ import pytest
 from spiderfs.cli.main import COMMANDS
 from spiderfs.options.model import default_rows
 
-MAN = Path(__file__).parents[3] / "man"
+MAN = Path(__file__).parents[3] / "docs" / "man"
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="there is no groff here")

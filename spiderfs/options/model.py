@@ -117,7 +117,9 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     source: SourceName = option(
-        "the directory to show, or the URL of a bucket: s3://BUCKET/PREFIX, gs://... or az://...", "/nfs/imagenet"
+        "the directory to show, or a URL: s3://BUCKET/PREFIX, gs:// or az://, hf://datasets/NAME@REVISION/PATH, or"
+        " https://HOST/MANIFEST",
+        "/nfs/imagenet",
     )
     mountpoint: AbsolutePath = option("where to show it", "/mnt/imagenet")
     cache_dir: AbsolutePath = option(
@@ -178,6 +180,7 @@ class Options(BaseModel):
         " believed for good, whatever ttl says, and the kernel opens files without asking",
         "on",
         default=False,
+        default_text="off; on for hf://, which shows one commit",
     )
     workers: int = option(
         "number of processes that answer the kernel",
@@ -364,7 +367,8 @@ class Options(BaseModel):
     )
 
     source_endpoint: Endpoint = option(
-        "URL of a store that is not Amazon's; none finds it as other programs do (AWS_ENDPOINT_URL, profiles)",
+        "URL of a store that is not Amazon's, or of another hub; none finds it as other programs do (AWS_ENDPOINT_URL,"
+        " profiles; HF_ENDPOINT)",
         "https://minio.example.org:9000",
         default="",
     )
@@ -386,6 +390,9 @@ class Options(BaseModel):
     @classmethod
     def _give_defaults(cls, values: Any) -> Any:
         """Give what follows from the kind of the source, and as many workers as the binding can serve with."""
+        if isinstance(values, dict) and str(values.get("source", "")).startswith("hf://"):
+            # It is shown at one commit, which does not change.
+            values = {"immutable": values.get("binding") != "pyfuse3", **values}
         if isinstance(values, dict) and "cache_dir" not in values and values.get("source"):
             place = StoreSettings(str(values.get("source_endpoint", "")), profile=str(values.get("source_profile", "")))
             values = {**values, "cache_dir": default_cache_dir(identity_of(values["source"], place))}

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import stat
-from typing import NamedTuple
+import time
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import xxhash
 
-from spiderfs.errors import SourceChanged
+from spiderfs.errors import SourceChanged, SourceUnavailable
 from spiderfs.sources.object_names import NAME_MAX
 from spiderfs.sources.source import SourceStat
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
+# The longest pauses before a later page of a listing is asked for again.
+_PAGE_PAUSES_S = (0.2, 0.8)
 # What a file system of such a server would say of itself: blocks of 1 MiB, and more of them than anybody has.
 _BLOCK_BYTES, _BLOCKS = 1 << 20, 1 << 32
 # Directories of which it was said that some names are left out; when there are more, it may be said again.
@@ -32,6 +39,16 @@ def tag_of(e_tag: str) -> int:
     """64 bits for an ETag, with quotes or without; 0 for none. A weak one (W/...) is another tag than a strong one."""
     plain = e_tag.replace('"', "")
     return (xxhash.xxh3_64_intdigest(plain.encode()) or 1) if plain else 0
+
+
+def later_page(ask: Callable[[], T]) -> T:
+    """A page after the first. It is asked for again here, for a caller who repeats a scan begins with the first."""
+    for longest_s in _PAGE_PAUSES_S:
+        try:
+            return ask()
+        except SourceUnavailable:
+            time.sleep(random.uniform(0, longest_s))
+    return ask()
 
 
 class StoreSettings(NamedTuple):

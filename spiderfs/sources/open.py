@@ -17,6 +17,8 @@ from spiderfs.sources.buckets.source import BucketSource
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.source import Source
+from spiderfs.sources.web.hub import HubSource
+from spiderfs.sources.web.manifest import ManifestSource
 
 
 class OpenedSource(Source, Protocol):
@@ -51,6 +53,9 @@ OPENERS: Mapping[str, Opener] = {
     "s3": Opener(partial(BucketSource, S3Bucket), _PLACE | {"region", "profile", "requester_pays", "addressing"}),
     "gs": Opener(partial(BucketSource, GoogleBucket), _PLACE),
     "az": Opener(partial(BucketSource, AzureContainer), _PLACE),
+    "hf": Opener(HubSource, _PLACE),
+    "http": Opener(ManifestSource),
+    "https": Opener(ManifestSource),
 }
 
 

@@ -15,6 +15,7 @@ import xxhash
 from archive_files import Link, patient_indexers, tar_of, zip_of
 from moto_store import client_of, moto_store
 from object_server import MODIFIED_S, ObjectServer, object_server
+from web_trees import web_source
 
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.source import ArchiveSource
@@ -260,7 +261,9 @@ class Subject(NamedTuple):
             pytest.skip(f"this source has no {', '.join(missing)}")
 
 
-@pytest.fixture(params=["local", "slow", "memory", "tagged", "s3", "gs", "az", "tar", "zip", "nested", "peers"])
+@pytest.fixture(
+    params=["local", "slow", "memory", "tagged", "s3", "gs", "az", "tar", "zip", "nested", "peers", "hub", "manifest"]
+)
 def subject(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
     if request.param == "s3":
         (url, client), bucket = request.getfixturevalue("store"), f"bucket{next(BUCKETS)}"
@@ -281,6 +284,10 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
             store = open_source(url, StoreSettings(endpoint=server.url, anonymous=True))
             yield Subject(store, ServedTree(server, b"some/prefix/"), frozenset())
             store.close()
+        return
+    if request.param in ("hub", "manifest"):
+        with web_source(request.param) as (asked, web_tree):
+            yield Subject(asked, web_tree, frozenset({ANY_NAMES} if request.param == "manifest" else set()))
         return
     if request.param in ("memory", "tagged"):
         memory = MemorySource(tagged=request.param == "tagged")

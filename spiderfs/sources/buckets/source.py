@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import random
-import time
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spiderfs.errors import ConfigError, SourceChanged, SourceNotFound, SourceUnavailable
 from spiderfs.sources.buckets.bucket import Bucket
 from spiderfs.sources.buckets.pages import Listed, Page, seconds
 from spiderfs.sources.object_names import Place, is_name
-from spiderfs.sources.object_source import DIRECTORY, ObjectSource, StoreSettings, file_stat, tag_of
+from spiderfs.sources.object_source import DIRECTORY, ObjectSource, StoreSettings, file_stat, later_page, tag_of
 from spiderfs.sources.source import SourceStat, Version
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 # So many keys that begin with a name are looked at to find out what the name means; more of them take one more request.
 _SIBLINGS = 100
-# The longest pauses before a later page of a listing is asked for again.
-_PAGE_PAUSES_S = (0.2, 0.8)
 
 
 class BucketSource(ObjectSource):
@@ -114,19 +111,10 @@ class BucketSource(ObjectSource):
     def _following(self, prefix: str, page: Page, most: int = 0) -> Page:
         """The page after one that is not the last."""
         assert page.next_token is not None
-        following = self._later_page(prefix, page.next_token, most)
+        following = later_page(partial(self._bucket.page, prefix, page.next_token, most))
         if following.next_token == page.next_token:
             raise SourceUnavailable(f"{self._url}: the store gives the same page of a listing again and again")
         return following
-
-    def _later_page(self, prefix: str, token: str, most: int) -> Page:
-        """A page after the first. It is asked for again here, for a caller who repeats a scan begins with the first."""
-        for longest_s in _PAGE_PAUSES_S:
-            try:
-                return self._bucket.page(prefix, token, most)
-            except SourceUnavailable:
-                time.sleep(random.uniform(0, longest_s))
-        return self._bucket.page(prefix, token, most)
 
     # -- bytes
 

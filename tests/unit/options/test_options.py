@@ -247,6 +247,16 @@ def test_a_url_is_a_source_with_defaults_of_its_own(paths: Paths, bucket: type[_
     assert len(caches) == 2
 
 
+def test_a_data_set_of_a_hub_is_immutable_unless_somebody_says_otherwise(paths: Paths) -> None:
+    def made(**values: object) -> Options:
+        return Options(source="hf://datasets/owner/photos", mountpoint=paths.mountpoint, **values)
+
+    assert made().immutable
+    assert not made(immutable=False).immutable
+    assert not made(binding="pyfuse3").immutable
+    assert not Options(source="https://host/manifest", mountpoint=paths.mountpoint).immutable
+
+
 def test_a_directory_may_have_a_name_like_a_url(
     paths: Paths, bucket: type[_Bucket], monkeypatch: pytest.MonkeyPatch
 ) -> None:

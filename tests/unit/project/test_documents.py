@@ -22,7 +22,8 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 # Commands of the system that examples may use besides our own.
-SYSTEM = {".", "cat", "cp", "echo", "grep", "ls", "mkdir", "mount", "pip", "python3", "systemctl", "tail", "umount"}
+SYSTEM = {".", "cat", "cd", "cp", "echo", "find", "grep", "ls", "mkdir", "mount", "pip", "python3", "systemctl", "tail"}
+SYSTEM |= {"umount"}
 
 
 def name_of(document: Path) -> str:

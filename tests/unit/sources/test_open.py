@@ -62,7 +62,7 @@ def test_faults_concern_all_of_it(source: SlowSource, shown: TreeSource) -> None
             view.stat(b"below")
 
 
-@pytest.mark.parametrize("named", ["ftp://bucket/train", "https://example.org/train"])
+@pytest.mark.parametrize("named", ["ftp://bucket/train", "gopher://example.org/train"])
 def test_a_source_of_an_unknown_kind_is_refused(named: str) -> None:
     with pytest.raises(ConfigError, match="name a directory"):
         open_source(named)

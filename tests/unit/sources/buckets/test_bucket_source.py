@@ -12,7 +12,7 @@ import pytest
 from object_server import ObjectServer, object_server
 
 from spiderfs.errors import SourceChanged, SourceDenied, SourceError, SourceNotFound, SourceThrottled, SourceUnavailable
-from spiderfs.sources.buckets import source as module
+from spiderfs.sources import object_source
 from spiderfs.sources.buckets.source import BucketSource
 from spiderfs.sources.object_source import StoreSettings, tag_of
 from spiderfs.sources.open import open_source
@@ -119,7 +119,7 @@ def test_a_later_page_of_a_listing_is_asked_for_again(
     server: ObjectServer, source: BucketSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever repeats a listing begins anew: one of many pages would never be had from a store that fails at times."""
-    monkeypatch.setattr(module, "_PAGE_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(object_source, "_PAGE_PAUSES_S", (0.0, 0.0))
     put(server, *(f"p/{number:04}" for number in range(25)))
     server.page_keys = 4
     failures = iter([(503, "SlowDown"), (500, "InternalError")] * 6)

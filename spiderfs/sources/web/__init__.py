@@ -1,0 +1,1 @@
+"""Sources that are asked over HTTP and are no buckets: the Hugging Face Hub, and files behind a manifest."""

@@ -1,0 +1,261 @@
+"""A source that is any web server, with a manifest: a text that lists the files, for HTTP cannot list directories.
+
+The URL names the manifest, and the files lie beside and below it. Each line is `PATH<tab>SIZE<tab>TAG`: the path from
+the manifest's directory, the size in bytes, and either the ETag that the server gives for the file or the time of its
+last change in seconds since 1970, whose fraction does not count. So GNU find writes one: `find . -type f -printf
+'%P\\t%s\\t%T@\\n'`. A line of other form makes the whole manifest unusable, for it may have been written by halves.
+
+With every question about names the server is asked whether the manifest is still the same one, which those who ask
+meanwhile share. Bytes are compared with the version by what comes with them: the ETag, or Last-Modified where the
+manifest has a time.
+
+**Whole seconds.** nginx makes ETags of the time and the size, so a file may change within the second under its ETag.
+Such an ETag is taken as the time that it is: then versions settle as those of a directory do (`vfs/settling.py`).
+A manifest that was less than two seconds old when it was fetched is fetched again, whatever its ETag.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from email.utils import parsedate_to_datetime
+from urllib.parse import quote, urlsplit
+
+from spiderfs.errors import ConfigError, SourceChanged, SourceDenied, SourceError, SourceNotFound, SourceUnavailable
+from spiderfs.sources.object_names import is_name
+from spiderfs.sources.object_source import DIRECTORY, StoreSettings, file_stat, tag_of
+from spiderfs.sources.source import MAX_SIZE, SourceStat, Version
+from spiderfs.sources.web.asking import Answer, Headers, Web, WebSource, is_address
+
+# A manifest of a million files has some 80 MB. It may take as many time-outs as the list of a directory may.
+_MOST_BYTES, _TIMEOUTS = 1 << 30, 20
+_LINE = re.compile(rb"([^\t\n]*/)?([^/\t\n]+)\t\d{1,19}\t[^\t\n]+\n")
+# What means something in a URL by itself.
+_RESERVED = "%/:[]!$&'()*+,;=~"
+_SECONDS = re.compile(r"(\d{1,12})(?:\.\d*)?")
+_NGINX = re.compile(r'(?:W/)?"?([0-9a-f]{1,16})-([0-9a-f]{1,16})"?')
+# An ETag or a time of whole seconds says nothing about changes within so many.
+_YOUNG_S = 2
+
+
+class _Files:
+    """What a manifest lists. Of each directory it keeps the lines as they are, which objects would be many times of."""
+
+    def __init__(self, text: bytes) -> None:
+        """Raises ValueError, which says which line is none."""
+        lines: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        end = 0
+        while found := _LINE.match(text, end):
+            end = found.end()
+            above = (found[1] or b"").removeprefix(b"./")
+            # A path that begins with a slash is none of those below the manifest's directory.
+            lines[above[:-1] or above].append(text[found.start(2) : end - 1])
+        if end != len(text):
+            number = text.count(b"\n", 0, end) + 1
+            raise ValueError(
+                f"line {number} is not PATH, SIZE and TAG, with a tab after the first two and a line's end"
+            )
+        self.left_out: list[str] = []
+        self._lines: dict[bytes, bytes] = {}
+        self._below: dict[bytes, set[bytes]] = {b"": set()}
+        for directory, its in lines.items():
+            if directory and not all(map(is_name, os.fsdecode(directory).split("/"))):
+                self.left_out.append(os.fsdecode(directory))
+                continue
+            self._lines[directory] = b"\n%b\n" % b"\n".join(its)
+            self._add(directory)
+
+    def _add(self, directory: bytes) -> None:
+        """Have a directory, and those above it."""
+        known = directory in self._below
+        while not known:
+            self._below.setdefault(directory, set())
+            above, _, name = directory.rpartition(b"/")
+            known = above in self._below
+            self._below.setdefault(above, set()).add(name)
+            directory = above
+
+    def directories(self, directory: bytes) -> set[bytes] | None:
+        """The names of the directories in one; None if there is no such directory."""
+        return self._below.get(directory)
+
+    def files(self, directory: bytes) -> dict[bytes, SourceStat]:
+        """The files in a directory, also those that cannot be shown; of one listed twice the last line counts."""
+        lines = self._lines.get(directory)
+        return dict(map(_row, lines[1:-1].split(b"\n"))) if lines else {}
+
+    def file(self, path: bytes) -> SourceStat | None:
+        directory, _, name = path.rpartition(b"/")
+        lines = self._lines.get(directory, b"")
+        at = lines.rfind(b"\n%b\t" % name)
+        return _row(lines[at + 1 : lines.index(b"\n", at + 1)])[1] if at >= 0 else None
+
+
+def _row(line: bytes) -> tuple[bytes, SourceStat]:
+    name, size, tag = line.split(b"\t")
+    return name, _described(min(int(size), MAX_SIZE), tag.decode(errors="replace"))
+
+
+def _described(size: int, tag: str) -> SourceStat:
+    """A file of which there is a time, or an ETag."""
+    nginx = _NGINX.fullmatch(tag)
+    if nginx and int(nginx[2], 16) == size:
+        return file_stat(size, int(nginx[1], 16), 0)
+    seconds = _SECONDS.fullmatch(tag)
+    return file_stat(size, int(seconds[1]), 0) if seconds else file_stat(size, 0, tag_of(tag.removeprefix("W/")))
+
+
+class ManifestSource(WebSource):
+    """The files that the manifest at `url` lists; raises ConfigError for another text, and asks nothing yet."""
+
+    def __init__(self, url: str, settings: StoreSettings) -> None:
+        super().__init__()
+        if not is_address(url) or any(sign in url for sign in "@?#"):
+            raise ConfigError(
+                "the source is more, or less, than the address of a manifest: write it like"
+                " https://data.example.org/train/manifest.tsv, without what signs or logs in"
+            )
+        if url.endswith("/") or not urlsplit(url).path:
+            raise ConfigError(f"{url} names no manifest: write its address, like {url.rstrip('/')}/manifest.tsv")
+        self.identity = url
+        # As people copy it from a browser it may have spaces, and letters of any script.
+        self._url = quote(url, safe=_RESERVED)
+        self._below = self._url[: self._url.rindex("/") + 1]
+        self._longest_s = settings.timeout_s * _TIMEOUTS
+        self._web = Web(settings.timeout_s)
+        self._asking = threading.Lock()
+        # What was found when the server was asked last, when that was, and how to ask whether it is still the same.
+        self._files: _Files | SourceError = SourceUnavailable("the manifest was not asked for yet")
+        self._asked_at = 0.0
+        self._validators: Mapping[str, str] = {}
+        self._unchanged: _Files | None = None
+
+    def close(self) -> None:
+        self._web.close()
+
+    # -- names
+
+    def stat(self, path: bytes) -> SourceStat:
+        files = self._listed()
+        if files.directories(path) is not None:
+            if not path and not files.directories(b"") and not files.files(b""):
+                raise SourceNotFound(f"{self._url} lists no files: check it")
+            return DIRECTORY
+        found = files.file(path) if is_name(os.fsdecode(path.rpartition(b"/")[2])) else None
+        if found is None:
+            raise SourceNotFound(f"{os.fsdecode(path)}: the manifest lists no such file")
+        return found
+
+    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+        files = self._listed()
+        directories = files.directories(path)
+        if directories is None:
+            raise SourceNotFound(f"{os.fsdecode(path)}: the manifest lists nothing below it")
+        yield b".", DIRECTORY
+        found = files.files(path)
+        left_out = [os.fsdecode(name) for name in found if not is_name(os.fsdecode(name))]
+        left_out += files.left_out if not path else []
+        if left_out:
+            self.report(path, left_out)
+        yield from ((name, DIRECTORY) for name in directories)
+        yield from (
+            (name, its) for name, its in found.items() if name not in directories and is_name(os.fsdecode(name))
+        )
+
+    # -- bytes
+
+    def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
+        listed = self.stat(path)
+        if listed == DIRECTORY:
+            raise SourceChanged(f"{os.fsdecode(path)}: no longer a file")
+        answer = self._get(path, None, most_bytes, listed.version)
+        return self._found(answer, listed.tag), answer.body
+
+    def _bytes(self, path: bytes, extent: tuple[int, int] | None, version: Version) -> bytes:
+        answer = self._get(path, extent, version.size if extent is None else extent[1] - extent[0], version)
+        self._check(path, version, self._found(answer, version.tag).version)
+        return answer.body
+
+    def _get(self, path: bytes, extent: tuple[int, int] | None, most_bytes: int, version: Version) -> Answer:
+        if not all(map(is_name, os.fsdecode(path).split("/"))):
+            raise SourceNotFound(f"{os.fsdecode(path)}: no file can have this name")
+        answer = self._web.get(self._below + quote(path), extent=extent, most_bytes=most_bytes)
+        if answer.ok:
+            return answer
+        if answer.status == 416:
+            raise SourceChanged(f"{os.fsdecode(path)}: shorter than it was")
+        # The manifest decides which files there are.
+        self._check(path, version)
+        if answer.status in (404, 410):
+            raise SourceError(f"{os.fsdecode(path)} is in the manifest and not on the server: write the manifest anew")
+        raise _refusal(self._below, answer)
+
+    def _found(self, answer: Answer, tag: int) -> SourceStat:
+        """What an answer says about a file, in the manner of its line: by an ETag (if that has a tag), or by a time."""
+        e_tag, modified = answer.headers.get("ETag", ""), answer.headers.get("Last-Modified", "")
+        if tag and e_tag:
+            return file_stat(answer.size, 0, tag_of(e_tag.removeprefix("W/")))
+        try:
+            if not tag:
+                return file_stat(answer.size, int(parsedate_to_datetime(modified).timestamp()), 0)
+        except ValueError:
+            pass
+        named = "an ETag" if tag else "Last-Modified"
+        raise SourceUnavailable(f"{self._below}: the server gives no {named}, by which the manifest knows its files")
+
+    # -- the manifest
+
+    def _listed(self) -> _Files:
+        """What the manifest lists now, or since the caller came here."""
+        came_at = time.monotonic()
+        with self._asking:
+            if self._asked_at <= came_at:
+                self._asked_at = time.monotonic()
+                try:
+                    self._files = self._fetched()
+                except SourceError as exc:
+                    # Whoever came meanwhile need not wait for the same error.
+                    self._files = exc
+            if isinstance(self._files, SourceError):
+                raise type(self._files)(*self._files.args)
+            return self._files
+
+    def _fetched(self) -> _Files:
+        answer = self._web.get(self._url, self._validators, most_bytes=_MOST_BYTES, within_s=self._longest_s)
+        if answer.status == 304 and self._unchanged is not None:
+            return self._unchanged
+        if not answer.ok:
+            raise _refusal(self._url, answer)
+        try:
+            files = _Files(answer.body)
+        except ValueError as exc:
+            raise SourceUnavailable(f"{self._url}: {exc}: write the manifest anew") from None
+        self._unchanged, self._validators = files, _validators(answer.headers)
+        return files
+
+
+def _validators(headers: Headers) -> Mapping[str, str]:
+    """The headers that ask for a text only if it is another one; none if it is so young that it may have changed."""
+    e_tag, modified, now = (headers.get(name, "") for name in ("ETag", "Last-Modified", "Date"))
+    if modified:
+        try:
+            age = parsedate_to_datetime(now) - parsedate_to_datetime(modified)
+        except (ValueError, TypeError):  # no date, or one without a zone
+            return {}
+        if age.total_seconds() < _YOUNG_S:
+            return {}
+    return {"If-None-Match": e_tag} if e_tag else {"If-Modified-Since": modified} if modified else {}
+
+
+def _refusal(url: str, answer: Answer) -> SourceError:
+    if answer.status in (401, 403):
+        return SourceDenied(f"{url}: the server refuses it ({answer.status}): allow GETs without a password")
+    if answer.redirect:
+        return SourceUnavailable(f"{url}: the server redirects: write the address to which it leads")
+    if answer.status == 404:
+        return SourceUnavailable(f"{url}: the server has no such manifest (404): check the address")
+    return SourceUnavailable(f"{url}: the server has failed ({answer.status})")

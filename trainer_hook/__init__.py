@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trainer_hook.connection.client import Client as Client
     from trainer_hook.connection.sample_list import Declaration as Declaration
     from trainer_hook.hook import Hook as Hook
+    from trainer_hook.loader.webdataset import webdataset_samples as webdataset_samples
     from trainer_hook.planning import Planning as Planning
     from trainer_hook.planning import plan as plan
     from trainer_hook.refurbishing.loader import refurbish as refurbish
@@ -44,6 +45,7 @@ _MODULES = {
     "lightning_callback": "callbacks",
     "plan": "planning",
     "refurbish": "refurbishing.loader",
+    "webdataset_samples": "loader.webdataset",
 }
 __all__ = [*_MODULES]
 

@@ -31,20 +31,20 @@ from spiderfs.sources.source import Version, joined_time, split_time
 
 FILE, DIRECTORY, LINK, _ALIAS = range(4)
 STORED, DEFLATED = 0, 8
-MOST_MEMBERS = 1 << 23
+MOST_MEMBERS, MOST_PACKED = 1 << 23, (1 << 32) - 1
 # Paths of all members and directories together; each level of a deep path is a directory with a path of its own.
 MOST_NAME_BYTES = 1 << 30
 _NAME_MAX, _PATH_MAX = 255, 4096
 # A revision of the format, or of a parser that finds other members, gets a new number.
-_MAGIC = b"spidera1"
+_MAGIC = b"spidera2"
 # Magic, checksum; then what the checksum covers: size, seconds, nanoseconds and tag of the version, rows, listed rows,
 # bytes of texts, members left out.
 _BEGIN, _REST = struct.Struct("<8sQ"), struct.Struct("<QqIQQQQQ")
 _HEADER_BYTES = _BEGIN.size + _REST.size
 _TAGGED = struct.Struct("<QqIQQQ")
 # Columns and their types, the widest first. `place` is where the row's path begins among the texts, `path` and `text`
-# are its length and that of what lies behind it.
-_COLUMNS = {"place": "Q", "offset": "Q", "size": "Q", "packed": "Q", "crc": "I", "path": "H", "text": "H", "mode": "H"}
+# are its length and that of what lies behind it. `packed` is at most MOST_PACKED: no larger member is unpacked.
+_COLUMNS = {"place": "Q", "offset": "Q", "size": "Q", "packed": "I", "crc": "I", "path": "H", "text": "H", "mode": "H"}
 _COLUMNS |= {"kind": "B", "method": "B"}
 _ARRAYS = {**_COLUMNS, "hashes": "Q", "by_hash": "I", "listed": "I"}
 
@@ -196,6 +196,7 @@ class IndexBuilder:
             return False
         self._make_room(path)
         parent = self._directory(path.rpartition(b"/")[0])[0]
+        packed = min(packed, MOST_PACKED)
         self._append(path, text, parent, offset, size, packed, crc, len(path), len(text), mode, kind, method)
         return True
 
@@ -233,8 +234,9 @@ class IndexBuilder:
         hashes, parents = (np.frombuffer(each, np.uint64) for each in (self._hashes, self._parents))
         kept = self._kept(columns, hashes)
         root = int(kept[:root].sum())
-        columns = {name: column[kept] for name, column in columns.items()}
-        hashes, parents = hashes[kept], parents[kept]
+        if not kept.all():
+            columns = {name: column[kept] for name, column in columns.items()}
+            hashes, parents = hashes[kept], parents[kept]
         by_hash = np.argsort(hashes, kind="stable").astype(np.uint32)
         listed = np.argsort(parents, kind="stable").astype(np.uint32)
         listed = listed[listed != root]

@@ -20,6 +20,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,7 +53,7 @@ class Indexers:
         self.timeout_s = timeout_s
         self.moment_s = min(_MOMENT_S, timeout_s / 4)
         """How long a caller waits for an index before it is told to ask again; it has its thread for so long."""
-        self._idle: list[subprocess.Popen[bytes]] = []
+        self._idle: list[tuple[subprocess.Popen[bytes], float]] = []
         self._lock = threading.Lock()
 
     def index(self, kind: str, version: Version, read: Read, to: Path) -> int:
@@ -85,8 +86,9 @@ class Indexers:
     def _process(self) -> Iterator[subprocess.Popen[bytes]]:
         """An idle process, or a new one; it is ended if the job was not."""
         with self._lock:
-            process = self._idle.pop() if self._idle else None
-        if process is not None and process.poll() is not None:
+            process, since_s = self._idle.pop() if self._idle else (None, 0.0)
+        # One that has waited for long may end in this moment.
+        if process is not None and (process.poll() is not None or time.monotonic() > since_s + _IDLE_S / 2):
             _end(process)
             process = None
         if process is None:
@@ -101,14 +103,14 @@ class Indexers:
             _end(process)
             raise
         with self._lock:
-            self._idle.append(process)
+            self._idle.append((process, time.monotonic()))
 
     def close(self) -> None:
         """End the processes that wait, and threads when they have ended what they do."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             ending, self._idle = self._idle, []
-        for process in ending:
+        for process, _ in ending:
             _end(process)
 
 

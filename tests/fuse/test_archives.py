@@ -97,6 +97,7 @@ def test_a_replaced_archive(source: Path, tmp_path: Path) -> None:
         assert contents(mount.point / "set" / "train.tar") == changed
 
 
+@pytest.mark.not_immutable
 def test_warm_makes_indices_ahead(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, archives="tar+zip") as mount:
         done = run_spiderfs("warm", "--names", mount.point)
@@ -107,6 +108,7 @@ def test_warm_makes_indices_ahead(source: Path, tmp_path: Path) -> None:
         assert done.stdout.startswith("80 files fetched")
 
 
+@pytest.mark.not_immutable
 def test_members_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -119,6 +121,7 @@ def test_members_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             assert len(asked) == 1 + len(FILES), "one for the index, and one for each member"
 
 
+@pytest.mark.not_immutable
 def test_options_that_make_no_sense(source: Path, tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     for options, said in (
@@ -130,6 +133,7 @@ def test_options_that_make_no_sense(source: Path, tmp_path: Path) -> None:
         assert (done.returncode, said in done.stderr) == (1, True), done.stderr
 
 
+@pytest.mark.not_immutable
 def test_a_mount_does_not_need_its_indexers(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, archives="tar") as mount:
         os.listdir(mount.point / "set" / "train.tar")

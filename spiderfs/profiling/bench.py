@@ -111,6 +111,10 @@ def bench(options: Options, workers: int, say: Callable[[str], None]) -> Found:
     Raises UsageError for a source without small files, SpiderfsError or OSError where one cannot be read.
     """
     named, settings = str(options.source), options.store_settings
+    if options.archives:
+        raise UsageError(
+            "bench compares with files read directly, and members of archives are none: leave out archives"
+        )
     with tempfile.TemporaryDirectory(prefix="spiderfs-bench-") as scratch, Readers(workers) as readers:
         faults = ""
         if any(options.source_faults().values()):

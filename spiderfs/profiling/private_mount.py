@@ -28,7 +28,8 @@ from spiderfs.linux.process_table import end_with_parent
 _ALL_THREADS = 2
 # What decides how fast samples come, and nothing that names a file or a port of the mount beside.
 SETTINGS = (
-    "immutable", "binding", "workers", "fetches", "sample_max_bytes", "views", "view_workers", "view_megapixels",
+    "immutable", "binding", "archives", "workers", "fetches", "sample_max_bytes", "views", "view_workers",
+    "view_megapixels",
     "source.latency_ms", "source.latency_jitter", "source.bandwidth", "source.timeout_s", "source.attempts",
     "source.endpoint", "source.region", "source.profile", "source.anonymous", "source.requester_pays",
     "source.addressing",

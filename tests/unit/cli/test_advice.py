@@ -127,6 +127,8 @@ def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert says in result.stderr
         assert len(result.stderr.splitlines()) == 1
+    result = CliRunner().invoke(main, ["bench", str(tmp_path), "-o", f"archives=tar,cache_dir={tmp_path.parent}/c"])
+    assert "leave out archives" in result.stderr
 
 
 PROFILE = Profile(

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from typing import NamedTuple
 from spiderfs.errors import UsageError
 from spiderfs.options.model import Options
 from spiderfs.options.units import round_size
-from spiderfs.profiling.bench_readers import BATCH, File, Pass, Readers, Way, drop, planned
+from spiderfs.profiling.bench_readers import BATCH, File, Pass, Planned, Readers, Way, drop
 from spiderfs.profiling.private_mount import private_mount
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.open import is_url, open_source
@@ -193,7 +194,7 @@ def _mounted(
                 _forget(direct, files)
                 found.mounted[way] = readers.read(through, orders[1], found.images, limit_s=_MOST_S)
                 continue
-            with planned(mount.root, files) as plan:
+            with closing(Planned(mount.root, files)) as plan:
                 plan.publish(before, orders[1])
                 readers.read(through, before, decode=False, plan=plan, limit_s=_MOST_S)
                 _forget(direct, files)

@@ -16,8 +16,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from multiprocessing.pool import AsyncResult, Pool
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -163,15 +162,6 @@ class Planned:
             if any(isinstance(answer, Ok) for answer in self._decoder.feed(data)):
                 return
         raise MountError("a mount to measure by has ended")
-
-
-@contextmanager
-def planned(mount: Path, files: Sequence[File]) -> Iterator[Planned]:
-    plan = Planned(mount, files)
-    try:
-        yield plan
-    finally:
-        plan.close()
 
 
 # -- in a worker

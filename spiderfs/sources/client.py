@@ -21,6 +21,7 @@ One client belongs to one trio run. Its state changes only between awaits.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ Read = Callable[[bytes, int, int, Version, Delivery | None], Awaitable[bytes]]
 _STOOD_STILL_S = 2.0
 # Repetitions that the calls of a process may make beyond one for each answer.
 _REPETITIONS = 500
+# A source that has answered within this time is there.
+_LATELY_S = 2.0
 # The share of the latest call in the mean of latencies.
 _LATEST = 0.25
 
@@ -113,6 +116,7 @@ class SourceClient:
         # What the process had to say whose place this one takes.
         on_reachable(True)
         self._answers = 0
+        self._answered_at_s = -math.inf
         self._repetitions = _REPETITIONS
         self.stat_latency_s: float | None = None
         """How long `stat` takes at present: a mean in which the latest call counts a quarter; None before the first.
@@ -164,6 +168,11 @@ class SourceClient:
     ) -> bytes:
         args = (path, offset, length, version, delivery)
         return await self._in_time(self._read, args, patience or self.patience())
+
+    async def sign(self) -> None:
+        """Return at once if the source has answered anything lately; else ask whether it is there, as `call` does."""
+        if trio.current_time() - self._answered_at_s > _LATELY_S:
+            await self.call(self._ask_for_a_sign)
 
     async def readlink(self, path: bytes) -> bytes:
         return await self.call(self.source.readlink, path)
@@ -266,6 +275,7 @@ class SourceClient:
 
     def _answered(self) -> None:
         self._answers += 1
+        self._answered_at_s = trio.current_time()
         self._repetitions = min(_REPETITIONS, self._repetitions + 1)
         if self._unreachable.is_set():
             self._unreachable = trio.Event()

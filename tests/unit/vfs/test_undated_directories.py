@@ -231,3 +231,42 @@ def test_known_names_are_answered_while_the_source_is_away(tmp_path: Path) -> No
             await harness.bare.filesystem.lookup(directory, b"unknown", CALLER)
 
     run(tmp_path, test)
+
+
+def test_a_known_listing_waits_no_longer_for_a_source_that_hangs_than_any_other_question(tmp_path: Path) -> None:
+    """To list anew may take many times as long, and is allowed to: that is known to be of no use."""
+    hanging = threading.Event()
+
+    async def main() -> None:
+        source, content, records = MemorySource(tagged=True), MemoryContent(), MemoryRecords(TABLES)
+        content.set_capacity(1 << 20)
+        for name in (b"d/a", b"d/b", b"e/c"):
+            source.add(name, name)
+        limits = SourceLimits(timeout_s=0.3, scan_timeout_s=60.0, attempts=1)
+        async with bare_filesystem(source, content, records, tmp_path, settings=SETTINGS, limits=limits) as bare:
+            harness = Harness(bare, source)
+            directories = [await harness.lookup(name) for name in (b"d", b"e")]
+            for inode in directories:
+                await bare.filesystem.opendir(inode)
+            harness.settings(dir_ttl_s=0.0)
+            bare.lister._client._answered_at_s = -100.0
+            stat, scan = source.stat, source.scan
+            source.stat = lambda path: hanging.wait(20) and stat(path)  # type: ignore[method-assign]
+            source.scan = lambda path: hanging.wait(20) and scan(path)  # type: ignore[method-assign]
+            began_s = trio.current_time()
+            for inode in directories:
+                await bare.filesystem.opendir(inode)
+                assert len(await bare.filesystem.readdir(inode, 0, 10)) >= 1
+            assert trio.current_time() - began_s < 2
+            assert not bare.lister._client.reachable
+            hanging.set()
+
+    with_deadline(main)
+
+
+def with_deadline(main: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        with trio.fail_after(20):
+            await main()
+
+    trio.run(run)

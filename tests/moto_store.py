@@ -38,10 +38,10 @@ def moto_store() -> Iterator[str]:
             server.kill()
 
 
-def client_of(url: str) -> Any:
+def client_of(url: str, key: str = "key", secret: str = "secret") -> Any:
     """A client that may write to the store."""
     import botocore.session
 
     session = botocore.session.Session()
-    session.set_credentials("key", "secret")
+    session.set_credentials(key, secret)
     return session.create_client("s3", region_name="us-east-1", endpoint_url=url)

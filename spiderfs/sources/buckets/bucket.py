@@ -49,6 +49,8 @@ CREDENTIALS_S = 300.0
 # After credentials were refused, others are looked for no more often than this: to connect takes 0.2 s.
 RECONNECT_S = 5.0
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+# What obstore says of a store that has sent all of an object though a part was asked for.
+_WHOLE_ONLY = "NotPartial"
 _STATUS = re.compile(r"status code: (\d{3})")
 
 # What the codes of errors mean, those of all stores together, and what a user can do. All others say that the store has
@@ -234,6 +236,8 @@ class Bucket(ABC):
             if self._clients is clients and time.monotonic() - clients.made_at > RECONNECT_S:
                 self._clients = None
             return SourceUnavailable(f"{self} refuses the credentials ({code}): renew them")
+        if code == _WHOLE_ONLY:
+            return SourceUnavailable(f"{self} gives no parts of objects: raise sample_max_bytes to read this one whole")
         if not code:
             return SourceUnavailable(f"{self} has not answered: check source.endpoint and the network")
         return SourceUnavailable(f"{self}: {_ADVICE.get(code, 'the store has failed')} ({code})")
@@ -246,7 +250,9 @@ def trouble(exc: Exception, troubles: Mapping[str, str]) -> str:
 
 
 def _code_of(exc: Exception) -> str:
-    """The code of the store's error, or else the HTTP status; empty if the store has not answered."""
+    """The code of the store's error, or else obstore's or the HTTP status; empty if the store has not answered."""
     text = str(exc)
+    if _WHOLE_ONLY in text:
+        return _WHOLE_ONLY
     code = _CODE.search(text) or _STATUS.search(text)
     return code[1] if code else ""

@@ -243,7 +243,7 @@ class Training:
         number = self.trainers.number_of(trainer)
         self.scoring.forget_reads(number)
         self.plans.epoch_ended(number, end.epoch)
-        if trainer.rank != 0:
+        if not self.trainers.ends_epoch(trainer, end.epoch):
             return
         sigmas = await self.scoring.new_epoch(self.courses.of_job(trainer.job_id))
         await self.pinboard.epoch_ended(trainer.job_id)

@@ -35,6 +35,8 @@ class Trainers:
         self._has_stand_ins = has_stand_ins
         self._numbers: dict[Trainer, int] = {}
         self._last_number = 0
+        # By job: the rank that has ended an epoch for it, and that epoch's number.
+        self._ended: dict[str, tuple[Trainer, int]] = {}
         self._courses: dict[tuple[Trainer, str], Course] = {}
         """By trainer, and by the name that the trainer has given its list."""
         self._teaches: set[tuple[Trainer, str]] = set()
@@ -52,6 +54,8 @@ class Trainers:
 
     def detach(self, trainer: Trainer) -> None:
         del self._numbers[trainer]
+        if not self.any_of(trainer.job_id):
+            self._ended.pop(trainer.job_id, None)
         for key in [key for key in self._courses if key[0] is trainer]:
             del self._courses[key]
             self._teaches.discard(key)
@@ -73,6 +77,19 @@ class Trainers:
     def any_of(self, job_id: str) -> bool:
         """Whether some trainer of this job is attached."""
         return any(trainer.job_id == job_id for trainer in self._numbers)
+
+    def ends_epoch(self, trainer: Trainer, epoch: int) -> bool:
+        """Whether a trainer's end of an epoch is that of its job here: that of the lowest rank that this mount has.
+
+        Higher ranks end it for themselves, also those that stay when that one has left.
+        """
+        if trainer.rank > min(other.rank for other in self._numbers if other.job_id == trainer.job_id):
+            return False
+        who, last = self._ended.get(trainer.job_id, (trainer, -1))
+        if last == epoch and who is not trainer and trainer.rank > who.rank:
+            return False
+        self._ended[trainer.job_id] = trainer, epoch
+        return True
 
     # -- courses
 

@@ -20,6 +20,7 @@ import trio
 import trio.testing
 from mount_options import options_in
 
+from spiderfs.core.engine import Changes
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.hints import Candidates, Epoch, Hub, Labels, Pinning, Ratio, Scored
 from spiderfs.daemon.caching.cache_control import CacheControl
@@ -725,6 +726,37 @@ def test_a_full_disk_is_no_reason_to_fail(tmp_path: Path, caplog: pytest.LogCapt
     assert [record.getMessage() for record in caplog.records] == [
         "workers do not learn of trainers (Is a directory): their plans and stand-ins rest"
     ] * 2
+
+
+def test_the_lowest_rank_on_a_mount_ends_the_epochs_of_its_job(tmp_path: Path) -> None:
+    """Of a training on several nodes, one mount has rank 0, and the others have higher ranks alone."""
+
+    async def test(harness: Harness) -> None:
+        ranks = [Trainer(os.getpid(), os.getuid(), Hello("job", "test", rank=rank, world_size=8)) for rank in (6, 4, 5)]
+        for trainer in ranks:
+            await harness.training.attached(trainer)
+            await harness.training.samples(trainer, harness.list)
+        higher, lowest, between = ranks
+        teaching, told = harness.training.teaching, []
+        end = teaching.epoch_ended
+
+        def note(job_id: str, epoch: int, *rest: Any) -> Changes:
+            told.append(epoch)
+            return end(job_id, epoch, *rest)
+
+        teaching.epoch_ended = note  # type: ignore[method-assign]
+        for trainer, epoch in ((higher, 0), (lowest, 0), (between, 0), (lowest, 1)):
+            await harness.training.epoch_end(trainer, EpochEnd(epoch, 0.5))
+        assert told == [0, 1]
+        await harness.training.detached(lowest)
+        for trainer, epoch in ((between, 1), (higher, 1), (between, 2), (higher, 2)):
+            await harness.training.epoch_end(trainer, EpochEnd(epoch, 0.5))
+        assert told == [0, 1, 2]
+        # A training that begins anew.
+        await harness.training.epoch_end(between, EpochEnd(0, 0.5))
+        assert told == [0, 1, 2, 0]
+
+    run(tmp_path, test)
 
 
 def test_two_trainers_have_a_plan_each(tmp_path: Path) -> None:

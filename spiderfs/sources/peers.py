@@ -49,6 +49,8 @@ _IDLE_CONNECTIONS = 64
 # How often addresses are looked up anew, and how soon again if that has failed. Nobody waits for it.
 _ADDRESS_S, _ADDRESS_AGAIN_S = 60.0, 2.0
 _ABSENT = (403, 404, 410)
+# The most that is read of what a server says about a file that it does not have.
+_LONGEST_TEXT = 64 << 10
 _FIELDS = ("hits", "bytes", "absent", "timeouts", "down")
 
 
@@ -143,7 +145,7 @@ class _Peer:
         try:
             found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
             self._addresses = [(socket.AddressFamily(family), address) for family, _, _, _, address in found]
-        except OSError as exc:
+        except (OSError, UnicodeError) as exc:
             log.debug("%s: %s", self.url, exc)
         self._looked_up.set()
         return bool(self._addresses)
@@ -157,7 +159,7 @@ class _Peer:
         target = f"{self._prefix}/{urllib.parse.quote(path)}"
         try:
             content = self._answer(target, headers, length, size, until)
-        except (OSError, http.client.HTTPException, _Wrong) as exc:
+        except (OSError, http.client.HTTPException, ValueError, _Wrong) as exc:
             self._note(failed=True)
             log.debug("%s: %s: %r", self.url, os.fsdecode(path), exc)
             return None
@@ -171,23 +173,22 @@ class _Peer:
                 kept = self._idle.pop() if self._idle else None
             connection = kept or self._connected(until)
             try:
-                assert connection.sock is not None
-                connection.sock.settimeout(_left_s(until))
-                connection.request("GET", target, headers=headers)
-                content = _body(connection, length, size, until)
+                content = _got(connection, target, headers, length, size, until)
             except (ConnectionError, http.client.HTTPException) as exc:
                 connection.close()
                 # The server may have closed a connection that was kept, which says nothing of it.
                 if kept is None or isinstance(exc, http.client.IncompleteRead):
                     raise
                 continue
-            except (OSError, _Wrong):
+            except (OSError, ValueError, _Wrong):
                 connection.close()
                 raise
-            with self._lock:
-                if len(self._idle) < _IDLE_CONNECTIONS:
-                    self._idle.append(connection)
-                    return content
+            # A server that ends the connection has said so, and then it has no socket any more.
+            if connection.sock is not None:
+                with self._lock:
+                    if len(self._idle) < _IDLE_CONNECTIONS:
+                        self._idle.append(connection)
+                        return content
             connection.close()
             return content
 
@@ -241,21 +242,32 @@ class _Peer:
                 self._counts[_FIELDS.index("bytes")] += len(content)
 
 
-def _body(connection: http.client.HTTPConnection, length: int, size: int, until: float) -> bytes | None:
-    assert connection.sock is not None
+def _got(
+    connection: http.client.HTTPConnection, target: str, headers: dict[str, str], length: int, size: int, until: float
+) -> bytes | None:
+    """What a question over this connection gets; None: the node does not have it."""
+    # It stays open until the answer was read, also if the connection lets go of it.
+    sock = connection.sock
+    assert sock is not None
+    sock.settimeout(_left_s(until))
+    connection.request("GET", target, headers=headers)
     answer = connection.getresponse()
-    if answer.status in _ABSENT:
-        # Its text is read, so that the connection can be kept.
-        answer.read()
+    if answer.status in _ABSENT and answer.length is not None and answer.length <= _LONGEST_TEXT:
+        # It is read, so that the connection can be kept.
+        _body(answer, sock, answer.length, until)
         return None
     if answer.status != (200 if length == size else 206) or answer.length != length:
         raise _Wrong(f"status {answer.status}, {answer.length} bytes instead of {length}")
     if length != size and not (answer.getheader("Content-Range") or "").endswith(f"/{size}"):
         raise _Wrong(f"a piece {answer.getheader('Content-Range')} of a file of {size} bytes")
+    return _body(answer, sock, length, until)
+
+
+def _body(answer: http.client.HTTPResponse, sock: socket.socket, length: int, until: float) -> bytes:
     parts: list[bytes] = []
     missing = length
     while missing:
-        connection.sock.settimeout(_left_s(until))
+        sock.settimeout(_left_s(until))
         part = answer.read1(missing)
         if not part:
             raise http.client.IncompleteRead(b"".join(parts), missing)

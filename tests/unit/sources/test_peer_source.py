@@ -216,12 +216,26 @@ def nonsense(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
     return True
 
 
+def endless(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
+    reply(handler, 404, b"", length=1 << 30)
+    handler.close_connection = True
+    return True
+
+
+def of_no_length(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
+    handler.send_response(200)
+    handler.end_headers()
+    handler.wfile.write(CONTENT)
+    handler.close_connection = True
+    return True
+
+
 def moved(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
     reply(handler, 302, b"", {"Location": "/elsewhere"})
     return True
 
 
-@pytest.mark.parametrize("answers", [cut, longer, failing, silent, trickling, nonsense, moved])
+@pytest.mark.parametrize("answers", [cut, longer, failing, silent, trickling, nonsense, endless, of_no_length, moved])
 def test_whatever_a_peer_does_the_reader_gets_the_bytes_of_the_source_in_time(
     setup: Setup, answers: Callable[[BaseHTTPRequestHandler, bytes], bool]
 ) -> None:
@@ -248,10 +262,13 @@ def test_a_peer_that_is_back_is_asked_again(setup: Setup, monkeypatch: pytest.Mo
     assert setup.status() == PeerStatus(True, 1, len(CONTENT), 0, FAILURES)
 
 
-def test_a_connection_that_the_server_has_closed_is_made_anew(setup: Setup) -> None:
+@pytest.mark.parametrize("says", [True, False])
+def test_a_connection_that_the_server_has_closed_is_made_anew(setup: Setup, says: bool) -> None:
     def closing(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
         handler.close_connection = True
-        return False
+        if says:
+            reply(handler, 200, CONTENT, {"Connection": "close"})
+        return says
 
     setup.peer.answers = closing
     for _ in range(3):

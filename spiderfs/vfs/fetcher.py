@@ -370,7 +370,8 @@ class Fetcher:
     async def _fetch_once(self, key: ContentKey, read: Callable[[], Awaitable[bytes]], patience: Patience) -> Fetched:
         if (landing := self._on_their_way.get(key)) is not None:
             return landing
-        if not self._fetch_lock.try_hold(key):
+        waited = not self._fetch_lock.try_hold(key)
+        if waited:
             with trio.CancelScope(deadline=patience.until) as waiting:
                 wait, threads = self._fetch_lock.wait, self._waiting_threads
                 await trio.to_thread.run_sync(wait, key, abandon_on_cancel=True, limiter=threads)
@@ -385,8 +386,9 @@ class Fetcher:
             # Since the caller looked, the record may have landed and the other process may have let the lock go.
             if (found := self._landed_by_another(key)) is not None:
                 return found
-            # Another process may have fetched it for a READ of another piece, and the store has not kept it.
-            payload = self._shared_piece(key) or await read()
+            # Another process may have fetched it meanwhile for a READ of another piece, and the store has not kept it.
+            # Without a wait this is another use, which the capacity says to fetch for.
+            payload = (waited and self._shared_piece(key)) or await read()
             self._transit.put(key, payload)
             if not self._alone and not key.block:
                 self._lately.keep(key, payload)

@@ -215,7 +215,7 @@ class ArchiveSource:
         if row.kind == DIRECTORY:
             return self._directory_stat(archive)
         if row.kind == LINK:
-            return archive._replace(mode=stat.S_IFLNK | 0o777, size=row.size, tag=0)
+            return archive._replace(mode=stat.S_IFLNK | 0o777, size=row.size, tag=index.tag(row))
         readable = archive.mode & 0o444
         return archive._replace(
             mode=stat.S_IFREG | readable | (row.mode & readable >> 2), size=row.size, tag=index.tag(row)
@@ -255,7 +255,7 @@ class ArchiveSource:
             raise ArchiveFailed(f"{os.fsdecode(archive)}/{os.fsdecode(below)}: {exc}") from exc
 
     def _unpacked(self, archive: bytes, index: Index, row: Row, below: bytes) -> bytes:
-        if row.size > self._longest_bytes or row.packed > 2 * self._longest_bytes:
+        if row.method == DEFLATED and (row.size > self._longest_bytes or row.packed > 2 * self._longest_bytes):
             raise ArchiveFailed("it is packed, and has more than sample_max_bytes: mount with a larger one")
         guess = zip_format.LOCAL_BYTES + len(below) + _EXTRA_BYTES + row.packed
         got = bytes(self._inner.read(archive, row.offset, guess, index.version))
@@ -365,7 +365,8 @@ class ArchiveSource:
         try:
             left_out = self._indexers.index(kind, version, read, to)
         except SourceChanged as exc:
-            raise ArchiveFailed(f"{os.fsdecode(archive)} changes while it is read") from exc
+            # Who asks again asks for its attributes first, and so for the new version.
+            raise SourceThrottled(f"{os.fsdecode(archive)} changes while it is read") from exc
         except ArchiveFailed as exc:
             log.warning("%s cannot be shown as a directory: %s", os.fsdecode(archive), exc)
             write_failure(version, failed, str(exc))

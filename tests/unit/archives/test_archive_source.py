@@ -270,15 +270,33 @@ class Changing(MemorySource):
         return super().read(path, offset, length, version)
 
 
-def test_an_archive_that_changes_while_it_is_read_fails_for_now(show: Show) -> None:
+def test_who_asks_for_an_archive_that_changes_while_it_is_read_is_told_to_ask_again(show: Show) -> None:
     inner = Changing()
     inner.known = inner.add(b"s.tar", tar_of(TREE))
     inner.add(b"s.tar", tar_of({b"other": b"x" * 9000}))
     source = show(inner)
-    with pytest.raises(ArchiveFailed, match="changes while it is read"):
+    with pytest.raises(SourceThrottled, match="changes while it is read"):
         source.stat(b"s.tar/n01")
     inner.known = None
     assert names(source, b"s.tar") == {b"other"}
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+def test_a_link_has_the_version_of_its_archive(show: Show, tagged: bool) -> None:
+    inner = MemorySource(tagged)
+    found = []
+    for blocks, text in ((1, b"n01"), (30, b"n02")):
+        inner.add(b"s.tar", tar_of({b"link": Link(text), b"more": bytes(512 * blocks)}), mtime_ns=10**18)
+        source = show(inner)
+        assert source.readlink(b"s.tar/link") == text
+        found.append(source.stat(b"s.tar/link").version)
+    assert found[0] != found[1], "by the time alone they would be the same"
+
+
+def test_a_stored_member_of_a_zip_has_no_limit(show: Show) -> None:
+    memory = MemorySource()
+    memory.add(b"s.zip", zip_of({b"large": b"x" * 5000}))
+    assert read(show(memory, longest_bytes=1000), b"s.zip/large") == b"x" * 5000
 
 
 def test_a_source_that_does_not_answer_says_nothing_of_the_archive(show: Show) -> None:

@@ -16,6 +16,7 @@
     │   └── SourceUnavailable (EIO)    the source did not answer; the call is repeated, the file is not taken for gone
     │       ├── SourceTimeout (ETIMEDOUT)
     │       └── SourceThrottled (EIO)  the source says that it is asked for too much at a time; the call is repeated
+    │           └── SourceNotReady (EIO)  the source is there, and what is asked for has to be made or awaited first
     ├── StoreError (EIO)               no reader gets one: the mount reads from the source instead
     │   ├── StoreFull (ENOSPC)         the disk, or LMDB's map, is full
     │   └── StoreDamaged (EIO)         a record is not what was written; its file must be fetched again
@@ -112,6 +113,10 @@ class SourceTimeout(SourceUnavailable):
 
 
 class SourceThrottled(SourceUnavailable):
+    errno = errno.EIO
+
+
+class SourceNotReady(SourceThrottled):
     errno = errno.EIO
 
 

@@ -59,7 +59,7 @@ class Indexers:
     def index(self, kind: str, version: Version, read: Read, to: Path) -> int:
         """Write the index of the archive that `read` reads; returns how many members it leaves out.
 
-        Raises ArchiveFailed, SourceUnavailable if the process died, OSError if the disk does not take the index, and
+        Raises ArchiveFailed, SourceUnavailable if the process died or none can be started, OSError if the disk does not take the index, and
         whatever `read` raises.
         """
         ahead = ReadAhead(read, version.size, self._ahead)
@@ -94,9 +94,13 @@ class Indexers:
         if process is None:
             # -P: whatever lies in the working directory is not imported.
             command = [sys.executable, "-P", "-m", "spiderfs.archives.indexer_process"]
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
+            try:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                )
+            except OSError as exc:
+                told = f"no process can be started that looks for the members of an archive ({exc.strerror})"
+                raise SourceUnavailable(told) from exc
         try:
             yield process
         except BaseException:

@@ -10,7 +10,7 @@ SourceChanged as any file does; nobody gets bytes of another archive, even if a 
 index of an archive that has just changed is made when that version has settled (`vfs/settling.py`).
 
 **Waiting for an index.** It is made in a thread of `Indexers`, and for each archive in one process of the mount. Who
-asks meanwhile waits a moment, and is then told to ask again (SourceThrottled): so callers have the patience that they
+asks meanwhile waits a moment, and is then told to ask again (SourceNotReady): so callers have the patience that they
 have for any question, and the source counts as reachable.
 
 **Damage.** An archive is shown as a whole or not at all: then all questions about it end with ArchiveDamaged, and the
@@ -43,6 +43,7 @@ from spiderfs.errors import (
     SourceChanged,
     SourceNotADirectory,
     SourceNotFound,
+    SourceNotReady,
     SourceThrottled,
     SourceUnavailable,
 )
@@ -267,7 +268,7 @@ class ArchiveSource:
     # -- indices
 
     def _index(self, archive: bytes, found: SourceStat) -> Index:
-        """The index of this version of an archive; raises ArchiveDamaged, SourceThrottled while it is being made."""
+        """The index of this version of an archive; raises ArchiveDamaged, SourceNotReady while it is being made."""
         key = archive, found.version
         index = self._index_here(archive, found.version)
         if index is None:
@@ -280,7 +281,7 @@ class ArchiveSource:
             try:
                 index = coming.result(self._indexers.moment_s)
             except TimeoutError:
-                raise SourceThrottled(f"{os.fsdecode(archive)}: its members are being looked for") from None
+                raise SourceNotReady(f"{os.fsdecode(archive)}: its members are being looked for") from None
         if index.failure:
             raise ArchiveDamaged(f"{os.fsdecode(archive)}: {index.failure}")
         return index
@@ -311,7 +312,7 @@ class ArchiveSource:
         return self._directory / f"{name}.index", self._directory / f"{name}.failed"
 
     def _check_settled(self, key: tuple[bytes, Version]) -> None:
-        """Raises SourceThrottled while the bytes of this version may still change without a sign."""
+        """Raises SourceNotReady while the bytes of this version may still change without a sign."""
         archive, version = key
         if version.tag:
             return
@@ -322,7 +323,7 @@ class ArchiveSource:
         if len(self._unsettled) >= _UNSETTLED:
             self._unsettled.clear()
         self._unsettled[key] = at
-        raise SourceThrottled(f"{os.fsdecode(archive)}: it has just changed, and is shown when it has settled")
+        raise SourceNotReady(f"{os.fsdecode(archive)}: it has just changed, and is shown when it has settled")
 
     def _made(self, archive: bytes, version: Version) -> Index:
         """Make the index of this version, unless another process does; in a thread of this module's."""
@@ -366,7 +367,7 @@ class ArchiveSource:
             left_out = self._indexers.index(kind, version, read, to)
         except SourceChanged as exc:
             # Who asks again asks for its attributes first, and so for the new version.
-            raise SourceThrottled(f"{os.fsdecode(archive)} changes while it is read") from exc
+            raise SourceNotReady(f"{os.fsdecode(archive)} changes while it is read") from exc
         except ArchiveFailed as exc:
             log.warning("%s cannot be shown as a directory: %s", os.fsdecode(archive), exc)
             write_failure(version, failed, str(exc))

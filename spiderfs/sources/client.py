@@ -13,7 +13,7 @@ answers fill up: so a source that fails for all is asked hardly more often than 
 An abandoned function may still finish later, and whatever it stores then must be valid by itself.
 
 `reachable` turns False when a call has used up its attempts or its time, and the source has answered nobody meanwhile;
-it turns True with the next answer. "No such file" is an answer. While it is False, `watch` asks the source, one
+it turns True with the next answer. "No such file" is an answer, and so is "not ready". While it is False, `watch` asks the source, one
 question at a time, and callers should serve what they know rather than wait.
 
 One client belongs to one trio run. Its state changes only between awaits.
@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeVar, TypeVarTuple
 
 import trio
 
-from spiderfs.errors import SourceError, SourceThrottled, SourceTimeout, SourceUnavailable
+from spiderfs.errors import SourceError, SourceNotReady, SourceThrottled, SourceTimeout, SourceUnavailable
 from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.sources.single_flight import RecentTimeouts
 from spiderfs.sources.source import Delivery, Source, SourceStat, Version
@@ -260,6 +260,8 @@ class SourceClient:
             self._on_event("source_requests")
             try:
                 return await ask(*args)
+            except SourceNotReady:
+                self._answered()
             except SourceThrottled:
                 # Answers to others say that the source is there; one that refuses everybody is as good as away.
                 pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import resource
@@ -330,6 +331,23 @@ def test_a_process_that_dies_is_an_answer_that_did_not_come(tmp_path: Path, monk
         with pytest.raises(SourceUnavailable, match="died"):
             source.stat(b"s.tar/n01")
         monkeypatch.setattr(indexer_process.subprocess, "Popen", real)
+        assert read(source, b"s.tar/n01/a.jpg") == b"first"
+
+
+def test_a_process_that_cannot_be_started_is_not_taken_for_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = MemorySource()
+    memory.add(b"s.tar", tar_of(TREE))
+
+    def refused(command: list[str], **pipes: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with patient_indexers() as indexers:
+        source = ArchiveSource(memory, ["tar"], tmp_path, 1 << 20, indexers)
+        with monkeypatch.context() as patch, pytest.raises(SourceUnavailable, match="no process can be started"):
+            patch.setattr(indexer_process.subprocess, "Popen", refused)
+            source.stat(b"s.tar/n01")
         assert read(source, b"s.tar/n01/a.jpg") == b"first"
 
 

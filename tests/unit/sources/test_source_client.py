@@ -17,6 +17,7 @@ from spiderfs.errors import (
     SourceChanged,
     SourceDenied,
     SourceNotFound,
+    SourceNotReady,
     SourceThrottled,
     SourceTimeout,
     SourceUnavailable,
@@ -188,6 +189,18 @@ def test_a_source_that_is_asked_for_too_much_by_one_alone_is_reachable(harness: 
 
             nursery.start_soon(unlucky)
             await trio.sleep(0.05)
+            await client.stat(b"file")
+        assert client.reachable
+
+    trio.run(main)
+
+
+def test_a_source_that_is_not_ready_is_there(harness: Harness) -> None:
+    harness.memory.fail_next(*[SourceNotReady("an archive grows")] * 100_000)
+
+    async def main() -> None:
+        client = harness.client()
+        with pytest.raises(SourceTimeout):
             await client.stat(b"file")
         assert client.reachable
 

@@ -50,7 +50,10 @@ _ARRAYS = {**_COLUMNS, "hashes": "Q", "by_hash": "I", "listed": "I"}
 
 
 class Row(NamedTuple):
-    """One member; `offset` is where its bytes begin (of a zip: its own header), `size` how many a reader gets."""
+    """One member; `offset` is where its bytes begin (of a zip: its own header), `size` how many a reader gets.
+
+    `crc` is the CRC-32 of a zip's member, and in a tar that of the header before its bytes.
+    """
 
     number: int
     kind: int
@@ -262,7 +265,7 @@ class IndexBuilder:
                 kept[row] = False
                 self.left_out += 1
                 continue
-            for name in ("offset", "size", "mode", "kind"):
+            for name in ("offset", "size", "mode", "kind", "crc"):
                 columns[name][row] = columns[name][found]
         order = order[kept[order]]
         last = np.append(hashes[order][:-1] != hashes[order][1:], True)

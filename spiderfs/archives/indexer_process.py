@@ -59,8 +59,8 @@ class Indexers:
     def index(self, kind: str, version: Version, read: Read, to: Path) -> int:
         """Write the index of the archive that `read` reads; returns how many members it leaves out.
 
-        Raises ArchiveFailed, SourceUnavailable if the process died or none can be started, OSError if the disk does not take the index, and
-        whatever `read` raises.
+        Raises ArchiveFailed, SourceUnavailable if the process died or none can be started, OSError if the disk does not
+        take the index, and whatever `read` raises.
         """
         ahead = ReadAhead(read, version.size, self._ahead)
         with contextlib.closing(ahead), self._process() as process:

@@ -26,6 +26,7 @@ import resource
 import stat
 import threading
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -34,7 +35,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from spiderfs.archives import zip_format
+from spiderfs.archives import tar_format, zip_format
 from spiderfs.archives.index import DEFLATED, DIRECTORY, FILE, LINK, Index, Row, write_failure
 from spiderfs.archives.indexer_process import FORMATS, Indexers
 from spiderfs.errors import (
@@ -239,9 +240,9 @@ class ArchiveSource:
         length = max(0, min(length, row.size - offset))
         if text := index.text(row):
             return text[offset : offset + length]
-        if not archive.endswith(b".zip"):
-            return self._inner.read(archive, row.offset + offset, length, index.version)
         try:
+            if not archive.endswith(b".zip"):
+                return self._tarred(archive, index, row, offset, length)
             if row.method == DEFLATED or length == row.size:
                 return self._unpacked(archive, index, row, below)[offset : offset + length]
             key = archive, index.version, row.number
@@ -254,6 +255,16 @@ class ArchiveSource:
             return self._inner.read(archive, begin + offset, length, index.version)
         except ArchiveFailed as exc:
             raise ArchiveFailed(f"{os.fsdecode(archive)}/{os.fsdecode(below)}: {exc}") from exc
+
+    def _tarred(self, archive: bytes, index: Index, row: Row, offset: int, length: int) -> bytes:
+        """Bytes of a tar's member; who reads its beginning gets no other bytes than those behind its header."""
+        if offset:
+            return self._inner.read(archive, row.offset + offset, length, index.version)
+        header = tar_format.HEADER_BYTES
+        got = memoryview(self._inner.read(archive, row.offset - header, header + length, index.version))
+        if zlib.crc32(got[:header]) != row.crc:
+            raise ArchiveFailed("the archive has other bytes than when its members were looked for: give it a new time")
+        return bytes(got[header:])
 
     def _unpacked(self, archive: bytes, index: Index, row: Row, below: bytes) -> bytes:
         if row.method == DEFLATED and (row.size > self._longest_bytes or row.packed > 2 * self._longest_bytes):

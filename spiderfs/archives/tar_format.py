@@ -8,11 +8,13 @@ stop there, and show what they have found.
 
 from __future__ import annotations
 
+import zlib
+
 from spiderfs.archives.index import FILE, LINK, IndexBuilder
 from spiderfs.archives.pieces import Pieces
 from spiderfs.errors import ArchiveFailed
 
-_BLOCK = 512
+HEADER_BYTES = _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
 # Kinds of members: with bytes behind the header, and those that say something of the member that follows them.
 _FILES = frozenset((*b"07", 0))
@@ -77,7 +79,7 @@ def add_members(archive: Pieces, index: IndexBuilder) -> None:
         target = pax.get(b"linkpath") or long_link or header[157:257].split(b"\0", 1)[0]
         if kind in _FILES and not (pax and any(key.startswith(b"GNU.sparse") for key in pax)):
             label = archive.at(begin, size) if size <= LABEL_BYTES and name.endswith(_LABELS) else b""
-            index.add(name, FILE, begin, size, mode, text=label)
+            index.add(name, FILE, begin, size, mode, crc=zlib.crc32(header), text=label)
         elif kind == _DIRECTORY:
             index.add_directory(name, mode)
         elif kind == _SYMBOLIC:

@@ -13,8 +13,8 @@ answers fill up: so a source that fails for all is asked hardly more often than 
 An abandoned function may still finish later, and whatever it stores then must be valid by itself.
 
 `reachable` turns False when a call has used up its attempts or its time, and the source has answered nobody meanwhile;
-it turns True with the next answer. "No such file" is an answer, and so is "not ready". While it is False, `watch` asks the source, one
-question at a time, and callers should serve what they know rather than wait.
+it turns True with the next answer. "No such file" is an answer, and so is "not ready". While it is False, `watch` asks
+the source, one question at a time, and callers should serve what they know rather than wait.
 
 One client belongs to one trio run. Its state changes only between awaits.
 """

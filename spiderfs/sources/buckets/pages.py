@@ -166,5 +166,5 @@ def microsofts_page(body: bytes) -> Page:
 def _page(reader: _Reader, body: bytes) -> Page:
     try:
         return reader.read(body)
-    except (ExpatError, KeyError, ValueError) as exc:
+    except (ExpatError, KeyError, OverflowError, ValueError) as exc:
         raise SourceUnavailable(f"the store has answered with a listing that cannot be read: {exc}") from exc

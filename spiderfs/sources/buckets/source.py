@@ -71,9 +71,10 @@ class BucketSource(ObjectSource):
 
     def _beginning(self, prefix: str, most: int) -> Page:
         """The first page that has any of the keys that begin with a prefix: stores may send empty ones before it."""
-        page = self._bucket.page(prefix, most=most)
-        while page.next_token and not _has_keys(page):
-            page = self._following(prefix, page, most)
+        pages = self._pages(prefix, most)
+        page = next(pages)
+        while not _has_keys(page) and page.next_token:
+            page = next(pages)
         return page
 
     def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
@@ -83,8 +84,7 @@ class BucketSource(ObjectSource):
         directories: set[bytes] = set()
         left_out: list[str] = []
         exists = not path
-        page = self._bucket.page(prefix)
-        while True:
+        for page in self._pages(prefix):
             exists = exists or _has_keys(page)
             for found in page.objects:
                 name = found.key[len(prefix) :]
@@ -98,9 +98,6 @@ class BucketSource(ObjectSource):
                     directories.add(name.encode())
                 else:
                     left_out.append(below)
-            if page.next_token is None:
-                break
-            page = self._following(prefix, page)
         if not exists:
             raise SourceNotFound(f"{os.fsdecode(path)}: no such directory")
         if left_out:
@@ -108,13 +105,17 @@ class BucketSource(ObjectSource):
         yield from ((name, DIRECTORY) for name in directories)
         yield from ((name, found) for name, found in files.items() if name not in directories)
 
-    def _following(self, prefix: str, page: Page, most: int = 0) -> Page:
-        """The page after one that is not the last."""
-        assert page.next_token is not None
-        following = later_page(partial(self._bucket.page, prefix, page.next_token, most))
-        if following.next_token == page.next_token:
-            raise SourceUnavailable(f"{self._url}: the store gives the same page of a listing again and again")
-        return following
+    def _pages(self, prefix: str, most: int = 0) -> Iterator[Page]:
+        """The pages of what begins with a prefix; raises SourceUnavailable if they come round again."""
+        page = self._bucket.page(prefix, most=most)
+        asked: set[str] = set()
+        yield page
+        while (token := page.next_token) is not None:
+            if token in asked:
+                raise SourceUnavailable(f"{self._url}: the store gives the same page of a listing again and again")
+            asked.add(token)
+            page = later_page(partial(self._bucket.page, prefix, token, most))
+            yield page
 
     # -- bytes
 

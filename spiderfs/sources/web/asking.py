@@ -16,17 +16,19 @@ has a text of the server's.
 from __future__ import annotations
 
 import http.client
+import io
 import os
 import re
 import select
+import socket
 import ssl
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Mapping
 from email.message import Message
-from functools import cache
-from typing import NamedTuple
+from functools import cache, partial
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlencode, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -45,7 +47,7 @@ _ERROR_BYTES = 1 << 16
 # No server is left alone for longer, whatever it says: the windows of the Hugging Face Hub are five minutes.
 _LONGEST_REST_S = 300.0
 _RESETS = re.compile(r"\br=0;t=(\d{1,4})\b")
-_TOTAL = re.compile(r"bytes \d+-\d+/(\d{1,19})")
+_RANGE = re.compile(r"bytes (\d{1,19})-\d+/(\d{1,19})")
 _REDIRECTS = (301, 302, 303, 307, 308)
 _THROTTLED = (429, 503)
 
@@ -55,6 +57,7 @@ _TROUBLES = {
     "OSError": "it cannot be reached: check its address, the network and HTTPS_PROXY",
     "InvalidURL": "this is no address of a server: check it",
     "TimeoutError": "it has not answered in time",
+    "SSLError": "it speaks no TLS that is understood: check its address",
     "SSLCertVerificationError": "its certificate is not trusted: name the authority's in SSL_CERT_FILE",
 }
 
@@ -82,8 +85,8 @@ class Answer(NamedTuple):
     @property
     def size(self) -> int:
         """The size of the whole file of which this is all or a part, in bytes."""
-        found = _TOTAL.fullmatch(self.headers.get("Content-Range", "")) if self.status == 206 else None
-        return int(found[1]) if found else len(self.body)
+        found = _RANGE.fullmatch(self.headers.get("Content-Range", "")) if self.status == 206 else None
+        return int(found[2]) if found else len(self.body)
 
 
 class WebSource(ObjectSource):
@@ -139,6 +142,36 @@ def led_to(url: str, location: str) -> str:
     return found
 
 
+class _Limited(io.RawIOBase):
+    """What a socket brings until a time. By itself it would begin to wait anew for each byte of those that drip."""
+
+    def __init__(self, sock: socket.socket, raw: Any, silence_s: float, until: float) -> None:
+        self._socket, self._raw, self._silence_s, self._until = sock, raw, silence_s, until
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(min(left_s, self._silence_s))
+        read: int | None = self._raw.readinto(buffer)
+        return read
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """A response that has come whole, its headers too, by a time."""
+
+    def __init__(self, sock: socket.socket, *args: Any, silence_s: float, until: float, **named: Any) -> None:
+        super().__init__(sock, *args, **named)
+        self.fp = io.BufferedReader(_Limited(sock, self.fp.detach(), silence_s, until))
+
+
 class _Line(NamedTuple):
     """A connection to a host, or to the proxy in front of it, which wants to be told more with each request."""
 
@@ -188,13 +221,15 @@ class Web:
             line = self._line(url)
             connection = line.connection
             connection.sock.settimeout(self._timeout_s)
+            connection.response_class = partial(_Response, silence_s=self._timeout_s, until=until)  # type: ignore[assignment]
             _, _, place = url.partition("://")[2].partition("/")
             body = None if form is None else urlencode(form)
             method = "GET" if form is None else "POST"
             connection.request(method, f"{line.prefix}/{place}", body, {**asked, **line.headers})
             with connection.getresponse() as response:
-                answer = self._answer(response, host, quota, extent is not None, most_bytes, until)
-                kept = response.length == 0 and not response.will_close
+                answer = self._answer(response, host, quota, extent, most_bytes)
+                # After a word of 1xx the answer is yet to come.
+                kept = response.length == 0 and not response.will_close and response.status >= 200
             return answer
         except (http.client.HTTPException, OSError, ValueError) as exc:
             # What is wrong in a header or a proxy's address is a ValueError of whatever reads it.
@@ -205,26 +240,36 @@ class Web:
                 self._give_back(url, line, kept)
 
     def _answer(
-        self, response: http.client.HTTPResponse, host: str, quota: str, is_part: bool, most_bytes: int, until: float
+        self,
+        response: http.client.HTTPResponse,
+        host: str,
+        quota: str,
+        extent: tuple[int, int] | None,
+        most_bytes: int,
     ) -> Answer:
         status, headers = response.status, response.headers
         if status not in (200, 206):
             if (response.length or 0) <= _ERROR_BYTES:
-                self._body(response, host, _ERROR_BYTES, until)
+                self._body(response, host, _ERROR_BYTES)
             if status in _THROTTLED:
                 self._rest(quota, headers)
                 raise SourceThrottled(f"{host} is asked for too much at a time ({status})")
             if status >= 500:
                 raise SourceUnavailable(f"{host} has failed ({status})")
             return Answer(status, headers, b"")
-        if is_part and status == 200:
+        if extent is not None and status == 200:
             raise SourceUnavailable(
                 f"{host} gives no parts of files: raise sample_max_bytes, so that none is asked for"
             )
-        return Answer(status, headers, self._body(response, host, most_bytes, until))
+        if status == 206:
+            found = _RANGE.fullmatch(headers.get("Content-Range", ""))
+            if extent is None or found is None or int(found[1]) != extent[0]:
+                raise SourceUnavailable(f"{host} gives another part of a file than it was asked for")
+        if response.length is None and not response.chunked:
+            raise SourceUnavailable(f"{host} does not say how long its answers are: have it give Content-Length")
+        return Answer(status, headers, self._body(response, host, most_bytes))
 
-    def _body(self, response: http.client.HTTPResponse, host: str, most_bytes: int, until: float) -> bytes:
-        # Piece by piece as they come: a server that lets one byte drip every second would hold the thread for ever.
+    def _body(self, response: http.client.HTTPResponse, host: str, most_bytes: int) -> bytes:
         if (response.length or 0) > most_bytes:
             raise SourceChanged(f"{host} has more than the {most_bytes} bytes that were asked for")
         pieces: list[bytes] = []
@@ -234,8 +279,6 @@ class Web:
             size += len(piece)
             if size > most_bytes:
                 raise SourceChanged(f"{host} gives more than the {most_bytes} bytes that were asked for")
-            if time.monotonic() > until:
-                raise SourceUnavailable(f"{host}: it has not answered in time")
         if response.length:
             raise SourceUnavailable(f"{host}: the answer broke off")
         return b"".join(pieces)

@@ -40,8 +40,11 @@ HUB = "https://huggingface.co"
 # NAME or OWNER/NAME; a revision has a slash only as %2F, or as the hub's own references do.
 _URL = re.compile(
     r"hf://datasets/(?P<name>[\w.-]+(?:/[\w.-]+)?+)"
-    r"(?:@(?P<revision>refs/(?:convert/[\w.-]+|pr/\d+)|[^/@?#]+))?(?:/(?P<path>[^?#]*))?"
+    r"(?:@(?P<revision>refs/(?:convert/[\w.-]+|pr/\d+)|[^/@?#]+))?(?:/(?P<path>[^?#]*))?",
+    re.ASCII,
 )
+# JSON has them, and no name.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NEXT = re.compile(r'<([^>]*)>;\s*rel="next"')
 # A page of a thousand names has some 300 kB.
@@ -187,7 +190,7 @@ class HubSource(WebSource):
                 name, shown = named.removeprefix(below), _stat_of(row)
                 if not named.startswith(below) or shown is None:
                     continue
-                if is_name(name):
+                if is_name(name) and not _SURROGATE.search(name):
                     found[name.encode()] = shown
                 else:
                     left_out.append(named)
@@ -247,7 +250,7 @@ class HubSource(WebSource):
                 size = answer.headers.get("X-Linked-Size") or size
             if answer.redirect:
                 url = led_to(url, answer.redirect)
-                if self._hub.startswith("https:") and not url.startswith("https:"):
+                if self._origin.startswith("https:") and not url.startswith("https:"):
                     raise SourceUnavailable(f"{self._where}: the hub redirects to a server without TLS")
                 continue
             if answer.status == 416:
@@ -354,7 +357,7 @@ class HubSource(WebSource):
 def _parsed(answer: Answer) -> Any:
     try:
         return json.loads(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -362,8 +365,8 @@ def _stat_of(row: dict[str, Any]) -> SourceStat | None:
     """A row of a tree as attributes; None for what is no file or directory."""
     if row.get("type") == "directory":
         return DIRECTORY
-    contents = row.get("lfs") or row
-    size, name = row.get("size"), contents.get("oid")
-    if row.get("type") != "file" or not isinstance(size, int) or not 0 <= size <= MAX_SIZE or not name:
+    contents = row.get("lfs")
+    size, name = row.get("size"), (contents if isinstance(contents, dict) else row).get("oid")
+    if row.get("type") != "file" or not isinstance(size, int) or not 0 <= size <= MAX_SIZE:
         return None
-    return file_stat(size, 0, tag_of(str(name)))
+    return file_stat(size, 0, tag_of(name)) if isinstance(name, str) and name.isascii() and name else None

@@ -16,6 +16,7 @@ A manifest that was less than two seconds old when it was fetched is fetched aga
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import threading
@@ -33,11 +34,11 @@ from spiderfs.sources.web.asking import Answer, Headers, Web, WebSource, is_addr
 
 # A manifest of a million files has some 80 MB. It may take as many time-outs as the list of a directory may.
 _MOST_BYTES, _TIMEOUTS = 1 << 30, 20
-_LINE = re.compile(rb"([^\t\n]*/)?([^/\t\n]+)\t\d{1,19}\t[^\t\n]+\n")
+_LINE = re.compile(rb"([^\t\n]*/)?([^/\t\n]+)\t\d{1,19}\t[^\t\r\n]+\n")
 # What means something in a URL by itself.
 _RESERVED = "%/:[]!$&'()*+,;=~"
 _SECONDS = re.compile(r"(\d{1,12})(?:\.\d*)?")
-_NGINX = re.compile(r'(?:W/)?"?([0-9a-f]{1,16})-([0-9a-f]{1,16})"?')
+_NGINX = re.compile(r'(?:W/)?"?([0-9a-f]{1,10})-([0-9a-f]{1,16})"?')
 # An ETag or a time of whole seconds says nothing about changes within so many.
 _YOUNG_S = 2
 
@@ -46,7 +47,12 @@ class _Files:
     """What a manifest lists. Of each directory it keeps the lines as they are, which objects would be many times of."""
 
     def __init__(self, text: bytes) -> None:
-        """Raises ValueError, which says which line is none."""
+        """Raises ValueError, which says what is wrong."""
+        if not text:
+            # Whoever wrote it has failed, more likely than that all files are gone.
+            raise ValueError("it lists no files")
+        if text.startswith(codecs.BOM_UTF8):
+            raise ValueError("it begins with a byte order mark")
         lines: defaultdict[bytes, list[bytes]] = defaultdict(list)
         end = 0
         while found := _LINE.match(text, end):
@@ -57,7 +63,7 @@ class _Files:
         if end != len(text):
             number = text.count(b"\n", 0, end) + 1
             raise ValueError(
-                f"line {number} is not PATH, SIZE and TAG, with a tab after the first two and a line's end"
+                f"line {number} is not PATH, SIZE and TAG, with a tab after the first two and \\n behind them"
             )
         self.left_out: list[str] = []
         self._lines: dict[bytes, bytes] = {}
@@ -142,8 +148,6 @@ class ManifestSource(WebSource):
     def stat(self, path: bytes) -> SourceStat:
         files = self._listed()
         if files.directories(path) is not None:
-            if not path and not files.directories(b"") and not files.files(b""):
-                raise SourceNotFound(f"{self._url} lists no files: check it")
             return DIRECTORY
         found = files.file(path) if is_name(os.fsdecode(path.rpartition(b"/")[2])) else None
         if found is None:
@@ -173,6 +177,11 @@ class ManifestSource(WebSource):
         if listed == DIRECTORY:
             raise SourceChanged(f"{os.fsdecode(path)}: no longer a file")
         answer = self._get(path, None, most_bytes, listed.version)
+        packed = answer.headers.get("Content-Encoding")
+        if packed and answer.size != listed.size:
+            raise SourceUnavailable(
+                f"{self._below}: the server packs its files ({packed!r}): have it give them as they are"
+            )
         return self._found(answer, listed.tag), answer.body
 
     def _bytes(self, path: bytes, extent: tuple[int, int] | None, version: Version) -> bytes:
@@ -202,9 +211,9 @@ class ManifestSource(WebSource):
         try:
             if not tag:
                 return file_stat(answer.size, int(parsedate_to_datetime(modified).timestamp()), 0)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
-        named = "an ETag" if tag else "Last-Modified"
+        named = "ETag" if tag else "Last-Modified"
         raise SourceUnavailable(f"{self._below}: the server gives no {named}, by which the manifest knows its files")
 
     # -- the manifest
@@ -244,7 +253,7 @@ def _validators(headers: Headers) -> Mapping[str, str]:
     if modified:
         try:
             age = parsedate_to_datetime(now) - parsedate_to_datetime(modified)
-        except (ValueError, TypeError):  # no date, or one without a zone
+        except (ValueError, TypeError, OverflowError):  # no date, or one without a zone
             return {}
         if age.total_seconds() < _YOUNG_S:
             return {}

@@ -152,8 +152,9 @@ def test_a_manifest_that_is_none_makes_no_file_vanish(
 
 def test_a_manifest_without_files_is_hardly_meant(server: FileServer, source: ManifestSource) -> None:
     write(server, b"")
-    with pytest.raises(SourceNotFound, match="lists no files"):
-        source.stat(b"")
+    for ask in (lambda: listed(source), lambda: source.stat(b"")):
+        with pytest.raises(SourceUnavailable, match="lists no files"):
+            ask()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,155 @@
+"""Servers that answer as none should, byte for byte: no wrong byte, no name that goes, and an end in time."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from urllib.parse import unquote
+
+import pytest
+
+from spiderfs.errors import SourceUnavailable
+from spiderfs.sources.object_source import StoreSettings
+from spiderfs.sources.open import open_source
+from spiderfs.sources.source import Version
+from spiderfs.sources.web.hub import HubSource
+from spiderfs.sources.web.manifest import ManifestSource
+
+CONTENT = b"0123456789"
+MANIFEST = b"a.jpg\t10\t1700000000\nb.jpg\t10\t1700000000\n"
+VERSION = Version(10, 1_700_000_000 * 10**9)
+DATA_SET = "hf://datasets/owner/photos"
+DATE = "Last-Modified: Tue, 14 Nov 2023 22:13:20 GMT"
+
+
+def answer(body: bytes, *headers: str, status: str = "200 OK", length: bool = True) -> bytes:
+    lines = [f"HTTP/1.1 {status}", DATE, *headers, "Connection: close"]
+    lines += [f"Content-Length: {len(body)}"] if length else []
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+@contextlib.contextmanager
+def serving(give: Callable[[str], bytes], drip_s: float = 0.0) -> Iterator[str]:
+    """The URL of a server that sends just these bytes for each path."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    threading.Thread(target=one, args=(connection,), daemon=True).start()
+
+        def one(connection: socket.socket) -> None:
+            with connection, contextlib.suppress(OSError):
+                words = give(unquote(connection.recv(65536).split(b" ")[1].decode()))
+                if not drip_s:
+                    connection.sendall(words)
+                    return
+                for byte in words:
+                    connection.sendall(bytes([byte]))
+                    time.sleep(drip_s)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def of_manifest(file: bytes, manifest: bytes = answer(MANIFEST), drip_s: float = 0.0) -> Iterator[ManifestSource]:
+    with (
+        serving(lambda path: manifest if path == "/m.tsv" else file, drip_s) as url,
+        contextlib.closing(ManifestSource(f"{url}/m.tsv", StoreSettings(timeout_s=1))) as source,
+    ):
+        yield source
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        answer(CONTENT[:5], length=False),
+        answer(CONTENT[:5], "Content-Length: -5", length=False),
+        answer(CONTENT[:5], "Content-Range: bytes 0-4/10", status="206 Partial Content"),
+        answer(CONTENT[:5], status="206 Partial Content"),
+        answer(gzip.compress(CONTENT), "Content-Encoding: gzip"),
+        answer(CONTENT).replace(DATE.encode(), b"Last-Modified: Mon, 01 Jan 2024 00:00:00 +99999999999999999999"),
+    ],
+    ids=["no length", "no right length", "a part", "some part", "packed", "no date"],
+)
+def test_what_may_be_no_whole_file_is_not_taken_for_one(file: bytes) -> None:
+    with of_manifest(file) as source, pytest.raises(SourceUnavailable) as caught:
+        source.read_present(b"a.jpg", 1000)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("headers", [["Content-Range: bytes 0-3/10"], []], ids=["wrong", "none"])
+def test_another_part_than_was_asked_for_is_refused(headers: list[str]) -> None:
+    file = answer(CONTENT[:4], *headers, status="206 Partial Content")
+    with of_manifest(file) as source, pytest.raises(SourceUnavailable, match="another part"):
+        source.read(b"a.jpg", 2, 4, VERSION)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        (answer(b""), "lists no files"),
+        (answer(MANIFEST[:20], length=False), "how long its answers are"),
+        (answer(b"\xef\xbb\xbf" + MANIFEST), "byte order mark"),
+        (answer(MANIFEST.replace(b"\n", b"\r\n")), "line 1 is not"),
+    ],
+    ids=["empty", "cut", "mark", "returns"],
+)
+def test_a_manifest_that_may_be_wrong_makes_no_name_go_or_come(manifest: bytes, said: str) -> None:
+    with of_manifest(b"", manifest) as source, pytest.raises(SourceUnavailable, match=said) as caught:
+        list(source.scan(b""))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_time_that_no_file_has_is_a_tag() -> None:
+    with of_manifest(b"", answer(b"a\t5\tffffffffffffffff-5\n")) as source:
+        assert source.stat(b"a").tag
+
+
+def test_headers_that_drip_end_in_time() -> None:
+    with of_manifest(answer(CONTENT), drip_s=0.1) as source:
+        began = time.monotonic()
+        with pytest.raises(SourceUnavailable, match="in time"):
+            source.read(b"a.jpg", 0, 10, VERSION)
+        assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("row", [{"path": "b\ud800"}, {"path": "b", "lfs": "x"}, {"path": "b", "oid": 1}])
+def test_odd_rows_of_a_hub_harm_no_other(row: dict[str, object]) -> None:
+    file = {"type": "file", "oid": "a" * 40, "size": 3}
+    rows = json.dumps([{**file, "path": "a"}, {**file, **row}]).encode()
+    commit = json.dumps({"sha": "c" * 40}).encode()
+    with serving(lambda path: answer(commit if "/revision/" in path else rows)) as url:
+        source = HubSource(DATA_SET, StoreSettings(endpoint=url, anonymous=True, timeout_s=5))
+        assert b"a" in dict(source.scan(b""))
+
+
+def test_a_listing_that_cannot_be_parsed_is_an_error() -> None:
+    commit = json.dumps({"sha": "c" * 40}).encode()
+    with serving(lambda path: answer(commit if "/revision/" in path else b"[" * 100_000)) as url:
+        source = HubSource(DATA_SET, StoreSettings(endpoint=url, anonymous=True, timeout_s=5))
+        with pytest.raises(SourceUnavailable, match="cannot be read"):
+            list(source.scan(b""))
+
+
+def test_pages_of_a_bucket_that_come_round_end() -> None:
+    def page(path: str) -> bytes:
+        following = "B" if "continuation-token=A" in path else "A"
+        return answer(
+            b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%b</NextContinuationToken>"
+            b"</ListBucketResult>" % following.encode()
+        )
+
+    with serving(page) as url:
+        source = open_source("s3://bucket", StoreSettings(endpoint=url, anonymous=True, region="r", timeout_s=5))
+        for ask in (lambda: list(source.scan(b"")), lambda: source.stat(b"a")):
+            with pytest.raises(SourceUnavailable, match="again and again"):
+                ask()

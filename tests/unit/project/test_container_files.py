@@ -16,7 +16,7 @@ from spiderfs.cli.main import main
 from spiderfs.options.model import Options
 
 ROOT = Path(__file__).resolve().parents[3]
-FILES = ROOT / "containers"
+FILES = ROOT / "docs" / "examples" / "containers"
 
 
 def commands(text: str) -> list[list[str]]:

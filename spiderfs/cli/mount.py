@@ -45,9 +45,10 @@ class MountCommand(click.Command):
 def mount(
     source: str | None, mountpoint: str | None, options: tuple[str, ...], toml: Path | None, foreground: bool
 ) -> None:
-    """Show the directory SOURCE at MOUNTPOINT, read-only, through the cache.
+    """Show SOURCE at MOUNTPOINT, read-only, through the cache.
 
-    The --config file can name both as well.
+    SOURCE is a directory, or a URL: s3://BUCKET/PREFIX, gs:// or az://, hf://datasets/NAME, https://HOST/MANIFEST. The
+    --config file can name both as well.
     """
     click.get_current_context().exit(start(options, toml, source, mountpoint, foreground=foreground))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import random
 import shutil
 import socket
 import subprocess
+import tarfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -295,4 +297,19 @@ def test_nginx_gives_what_find_has_listed(tmp_path: Path) -> None:
         publish()
         eventually(lambda: (mount.point / "c0/new").read_bytes() == b"NEW", what="the later bytes")
         assert files(mount) == contents()
+        assert mount.metric("source_errors") == 0
+
+
+def test_shards_of_a_data_set_are_directories(hub: FakeHub, tmp_path: Path) -> None:
+    rng = random.Random(6)
+    members = {f"{number:03}.jpg": rng.randbytes(3000 + number) for number in range(30)}
+    shard = io.BytesIO()
+    with tarfile.open(fileobj=shard, mode="w") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    hub.push({"train/shard-0.tar": shard.getvalue()})
+    with mounted(f"{URL}/train", tmp_path, archives="tar") as mount:
+        assert files(mount) == {f"shard-0.tar/{name}": content for name, content in members.items()}
         assert mount.metric("source_errors") == 0

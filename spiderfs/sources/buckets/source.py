@@ -141,6 +141,9 @@ class BucketSource(ObjectSource):
             self.stat(path)
             raise SourceChanged(f"{os.fsdecode(path)}: no longer a file") from None
         found = _stat_of(answer)
+        if not found.tag:
+            # A page of something in front of the store would be shown as a new version of the file.
+            raise SourceUnavailable(f"{os.fsdecode(path)}: an answer without an ETag is none of the store's")
         if found.size > most_bytes:
             raise SourceChanged(f"{os.fsdecode(path)}: larger than it was")
         return found, bytes(self._bucket.body(answer, key, found.size))

@@ -63,7 +63,7 @@ class _Files:
         if end != len(text):
             number = text.count(b"\n", 0, end) + 1
             raise ValueError(
-                f"line {number} is not PATH, SIZE and TAG, with a tab after the first two and \\n behind them"
+                f"line {number} is not PATH, SIZE and TAG, with a tab after the first two and a line feed behind them"
             )
         self.left_out: list[str] = []
         self._lines: dict[bytes, bytes] = {}

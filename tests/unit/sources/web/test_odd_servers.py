@@ -153,3 +153,10 @@ def test_pages_of_a_bucket_that_come_round_end() -> None:
         for ask in (lambda: list(source.scan(b"")), lambda: source.stat(b"a")):
             with pytest.raises(SourceUnavailable, match="again and again"):
                 ask()
+
+
+def test_a_page_in_front_of_a_bucket_is_no_new_version_of_a_file() -> None:
+    with serving(lambda path: answer(b"<html>log in</html>")) as url:
+        source = open_source("s3://bucket", StoreSettings(endpoint=url, anonymous=True, region="r", timeout_s=5))
+        with pytest.raises(SourceUnavailable, match="without an ETag"):
+            source.read_present(b"a", 1000)

@@ -41,7 +41,10 @@ def metrics(mountpoints: tuple[str, ...], listen: str) -> None:
         server, thread = start_http_server(port, host or "0.0.0.0", registry)
     except OSError as exc:
         raise ConfigError(f"--listen {listen}: {exc.strerror or exc}: choose another address or port") from exc
-    click.echo(f"http://{host or '*'}:{server.server_port}/metrics")
+    except ValueError as exc:
+        raise ConfigError(f"--listen {listen}: no host can have this name: choose another address") from exc
+    shown = f"[{host}]" if ":" in host else host or "*"
+    click.echo(f"http://{shown}:{server.server_port}/metrics")
     with ended_by_signals(), contextlib.suppress(KeyboardInterrupt):
         signal.pause()
     server.shutdown()

@@ -30,7 +30,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Container, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from spiderfs.core.homes import Homes
 from spiderfs.errors import ConfigError
@@ -79,7 +79,7 @@ def own_url(urls: Mapping[str, float], given: str) -> str:
 def _is_here(host: str) -> bool:
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     for family, kind, _, _, address in found:
         with socket.socket(family, kind) as probe:
@@ -124,15 +124,35 @@ class _Wrong(Exception):
     """A peer has answered with something else than what it was asked for."""
 
 
+class _InTime:
+    """A socket that waits for an answer until a point in time, however often a little of it comes before."""
+
+    until = 0.0
+
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        self.settimeout(_left_s(self.until))  # type: ignore[attr-defined]
+        return super().recv_into(*args, **kwargs)  # type: ignore[misc, no-any-return]
+
+
+class _Socket(_InTime, socket.socket):
+    pass
+
+
+class _TlsSocket(_InTime, ssl.SSLSocket):
+    pass
+
+
 class _Peer:
     """One node, for the threads of one process."""
 
     def __init__(self, url: str, counts: memoryview, timeout_s: float) -> None:
         self.url = url
         parts = urllib.parse.urlsplit(url)
-        self._host, self._prefix = parts.hostname or "", parts.path.rstrip("/")
+        self._host, self._prefix = parts.hostname or "", urllib.parse.quote(parts.path.rstrip("/"), safe="/%")
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        if self._tls is not None:
+            self._tls.sslsocket_class = _TlsSocket
         self._counts, self._timeout_s = counts, timeout_s
         self._addresses: list[tuple[socket.AddressFamily, tuple[object, ...]]] = []
         self._looked_up = threading.Event()
@@ -155,10 +175,10 @@ class _Peer:
         until = time.monotonic() + self._timeout_s
         if not self._looked_up.wait(self._timeout_s) or not self._addresses or not self._may_be_asked():
             return None
-        headers = {} if length == size else {"Range": f"bytes={offset}-{offset + length - 1}"}
+        piece = "" if length == size else f"{offset}-{offset + length - 1}"
         target = f"{self._prefix}/{urllib.parse.quote(path)}"
         try:
-            content = self._answer(target, headers, length, size, until)
+            content = self._answer(target, piece, length, size, until)
         except (OSError, http.client.HTTPException, ValueError, _Wrong) as exc:
             self._note(failed=True)
             log.debug("%s: %s: %r", self.url, os.fsdecode(path), exc)
@@ -166,14 +186,14 @@ class _Peer:
         self._note(failed=False, content=content)
         return content
 
-    def _answer(self, target: str, headers: dict[str, str], length: int, size: int, until: float) -> bytes | None:
+    def _answer(self, target: str, piece: str, length: int, size: int, until: float) -> bytes | None:
         """What the node says; None: it does not have it."""
         while True:
             with self._lock:
                 kept = self._idle.pop() if self._idle else None
             connection = kept or self._connected(until)
             try:
-                content = _got(connection, target, headers, length, size, until)
+                content = _got(connection, target, piece, length, size, until)
             except (ConnectionError, http.client.HTTPException) as exc:
                 connection.close()
                 # The server may have closed a connection that was kept, which says nothing of it.
@@ -195,7 +215,7 @@ class _Peer:
     def _connected(self, until: float) -> http.client.HTTPConnection:
         error: OSError = OSError(errno.EHOSTUNREACH, "no address")
         for family, address in self._addresses:
-            connected = socket.socket(family, socket.SOCK_STREAM)
+            connected: socket.socket = _Socket(family, socket.SOCK_STREAM)
             try:
                 connected.settimeout(_left_s(until))
                 connected.connect(address)
@@ -243,38 +263,23 @@ class _Peer:
 
 
 def _got(
-    connection: http.client.HTTPConnection, target: str, headers: dict[str, str], length: int, size: int, until: float
+    connection: http.client.HTTPConnection, target: str, piece: str, length: int, size: int, until: float
 ) -> bytes | None:
     """What a question over this connection gets; None: the node does not have it."""
-    # It stays open until the answer was read, also if the connection lets go of it.
-    sock = connection.sock
-    assert sock is not None
-    sock.settimeout(_left_s(until))
-    connection.request("GET", target, headers=headers)
+    assert isinstance(connection.sock, _InTime)
+    connection.sock.until = until
+    connection.sock.settimeout(_left_s(until))
+    connection.request("GET", target, headers={"Range": f"bytes={piece}"} if piece else {})
     answer = connection.getresponse()
     if answer.status in _ABSENT and answer.length is not None and answer.length <= _LONGEST_TEXT:
         # It is read, so that the connection can be kept.
-        _body(answer, sock, answer.length, until)
+        answer.read()
         return None
-    if answer.status != (200 if length == size else 206) or answer.length != length:
+    if answer.status != (206 if piece else 200) or answer.length != length:
         raise _Wrong(f"status {answer.status}, {answer.length} bytes instead of {length}")
-    if length != size and not (answer.getheader("Content-Range") or "").endswith(f"/{size}"):
-        raise _Wrong(f"a piece {answer.getheader('Content-Range')} of a file of {size} bytes")
-    return _body(answer, sock, length, until)
-
-
-def _body(answer: http.client.HTTPResponse, sock: socket.socket, length: int, until: float) -> bytes:
-    parts: list[bytes] = []
-    missing = length
-    while missing:
-        sock.settimeout(_left_s(until))
-        part = answer.read1(missing)
-        if not part:
-            raise http.client.IncompleteRead(b"".join(parts), missing)
-        parts.append(part)
-        missing -= len(part)
-    answer.close()
-    return b"".join(parts)
+    if piece and answer.getheader("Content-Range") != f"bytes {piece}/{size}":
+        raise _Wrong(f"{answer.getheader('Content-Range')} instead of {piece} of {size} bytes")
+    return answer.read()
 
 
 def _left_s(until: float) -> float:

@@ -23,6 +23,7 @@ import click
 
 from spiderfs import __version__
 from spiderfs.cli.control_files import explained, mountpoints, printable, read_control, read_stats
+from spiderfs.cli.signals import ended_by_signals, signals_wait
 from spiderfs.errors import MountError, SpiderfsError, UsageError
 from spiderfs.linux.mounts import Mount, canonical, check_fuse_available, mounted_at, mounts, spiderfs_mounts, within
 
@@ -69,10 +70,11 @@ def doctor(place: str | None, options: tuple[str, ...], as_json: bool) -> None:
     if options and (place is None or mount is not None):
         raise UsageError("-o is for a SOURCE that is not mounted yet: name one, or leave -o out")
     found = []
-    for finding in _findings(place, mount, options):
-        found.append(finding)
-        if not as_json:
-            _show(finding)
+    with ended_by_signals():
+        for finding in _findings(place, mount, options):
+            found.append(finding)
+            if not as_json:
+                _show(finding)
     if as_json:
         click.echo(json.dumps([finding._asdict() for finding in found], indent=2))
     click.get_current_context().exit(int(any(finding.state == "wrong" for finding in found)))
@@ -190,7 +192,8 @@ def _kernel(allow_other: bool) -> Iterator[Finding]:
 
     try:
         check_fuse_available(allow_other)
-        with tempfile.TemporaryDirectory(prefix="spiderfs-doctor-") as point:
+        # Whoever touches a mount that was left half made waits for ever.
+        with signals_wait(), tempfile.TemporaryDirectory(prefix="spiderfs-doctor-") as point:
             offer = kernel_offer(Path(point))
     except (MountError, OSError) as exc:
         said = str(exc)

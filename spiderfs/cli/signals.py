@@ -19,3 +19,20 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for number in ends:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """Have the signals that end a program wait for what is done meanwhile, which is short and must not be half done."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)

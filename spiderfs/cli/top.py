@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -23,6 +24,7 @@ from rich.text import Text
 
 from spiderfs.cli.control_files import explained, find_mount, printable, read_stats
 from spiderfs.cli.control_files import mountpoints as complete
+from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import MountError
 from spiderfs.linux.mounts import Mount, spiderfs_mounts
 from spiderfs.metrics import TROUBLES
@@ -53,17 +55,15 @@ def top(mountpoints: tuple[str, ...], everything: bool) -> None:
     if not chosen and not spiderfs_mounts():
         raise MountError("there is no spiderfs mount: 'spiderfs mount SOURCE MOUNTPOINT' makes one")
     meters: dict[Path, Meter] = {}
-    with Live(auto_refresh=False, screen=True) as live:
-        try:
-            while True:
-                there = {mount.mountpoint: mount for mount in chosen or spiderfs_mounts()}
-                meters = {point: meters.get(point) or Meter(mount) for point, mount in there.items()}
-                for meter in meters.values():
-                    meter.look(time.monotonic())
-                live.update(page([*meters.values()], everything), refresh=True)
-                time.sleep(_INTERVAL_S)
-        except KeyboardInterrupt:
-            pass
+    # However it ends, the terminal is as it was.
+    with ended_by_signals(), suppress(KeyboardInterrupt), Live(auto_refresh=False, screen=True) as live:
+        while True:
+            there = {mount.mountpoint: mount for mount in chosen or spiderfs_mounts()}
+            meters = {point: meters.get(point) or Meter(mount) for point, mount in there.items()}
+            for meter in meters.values():
+                meter.look(time.monotonic())
+            live.update(page([*meters.values()], everything), refresh=True)
+            time.sleep(_INTERVAL_S)
 
 
 class Change(NamedTuple):

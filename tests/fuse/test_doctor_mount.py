@@ -6,6 +6,7 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
 from mounting import eventually, mounted, mounts_at, run_spiderfs
 from reading import write_files
 
@@ -36,3 +37,19 @@ def test_a_mount_is_well_until_its_daemon_is_killed(tmp_path: Path) -> None:
         eventually(dead)
         assert run_spiderfs("umount", mount.point).returncode == 0
         assert not mounts_at(mount.point)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ended_while_the_kernel_is_asked_it_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    ends = (
+        "import os\nfrom spiderfs.linux import mounts\nreal = mounts.mount\n"
+        "def mount(*args, **options):\n    descriptor = real(*args, **options)\n"
+        f"    os.kill(os.getpid(), {number})\n    return descriptor\nmounts.mount = mount"
+    )
+    done = run_spiderfs("doctor", first=ends)
+    assert (done.returncode, done.stderr.strip()) == (1, "Aborted!")
+    assert "spiderfs-doctor" not in Path("/proc/self/mountinfo").read_text()
+    assert not [*tmp_path.iterdir()]

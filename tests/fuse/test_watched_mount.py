@@ -34,7 +34,8 @@ def test_files_just_written_are_said_not_to_be_cached_yet(tmp_path: Path) -> Non
         eventually(lambda: len(mount.logged("may still change: they are served, but not cached yet")) == 1)
 
 
-def test_top_draws_a_page_that_fits_the_terminal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_top_draws_a_page_that_fits_the_terminal_and_leaves_it_as_it_was(tmp_path: Path, number: int) -> None:
     source = tmp_path / "source"
     write_files(source, {f"{number}": 1000 for number in range(20)})
     with mounted(source, tmp_path / "m", capacity="10MiB") as mount:
@@ -55,6 +56,7 @@ def test_top_draws_a_page_that_fits_the_terminal(tmp_path: Path) -> None:
             return b"of 10.0 MiB, 20 records" in drawn and "█".encode() in drawn
 
         eventually(sees)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(30) == 0
+        assert b"\x1b[?1049l" in os.read(ours, 1 << 16)
         os.close(ours)

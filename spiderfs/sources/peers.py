@@ -266,7 +266,7 @@ def _got(
     connection: http.client.HTTPConnection, target: str, piece: str, length: int, size: int, until: float
 ) -> bytes | None:
     """What a question over this connection gets; None: the node does not have it."""
-    assert isinstance(connection.sock, _InTime)
+    assert isinstance(connection.sock, _Socket | _TlsSocket)
     connection.sock.until = until
     connection.sock.settimeout(_left_s(until))
     connection.request("GET", target, headers={"Range": f"bytes={piece}"} if piece else {})

@@ -34,5 +34,5 @@ def signals_wait() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in came[:1]:
-            signal.raise_signal(number)
+        for caught in came[:1]:
+            signal.raise_signal(caught)

@@ -65,6 +65,7 @@ def warm(mountpoint: str, paths: tuple[str, ...], names: bool, detach: bool) -> 
     try:
         with ended_by_signals():
             if names:
+                _stats(mount)  # who walks waits for a daemon that does not answer, without a word
                 look_up(mount, wanted, _shown)
             else:
                 _fetch(mount, wanted, detach)

@@ -286,3 +286,13 @@ def test_names_are_looked_up_through_the_mount(mounted: Path, daemon: Daemon) ->
 
 def test_it_needs_a_mount(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"spiderfs: no spiderfs mount is at {tmp_path}: 'spiderfs status' lists the mounts\n"
+
+
+def test_names_are_not_looked_up_where_the_daemon_does_not_answer(
+    mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(_: Mount) -> dict[str, Any]:
+        raise TimeoutError
+
+    monkeypatch.setattr(warm, "read_stats", silent)
+    assert "does not answer: detach it with" in refusal(mounted, "--names")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spiderfs.cli.control_files import explained, printable, read_control
+from spiderfs.cli.control_files import explained, mount_at, printable, read_control
 from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import UsageError
 from spiderfs.linux.mounts import mounted_at
@@ -70,7 +70,7 @@ def _options(place: str, given: tuple[str, ...], point: str) -> Options:
     from spiderfs.options.mount_strings import options_in
     from spiderfs.profiling.private_mount import SETTINGS, settings_in
 
-    mount = mounted_at(place)
+    mount = mount_at(place)
     if mount is not None:
         try:
             theirs = settings_in(read_control(mount, "config"))

@@ -24,7 +24,7 @@ ANSWER_TIMEOUT_S = 5.0
 
 def find_mount(path: str | Path) -> Mount:
     """The spiderfs mount at a path; raises MountError if there is none."""
-    mount = mounted_at(path)
+    mount = mount_at(path)
     if mount is None:
         # This import is here because it takes longer than the rest of most commands.
         from spiderfs.sources.open import without_secrets
@@ -32,6 +32,19 @@ def find_mount(path: str | Path) -> Mount:
         # Somebody may have named the source in place of the mount point.
         raise MountError(f"no spiderfs mount is at {without_secrets(path)}: 'spiderfs status' lists the mounts")
     return mount
+
+
+def mount_at(path: str | Path) -> Mount | None:
+    """The spiderfs mount at a path that a user has named, if there is one; raises MountError if the path hangs."""
+    try:
+        return within(ANSWER_TIMEOUT_S, lambda: mounted_at(path))
+    except TimeoutError as exc:
+        from spiderfs.sources.open import without_secrets
+
+        # For a mount point itself the kernel answers, but not for what lies below it.
+        raise MountError(
+            f"{without_secrets(path)} hangs: see to its server, or detach the mount that it lies in"
+        ) from exc
 
 
 def mountpoints(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from spiderfs import __version__
-from spiderfs.cli.control_files import explained, mountpoints, printable, read_control, read_stats
+from spiderfs.cli.control_files import explained, mount_at, mountpoints, printable, read_control, read_stats
 from spiderfs.cli.signals import ended_by_signals, signals_wait
 from spiderfs.errors import MountError, SpiderfsError, UsageError
-from spiderfs.linux.mounts import Mount, canonical, check_fuse_available, mounted_at, mounts, spiderfs_mounts, within
+from spiderfs.linux.mounts import Mount, canonical, check_fuse_available, mounts, spiderfs_mounts, within
 
 # What needs more than `spiderfs --help` is imported where it is used.
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def doctor(place: str | None, options: tuple[str, ...], as_json: bool) -> None:
     With a MOUNTPOINT that mount is looked at too, with a SOURCE whether and how it can be mounted. Each line is ok, a
     note (it works, with less than it could have) or wrong. The exit status is 1 if one is wrong.
     """
-    mount = None if place is None else mounted_at(place)
+    mount = None if place is None else mount_at(place)
     if options and (place is None or mount is not None):
         raise UsageError("-o is for a SOURCE that is not mounted yet: name one, or leave -o out")
     found = []

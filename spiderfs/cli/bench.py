@@ -43,7 +43,7 @@ def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Pa
 
     from spiderfs.profiling.bench import bench as measure
 
-    with tempfile.TemporaryDirectory(prefix="spiderfs-bench-") as point:
+    with ended_by_signals(), tempfile.TemporaryDirectory(prefix="spiderfs-bench-") as point:
         options = _options(place, given, point)
     console = Console(highlight=False, soft_wrap=True)
     with ended_by_signals(), console.status("") as status:

@@ -304,7 +304,9 @@ class PlannedReader:
     def _slack(self) -> float:
         """So far beyond what was dispatched an open follows the plan."""
         since_told = min(self._opens_since_told, SLACK_MOST, len(self.epoch) * SINCE_TOLD_SHARE)
-        return since_told + max(min(SLACK_MOST, len(self.epoch) * SLACK_SHARE), SLACK_S / self.pace_s)
+        # What is supposed of a pace that is not known yet would have half of a short epoch in time.
+        by_pace = SLACK_S / self.pace_s if self._has_pace else 0.0
+        return since_told + max(min(SLACK_MOST, len(self.epoch) * SLACK_SHARE), by_pace)
 
     def _reach(self, position: int) -> list[Key]:
         """The reader has come as far as this; returns the keys whose next use has changed."""

@@ -147,7 +147,8 @@ class ReaderAgainstModel(RuleBasedStateMachine):
 
     def slack(self) -> float:
         length = len(self.orders[self.number])
-        return min(self.since_told, length / 4) + max(4.0, length / 8)
+        # Time stands still here, so no pace is ever known.
+        return min(self.since_told, length / 4) + length / 8
 
     def first_left(self, number: int, sample: int) -> int | None:
         order = self.orders[number]
@@ -178,7 +179,8 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         self.since_told += 1
         here, later = self.first_left(self.number, sample), self.later()
         if here is not None:
-            if here < self.dispatched + self.slack():
+            first = min((at for at in self.left[self.number] if at >= self.taken), default=None)
+            if here < self.dispatched + self.slack() or here == first:
                 self.left[self.number].remove(here)
                 self._reach(here + 1)
         elif self.dispatched == len(self.orders[self.number]):

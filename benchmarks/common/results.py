@@ -22,6 +22,10 @@ from rich.table import Table
 from benchmarks.common import code_behind, intervals
 
 
+LONGEST_LINE = 800
+"""So many characters of a result, which is kept as JSON, need no lines of their own."""
+
+
 def wide_console(columns: int) -> Console:
     """A console with room for tables of so many columns, which most terminals do not have."""
     return Console(width=max(columns, shutil.get_terminal_size().columns))
@@ -73,14 +77,20 @@ def save(path: Path | None, result: dict[str, Any]) -> None:
 
 
 def one_run_a_line(value: Any, indent: str = "") -> str:
-    """JSON in which each run of a list has a line, so that a comparison of two results shows the runs that differ."""
+    """JSON in which each run of a list has a line, so that a comparison of two results shows the runs that differ.
+
+    What is short within the result is a line too.
+    """
     inner = indent + " "
+    text = json.dumps(value)
+    if indent and len(text) <= LONGEST_LINE and isinstance(value, dict):
+        return text
     if isinstance(value, dict) and any(_has_parts(part) for part in value.values()):
         parts = [f"{inner}{json.dumps(name)}: {one_run_a_line(part, inner)}" for name, part in value.items()]
         return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
     if isinstance(value, list) and _has_parts(value):
         return "[\n" + ",\n".join(inner + json.dumps(part) for part in value) + f"\n{indent}]"
-    return json.dumps(value)
+    return text
 
 
 def _has_parts(value: Any) -> bool:

@@ -22,8 +22,13 @@ PATIENCE_S = 30.0
 
 
 def program(name: str) -> str | None:
+    """The path of the program; None where there is none, or an rclone of Debian, which is too old to serve buckets."""
     beside = Path(sys.executable).with_name(name)
-    return str(beside) if beside.exists() else shutil.which(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is not None and name == "rclone":
+        known = subprocess.run([found, "serve", "s3", "--help"], capture_output=True, text=True, check=False).stdout
+        return found if "--auth-key" in known else None
+    return found
 
 
 def free_ports(count: int) -> list[int]:

@@ -21,7 +21,6 @@ from rich.table import Table
 
 from benchmarks.common import code_behind, intervals
 
-
 LONGEST_LINE = 800
 """So many characters of a result, which is kept as JSON, need no lines of their own."""
 

@@ -31,13 +31,14 @@ import json
 import os
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -203,11 +204,15 @@ def _read(python: Path, task: Task, store: PacedStore) -> list[tuple[dict[str, A
                     raise RuntimeError(f"the loader {task.loader} ended before its epoch did")
                 found.append((json.loads(told[-1]), store.asked()))
             return found
-        except KeyboardInterrupt:
-            process.terminate()
-            raise
         finally:
             process.stdin.close()
+            # A mount is in use as long as a worker of the loader lives.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
+                while True:
+                    os.killpg(process.pid, 0)
+                    time.sleep(0.01)
 
 
 def _epoch(said: dict[str, Any], asked: Asked, extent: Extent) -> Epoch:

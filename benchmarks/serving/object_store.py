@@ -139,7 +139,7 @@ def peer_mounted(name: str, prefix: str, place: Path, url: str, capacity: int) -
     cache.mkdir(parents=True)
     if name == "rclone":
         # By default rclone looks once a minute at how large its cache is.
-        limits = ["--vfs-cache-max-size", str(capacity), "--vfs-cache-poll-interval", "1s"]
+        limits = ["--vfs-cache-max-size", f"{capacity}B", "--vfs-cache-poll-interval", "1s"]
         kept = ["--vfs-cache-mode", "full", "--cache-dir", str(cache), *limits, "--use-server-modtime"]
         command = ["rclone", "mount", f"{remote(url)}/{prefix}", str(mount), "--config", "", "--read-only", *kept]
     else:

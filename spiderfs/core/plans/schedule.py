@@ -50,7 +50,7 @@ LOOK_AHEAD = 512
 # if its position lies no further beyond what was dispatched than a reader gets in this time, or than an eighth of a
 # short epoch. In a wrong order, few opens do.
 SLACK_S = 0.1
-SLACK_SHARE, SLACK_MOST = 1 / 8, 1024
+SLACK_LEAST, SLACK_SHARE, SLACK_MOST = 4, 1 / 8, 1024
 # A reader may also have come as far as it has opened samples since its dispatch was told last: a fast one opens
 # hundreds between two messages, and its pace is not known before the first second is over. They count up to this share
 # of the epoch, so that a wrong order is still noticed.
@@ -306,7 +306,7 @@ class PlannedReader:
         since_told = min(self._opens_since_told, SLACK_MOST, len(self.epoch) * SINCE_TOLD_SHARE)
         # What is supposed of a pace that is not known yet would have half of a short epoch in time.
         by_pace = SLACK_S / self.pace_s if self._has_pace else 0.0
-        return since_told + max(min(SLACK_MOST, len(self.epoch) * SLACK_SHARE), by_pace)
+        return since_told + max(SLACK_LEAST, min(SLACK_MOST, len(self.epoch) * SLACK_SHARE), by_pace)
 
     def _reach(self, position: int) -> list[Key]:
         """The reader has come as far as this; returns the keys whose next use has changed."""

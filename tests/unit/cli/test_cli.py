@@ -251,6 +251,7 @@ def test_a_control_file_that_cannot_be_read_now_may_have_two_reasons(
     def refuse(*arguments: object) -> None:
         raise OSError(number, os.strerror(number))
 
+    monkeypatch.setattr(control_files, "mount_at", mounts.mounted_at)
     monkeypatch.setattr(control_files, "within", refuse)
     for command in ("status", "config"):
         said = refusal(command, mounted)

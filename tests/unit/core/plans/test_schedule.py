@@ -148,7 +148,7 @@ class ReaderAgainstModel(RuleBasedStateMachine):
     def slack(self) -> float:
         length = len(self.orders[self.number])
         # Time stands still here, so no pace is ever known.
-        return min(self.since_told, length / 4) + length / 8
+        return min(self.since_told, length / 4) + max(4, length / 8)
 
     def first_left(self, number: int, sample: int) -> int | None:
         order = self.orders[number]

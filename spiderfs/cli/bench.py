@@ -67,7 +67,7 @@ def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Pa
 def _options(place: str, given: tuple[str, ...], point: str) -> Options:
     """The options of the mounts that are measured."""
     from spiderfs.options.model import Options
-    from spiderfs.options.mount_strings import options_in
+    from spiderfs.options.mount_strings import option_string, options_in
     from spiderfs.profiling.private_mount import SETTINGS, settings_in
 
     mount = mount_at(place)
@@ -80,7 +80,7 @@ def _options(place: str, given: tuple[str, ...], point: str) -> Options:
         if mounted_at(place) is not None:
             raise UsageError(f"the mount at {place} hides its source: unmount it first, then name {place} again")
         kept = {name: theirs[name] for name in (*SETTINGS, "capacity") if theirs.get(name)}
-        given = (*(f"{name}={value}".replace(",", "\\,") for name, value in kept.items()), *given)
+        given = (option_string(kept), *given)
     names = {name for name, _ in options_in(given)}
     given = given if names & {"immutable", "binding"} else ("immutable", *given)
     return Options.load(given if "capacity" in names else (_CAPACITY, *given), None, place, point)

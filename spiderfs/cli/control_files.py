@@ -49,7 +49,7 @@ def mount_at(path: str | Path) -> Mount | None:
 
 def mountpoints(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """What a shell can complete a MOUNTPOINT to."""
-    return [point for mount in spiderfs_mounts() if (point := str(mount.mountpoint)).startswith(incomplete)]
+    return [point for point in map(str, spiderfs_mounts()) if point.startswith(incomplete)]
 
 
 def read_control(mount: Mount, name: str) -> str:

@@ -95,7 +95,7 @@ def _findings(place: str | None, mount: Mount | None, given: tuple[str, ...]) ->
         options = yield from _chosen(place, given)
     yield from _kernel(options is not None and options.allow_other)
     yield from _machine()
-    yield from _mounted([mount] if mount is not None else spiderfs_mounts())
+    yield from _mounted([mount] if mount is not None else spiderfs_mounts().values())
     if mount is not None:
         yield from _one_mount(mount)
     elif options is not None:
@@ -128,8 +128,8 @@ def _machine() -> Iterator[Finding]:
 
 
 def _mounted(there: Iterable[Mount]) -> Iterator[Finding]:
-    """Whether mounts answer; of those that lie on one another, the topmost."""
-    for mount in {mount.mountpoint: mount for mount in there}.values():
+    """Whether mounts answer."""
+    for mount in there:
         here = mount.mountpoint
         try:
             version = read_stats(mount).get("version")
@@ -221,10 +221,10 @@ def _kernel(allow_other: bool) -> Iterator[Finding]:
 
 def _cache(directory: Path, capacity_bytes: int) -> Iterator[Finding]:
     """The disk of the cache."""
-    from spiderfs.options.paths import capacity_remark
+    from spiderfs.options.paths import capacity_remark, nearest_directory
     from spiderfs.options.units import Capacity, round_size
 
-    there = next(place for place in (directory, *directory.parents) if place.is_dir())
+    there = nearest_directory(directory)
     free = shutil.disk_usage(there).free
     kind = _file_system_of(there).fstype
     if not os.access(there, os.W_OK):
@@ -244,6 +244,8 @@ def _cache(directory: Path, capacity_bytes: int) -> Iterator[Finding]:
 
 def _source(source: Path, cache: Path) -> Iterator[Finding]:
     """How the directory of the source is mounted, and by which clock its files are dated."""
+    from spiderfs.options.paths import nearest_directory
+
     try:
         ahead_s, device = within(_PATIENCE_S, lambda: (_newest(source) - time.time(), source.stat().st_dev))
     except TimeoutError:
@@ -255,7 +257,7 @@ def _source(source: Path, cache: Path) -> Iterator[Finding]:
     below = _file_system_of(source)
     if below.fstype.startswith("nfs"):
         yield from _nfs(below)
-    elif device == next(place for place in (cache, *cache.parents) if place.is_dir()).stat().st_dev:
+    elif device == nearest_directory(cache).stat().st_dev:
         said = "it lies on the disk of the cache, so a copy there spares no wait: choose another disk by cache_dir"
         yield Finding("source", "note", said)
     else:

@@ -66,7 +66,7 @@ class Mounts(Collector):
         self._chosen = chosen
 
     def collect(self) -> Iterable[Metric]:
-        there = {mount.mountpoint: mount for mount in spiderfs_mounts()}
+        there = spiderfs_mounts()
         up = GaugeMetricFamily(f"spiderfs_{MOUNT_UP.name}", MOUNT_UP.help, labels=["mount"])
         families: dict[str, Metric] = {}
         for point in self._chosen or there:

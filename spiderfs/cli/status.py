@@ -30,9 +30,10 @@ def status(mountpoint: str | None, as_json: bool) -> None:
 
 
 def _list_mounts(as_json: bool) -> None:
-    # The topmost spiderfs mount of each mount point.
-    on_top = {mount.mountpoint: mount for mount in spiderfs_mounts()}.values()
-    listed = [{"source": mount.source, "mountpoint": str(mount.mountpoint), **_state(mount)} for mount in on_top]
+    listed = [
+        {"source": mount.source, "mountpoint": str(point), **_state(mount)}
+        for point, mount in spiderfs_mounts().items()
+    ]
     if as_json:
         click.echo(json.dumps(listed, indent=2))
     elif not listed:

@@ -51,14 +51,14 @@ def top(mountpoints: tuple[str, ...], everything: bool) -> None:
     if sys.stdout is None or not sys.stdout.isatty():
         # Nobody would see to it that it ends when its reader has gone.
         raise click.UsageError("top draws on a terminal: use 'spiderfs status', or 'spiderfs status --json'")
-    chosen = [find_mount(point) for point in mountpoints]
+    chosen = {mount.mountpoint: mount for mount in map(find_mount, mountpoints)}
     if not chosen and not spiderfs_mounts():
         raise MountError("there is no spiderfs mount: 'spiderfs mount SOURCE MOUNTPOINT' makes one")
     meters: dict[Path, Meter] = {}
     # However it ends, the terminal is as it was.
     with ended_by_signals(), suppress(KeyboardInterrupt), Live(auto_refresh=False, screen=True) as live:
         while True:
-            there = {mount.mountpoint: mount for mount in chosen or spiderfs_mounts()}
+            there = chosen or spiderfs_mounts()
             meters = {point: meters.get(point) or Meter(mount) for point, mount in there.items()}
             for meter in meters.values():
                 meter.look(time.monotonic())

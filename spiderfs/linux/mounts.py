@@ -105,9 +105,9 @@ def mounts() -> list[Mount]:
     return parse_mount_table(MOUNT_TABLE.read_bytes())
 
 
-def spiderfs_mounts() -> list[Mount]:
-    """The spiderfs mounts that this process sees, those of dead daemons included."""
-    return [mount for mount in mounts() if mount.fstype == FSTYPE]
+def spiderfs_mounts() -> dict[Path, Mount]:
+    """The topmost spiderfs mount of each mount point that this process sees, those of dead daemons included."""
+    return {mount.mountpoint: mount for mount in mounts() if mount.fstype == FSTYPE}
 
 
 def canonical(path: str | Path) -> Path:

@@ -7,7 +7,7 @@ other programs, or sets an option of spiderfs, or is refused with a message.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from spiderfs.errors import ConfigError
 
@@ -40,6 +40,11 @@ _UNESCAPED_COMMA = re.compile(r"(?<!\\),")
 def split_options(string: str) -> list[str]:
     """The options in one option string, still escaped; empty ones are left out."""
     return [option for option in _UNESCAPED_COMMA.split(string) if option.strip()]
+
+
+def option_string(values: Mapping[str, str]) -> str:
+    """The option string that sets these options; `options_in` reads it."""
+    return ",".join(f"{name}={value}".replace(",", "\\,") for name, value in values.items())
 
 
 def options_in(strings: Iterable[str]) -> Iterator[tuple[str, str | None]]:

@@ -44,12 +44,17 @@ def default_cache_dir(identity: str) -> Path:
     return root / "spiderfs" / digest
 
 
+def nearest_directory(path: Path) -> Path:
+    """The directory at a path, or the one in which it would be made."""
+    return next(place for place in (path, *path.parents) if place.is_dir())
+
+
 def capacity_remark(capacity: Capacity, cache_dir: Path) -> str:
     """Why this capacity can hardly be meant, as a line for the user; empty if there is no reason to think so."""
     size = capacity.budget_bytes(0)
     if capacity.unit == "bytes" and size < 1 << 20:
         return f"capacity={capacity} is {size} bytes: write a size with its unit, such as 20GiB"
-    total, _, free = shutil.disk_usage(next(place for place in (cache_dir, *cache_dir.parents) if place.is_dir()))
+    total, _, free = shutil.disk_usage(nearest_directory(cache_dir))
     # A cache that was kept has taken some of the disk already.
     kept = CacheLayout(cache_dir).store.is_dir()
     room, what = (total, "of the whole disk") if kept else (free, "that are free on the disk")

@@ -23,6 +23,7 @@ from pathlib import Path
 from spiderfs.errors import MountError
 from spiderfs.linux.mounts import unmount_or_detach
 from spiderfs.linux.process_table import end_with_parent
+from spiderfs.options.mount_strings import option_string
 
 # clock_getcpuclockid(3): the number of the clock of all threads of a process; glibc makes it so, and Python lacks it.
 _ALL_THREADS = 2
@@ -91,8 +92,7 @@ def private_mount(options: Mapping[str, str], above: Path, view: str, **others: 
     chosen = {name: options[name] for name in SETTINGS if name in options}
     chosen |= {"view": view, "cache_dir": str(scratch / "cache"), "log_file": str(scratch / "log"), "policy": "minio"}
     chosen |= {"capacity": _CAPACITY, **others}
-    given = ",".join(f"{name}={value}".replace(",", "\\,") for name, value in chosen.items())
-    words = ["mount", "--foreground", options["source"], str(root), "-o", given]
+    words = ["mount", "--foreground", options["source"], str(root), "-o", option_string(chosen)]
     try:
         root.mkdir()
         # Ctrl-C reaches all processes of a terminal's group; this one ends when whoever measures has seen to the rest.

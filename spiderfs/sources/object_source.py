@@ -20,6 +20,10 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+# A server that is there accepts a connection in milliseconds.
+CONNECT_S = 5.0
+# Connections to one server that are kept between requests; more questions at a time open further ones.
+KEPT_CONNECTIONS = 128
 # The longest pauses before a later page of a listing is asked for again.
 _PAGE_PAUSES_S = (0.2, 0.8)
 # What a file system of such a server would say of itself: blocks of 1 MiB, and more of them than anybody has.

@@ -41,7 +41,7 @@ def make(directory):
 
 def beside(directory: Path) -> list[Path]:
     """The mounts to measure by, of which the caches lie in this directory."""
-    return [mount.mountpoint for mount in spiderfs_mounts() if mount.mountpoint.parent.parent == directory]
+    return [point for point in spiderfs_mounts() if point.parent.parent == directory]
 
 
 def left_in(directory: Path) -> list[str]:

@@ -36,18 +36,18 @@ from spiderfs.errors import (
     SourceUnavailable,
 )
 from spiderfs.sources.buckets.pages import Page
-from spiderfs.sources.object_source import StoreSettings
+from spiderfs.sources.object_source import CONNECT_S, StoreSettings
 
 if TYPE_CHECKING:
     from obstore import Bytes, GetResult
     from obstore.store import ClientConfig
 
-# A store that is there accepts a connection in milliseconds.
-CONNECT_S = 5.0
 # obstore asks for credentials again after so long; those that end sooner are renewed by whoever gives them.
 CREDENTIALS_S = 300.0
 # After credentials were refused, others are looked for no more often than this: to connect takes 0.2 s.
 RECONNECT_S = 5.0
+# What is said of a server that cannot be connected to.
+UNREACHED = "it cannot be reached: check source.endpoint and the network"
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 # What obstore says of a store that has sent all of an object though a part was asked for.
 _WHOLE_ONLY = "NotPartial"

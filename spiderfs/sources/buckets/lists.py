@@ -15,19 +15,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from spiderfs.errors import SourceUnavailable
-from spiderfs.sources.buckets.bucket import CONNECT_S, CREDENTIALS_S, Refusal, trouble
+from spiderfs.sources.buckets.bucket import CREDENTIALS_S, UNREACHED, Refusal, trouble
+from spiderfs.sources.object_source import CONNECT_S, KEPT_CONNECTIONS
 
 Sign = Callable[[Any], Any]
 """Adds what logs in to a request that is ready to be sent, and returns it."""
 
-_KEPT_CONNECTIONS = 128
 # A token that ends sooner is renewed.
 _RENEWED_S = 300.0
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
-_UNREACHED = "it cannot be reached: check source.endpoint and the network"
 _TROUBLES = {
-    "ConnectionError": _UNREACHED,
-    "ConnectTimeout": _UNREACHED,
+    "ConnectionError": UNREACHED,
+    "ConnectTimeout": UNREACHED,
     "ReadTimeout": "it has not answered in time",
     "ChunkedEncodingError": "it has broken off",
     "ProxyError": "the proxy cannot be reached: check HTTPS_PROXY",
@@ -55,7 +54,7 @@ class HttpLists:
         # This also keeps ~/.netrc from being asked.
         self._session.auth = sign
         self._session.headers.update({"Accept-Encoding": "identity", **headers})
-        adapter = HTTPAdapter(pool_maxsize=_KEPT_CONNECTIONS, max_retries=0)
+        adapter = HTTPAdapter(pool_maxsize=KEPT_CONNECTIONS, max_retries=0)
         self._session.mount("https://", adapter)
         self._session.mount("http://", adapter)
 

@@ -13,21 +13,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spiderfs.errors import SourceUnavailable
-from spiderfs.sources.buckets.bucket import CONNECT_S, CREDENTIALS_S, Bucket, Refusal, trouble
+from spiderfs.sources.buckets.bucket import CREDENTIALS_S, UNREACHED, Bucket, Refusal, trouble
 from spiderfs.sources.buckets.pages import Page, amazons_page
+from spiderfs.sources.object_source import CONNECT_S, KEPT_CONNECTIONS
 
-# Connections that are kept between requests; more questions at a time open further ones.
-_KEPT_CONNECTIONS = 128
 # Amazon's own addresses; the names of buckets are the same at all of them.
 _AMAZON = ".amazonaws.com"
 # Any region will do for a store that has none.
 _ANY_REGION = "us-east-1"
 
-_UNREACHED = "it cannot be reached: check source.endpoint and the network"
 _SIGN_ON = "the single sign-on has ended: sign on again (aws sso login)"
 _TROUBLES = {
-    "EndpointConnectionError": _UNREACHED,
-    "ConnectTimeoutError": _UNREACHED,
+    "EndpointConnectionError": UNREACHED,
+    "ConnectTimeoutError": UNREACHED,
     "ProxyConnectionError": "the proxy cannot be reached: check HTTPS_PROXY",
     "ReadTimeoutError": "it has not answered in time",
     "ConnectionClosedError": "it has broken off",
@@ -129,7 +127,7 @@ class S3Bucket(Bucket):
             retries={"total_max_attempts": 1},
             connect_timeout=CONNECT_S,
             read_timeout=settings.timeout_s,
-            max_pool_connections=_KEPT_CONNECTIONS,
+            max_pool_connections=KEPT_CONNECTIONS,
             s3=None if settings.addressing == "auto" else {"addressing_style": settings.addressing},
             # The profile may have changed since the endpoint was found in it.
             ignore_configured_endpoint_urls=True,

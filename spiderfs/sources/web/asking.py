@@ -33,13 +33,9 @@ from urllib.parse import unquote, urlencode, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from spiderfs.errors import SourceChanged, SourceThrottled, SourceUnavailable
-from spiderfs.sources.object_source import ObjectSource
+from spiderfs.sources.object_source import CONNECT_S, KEPT_CONNECTIONS, ObjectSource
 from spiderfs.sources.source import SourceStat, Version
 
-# A server that is there accepts a connection in milliseconds.
-_CONNECT_S = 5.0
-# Connections to one host that are kept between requests; more questions at a time open further ones.
-_KEPT_CONNECTIONS = 128
 # What arrives at once of a body, at most.
 _PIECE_BYTES = 1 << 20
 # So much of the body of an error is read, for the connection's sake; the connection of a longer one is closed.
@@ -307,7 +303,7 @@ class Web:
     def _give_back(self, url: str, line: _Line, kept: bool) -> None:
         with self._lock:
             idle = self._idle.setdefault(origin(url), [])
-            if kept and self._pid == os.getpid() and len(idle) < _KEPT_CONNECTIONS:
+            if kept and self._pid == os.getpid() and len(idle) < KEPT_CONNECTIONS:
                 idle.append(line)
                 return
         line.connection.close()
@@ -338,9 +334,9 @@ def _connected(url: str) -> _Line:
     proxy = "" if proxy_bypass(host) else getproxies().get(address.scheme, "")
     via = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy else address
     connection = (
-        http.client.HTTPSConnection(via.hostname or "", via.port, timeout=_CONNECT_S, context=_trusted())
+        http.client.HTTPSConnection(via.hostname or "", via.port, timeout=CONNECT_S, context=_trusted())
         if secure
-        else http.client.HTTPConnection(via.hostname or "", via.port, timeout=_CONNECT_S)
+        else http.client.HTTPConnection(via.hostname or "", via.port, timeout=CONNECT_S)
     )
     login, line = {}, _Line(connection)
     if proxy and via.username:

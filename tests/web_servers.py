@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from local_server import AskedServer
 
 NO_HEADERS: dict[str, str] = {}
 
@@ -35,7 +36,7 @@ class Asked(NamedTuple):
     form: dict[str, str]
 
 
-class WebServer:
+class WebServer(AskedServer):
     def __init__(self, answer: Callable[[Asked], tuple[str, Reply]]) -> None:
         """`answer` gives the entry of a request in `requests`, and what is answered."""
         self.answer = answer
@@ -48,21 +49,7 @@ class WebServer:
         self.cuts: set[str] = set()
         """Requests that are answered with half of the body."""
         self.ranges = True
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def asked(self, what: str = "") -> list[str]:
-        """The requests since this was called last, those that begin so."""
-        requests, self.requests = self.requests, []
-        return [request for request in requests if request.startswith(what)]
+        super().__init__(_handler_of(self))
 
 
 def _handler_of(server: WebServer) -> type[BaseHTTPRequestHandler]:

@@ -79,8 +79,7 @@ MAKERS: dict[str, Any] = {
 @pytest.fixture(scope="module", params=MAKERS)
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     binary = program(request.param)
-    if binary is None:
-        pytest.skip(f"{request.param} is not installed")
+    assert binary is not None, f"{request.param} is not installed: `real_stores.py` says how"
     begin, make = MAKERS[request.param]
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_"))]:

@@ -96,7 +96,26 @@ class DirectoryTree:
         return SourceStat(found.st_mode, found.st_uid, found.st_gid, found.st_size, found.st_mtime_ns)
 
 
-class BucketTree:
+class ObjectTree:
+    """What the trees of object stores have in common: keys and bytes, and nothing else."""
+
+    def add(self, path: bytes, content: bytes = b"", *, mtime_ns: int | None = None) -> SourceStat:
+        raise NotImplementedError
+
+    def add_directory(self, path: bytes) -> SourceStat:
+        raise NotImplementedError
+
+    def add_symlink(self, path: bytes, target: bytes) -> SourceStat:
+        raise NotImplementedError
+
+    def change(self, path: bytes, content: bytes) -> SourceStat:
+        return self.add(path, content)
+
+    def set_xattr(self, path: bytes, name: str, value: bytes) -> None:
+        raise NotImplementedError
+
+
+class BucketTree(ObjectTree):
     """A bucket of a store that others write to."""
 
     def __init__(self, client: Any, bucket: str, prefix: bytes) -> None:
@@ -110,24 +129,12 @@ class BucketTree:
         mtime_ns = int(found["LastModified"].timestamp()) * 10**9
         return SourceStat(stat.S_IFREG | 0o444, os.getuid(), os.getgid(), len(content), mtime_ns, tag=tag)
 
-    def add_directory(self, path: bytes) -> SourceStat:
-        raise NotImplementedError
-
-    def add_symlink(self, path: bytes, target: bytes) -> SourceStat:
-        raise NotImplementedError
-
-    def change(self, path: bytes, content: bytes) -> SourceStat:
-        return self.add(path, content)
-
     def remove(self, path: bytes) -> None:
         key = self._prefix + path.decode()
         listed = self._client.list_objects_v2(Bucket=self._bucket, Prefix=key).get("Contents", [])
         for found in listed:
             if found["Key"] == key or found["Key"].startswith(f"{key}/"):
                 self._client.delete_object(Bucket=self._bucket, Key=found["Key"])
-
-    def set_xattr(self, path: bytes, name: str, value: bytes) -> None:
-        raise NotImplementedError
 
     def _put(self, key: str, content: bytes) -> None:
         self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=content)
@@ -213,7 +220,7 @@ def indexers() -> Iterator[Indexers]:
         yield made
 
 
-class ServedTree:
+class ServedTree(ObjectTree):
     """The same for a store of our own, in any of its dialects."""
 
     def __init__(self, server: ObjectServer, prefix: bytes) -> None:
@@ -225,22 +232,10 @@ class ServedTree:
         mode, mtime_ns = stat.S_IFREG | 0o444, MODIFIED_S * 10**9
         return SourceStat(mode, os.getuid(), os.getgid(), len(content), mtime_ns, tag=tag)
 
-    def add_directory(self, path: bytes) -> SourceStat:
-        raise NotImplementedError
-
-    def add_symlink(self, path: bytes, target: bytes) -> SourceStat:
-        raise NotImplementedError
-
-    def change(self, path: bytes, content: bytes) -> SourceStat:
-        return self.add(path, content)
-
     def remove(self, path: bytes) -> None:
         objects, key = self._server.objects, self._prefix + path.decode()
         for found in [found for found in objects if found == key or found.startswith(f"{key}/")]:
             del objects[found]
-
-    def set_xattr(self, path: bytes, name: str, value: bytes) -> None:
-        raise NotImplementedError
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from mounting import PATIENCE_S, Mounted, detach, eventually, mounted, settle
 from planning import planned
 from reading import write_files
 
-from benchmarks.common.web_server import NoWebServer, WebServer, free_port, nginx_program, web_server
+from benchmarks.common.web_server import WebServer, free_port, web_server
 
 FILES = 60
 NAMES = [f"c{number % 3}/{number:03d} x+%.jpg" for number in range(FILES)]
@@ -32,14 +32,6 @@ SLACK_S = 1.5
 MODES = pytest.mark.parametrize(
     "mode", [{}, {"immutable": "on"}, {"immutable": "on", "workers": 2}], ids=["opened", "immutable", "two workers"]
 )
-
-
-@pytest.fixture(autouse=True)
-def program() -> None:
-    try:
-        nginx_program()
-    except NoWebServer as exc:
-        pytest.skip(str(exc))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pytest
 from mounting import Mounted, children, eventually, mounted, options_text, run_spiderfs
 from object_server import ObjectServer, object_server
 from PIL import Image
+from reading import files_below
 
 SECRET, TOKEN = "SECRET-of-a-test", "TOKEN-of-a-test"
 MODES = pytest.mark.parametrize("mode", [{}, {"immutable": "on"}, {"workers": 2}], ids=["opened", "immutable", "two"])
@@ -45,12 +46,7 @@ def shown(server: ObjectServer, place: Path, url: str = "s3://bucket/train", **o
 
 def files(mount: Mounted) -> dict[str, bytes]:
     """All that a walk finds, by its key."""
-    found = {}
-    for directory, _, names in os.walk(mount.point):
-        for name in names:
-            path = Path(directory, name)
-            found[f"train/{path.relative_to(mount.point)}"] = path.read_bytes()
-    return found
+    return files_below(mount.point, "train/")
 
 
 @MODES

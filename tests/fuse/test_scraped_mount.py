@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import urllib.parse
@@ -15,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import mounting
-import pytest
 from mounting import eventually, mounted
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from reading import write_files
 
+from benchmarks.common.debian import program
 from spiderfs.metrics import COUNTERS, GAUGES, HISTOGRAMS
 
 GRAFANA = Path(__file__).parents[2] / "docs/grafana"
@@ -109,9 +108,10 @@ def test_dashboard_and_alerts_ask_for_metrics_that_there_are(tmp_path: Path) -> 
         assert set(names) <= served, expression
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="there is no prometheus here")
 def test_a_real_prometheus_scrapes_and_takes_the_alerts(tmp_path: Path) -> None:
-    checked = subprocess.run(["promtool", "check", "rules", GRAFANA / "alerts.yml"], capture_output=True, text=True)
+    checked = subprocess.run(
+        [program("promtool", "prometheus"), "check", "rules", GRAFANA / "alerts.yml"], capture_output=True, text=True
+    )
     assert checked.returncode == 0, checked.stderr + checked.stdout
     source = tmp_path / "source"
     write_files(source, {"a": 1000})
@@ -127,7 +127,11 @@ scrape_configs: [{{job_name: spiderfs, static_configs: [{{targets: ["{target}"]}
         port = 39464
         process = subprocess.Popen(
             [
-                *("prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb"),
+                *(
+                    program("prometheus", "prometheus"),
+                    f"--config.file={tmp_path}/prometheus.yml",
+                    f"--storage.tsdb.path={tmp_path}/tsdb",
+                ),
                 *(f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"),
             ]
         )

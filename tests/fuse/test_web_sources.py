@@ -6,8 +6,6 @@ import contextlib
 import io
 import os
 import random
-import shutil
-import socket
 import subprocess
 import tarfile
 import time
@@ -18,7 +16,10 @@ from pathlib import Path
 
 import pytest
 from mounting import Mounted, eventually, mounted, options_text, run_spiderfs
+from reading import files_below
 from web_servers import FakeHub, FileServer, Reply, fake_hub, file_server
+
+from benchmarks.common.web_server import free_port, nginx, temporary_paths
 
 URL, TOKEN = "hf://datasets/owner/photos", "hf_SECRETtoken"
 MODES = pytest.mark.parametrize("mode", [{}, {"immutable": "off"}, {"workers": 2}], ids=["default", "opened", "two"])
@@ -41,13 +42,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 
 
 def files(mount: Mounted) -> dict[str, bytes]:
-    """All that a walk finds, by its path."""
-    found = {}
-    for directory, _, names in os.walk(mount.point):
-        for name in names:
-            path = Path(directory, name)
-            found[str(path.relative_to(mount.point))] = path.read_bytes()
-    return found
+    return files_below(mount.point)
 
 
 @MODES
@@ -75,6 +70,7 @@ def test_a_mount_shows_one_commit_and_the_next_one_the_next(hub: FakeHub, tmp_pa
         assert (mount.point / "README.md").read_bytes() == b"read me"
         hub.push({**first, "README.md": b"READ ME", "new": b"new"})
         assert files(mount) == first
+        eventually(lambda: mount.stats()["entries"] == len(first), what="all files to be in the store")
         worker = mount.workers()[0]
         mount.expect("ended", "the process ends")
         os.kill(worker, 9)
@@ -235,36 +231,18 @@ def test_a_file_that_changes_within_a_second_is_read_as_it_is_then(server: FileS
 
 
 @contextlib.contextmanager
-def nginx(root: Path, place: Path) -> Iterator[str]:
+def nginx_over(root: Path, place: Path) -> Iterator[str]:
     """A real nginx that gives the files below a directory."""
-    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
-        pytest.skip("there is no nginx on this machine")
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
     place.mkdir()
+    port = free_port()
     user = f"user {os.environ.get('USER', 'root')};" if os.geteuid() == 0 else ""
-    temporary = " ".join(
-        f"{kind}_temp_path {place}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    (place / "nginx.conf").write_text(
-        f"daemon off; master_process off; {user} pid {place}/pid; error_log {place}/log;"
-        f"events {{}} http {{ access_log off; {temporary}"
+    text = (
+        f"daemon off; {user} pid {place}/pid; error_log {place}/log;"
+        f"events {{}} http {{ access_log off; {temporary_paths(place)}"
         f"server {{ listen 127.0.0.1:{port}; location / {{ root {root}; }} }} }}"
     )
-    process = subprocess.Popen([program, "-e", f"{place}/log", "-c", f"{place}/nginx.conf"], stderr=subprocess.DEVNULL)
-    try:
-
-        def answers() -> bool:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                return True
-            return False
-
-        eventually(answers, what="nginx")
+    with nginx(text, place, port):
         yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def test_nginx_gives_what_find_has_listed(tmp_path: Path) -> None:
@@ -288,7 +266,10 @@ def test_nginx_gives_what_find_has_listed(tmp_path: Path) -> None:
 
     publish()
     options = {"ttl": "0.2s", "dir_ttl": "0.2s", "sample_max_bytes": "1MiB"}
-    with nginx(root, tmp_path / "nginx") as url, mounted(f"{url}/manifest.tsv", tmp_path / "m", **options) as mount:
+    with (
+        nginx_over(root, tmp_path / "nginx") as url,
+        mounted(f"{url}/manifest.tsv", tmp_path / "m", **options) as mount,
+    ):
         assert files(mount) == contents()
         (root / "c0/new").write_bytes(b"new")
         publish()

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from made_up_profile import MADE_UP
 
 from spiderfs.cli.bench import _options
 from spiderfs.cli.main import main
 from spiderfs.cli.profile import advice
 from spiderfs.errors import UsageError
-from spiderfs.forms.profile import Cost, Form, Profile, Reads, SourceSpeed
+from spiderfs.forms.profile import Cost, Reads, SourceSpeed
 from spiderfs.linux import mounts
 from spiderfs.options.model import Options
 from spiderfs.profiling.bench import Found, Listing, cached_share, list_files
@@ -131,29 +132,13 @@ def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "leave out archives" in result.stderr
 
 
-PROFILE = Profile(
-    cache_bytes=50e6 / 0.95,
-    cores=4,
-    source=SourceSpeed(0.020, 8, 50e6),
-    samples=1000,
-    workers=2,
-    batch=10,
-    step_s=None,
-    uncached=Cost(0.004, 0.020, 0.001),
-    encoded=Form(100e3, Reads(10, 1_000_000, 0.01), Cost(0.004, 0.0, 0.0)),
-    augmented=Form(150e3, None, Cost(0.001, 0.0, 0.0)),
-    keeping=Cost(0.0, 0.0, 0.0),
-    views={"bmp256": Form(200e3, None, Cost(0.001, 0.0, 0.0))},
-)
-
-
 def test_profile_ends_with_what_to_mount_with() -> None:
-    speeds = Speeds(PROFILE.source, {NO_VIEW: Reads(10, 1_000_000, 0.01)}, 1000)
+    speeds = Speeds(MADE_UP.source, {NO_VIEW: Reads(10, 1_000_000, 0.01)}, 1000)
     assert advice(speeds, None).startswith("the source gives 500 files/s: name your loader with --loader")
-    assert advice(speeds, PROFILE) == (
+    assert advice(speeds, MADE_UP) == (
         "your loader makes 500 samples/s of cached originals, the source gives 500 files/s: cache originals alone;"
         " expect 143 samples/s, and 500 with trainer_hook.plan()"
     )
     fast = SourceSpeed(0.0005, 8, 1e9)
-    near = replace(PROFILE, uncached=Cost(0.004, 0.0005, 0.0), cache_bytes=400e6, source=fast)
+    near = replace(MADE_UP, uncached=Cost(0.004, 0.0005, 0.0), cache_bytes=400e6, source=fast)
     assert "mount with -o view=bmp256,forms=45-55-0; expect 2,000 samples/s in place of 500" in advice(speeds, near)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import socket
-import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 import pytest
 from certificates import own_certificate
+from local_server import LocalServer
 
 from spiderfs.core.homes import Homes
 from spiderfs.errors import ConfigError, SourceChanged
@@ -36,7 +35,7 @@ TIMEOUT_S = 0.3
 CONTENT = bytes(range(256)) * 20
 
 
-class Peer:
+class Peer(LocalServer):
     """A web server over the files of a node; `answers` may answer in its place."""
 
     def __init__(self, certificate: Path | None = None) -> None:
@@ -73,19 +72,7 @@ class Peer:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        if certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-            self.url = f"https://localhost:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler, certificate)
 
 
 def reply(

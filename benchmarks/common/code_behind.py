@@ -52,6 +52,7 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
     "nfs-short": _FETCHING,
     "nfs-soft": _FETCHING,
     "nodes": _DECIDING,
+    "object_store": (*_FETCHING, *_PLANNING),
     "packages": (*_DECIDING, "spiderfs/packages"),
     "partition": ("spiderfs/forms", "spiderfs/views", "spiderfs/profiling"),
     "pushed": (*_SERVING, "spiderfs/daemon/caching"),

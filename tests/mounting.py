@@ -44,15 +44,18 @@ NO_MANAGER = (errno.EAGAIN, errno.EBUSY)
 _SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
 
 
-def eventually(condition: Callable[[], T], within_s: float = PATIENCE_S, what: str = "") -> T:
-    """Call `condition` until it returns a true value, and return that; raises AssertionError after the deadline."""
+def eventually(condition: Callable[[], T], within_s: float = PATIENCE_S, what: str | Callable[[], str] = "") -> T:
+    """Call `condition` until it returns a true value, and return that; raises AssertionError after the deadline.
+
+    The error says what was waited for: `what`, or what it returns then.
+    """
     began = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
         waited_s = time.monotonic() - began
-        assert waited_s < within_s, f"not within {within_s:g} s: {what or condition}"
+        assert waited_s < within_s, f"not within {within_s:g} s: {what() if callable(what) else what or condition}"
         time.sleep(min(max(waited_s / 10, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
 
 

@@ -190,7 +190,9 @@ class MountContext:
         originals: Source = self.source
         if self.homes is not None:
             peer_counts = self.peer_counts.row(row - MANAGER_ROW)
-            originals = PeerSource(self.source, self.homes, options.peer_timeout, peer_counts, self.asked_by_peers)
+            # A reader gives up after the time limit of the source, which must have its turn before that.
+            timeout_s = min(options.peer_timeout, options.source_timeout_s / 2)
+            originals = PeerSource(self.source, self.homes, timeout_s, peer_counts, self.asked_by_peers)
         source = ViewSource(originals, self.forms, makers, options.sample_max_bytes, counters.add)
         # A reader's fetch never queues behind files that are pushed ahead; no push comes to the manager.
         at_a_time = options.fetches if row == MANAGER_ROW else options.fetches + self.pushes

@@ -30,6 +30,9 @@ from spiderfs.vfs.walk_ahead import WalkAhead
 log = logging.getLogger(__name__)
 
 TIDY_INTERVAL_S = 1.0
+# How long the first question may take, before which nobody reads: with an empty cache a process imports what asks a
+# store, which takes longer than `source.timeout_s` may be. It is less than the supervisor's START_S.
+FIRST_ANSWER_S = 8.0
 
 
 # Longer than other functions: here a reader sees every component of a worker and what it needs, in one order.
@@ -105,7 +108,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
 
         # A worker that replaces another one must not tell the kernel to believe a name.
         follow_trainers()
-        await supply.lister.root()
+        await supply.lister.root(FIRST_ANSWER_S)
         nursery.start_soon(reading.attend)
         nursery.start_soon(reading.watch)
         nursery.start_soon(supply.client.watch)

@@ -359,7 +359,8 @@ class Options(BaseModel):
         "which of `peers` is this node; none finds it by the addresses of this machine", "http://n1:8443", default=""
     )
     peer_timeout: Seconds = option(
-        "how long another node may take before the source is read: longer than the source itself takes",
+        "how long another node may take before the source is read: longer than the source itself takes; half of"
+        " `source.timeout_s` at most",
         "200ms",
         default=0.2,
         gt=0,

@@ -133,9 +133,10 @@ class SourceClient:
     def reachable(self) -> bool:
         return not self._unreachable.is_set()
 
-    async def stat(self, path: bytes) -> SourceStat:
+    async def stat(self, path: bytes, timeout_s: float | None = None) -> SourceStat:
+        """`timeout_s` as in `call`."""
         began_s = trio.current_time()
-        found = await self.call(self.source.stat, path)
+        found = await self.call(self.source.stat, path, timeout_s=timeout_s)
         self._note_latency(trio.current_time() - began_s)
         return found
 

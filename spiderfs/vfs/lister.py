@@ -60,11 +60,11 @@ class Lister:
         """Whether anything is being asked of the source."""
         return self._flights.busy
 
-    async def root(self) -> Node:
-        """The root of the source, which is recorded when it is met first."""
+    async def root(self, timeout_s: float | None = None) -> Node:
+        """The root of the source, which is recorded when it is met first; `timeout_s` as in `SourceClient.call`."""
         known = self._catalogue.known(ROOT_INODE)
         if known is None or self._catalogue.known(VIEWS_INODE) is None:
-            found = await self._client.stat(b"") if known is None else known.stat
+            found = await self._client.stat(b"", timeout_s) if known is None else known.stat
             await trio.to_thread.run_sync(self._catalogue.record_root, found)
         return self._catalogue.node(ROOT_INODE)
 

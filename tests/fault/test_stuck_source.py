@@ -139,6 +139,14 @@ def test_nobody_waits_for_a_process_that_cannot_end(
     )
 
 
+def test_a_mount_begins_though_its_first_answer_takes_longer_than_readers_wait(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    options = {"source.timeout_s": 0.2, "source.latency_ms": 1000, "allowed": TROUBLES, **EVERY_TIME}
+    with mounted(tmp_path / "files", tmp_path / "m", **options) as mount:
+        assert error_within(SLACK_S, (mount.point / OTHERS[0]).read_bytes) == errno.ETIMEDOUT
+
+
 def test_a_mount_over_a_source_that_hangs_says_so(tmp_path: Path, below: Mounted) -> None:
     (tmp_path / "mnt").mkdir()
     below.change("source.hang", "on")

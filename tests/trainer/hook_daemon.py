@@ -7,12 +7,16 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import trio
 
 from spiderfs.daemon.training.connection.hook_connection import ServerLimits
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen
 from spiderfs.testing import RecordingSink
+from trainer_hook.connection import introduce
+from trainer_hook.connection.client import Client
 
 PATIENCE_S = 20.0
 
@@ -24,10 +28,22 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+class Connected(Client):
+    """A client that is connected before the training goes on.
+
+    A daemon that is connected to later hears nothing of the epochs that are over, and the epochs of tests take a few
+    milliseconds.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        until(lambda: self.connected.is_set() or self._gone_said)
+
+
 class HookDaemon:
     """A directory `mount` that the hook takes for a mount: its control file names the socket.
 
-    It is a context manager that can be entered several times.
+    It is a context manager that can be entered several times. While it is, who attaches is connected at once.
     """
 
     def __init__(self, mount: Path, sink: RecordingSink | None = None, limits: ServerLimits | None = None) -> None:
@@ -35,6 +51,7 @@ class HookDaemon:
         self.sink = sink or RecordingSink()
         self.counted: Counter[str] = Counter()
         self._limits = limits or ServerLimits()
+        self._patch = pytest.MonkeyPatch()
         self._socket = mount / "hook.sock"
         control = mount / ".spiderfs"
         control.mkdir(parents=True, exist_ok=True)
@@ -45,9 +62,11 @@ class HookDaemon:
         self._thread = threading.Thread(target=trio.run, args=(self._main,))
         self._thread.start()
         assert self._began.wait(PATIENCE_S)
+        self._patch.setattr(introduce, "Client", Connected)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._patch.undo()
         trio.from_thread.run_sync(self._scope.cancel, trio_token=self._token)
         self._thread.join(PATIENCE_S)
 

@@ -16,9 +16,10 @@ import pytest
 from hook_daemon import PATIENCE_S, HookDaemon, until
 
 from spiderfs.daemon.training.connection.hook_connection import ServerLimits
-from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd, Hello, Plan
+from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd, Hello, Plan, Progress
 from spiderfs.testing import RecordingSink
 from trainer_hook import Client, Declaration
+from trainer_hook.connection import lists_and_plans
 from trainer_hook.connection.lists_and_plans import PROGRESS_EVERY_S
 from trainer_hook.connection.mounts import Patience, find_mount, socket_finder
 
@@ -185,6 +186,39 @@ def test_progress_is_told_now_and_then_and_the_last_of_it_always(tmp_path: Path)
         talking.close()
     assert said(daemon)[-1] == ("train", 2, 96, 64)
     assert not talking.counts["errors"]
+
+
+@pytest.mark.parametrize("ending", ["epoch", "close"])
+def test_the_last_progress_is_sent_though_the_end_comes_while_the_sending_thread_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr(lists_and_plans, "PROGRESS_EVERY_S", 3600.0)
+    with HookDaemon(tmp_path) as daemon:
+        talking = client(tmp_path)
+        talking.declare(declaration())
+        talking.plan(Plan("train", 0, 0, True, np.array([1, 0], np.uint32)))
+        talking.set_progress("train", 1, 1)
+        until(lambda: said(daemon) == [("train", 0, 1, 1)])
+        look, ended = talking._told.progress, threading.Event()
+
+        def look_and_end(now_s: float, hurry: bool) -> Progress | None:
+            found = look(now_s, hurry)
+            if found is None and not ended.is_set():
+                ended.set()
+                talking.set_progress("train", 2, 2)
+                if ending == "epoch":
+                    talking.epoch_end(EpochEnd(0, None))
+                else:
+                    threading.Thread(target=talking.close).start()
+                    assert talking._closing.wait(PATIENCE_S)
+            return found
+
+        monkeypatch.setattr(talking._told, "progress", look_and_end)
+        until(lambda: ("detached" if ending == "close" else "epoch_end") in [name for name, _ in daemon.sink.calls])
+        calls = [name for name, _ in daemon.sink.calls]
+        talking.close()
+    assert said(daemon) == [("train", 0, 1, 1), ("train", 0, 2, 2)]
+    assert calls[-2:] == ["come", "detached" if ending == "close" else "epoch_end"]
 
 
 def test_nothing_is_sent_of_a_list_that_was_withdrawn_before_it_was_declared(tmp_path: Path) -> None:

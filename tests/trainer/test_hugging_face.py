@@ -139,6 +139,19 @@ class Noting(Numbered):
         return super().__getitem__(index)
 
 
+class Heard(transformers.TrainerCallback):  # type: ignore[misc]
+    """Goes on after each step only when the daemon has been told of the plan.
+
+    A plan that has not been sent when the next epoch begins is not sent any more, and a rest may have one batch.
+    """
+
+    def __init__(self, daemon: HookDaemon) -> None:
+        self._daemon = daemon
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        until(lambda: bool(self._daemon.sink.plans))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("saved_after", [BATCHES, 4, 6])
 def test_a_training_that_resumes(daemon: HookDaemon, saved_after: int, workers: int) -> None:
@@ -151,6 +164,7 @@ def test_a_training_that_resumes(daemon: HookDaemon, saved_after: int, workers: 
     data.read.clear()
     options: dict[str, Any] = {"num_train_epochs": 3, "eval_strategy": "no", "dataloader_num_workers": workers}
     second = trainer(daemon.mount, hugging_face_callback(daemon.mount), data, **options)
+    second.add_callback(Heard(daemon))
     second.train(resume_from_checkpoint=str(daemon.mount / "output" / f"checkpoint-{saved_after}"))
     assert second.state.global_step == 3 * BATCHES
     # Without loader workers, the first batch of the rest is given before the hook can see who asks for it.

@@ -51,3 +51,20 @@ def test_a_daemon_that_comes_back_is_told_of_the_rest() -> None:
     finished, following = again.next(), sent_plan(again)
     assert isinstance(finished, Progress)
     assert (finished.taken, following.epoch, following.position) == (56, 1, 0)
+
+
+def test_a_plan_that_came_after_its_list_was_asked_for_is_sent_before_its_progress() -> None:
+    told = lists()
+    told.plan(plan(0))
+    assert sent_plan(told).epoch == 0
+    told.set_progress("train", 100, 100)
+    # The sending thread has asked `next`, and is about to ask for progress.
+    told.plan(plan(1))
+    told.set_progress("train", 8, 8)
+    assert told.progress(1.0, hurry=True) is None
+    finished, following, come = told.next(), sent_plan(told), told.progress(1.0, hurry=True)
+    assert isinstance(finished, Progress)
+    assert isinstance(come, Progress)
+    assert [(finished.epoch, finished.taken), following.epoch, (come.epoch, come.taken)] == [(0, 100), 1, (1, 8)]
+    assert told.next() is None
+    assert told.progress(1.0, hurry=True) is None

@@ -86,7 +86,8 @@ class Client:
         # Those of the training's job, and those of the job that the daemon is told of: an earlier job, while messages
         # of it still wait.
         self._lists = self._told = ListsAndPlans()
-        self._queue: deque[Callable[[], Message | None]] = deque()
+        # Messages to build, and whether all plans and progress are sent before.
+        self._queue: deque[tuple[bool, Callable[[], Message | None]]] = deque()
         # Where the answer to each question is awaited, by its number; None stands for no answer.
         self._answers: dict[int, SimpleQueue[Message | None]] = {}
         self._requests = 0
@@ -99,8 +100,6 @@ class Client:
         self._gone_said = False
         # Whether a goodbye was sent through this connection: nothing more is sent then.
         self._leaving = False
-        # Whether all progress in plans is to be sent now, because the epoch ends.
-        self._sends_all_progress = False
         self._said: set[str] = set()
         self.connected = threading.Event()
         self.follows_plans = True
@@ -122,7 +121,7 @@ class Client:
             return Goodbye()
 
         self._lists = following
-        self._put(change)
+        self._put(change, last=True)
 
     def declare(self, declaration: Declaration) -> None:
         """Declare a list to the daemon, now and whenever the daemon comes back."""
@@ -159,7 +158,7 @@ class Client:
         if len(self._queue) >= self._queue_batches:
             self.counts["dropped"] += 1
         else:
-            self._queue.append(build)
+            self._queue.append((False, build))
 
     def epoch_end(self, end: EpochEnd) -> None:
         """Send the end of an epoch; if the daemon comes back after it, the job goes on with the next epoch."""
@@ -168,8 +167,7 @@ class Client:
             self._hello = replace(self._hello, epoch=end.epoch + 1)
             return end
 
-        self._sends_all_progress = True
-        self._put(build)
+        self._put(build, last=True)
 
     def scores(self, name: str, timeout_s: float) -> npt.NDArray[np.float32] | None:
         """The daemon's scores of a list; None if the daemon has none, or does not answer in time."""
@@ -221,10 +219,11 @@ class Client:
 
     # -- the queue
 
-    def _put(self, build: Callable[[], Message | None]) -> None:
+    def _put(self, build: Callable[[], Message], last: bool = False) -> None:
+        """`last`: after all plans and progress that were told until now, however lately."""
         if not self._is_here():
             return
-        self._queue.append(build)
+        self._queue.append((last, build))
         self._wake_up()
 
     def _ask(self, request: Callable[[int], Message], timeout_s: float) -> Message | None:
@@ -341,11 +340,17 @@ class Client:
     def _next_frame(self) -> bytes:
         while True:
             try:
-                message = self._told.next() or self._progress()
-                if message is None:
-                    if not self._queue and not self._closing.is_set():
+                # In this order: what was told before the close, or before what waits, is seen when it is asked for.
+                closing = self._closing.is_set()
+                last, build = self._queue[0] if self._queue else (closing, None)
+                message = self._told.next() or self._told.progress(time.monotonic(), hurry=last)
+                if message is None and build is not None:
+                    self._queue.popleft()
+                    message = build()
+                elif message is None:
+                    if not closing:
                         return b""
-                    message = self._queue.popleft()() if self._queue else Goodbye()
+                    message = Goodbye()
                 if message is not None:
                     frame = encode(message)
                     if isinstance(message, Batch):
@@ -356,13 +361,6 @@ class Client:
             except (ProtocolError, ValueError, RuntimeError) as exc:
                 self.counts["unusable"] += 1
                 self._say_once("unusable", f"a message could not be sent: {exc}")
-
-    def _progress(self) -> Message | None:
-        hurry = self._sends_all_progress or (self._closing.is_set() and not self._queue)
-        message = self._told.progress(time.monotonic(), hurry)
-        if message is None:
-            self._sends_all_progress = False
-        return message
 
     def _hear(self, received: list[Any]) -> bool:
         """Act on the daemon's answers; returns whether it has answered the goodbye."""

@@ -30,8 +30,9 @@ class ListsAndPlans:
         # The current plan of each list, and how far the training has come in it.
         self._begun: dict[str, Plan] = {}
         self._progress_of: dict[str, Progress] = {}
-        # The lists whose progress has not been sent, when it was sent last, and the last one in epochs that are over.
-        self._unsaid: dict[str, None] = {}
+        # The progress of lists that has not been sent, when it was sent last, and the last one in epochs that are over.
+        # Who takes what is unsaid takes it out in one step: both the training's threads and the sending thread do.
+        self._unsaid: dict[str, Progress] = {}
         self._said_at: dict[str, float] = {}
         self._finished: deque[Progress] = deque()
         # The names of the lists and plans that have not been sent through this connection.
@@ -74,10 +75,8 @@ class ListsAndPlans:
             for name, epoch in list(self._plans):
                 if name == plan.list and not (as_expected and epoch > plan.epoch):
                     del self._plans[name, epoch]
-            before = self._progress_of.get(plan.list)
-            if before is not None and plan.list in self._unsaid:
-                self._finished.append(before)
-            self._unsaid.pop(plan.list, None)
+            if (unsaid := self._unsaid.pop(plan.list, None)) is not None:
+                self._finished.append(unsaid)
             self._begun_before.discard(key)
             self._begun[plan.list] = plan
             self._progress_of[plan.list] = Progress(plan.list, plan.epoch, plan.position, plan.position)
@@ -91,8 +90,7 @@ class ListsAndPlans:
         """Keep how far the training is in the list's current plan, if the list has one."""
         plan = self._begun.get(name)
         if plan is not None:
-            self._progress_of[name] = Progress(name, plan.epoch, dispatched, taken)
-            self._unsaid[name] = None
+            self._progress_of[name] = self._unsaid[name] = Progress(name, plan.epoch, dispatched, taken)
 
     # -- the sending thread
 
@@ -104,7 +102,8 @@ class ListsAndPlans:
         self._unplanned = deque(sorted(key for key in list(self._plans) if key[0] in self._declarations))
         self._begun_before = set(self._unplanned)
         self._finished.clear()
-        self._unsaid.update(dict.fromkeys(list(self._progress_of)))
+        for name, come in list(self._progress_of.items()):
+            self._unsaid.setdefault(name, come)
         self._said_at = {}
         self._chunks = iter(())
 
@@ -143,8 +142,11 @@ class ListsAndPlans:
         """
         for name in list(self._unsaid):
             due = hurry or now_s >= self._said_at.get(name, 0.0) + PROGRESS_EVERY_S
-            if due and name in self._declared:
+            if not due or name not in self._declared or (said := self._unsaid.pop(name, None)) is None:
+                continue
+            if (name, said.epoch) not in self._unplanned:
                 self._said_at[name] = now_s
-                self._unsaid.pop(name, None)
-                return self._progress_of[name]
+                return said
+            # Its plan came after `next` was asked, and is sent first.
+            self._unsaid.setdefault(name, said)
         return None

@@ -49,6 +49,14 @@ def test_its_table_is_the_kept_result() -> None:
         assert f"| {name} | {cells[0]:,.0f} | {cells[1]:,.0f} |" in TEXT
 
 
+def test_the_first_page_of_the_site_shows_the_same() -> None:
+    page = (ROOT / "docs/index.md").read_text()
+    rows = re.findall(r"^\| .* \| [\d,]+ \| [\d,]+ \|$", page, re.MULTILINE)
+    assert len(rows) == 4
+    assert [row for row in rows if row not in TEXT] == []
+    assert len(re.findall(r"^(?:pip|spiderfs) ", page, re.MULTILINE)) == 3
+
+
 def test_what_a_training_gains_is_the_kept_result() -> None:
     result = json.loads(RESULT.read_text())
     baseline, planned, *_ = bars(result)

@@ -72,7 +72,7 @@ def commands() -> str:
         context = click.Context(command, info_name=name, parent=root)
         usage = " ".join(["spiderfs", name, *command.collect_usage_pieces(context)])
         flags = [flag for flag in command.get_params(context) if isinstance(flag, click.Option)]
-        shown = [flag.get_help_record(context) for flag in flags]
+        shown = [flag.get_help_record(context) for flag in flags if flag.name != "help"]  # each command has it
         rows = ((f"`{words}`", " ".join(meaning.split())) for words, meaning in filter(None, shown))
         said = inspect.cleandoc(command.help or "")
         parts.append(f"## {name}\n\n`{usage}`\n\n{said}\n\n{_table(('flag', 'meaning'), rows)}")

@@ -72,10 +72,12 @@ def commands() -> str:
         context = click.Context(command, info_name=name, parent=root)
         usage = " ".join(["spiderfs", name, *command.collect_usage_pieces(context)])
         flags = [flag for flag in command.get_params(context) if isinstance(flag, click.Option)]
-        shown = [flag.get_help_record(context) for flag in flags if flag.name != "help"]  # each command has it
+        # Each command has --help.
+        shown = [flag.get_help_record(context) for flag in flags if "--help" not in flag.opts]
         rows = ((f"`{words}`", " ".join(meaning.split())) for words, meaning in filter(None, shown))
         said = inspect.cleandoc(command.help or "")
-        parts.append(f"## {name}\n\n`{usage}`\n\n{said}\n\n{_table(('flag', 'meaning'), rows)}")
+        table = f"\n{_table(('flag', 'meaning'), rows)}" if any(shown) else ""
+        parts.append(f"## {name}\n\n`{usage}`\n\n{said}\n{table}")
     return "\n".join(parts)
 
 

@@ -1,8 +1,8 @@
 """The table of faults: what may go wrong at the same time, and what readers may then see.
 
 `fault_cells.py` makes the faults of each cell happen on a mount, and compares what readers see with this table.
-The page of faults shows `as_markdown()`; a test compares the two. A call is one system call of a reader: stat, open, read,
-or a listing.
+The page of faults shows `as_markdown()`; a test compares the two. A call is one system call of a reader: stat, open,
+read, or a listing.
 """
 
 from __future__ import annotations

@@ -72,10 +72,12 @@ def commands() -> str:
         context = click.Context(command, info_name=name, parent=root)
         usage = " ".join(["spiderfs", name, *command.collect_usage_pieces(context)])
         flags = [flag for flag in command.get_params(context) if isinstance(flag, click.Option)]
-        shown = [flag.get_help_record(context) for flag in flags]
+        # Each command has --help.
+        shown = [flag.get_help_record(context) for flag in flags if "--help" not in flag.opts]
         rows = ((f"`{words}`", " ".join(meaning.split())) for words, meaning in filter(None, shown))
         said = inspect.cleandoc(command.help or "")
-        parts.append(f"## {name}\n\n`{usage}`\n\n{said}\n\n{_table(('flag', 'meaning'), rows)}")
+        table = f"\n{_table(('flag', 'meaning'), rows)}" if any(shown) else ""
+        parts.append(f"## {name}\n\n`{usage}`\n\n{said}\n{table}")
     return "\n".join(parts)
 
 
@@ -220,15 +222,15 @@ def rooms() -> str:
 
 
 def results() -> str:
-    """The kept results, and whether the code that decides each is still the one that was measured."""
+    """The kept results by whether the code that decides them is still the one that was measured."""
     sys.path.insert(0, str(ROOT))  # Benchmarks are not installed.
     from benchmarks.common import code_behind
 
-    rows = []
+    names: dict[str, list[str]] = {}
     for path in sorted((ROOT / "docs/results").glob("*.json")):
-        places = ", ".join(f"`{place}`" for place in code_behind.DECIDED_BY[path.stem])
-        rows.append((f"`{path.name}`", places, code_behind.state_of(path)))
-    return _table(("result", "the code that decides it", "is it the code of today"), iter(rows))
+        names.setdefault(code_behind.state_of(path), []).append(f"`{path.stem}`")
+    rows = ((state, ", ".join(found)) for state, found in sorted(names.items()))
+    return _table(("is the code that decides it that of today", "results"), rows)
 
 
 PARTS: dict[str, Callable[[], str]] = {

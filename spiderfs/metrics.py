@@ -2,7 +2,7 @@
 
 Before it forks, the supervisor maps memory that all its processes share. Each process has a row there and adds to its
 own row only. So counting needs no lock and costs about 0.1 us, and what a process has counted outlives it. The manager
-adds the rows up. The tables below list all metrics; scripts/reference.py writes docs/METRICS.md from them.
+adds the rows up. The tables below list all metrics; scripts/reference.py writes docs/reference/metrics.md from them.
 
 The module is long because of these tables: each metric is said in three lines.
 """
@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 class Definition(NamedTuple):
     name: str
     help: str
-    use: str  # what its value says, or what to do about it; for docs/METRICS.md
+    use: str  # what its value says, or what to do about it; for docs/reference/metrics.md
 
 
 # Counters; each has a cell in the row of every process.

@@ -6,7 +6,7 @@ later, each imports for itself here too. A fork is given what a program inherits
 directory, umask and limits.
 
 Tests of the program itself start it (`mounting.SPIDERFS`): those of mount(8), of a mount in the foreground, and the
-examples of docs/SEMANTICS.md that call it.
+examples of docs/reference/semantics.md that call it.
 """
 
 from __future__ import annotations

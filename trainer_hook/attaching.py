@@ -49,20 +49,16 @@ def attach(
 
     Attach after the model has been wrapped (DistributedDataParallel, torch.compile, `Accelerator.prepare`).
 
-    Embeddings that are wider than `embed_dim` are projected to so many numbers. The network's own width, as in the
-    papers, changes the scores little, and costs the scorer in proportion (`benchmarks/training/embedding_width.py`).
-
     `samples` has a pair (path, label) for each index of the data set, in order; give it if the data set has neither
-    `.samples` nor `.imgs`. `lookahead` is the number of further batches that the loop takes before the model sees a
-    batch; give it if that is not 0 and the model gets copies of the batches (`attribution.py`). With `plan`, each epoch
-    of the loader is published, as `trainer_hook.plan` does it; `draw_ahead` and `share` are explained there.
+    `.samples` nor `.imgs`. Embeddings that are wider than `embed_dim` are projected to so many numbers. `lookahead` is
+    the number of further batches that the loop takes before the model sees a batch; give it if that is not 0 and the
+    model gets copies of the batches. `plan`, `draw_ahead` and `share` are about plans (`trainer_hook.plan`).
 
-    The daemon keeps apart what different trainings learn, and each call begins a new training, unless a hook of this
-    process is open. `job` is its id, the same on all ranks; without it rank 0 chooses one (`Hook.job`). A training that
-    goes on, in this process or in another, gives the id that it had: then it has its scores again, and with `resume` it
-    is warned if the mount has none; and if it attaches the same model anew, its earlier hook of that list is closed.
-    `scores_from` is the id of another training, from whose scores this one starts. `job_name` is for people. `epoch` is
-    the number of the epoch that begins, and `epochs` that of all, if it is known: the cache's ratio follows them.
+    Each call begins a new training, unless a hook of this process is open. `job` is its id, the same on all ranks;
+    without it rank 0 chooses one (`Hook.job`). A training that goes on gives the id that it had, and has its scores
+    again; with `resume` it is warned if the mount has none. `scores_from` is the id of another training, from whose
+    scores this one starts. `job_name` is for people. `epoch` is the number of the epoch that begins, and `epochs` that
+    of all, if it is known: the cache's ratio follows them.
 
     Without a mount or a daemon this logs one warning, and the training goes on; a later failure of the hook does not
     stop the training either. Raises ValueError for arguments, a model or a loader that can never work.

@@ -114,19 +114,14 @@ def plan(
     When an epoch begins, a copy of the sampler draws it, and the sampler itself draws the same batches as without a
     plan. If a sampler shares its state with such a copy, its epochs are not planned, and that is logged.
 
-    The next epoch (with replacement, the next two) is published early if it can be known: with a DistributedSampler, a
-    SpiderSampler on one rank, an EchoSampler, or a `generator` given to the loader or its sampler. The epochs of a
-    sampler that uses torch's global generator cannot be known, because the training draws from that generator too. With
-    `draw_ahead` such a sampler draws its next epoch when the last batch of this one is handed out. The batches are then
-    other batches than without it, but equally random. Do not use it with a sampler that the training tells the number
-    of each epoch (`set_epoch`).
+    The epochs of a sampler that uses torch's global generator are not known before they begin, because the training
+    draws from that generator too. With `draw_ahead` such a sampler draws its next epoch when the last batch of this one
+    is handed out: other batches than without it, and equally random. Do not use it with a sampler that the training
+    tells the number of each epoch (`set_epoch`).
 
-    With `share`, this loader takes part in the exchange of samples with other jobs that read the same list with
-    `share`: then K jobs fetch together about what one fetches alone. Each epoch has the same samples, each once, in
-    another order than the sampler's; orders of jobs that run side by side become alike. Leave it out where the order or
-    the batches have a meaning (sorted by length, balanced by class, a curriculum), and for validation.
-
-    `Planning.state_dict` says where an epoch is, for a training that goes on in the middle of one.
+    With `share`, this loader exchanges samples with other jobs that read the same list with `share`: each epoch has the
+    same samples, each once, in another order than the sampler's. Leave it out where the order or the batches have a
+    meaning, and for validation.
 
     Without a mount or a daemon this logs one warning, and the training goes on. Raises ValueError for a loader that
     cannot be planned, or that has a plan or a hook already.

@@ -335,7 +335,7 @@ def published(mount: Path, order: list[str]) -> Iterator[Come]:
     """Make this process a trainer that has published in which order it, or its children, will read these files.
 
     The function that this gives tells how many files were handed to readers, and how many of these were read. A
-    client of the hook protocol needs no more; trainer_hook does it for PyTorch (docs/HOOK_PROTOCOL.md).
+    client of the hook protocol needs no more; trainer_hook does it for PyTorch (docs/reference/hook-protocol.md).
     """
     paths = b"".join(os.fsencode(name) + b"\0" for name in order)
     labels = np.zeros(len(order), np.int32)

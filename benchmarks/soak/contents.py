@@ -4,7 +4,7 @@ A content consists of cells of 16 bytes. Each cell holds the file's number, the 
 cell's own offset. So the bytes of a read show where they come from, and a mix of two versions can be recognised.
 Changes begin at multiples of 16 bytes, and a hole has version 0: nothing but zeros.
 
-docs/SEMANTICS.md promises about the bytes of a read:
+docs/reference/semantics.md promises about the bytes of a read:
 
 - They are the bytes of one state that the file has had, and they agree with the size and the mtime of the open file.
 - Two states with the same size and the same mtime are one version to spiderfs, so a read may mix their bytes.

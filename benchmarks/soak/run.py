@@ -6,7 +6,7 @@
 One seed decides all that happens (`schedule.py`), but two runs of one seed differ, since their processes run side by
 side. Each byte that is read is compared with everything that its file has ever held (`contents.py`). Each error and
 each late answer is compared with what had happened to the mount until then (`weather.py`). No call of a reader may wait
-longer than the limit in docs/SEMANTICS.md. After each stretch the faults end; as soon as all names have expired, the
+longer than the limit in the semantics. After each stretch the faults end; as soon as all names have expired, the
 mount must show exactly what the source holds, and the daemon's memory, descriptors, processes and files are counted. At
 the end nothing of the daemon may be left, and its store must be whole.
 

@@ -52,7 +52,7 @@ class Weather:
         return self.was("source", began_s - AFTER_FAULT_S, ended_s)
 
     def allows(self, seen: Seen, history: History) -> bool:
-        """Whether docs/SEMANTICS.md allows the error at that time."""
+        """Whether docs/reference/semantics.md allows the error at that time."""
         if seen.error in _UNMOUNTED and self.was("unmounted", seen.began_s - SLACK_S, seen.ended_s):
             return True
         bad = self.source_was_bad(seen.began_s, seen.ended_s)

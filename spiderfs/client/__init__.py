@@ -5,7 +5,7 @@
 
 `open` and `read_bytes` take any path: below a spiderfs mount they read the cache where they can and the mount where
 they cannot, and anywhere else they are the built-in `open`. A `Client` does the same for one mount. `fsspec_files` has
-the file system for fsspec. docs/CLIENT.md says what a program can rely on.
+the file system for fsspec. docs/reference/client.md says what a program can rely on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The binding that leaves the kernel's protocol to pyfuse3, and so to libfuse; docs/BINDINGS.md says what it lacks.
+"""The binding that leaves the kernel's protocol to pyfuse3, and so to libfuse (docs/reference/bindings.md).
 
 **Who mounts.** The supervisor does, and answers INIT, as for the other binding. libfuse takes an open file of /dev/fuse
 in the place of a mount point (`/dev/fd/N`), but wants to answer INIT itself before anything else. So every worker tells

@@ -170,7 +170,7 @@ class Options(BaseModel):
         le=MOST_AUGMENTED,
     )
     binding: Literal["kernel", "pyfuse3"] = option(
-        "what speaks to the kernel: spiderfs itself, or pyfuse3 (see docs/BINDINGS.md) with one worker,"
+        "what speaks to the kernel: spiderfs itself, or pyfuse3 (see docs/reference/bindings.md) with one worker,"
         " and without kept listings and passthrough",
         "pyfuse3",
         default="kernel",

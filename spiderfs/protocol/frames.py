@@ -12,7 +12,7 @@ that keep the rules of their classes (shapes that agree, finite numbers, texts w
 
 Prefix and header are the same in all versions, and so is the message `error`: one side can tell the other, in a frame
 of the other's version, that it speaks another one.
-docs/HOOK_PROTOCOL.md is the reference for other languages.
+docs/reference/hook-protocol.md is the reference for other languages.
 """
 
 from __future__ import annotations

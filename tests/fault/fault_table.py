@@ -1,8 +1,8 @@
 """The table of faults: what may go wrong at the same time, and what readers may then see.
 
 `fault_cells.py` makes the faults of each cell happen on a mount, and compares what readers see with this table.
-docs/FAULTS.md shows `as_markdown()`; a test compares the two. A call is one system call of a reader: stat, open, read,
-or a listing.
+The page of faults shows `as_markdown()`; a test compares the two. A call is one system call of a reader: stat, open,
+read, or a listing.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def seen(victim: str, signal: str, source: str) -> Seen:
 
 
 def as_markdown() -> str:
-    """The table of docs/FAULTS.md; a row for each victim and signal, a column for each state of the source."""
+    """The table of the page of faults; a row for each victim and signal, a column for each state of the source."""
     lines = [f"| what | {' | '.join(f'source {source}' for source in SOURCES)} |", "|---" * (len(SOURCES) + 1) + "|"]
     for victim, signal in itertools.product(VICTIMS, SIGNALS):
         row = (seen(victim, signal, source).in_words() for source in SOURCES)

@@ -1,4 +1,4 @@
-"""The fault table: a covering choice of its cells holds, and docs/FAULTS.md shows it as it is.
+"""The fault table: a covering choice of its cells holds, and docs/reference/faults.md shows it as it is.
 
 scripts/faults runs all cells, with stops of 20 s.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from fault_cells import QUICK, run_all
 from fault_table import all_cells, as_markdown, covering
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "FAULTS.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "faults.md"
 # Cells mostly wait: four of them keep two cores busy.
 JOBS = 4
 

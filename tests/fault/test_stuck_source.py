@@ -76,7 +76,7 @@ def make_stuck(below: Mounted, mount: Mounted) -> list[int]:
     return [worker, manager, *children(worker), *children(manager)]
 
 
-# An ordinary user can end a connection only if the system has mounted fusectl (docs/ARCHITECTURE.md).
+# An ordinary user can end a connection only if the system has mounted fusectl (docs/design/architecture.md).
 _WITH_ABORT = pytest.mark.skipif(
     os.geteuid() != 0 and not os.listdir("/sys/fs/fuse/connections"), reason="nobody has mounted fusectl"
 )

@@ -1,4 +1,4 @@
-"""Every Python example of docs/CLIENT.md, run in order in one program against a mount made for it."""
+"""Every Python example of docs/reference/client.md, run in order in one program against a mount made for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mounting import mounted
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "CLIENT.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "client.md"
 FILES = {"train/1.txt": "one\n", "train/2.txt": "two\n"}
 
 

@@ -1,4 +1,4 @@
-"""What other users of the machine get of a mount, and cannot do to it; docs/SECURITY.md names these tests."""
+"""What other users of the machine get of a mount, and cannot do to it; the page of security names these tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example of docs/SEMANTICS.md, run in a shell against a mount made for it.
+"""Every example of docs/reference/semantics.md, run in a shell against a mount made for it.
 
 An example is a fenced ```console block: `$ command` lines (continued by `> ` lines), each followed by what it prints,
 in which `...` stands for anything. "Mounted with `-o ...`" in the paragraph before the block names its options. The
@@ -21,7 +21,7 @@ from mounting import SPIDERFS, options_of, options_text, refused_by_modes, run_s
 
 pytestmark = [pytest.mark.both_bindings, pytest.mark.opened_and_immutable]
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "SEMANTICS.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "semantics.md"
 FILES = {"cat.txt": "a cat\n", "dog.txt": "a dog\n", "train/1.txt": "one\n", "train/2.txt": "two\n"}
 
 # Examples that wait do so in a loop; this is their deadline.

@@ -1,7 +1,7 @@
 """The same random operations on a mount over each binding: answers, attributes and errors are the same.
 
 What both answer alike is hardly a slip in how spiderfs packs a structure, for libfuse packs those of the other one. The
-differences that docs/BINDINGS.md names are left out.
+differences that docs/reference/bindings.md names are left out.
 """
 
 from __future__ import annotations

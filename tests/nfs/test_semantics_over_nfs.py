@@ -1,4 +1,4 @@
-"""The examples of docs/SEMANTICS.md with their SOURCE on NFS, changed by the client that the mount reads through.
+"""The examples of docs/reference/semantics.md with their SOURCE on NFS, changed by the mount's own client.
 
 What a document says of names and versions holds for local sources; this client sees its own changes at once.
 """

@@ -1,4 +1,4 @@
-"""docs/HOOK_PROTOCOL.md: its byte examples are what the code makes, and its tables name all messages and fields."""
+"""The page of the hook protocol: its byte examples are what the code makes, its tables name all messages and fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hook_daemon import HookDaemon
 from spiderfs.protocol import MESSAGES, Batch, Decoder, Hello, Message, Ok, Samples, encode
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "HOOK_PROTOCOL.md").read_text()
+DOCUMENT = (ROOT / "docs" / "reference" / "hook-protocol.md").read_text()
 
 EXAMPLES: tuple[Message, ...] = (
     Hello("numpy", "20261122-1"),

@@ -22,7 +22,7 @@ from spiderfs.metrics import (
     prometheus_text,
 )
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "METRICS.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
 def test_rows_are_summed_and_do_not_touch_each_other() -> None:

@@ -135,18 +135,16 @@ def refurbish(
     `split` counts the transforms of a pipeline: the data set's `transform` (or `transforms`, or what `set_transform`
     was given), which is a list, an nn.Sequential, or a Compose. For any other pipeline give two functions,
     `(partial, final)`: `partial` takes the pipeline's place, and `final` is called as it is called, with what `partial`
-    returned. A data set may put that anywhere into its sample: a tuple, a mapping, both of two views. If it changes it
-    first, `final` gets what the data set returns, without the label if that is a tuple. The data sets in a Subset and a
-    ConcatDataset are split each by itself.
+    returned. If a data set changes that first, `final` gets what the data set returns, without the label if that is a
+    tuple.
 
     `kept` is the share of the samples that is reused; the others are made anew in each epoch. If the files of the data
     set lie in a mount of this user's, they are kept in the mount's cache, as many of them as its option
-    `partials_share` has room for. Otherwise they are kept in memory (`/dev/shm`), where the ranks of one machine share
-    them. With `store` they are kept in this directory, which is left as it is at the end: a later training that makes
-    the same of the same files, which must not have changed, finds them there. The random draws of the
-    partial transforms follow from `seed`, the sample and its generation: those of the generators of torch, numpy,
-    Python and OpenCV, and of generators that are attributes of a transform. So a training that resumes goes on with
-    `loader.sampler.set_epoch(epoch, taken)`, and what was lost is made again as it was.
+    `partials_share` has room for; otherwise in memory (`/dev/shm`), where the ranks of one machine share them. With
+    `store` they are kept in this directory, which is left as it is at the end: a later training that makes the same of
+    the same files, which must not have changed, finds them there. The random draws of the partial transforms follow
+    from `seed`, the sample and its generation: those of the generators of torch, numpy, Python and OpenCV, and of
+    generators that are attributes of a transform. So what was lost is made again as it was.
 
     With `reuse="jobs"` trainings on one mount that call this alike (same files, transforms, and arguments) share what
     is kept: each of them uses it once, and who comes next makes it anew. Each has an order of its own. Without such a

@@ -26,24 +26,21 @@ _FIRST_RANK_S = 2 * _MEANWHILE_S
 _NO_SCORES = np.empty(0, np.float32)
 
 
+# Of several ranks, rank 0 leaves the scores in the store of torch.distributed when it comes to that batch, and the
+# others find them there; none waits for the slowest. When the epoch begins all draw it once more by what rank 0 says
+# then, so that they agree whatever each of them found.
 class SpiderSampler(EpochSampler):
     """Draws samples with replacement, in proportion to their scores; `attach` connects the sampler to the daemon.
 
     While there are no scores, an epoch is a random permutation. `coverage` is the share of the draws that are uniform,
-    whatever the scores are. Multiply the losses by weights, too: with `hook.weights(clip=4.0)` and the default coverage
-    a training lost 0.7 points of accuracy, and with neither of the two it lost four (docs/TRAINING.md).
+    whatever the scores are. Multiply the losses by `hook.weights(clip=4.0)`, too: with both, short trainings lost 1.1
+    points of accuracy (docs/results/training.md).
 
     All ranks make the same draws, by the scores that rank 0 has got, and each rank takes every world_size-th of them.
-    So a state of any rank serves a training with any number of ranks. The next epoch is drawn while the current one
-    runs, by the scores of that moment: when the share `settled` of the batches has been handed to the loader, or with
-    the last batch if the current epoch was drawn without scores. The sooner the next epoch is drawn, the better the
-    daemon knows what to keep; the later, the newer are the scores. docs/PREFETCHING.md has measurements of the cost in
-    bytes. If `settled` is 1, or if the mount follows no plans, an epoch is drawn when it begins, by the scores of that
-    moment.
-
-    Of several ranks, rank 0 leaves the scores in the store of torch.distributed when it comes to that batch, and the
-    others find them there; none waits for the slowest. When the epoch begins all draw it once more by what rank 0 says
-    then, so that they agree whatever each of them found.
+    The next epoch is drawn when the share `settled` of the batches of the current one has been handed to the loader,
+    or with its last batch if it was drawn without scores. The sooner, the better the daemon knows what to keep; the
+    later, the newer are the scores (docs/results/plans.md has the cost in bytes). If `settled` is 1, or if the mount
+    follows no plans, an epoch is drawn when it begins.
     """
 
     def __init__(

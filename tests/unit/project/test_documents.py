@@ -97,6 +97,17 @@ def test_every_script_and_module_that_is_named_exists(document: Path) -> None:
         assert (ROOT / name.replace(".", "/")).with_suffix(".py").exists(), name
 
 
+def test_code_and_messages_name_documents_that_exist() -> None:
+    named: dict[str, str] = {}
+    for room in ("spiderfs", "trainer_hook", "benchmarks", "mount", "scripts", "systemd", "tests", "pyproject.toml"):
+        for path in [ROOT / room, *(ROOT / room).rglob("*")]:
+            if path.is_file() and path.suffix != ".pyc":
+                text = path.read_text(errors="replace")
+                named |= {name: name_of(path) for name in re.findall(r"\bdocs/[\w./-]*\w", text)}
+    assert len(named) > 20
+    assert {name: path for name, path in named.items() if not (ROOT / name).exists()} == {}
+
+
 def test_every_subcommand_and_its_flags_exist() -> None:
     lines = [line for _, line in shell_lines() if line.startswith("spiderfs ")]
     for document in DOCUMENTS:
@@ -150,4 +161,5 @@ def test_there_are_parts_that_are_written() -> None:
 
 def test_every_kept_result_is_named_by_a_document() -> None:
     text = "".join(document.read_text() for document in DOCUMENTS)
-    assert [path.name for path in sorted((ROOT / "docs/results").iterdir()) if f"results/{path.name}" not in text] == []
+    kept = [path.name for path in sorted((ROOT / "docs/results").iterdir()) if path.suffix != ".md"]
+    assert [name for name in kept if f"results/{name}" not in text and f"]({name})" not in text] == []

@@ -16,7 +16,7 @@ from spiderfs import client, protocol
 ROOT = Path(__file__).parents[3]
 PUBLIC = {"trainer_hook", "spiderfs.client", "spiderfs.errors", "spiderfs.protocol"}
 PUBLIC |= {f"{room.__name__}.{name}" for room in (trainer_hook, client, protocol) for name in room.__all__}
-FOR_DEVELOPERS = ("docs/ARCHITECTURE.md", "docs/decisions/", "docs/BINDINGS.md", "CONTRIBUTING.md")
+FOR_DEVELOPERS = ("docs/design/", "docs/reference/bindings.md", "CONTRIBUTING.md")
 
 
 def test_documents_show_users_public_names_alone() -> None:

@@ -49,6 +49,14 @@ def test_its_table_is_the_kept_result() -> None:
         assert f"| {name} | {cells[0]:,.0f} | {cells[1]:,.0f} |" in TEXT
 
 
+def test_the_first_page_of_the_site_shows_the_same() -> None:
+    page = (ROOT / "docs/index.md").read_text()
+    rows = re.findall(r"^\| .* \| [\d,]+ \| [\d,]+ \|$", page, re.MULTILINE)
+    assert len(rows) == 4
+    assert [row for row in rows if row not in TEXT] == []
+    assert len(re.findall(r"^(?:pip|spiderfs) ", page, re.MULTILINE)) == 3
+
+
 def test_what_a_training_gains_is_the_kept_result() -> None:
     result = json.loads(RESULT.read_text())
     baseline, planned, *_ = bars(result)
@@ -66,13 +74,13 @@ def test_what_a_training_gains_is_the_kept_result() -> None:
 def test_what_samplers_cost_is_the_kept_result() -> None:
     """Points of top-1 less than uniform sampling of the same seed."""
     spider, echo = lost("equivalence.json", 12, "weights + coverage 0.3 + settled 0.25", "echo 2")
-    training = (ROOT / "docs/TRAINING.md").read_text()
+    training = (ROOT / "docs/results/training.md").read_text()
     assert f"| weights + coverage 0.3 + settled 0.25 | 0.44 / 0.51 | 49.9 ± 1.1 | -{spider} [" in training
     assert f"| echo 2 | 0.44 / 0.55 | 50.7 ± 0.9 | -{echo} [" in training
 
 
 def test_the_table_at_full_size_is_the_kept_result() -> None:
-    training = (ROOT / "docs/TRAINING.md").read_text().partition("\n## Full size\n")[2].partition("\n## ")[0]
+    training = (ROOT / "docs/results/training.md").read_text().partition("\n## Full size\n")[2].partition("\n## ")[0]
     kept = json.loads((ROOT / "docs/results/full_size.json").read_text())["measured"]
     assert {run["seed"] for run in kept} == {1}
     for run in kept:
@@ -96,7 +104,7 @@ def lost(file: str, seeds: int, *names: str) -> list[str]:
 
 def test_its_figures_of_serving_are_kept_results() -> None:
     """The shares of native speed under "When not to use it"."""
-    performance = (ROOT / "docs/PERFORMANCE.md").read_text()
+    performance = (ROOT / "docs/results/serving.md").read_text()
     one, four = (
         re.search(rf"^\| 2,000 x 112 kB, {readers} \| [\d.]+ \(.*\| ([\d.]+)[^|]*\|$", performance, re.MULTILINE)
         for readers in (1, 4)
@@ -104,7 +112,7 @@ def test_its_figures_of_serving_are_kept_results() -> None:
     assert one is not None
     assert four is not None
     immutable = re.findall(r"^\| 2,000 x 112 kB, \d \| ([\d.]+) \(at least 0\.6", performance, re.MULTILINE)
-    client = (ROOT / "docs/CLIENT.md").read_text()
+    client = (ROOT / "docs/reference/client.md").read_text()
     around = re.findall(r"`read_bytes` \|.*\| ([\d.]+) \| [\d.]+ \|$", client, re.MULTILINE)
     text = " ".join(TEXT.split())
     assert f"at {one[1]} (one reader) to {four[1]} (four readers) of native speed" in text

@@ -1,4 +1,4 @@
-"""docs/SECURITY.md names a test for each of its lines, and each of these tests exists."""
+"""docs/reference/security.md names a test for each of its lines, and each of these tests exists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from for_all import for_all
 
 ROOT = Path(__file__).resolve().parents[3]
-TEXT = (ROOT / "docs/SECURITY.md").read_text()
+TEXT = (ROOT / "docs/reference/security.md").read_text()
 
 
 def rows() -> list[list[str]]:

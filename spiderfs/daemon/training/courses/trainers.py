@@ -50,7 +50,7 @@ class Trainers:
             self._last_number = number
         self._last_number = self._numbers[trainer] = number
         if trainer.pid == 0:
-            log.warning("a trainer is of another pid namespace: it gets no stand-ins, see HOOK_PROTOCOL.md")
+            log.warning("a trainer is of another pid namespace: it gets no stand-ins, see docs/howto/containers.md")
 
     def detach(self, trainer: Trainer) -> None:
         del self._numbers[trainer]

@@ -62,8 +62,8 @@ CONFIGURATIONS = {
     "pool 4": Configuration(scores=None, sampler="pool 4"),
     "pool 16": Configuration(scores=None, sampler="pool 16"),
     "pool 64": Configuration(scores=None, sampler="pool 64"),
-    "buffer, packed at random": Configuration(scores=None, sampler="buffer, packed at random"),
-    "buffer, packed by class": Configuration(scores=None, sampler="buffer, packed by class"),
+    "buffer of mixed shards": Configuration(scores=None, sampler="buffer of mixed shards"),
+    "buffer of sorted shards": Configuration(scores=None, sampler="buffer of sorted shards"),
     # The next configurations draw by importance, and no sample has a stand-in.
     "importance": Configuration(ratio=IMPORTANCE_ONLY),
     "coverage 0.3": Configuration(ratio=IMPORTANCE_ONLY, coverage=0.3),

@@ -50,7 +50,7 @@ BY_SCORES: dict[str, Callable[..., SpiderSampler]] = {
 # The blocks of a PoolSampler, whose pool is as large as the cache.
 POOLS = {"pool 4": 4, "pool 16": 16, "pool 64": 64}
 # How the shards of a loader with a shuffle buffer were packed.
-BUFFERS = {"buffer, packed at random": True, "buffer, packed by class": False}
+BUFFERS = {"buffer of mixed shards": True, "buffer of sorted shards": False}
 # Shards of so many samples, and a buffer of as many, as shares of all: ImageNet's shards of 1,200 are a tenth of that.
 SHARD = 0.01
 

@@ -1,4 +1,4 @@
-"""A pool that blocks of neighbours fill: each sample comes once, neighbours come near each other, and a state resumes."""
+"""A pool that blocks of neighbours fill: each sample comes once, neighbours near each other, and a state resumes."""
 
 from __future__ import annotations
 

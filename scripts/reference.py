@@ -130,6 +130,7 @@ HOOK: dict[str, tuple[str, ...]] = {
     "hugging_face_callback": (),
     "SpiderSampler": ("set_epoch", "state_dict", "load_state_dict", "probabilities", "weights"),
     "EchoSampler": (),
+    "PoolSampler": (),
     "refurbish": (),
     "ShadeSampler": ("observe", "repeats"),
     "ImpactSampler": (),

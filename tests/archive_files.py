@@ -96,7 +96,7 @@ def index_of(archive: bytes, kind: str, directory: Path) -> Index:
     builder = IndexBuilder()
     pieces = Pieces(lambda offset, length: archive[offset : offset + length], len(archive))
     FORMATS[kind](pieces, builder)
-    builder.write(Version(len(archive), OLD_S * 10**9), directory / "index")
+    builder.write(b"set." + kind.encode(), Version(len(archive), OLD_S * 10**9), directory / "index")
     return Index(directory / "index")
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trainer_hook.refurbishing.loader import refurbish as refurbish
     from trainer_hook.samplers.echo import EchoSampler as EchoSampler
     from trainer_hook.samplers.impact import ImpactSampler as ImpactSampler
+    from trainer_hook.samplers.pool import PoolSampler as PoolSampler
     from trainer_hook.samplers.shade import ShadeSampler as ShadeSampler
     from trainer_hook.samplers.spider import SpiderSampler as SpiderSampler
 
@@ -38,6 +39,7 @@ _MODULES = {
     "Hook": "hook",
     "ImpactSampler": "samplers.impact",
     "Planning": "planning",
+    "PoolSampler": "samplers.pool",
     "ShadeSampler": "samplers.shade",
     "SpiderSampler": "samplers.spider",
     "attach": "attaching",

@@ -142,7 +142,7 @@ def measure_index(scratch: Path, members: int) -> dict[str, float]:
 
         before_s, began_s = cpu_of_children_s(), time.perf_counter()
         indexers = Indexers(64, 30.0)
-        indexers.index("tar", Version(tar.stat().st_size, OLD_S * 10**9), from_file, to)
+        indexers.index("tar", b"members.tar", Version(tar.stat().st_size, OLD_S * 10**9), from_file, to)
         took_s = time.perf_counter() - began_s
         peak_bytes = peak_of_indexer()
         indexers.close()

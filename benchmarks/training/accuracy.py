@@ -17,6 +17,9 @@ configuration, on two cores:
 
     .venv/bin/python -m benchmarks.training.accuracy --data DIR --json FILE --train-samples 3000 --epochs 8 --jobs 2 \\
       --seeds 12 --configs 'uniform,echo 2,weights + coverage 0.3 + settled 0.25'
+
+The list is sorted by class, as that of torchvision's ImageFolder is and the archive of it. So neighbours are of one
+class, but for shards that were packed at random.
 """
 
 from __future__ import annotations
@@ -55,6 +58,12 @@ CONFIGURATIONS = {
     "echo 2": Configuration(scores=None, sampler="echo 2"),
     "echo 3": Configuration(scores=None, sampler="echo 3"),
     "echo 4": Configuration(scores=None, sampler="echo 4"),
+    # The next configurations draw each sample once, and neighbours of the list near each other.
+    "pool 4": Configuration(scores=None, sampler="pool 4"),
+    "pool 16": Configuration(scores=None, sampler="pool 16"),
+    "pool 64": Configuration(scores=None, sampler="pool 64"),
+    "buffer of mixed shards": Configuration(scores=None, sampler="buffer of mixed shards"),
+    "buffer of sorted shards": Configuration(scores=None, sampler="buffer of sorted shards"),
     # The next configurations draw by importance, and no sample has a stand-in.
     "importance": Configuration(ratio=IMPORTANCE_ONLY),
     "coverage 0.3": Configuration(ratio=IMPORTANCE_ONLY, coverage=0.3),

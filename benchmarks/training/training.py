@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from benchmarks.common.extent import Extent
-from trainer_hook import EchoSampler, ImpactSampler, ShadeSampler, SpiderSampler
-from trainer_hook.samplers.epoch import EpochSampler
+from trainer_hook import EchoSampler, ImpactSampler, PoolSampler, ShadeSampler, SpiderSampler
+from trainer_hook.samplers.epoch import Epoch, EpochSampler
+from trainer_hook.samplers.pool import through_pool
 
 CACHED_SHARE = 0.20
 BATCH = 64
@@ -46,11 +47,38 @@ BY_SCORES: dict[str, Callable[..., SpiderSampler]] = {
     "icache": partial(ImpactSampler, hybrid=False),
 }
 
+# The blocks of a PoolSampler, whose pool is as large as the cache.
+POOLS = {"pool 4": 4, "pool 16": 16, "pool 64": 64}
+# How the shards of a loader with a shuffle buffer were packed.
+BUFFERS = {"buffer of mixed shards": True, "buffer of sorted shards": False}
+# Shards of so many samples, and a buffer of as many, as shares of all: ImageNet's shards of 1,200 are a tenth of that.
+SHARD = 0.01
+
+
+class BufferSampler(EpochSampler):
+    """Draws as loaders of shards do: shards in a random order, each from its beginning, through a shuffle buffer."""
+
+    def __init__(self, samples: int, at_random: bool, seed: int) -> None:
+        super().__init__(samples, seed=seed)
+        self._shard = max(1, round(SHARD * samples))
+        packed = np.arange(samples, dtype=np.uint32)
+        self._packed = np.random.default_rng(DRAW_SEED).permutation(packed) if at_random else packed
+
+    def _draw(self, number: int) -> Epoch:
+        rng = np.random.default_rng([self._seed, number])
+        shards = np.split(self._packed, range(self._shard, self.samples, self._shard))
+        coming = np.concatenate([shards[at] for at in rng.permutation(len(shards))])
+        return Epoch(number, through_pool(coming[:, None], self._shard, rng))
+
 
 def sampler_named(name: str, samples: int, seed: int, **by_scores: float) -> EpochSampler:
     """The sampler of this name; `by_scores` are options that only samplers with scores have."""
     if name in ECHOES:
         return EchoSampler(samples, times=ECHOES[name], window=CACHED_SHARE, seed=seed)
+    if name in POOLS:
+        return PoolSampler(samples, block=POOLS[name], pool=CACHED_SHARE, seed=seed)
+    if name in BUFFERS:
+        return BufferSampler(samples, BUFFERS[name], seed)
     return BY_SCORES[name](samples, seed=seed, **by_scores)
 
 

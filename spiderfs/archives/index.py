@@ -7,6 +7,7 @@ It is made once for each version of an archive and kept across mounts, in `archi
     by hash    the hashes of all paths, sorted, and the row of each
     listed     the rows of each directory side by side; a directory's `offset` and `size` are a range of this array
     texts      a row's path, and behind it a link's text, or the bytes of a small label
+    archive    the path of the archive
 
 An archive that cannot be shown has an index without rows; its text says why. Such a file is forgotten with the mount.
 A look-up is a search among the hashes, about 5 us, and touches a few pages.
@@ -36,7 +37,7 @@ MOST_MEMBERS, MOST_PACKED = 1 << 23, (1 << 32) - 1
 MOST_NAME_BYTES = 1 << 30
 _NAME_MAX, _PATH_MAX = 255, 4096
 # A revision of the format, or of a parser that finds other members, gets a new number.
-_MAGIC = b"spidera2"
+_MAGIC = b"spidera3"
 # Magic, checksum; then what the checksum covers: size, seconds, nanoseconds and tag of the version, rows, listed rows,
 # bytes of texts, members left out.
 _BEGIN, _REST = struct.Struct("<8sQ"), struct.Struct("<QqIQQQQQ")
@@ -77,7 +78,7 @@ class Index:
         magic, checksum = _BEGIN.unpack_from(whole)
         if magic != _MAGIC or checksum != xxhash.xxh3_64_intdigest(whole[_BEGIN.size :]):
             raise ValueError(f"{path} is not what was written")
-        size, seconds, nanoseconds, tag, rows, listed, _, self.left_out = _REST.unpack_from(whole, _BEGIN.size)
+        size, seconds, nanoseconds, tag, rows, listed, texts, self.left_out = _REST.unpack_from(whole, _BEGIN.size)
         self.version = Version(size, joined_time(seconds, nanoseconds), tag)
         self.rows = rows
         at = _HEADER_BYTES
@@ -87,7 +88,7 @@ class Index:
             typed: Any = whole[at:end]
             self._arrays[name] = typed.cast(kind)
             at = end
-        self._texts = whole[at:]
+        self._texts = whole[at : at + texts]
         self._hashes, self._by_hash = self._arrays["hashes"], self._arrays["by_hash"]
         self._places, self._paths = self._arrays["place"], self._arrays["path"]
 
@@ -228,8 +229,8 @@ class IndexBuilder:
             known = self._directories[path] = xxhash.xxh3_64_intdigest(path), known[0], 0o755
         return known
 
-    def write(self, version: Version, to: Path) -> None:
-        """Put the index there as a whole; raises ArchiveFailed, and OSError."""
+    def write(self, archive: bytes, version: Version, to: Path) -> None:
+        """Put the index there as a whole; raises ArchiveFailed, and OSError. Who has an older one mapped keeps that."""
         root = len(self._hashes)
         for path, (_, above, mode) in self._directories.items():
             self._append(path, b"", above, 0, 0, 0, 0, len(path), 0, mode, DIRECTORY, STORED)
@@ -249,7 +250,7 @@ class IndexBuilder:
         columns["offset"][directories] = begin
         columns["size"][directories] = np.searchsorted(above, hashes[directories], "right") - begin
         arrays = [*columns.values(), hashes[by_hash], by_hash, listed]
-        _write(version, to, [each.data.cast("B") for each in arrays], len(hashes), self._texts, self.left_out)
+        _write(archive, version, to, [each.data.cast("B") for each in arrays], len(hashes), self._texts, self.left_out)
 
     def _kept(self, columns: dict[str, Any], hashes: Any) -> Any:
         """Which rows are shown. Aliases get the place of their targets."""
@@ -282,16 +283,35 @@ class IndexBuilder:
         return bytes(self._texts[place : place + int(columns["path"][row])])
 
 
-def write_failure(version: Version, to: Path, reason: str) -> None:
+def archive_of(path: Path) -> bytes:
+    """The path of the archive that an index is of; raises ValueError for a file that is none, and OSError."""
+    with path.open("rb") as file:
+        header = file.read(_HEADER_BYTES)
+        if len(header) < _HEADER_BYTES or header[: len(_MAGIC)] != _MAGIC:
+            raise ValueError(f"{path} is no index")
+        *_, rows, listed, texts, _ = _REST.unpack_from(header, _BEGIN.size)
+        widths = {name: array(kind).itemsize for name, kind in _ARRAYS.items()}
+        columns = sum(width for name, width in widths.items() if name != "listed")
+        file.seek(_HEADER_BYTES + rows * columns + listed * widths["listed"] + texts)
+        return file.read()
+
+
+def write_failure(archive: bytes, version: Version, to: Path, reason: str) -> None:
     """Put a note there that the archive cannot be shown; raises OSError."""
-    _write(version, to, [], 0, reason.encode(), 0)
+    _write(archive, version, to, [], 0, reason.encode(), 0)
 
 
 def _write(
-    version: Version, to: Path, arrays: Sequence[Any], rows: int, texts: bytes | bytearray, left_out: int
+    archive: bytes,
+    version: Version,
+    to: Path,
+    arrays: Sequence[Any],
+    rows: int,
+    texts: bytes | bytearray,
+    left_out: int,
 ) -> None:
     said = version.size, *split_time(version.mtime_ns), version.tag, rows, max(0, rows - 1), len(texts), left_out
-    parts = [_REST.pack(*said), *arrays, texts]
+    parts = [_REST.pack(*said), *arrays, texts, archive]
     checksum = xxhash.xxh3_64()
     new = to.with_suffix(f".new{os.getpid()}")
     try:

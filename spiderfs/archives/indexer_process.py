@@ -5,9 +5,9 @@ the kernel, since both would share one interpreter's lock. So a process of its o
 the process that has started it for bytes, through a pipe, and that one reads them from the source. What the two say is
 one line of JSON each time, and behind a line that asks for bytes these bytes.
 
-    {"kind": "tar", "version": [SIZE, MTIME, TAG], "to": PATH}    the job
-    [OFFSET, LENGTH]                                              asks for these bytes
-    {"left_out": COUNT}, {"failed": REASON}, {"disk": REASON}     the end of the job: see `Indexers.index`
+    {"kind": "tar", "archive": HEX, "version": [SIZE, MTIME, TAG], "to": PATH}    the job
+    [OFFSET, LENGTH]                                                              asks for these bytes
+    {"left_out": COUNT}, {"failed": REASON}, {"disk": REASON}                     the end of it: see `Indexers.index`
 
 The process ends when its standard input does, and so with the process that has started it.
 """
@@ -56,7 +56,7 @@ class Indexers:
         self._idle: list[tuple[subprocess.Popen[bytes], float]] = []
         self._lock = threading.Lock()
 
-    def index(self, kind: str, version: Version, read: Read, to: Path) -> int:
+    def index(self, kind: str, archive: bytes, version: Version, read: Read, to: Path) -> int:
         """Write the index of the archive that `read` reads; returns how many members it leaves out.
 
         Raises ArchiveFailed, SourceUnavailable if the process died or none can be started, OSError if the disk does not
@@ -67,7 +67,8 @@ class Indexers:
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                _say(process.stdin, {"kind": kind, "version": list(version), "to": str(to)})
+                job = {"kind": kind, "archive": archive.hex(), "version": list(version), "to": str(to)}
+                _say(process.stdin, job)
                 while isinstance(answer := json.loads(process.stdout.readline() or "null"), list):
                     process.stdin.write(ahead.read(*answer))
                     process.stdin.flush()
@@ -143,7 +144,7 @@ def _do(job: dict[str, Any], requests: IO[bytes], answers: IO[bytes]) -> dict[st
     version, builder = Version(*job["version"]), IndexBuilder()
     try:
         FORMATS[job["kind"]](Pieces(read, version.size), builder)
-        builder.write(version, Path(job["to"]))
+        builder.write(bytes.fromhex(job["archive"]), version, Path(job["to"]))
     except ArchiveFailed as exc:
         return {"failed": str(exc)}
     except OSError as exc:

@@ -91,6 +91,12 @@ def add_members(archive: Pieces, index: IndexBuilder) -> None:
         at, said, long_name, long_link = begin + _whole_blocks(size), {}, b"", b""
 
 
+def check_header(header: bytes | memoryview, crc: int) -> None:
+    """Raises ArchiveFailed if the header before a member has not this CRC-32, which its row has."""
+    if zlib.crc32(header) != crc:
+        raise ArchiveFailed("the archive has other bytes than when its members were looked for: give it a new time")
+
+
 def _check_end(archive: Pieces, at: int) -> None:
     """Two blocks of zeros end an archive, and zeros may follow. A second archive behind the first is seen by nobody."""
     while behind := archive.at(at, _BEHIND_BYTES):

@@ -22,13 +22,15 @@ _LOCATOR, _LOCATOR_MAGIC = struct.Struct("<4sLQL"), b"PK\x06\x07"
 _CENTRAL, _CENTRAL_MAGIC = struct.Struct("<4s2B5H3L5H2L"), b"PK\x01\x02"
 _LOCAL, _LOCAL_MAGIC = struct.Struct("<4s5H3L2H"), b"PK\x03\x04"
 LOCAL_BYTES = _LOCAL.size
+# So many bytes more than the name has are taken along for a member's own header: what zip(1) and zip64 put there.
+EXTRA_BYTES = 64
 _LONGEST_COMMENT = (1 << 16) - 1
 # So much of the end is read at first: the directory of some 10,000 members.
 _TAIL_BYTES = 1 << 20
 # A longer directory than one of 8 million members, with 128 bytes each, would take all memory.
 _LONGEST_DIRECTORY = 1 << 30
 _FULL, _FULL_COUNT = 0xFFFFFFFF, 0xFFFF
-_ENCRYPTED, _UTF8 = 0x1, 0x800
+_ENCRYPTED, _CRC_FOLLOWS, _UTF8 = 0x1, 0x8, 0x800
 _ENCRYPTION_BYTES = 12
 _UNIX, _ZIP64_EXTRA = 3, 1
 
@@ -115,11 +117,13 @@ def _long_numbers(extra: bytes, *numbers: int) -> list[int]:
     raise ArchiveFailed("the size of a member is missing")
 
 
-def bytes_begin(local: bytes) -> int:
-    """How far behind its own header the bytes of a member begin; raises ArchiveFailed."""
-    magic, *_, name_n, extra_n = _LOCAL.unpack(local[:LOCAL_BYTES].ljust(LOCAL_BYTES))
+def bytes_begin(local: bytes, crc: int | None = None) -> int:
+    """How far behind its own header the bytes of a member begin; raises ArchiveFailed, also if `crc` is another's."""
+    magic, _, flags, _, _, _, own_crc, _, _, name_n, extra_n = _LOCAL.unpack(local[:LOCAL_BYTES].ljust(LOCAL_BYTES))
     if magic != _LOCAL_MAGIC:
         raise ArchiveFailed("it has no header")
+    if crc not in (None, own_crc) and not flags & _CRC_FOLLOWS:
+        raise ArchiveFailed("its header is that of another member: give the archive a new time")
     return LOCAL_BYTES + int(name_n) + int(extra_n)
 
 

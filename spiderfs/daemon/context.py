@@ -327,7 +327,7 @@ def _with_archives(source: Source, options: Options, indices: Path) -> Source:
         directory = indices / str(depth)
         shown = ArchiveSource(source, options.archive_kinds, directory, options.sample_max_bytes, indexers)
         try:
-            shown.forget_failures()
+            shown.indices.forget_failures()
         except OSError as exc:
             raise MountError(f"{exc.filename} cannot be deleted ({exc.strerror}): delete it yourself") from exc
         source = shown

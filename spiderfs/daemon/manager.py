@@ -19,6 +19,7 @@ from functools import partial
 
 import trio
 
+from spiderfs.archives.source import forget_gone
 from spiderfs.core.events import Access
 from spiderfs.core.guided import HubLimits
 from spiderfs.core.rooms import VIEWS
@@ -267,10 +268,9 @@ class Manager:
         nursery.start_soon(self._write_log)
         nursery.start_soon(self._keep_house)
         nursery.start_soon(self._save_now_and_then)
-        nursery.start_soon(self._capacity.run)
-        nursery.start_soon(self._superseded.run)
-        nursery.start_soon(self._warmer.run)
-        nursery.start_soon(self._prefetcher.run)
+        nursery.start_soon(forget_gone, self._context.source)
+        for component in (self._capacity, self._superseded, self._warmer, self._prefetcher):
+            nursery.start_soon(component.run)
         if self._packer is not None:
             nursery.start_soon(self._packer.run)
         with trio.open_signal_receiver(signal.SIGTERM) as signals:

@@ -106,6 +106,9 @@ def test_warm_makes_indices_ahead(source: Path, tmp_path: Path) -> None:
         done = run_spiderfs("warm", mount.point, "set/test.zip", "set/train.tar/n01")
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("80 files fetched")
+    (source / "set" / "test.zip").unlink()
+    with mounted(source, tmp_path, archives="tar+zip") as mount:
+        assert eventually(lambda: len(list((mount.cache / "archives").rglob("*.index"))) == 2)
 
 
 @pytest.mark.not_immutable

@@ -21,6 +21,7 @@ from trainer_hook.loader.epoch_order import EpochOrder, Indices
 from trainer_hook.loader.repeating import is_repeating
 from trainer_hook.refurbishing.sampler import RefurbishSampler
 from trainer_hook.samplers.epoch import EpochSampler
+from trainer_hook.samplers.pool import PoolSampler
 
 log = logging.getLogger("trainer_hook")
 
@@ -149,7 +150,7 @@ _KINDS = (np.integer, np.ndarray, torch.Tensor)
 
 
 def refuse_repetition(loader: DataLoader[Any]) -> None:
-    """Raise ValueError if the loader's sampler is known to draw samples more than once, or with their generations.
+    """Raise ValueError if the loader's sampler is known to draw samples more than once, or in an order with a meaning.
 
     A loader that repeats its sampler is refused too: its next round begins before the loop has taken this one.
     """
@@ -162,6 +163,8 @@ def refuse_repetition(loader: DataLoader[Any]) -> None:
                 "share=True: the order of a refurbished loader says what is made anew, so its samples cannot be "
                 "exchanged: leave share out"
             )
+        if isinstance(sampler, PoolSampler):
+            raise ValueError("share=True: PoolSampler draws neighbours near each other: leave share out, or shuffle")
         if isinstance(sampler, EpochSampler) or getattr(sampler, "replacement", False):
             raise ValueError(
                 f"share=True: {type(sampler).__name__} draws samples more than once in an epoch, so they cannot be "

@@ -14,7 +14,7 @@ import pytest
 from archive_files import Link, Tree, add_to_tar, index_of, run, shown, tar_of, with_directories, written, zip_of
 
 from spiderfs.archives import index as index_module
-from spiderfs.archives.index import FILE, Index, write_failure
+from spiderfs.archives.index import FILE, Index, archive_of, write_failure
 from spiderfs.archives.pieces import PIECE_BYTES, Pieces, ReadAhead
 from spiderfs.errors import ArchiveFailed
 from spiderfs.sources.source import Version
@@ -269,9 +269,28 @@ def test_an_index_that_is_damaged_is_none(tmp_path: Path) -> None:
 
 
 def test_an_index_may_say_why_there_is_none(tmp_path: Path) -> None:
-    write_failure(Version(1, 2, 3), tmp_path / "failed", "because")
+    write_failure(b"caf\xe9.tar", Version(1, 2, 3), tmp_path / "failed", "because")
     failed = Index(tmp_path / "failed")
     assert (failed.version, failed.failure, failed.find(b"")) == (Version(1, 2, 3), "because", None)
+    assert archive_of(tmp_path / "failed") == b"caf\xe9.tar"
+
+
+def test_an_index_names_its_archive(tmp_path: Path) -> None:
+    index_of(tar_of(TREE), "tar", tmp_path)
+    assert archive_of(tmp_path / "index") == b"set.tar"
+    for none in (b"", b"spidera2" + bytes(200)):
+        (tmp_path / "other").write_bytes(none)
+        with pytest.raises(ValueError, match="is no index"):
+            archive_of(tmp_path / "other")
+
+
+def test_who_has_an_index_mapped_keeps_it_when_it_is_replaced(tmp_path: Path) -> None:
+    before = index_of(tar_of(TREE), "tar", tmp_path)
+    after = index_of(tar_of({b"other": b"x" * 9000}), "tar", tmp_path)
+    assert before.find(b"other") is None
+    assert before.find(b"n01/a.jpg") is not None
+    assert after.find(b"n01/a.jpg") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["index"], "what was written beside it was renamed"
 
 
 def test_pieces_read_small_members_in_a_row_and_hop_over_large_ones() -> None:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trio
 from archive_files import Link, patient_indexers, tar_of, zip_of
 
 from spiderfs.archives import indexer_process
 from spiderfs.archives.indexer_process import Indexers
-from spiderfs.archives.source import ArchiveSource
+from spiderfs.archives.source import ArchiveSource, forget_gone
 from spiderfs.errors import (
     ArchiveDamaged,
     ArchiveFailed,
@@ -130,7 +131,7 @@ def test_a_damaged_archive_fails_as_a_whole_with_one_line(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "s.tar cannot be shown as a directory: it " in caplog.text
     assert memory.calls["read"] == 1
-    source.forget_failures()
+    source.indices.forget_failures()
     with pytest.raises(ArchiveFailed):
         show(memory).stat(b"s.tar/n01")
     assert memory.calls["read"] == 2, "after the next mount it is looked at again"
@@ -218,6 +219,75 @@ def test_a_tar_that_was_replaced_and_has_the_same_size_and_time_gives_no_bytes_o
     for name in (b"s.tar/a", b"s.tar/b"):
         with pytest.raises(ArchiveFailed, match="other bytes than when its members were looked for"):
             read(again, name)
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_a_piece_of_a_large_member_is_not_that_of_another_one(
+    show: Show, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    made = {"tar": tar_of, "zip": zip_of}[kind]
+    path = f"s.{kind}/a".encode()
+    memory = MemorySource()
+    first, second = b"1" * 300_000, b"2" * 300_000
+    memory.add(b"s." + kind.encode(), made({b"a": first, b"b": second}), mtime_ns=10**18)
+    source = show(memory)
+    found = source.stat(path)
+    memory.calls.clear()
+    assert source.read(path, 200_000, 10, found.version) == b"1" * 10
+    assert memory.calls["read"] == 2, "its header was looked at first"
+    assert source.read(path, 250_000, 10, found.version) == b"1" * 10
+    assert memory.calls["read"] == 3, "and is believed for a while"
+    memory.add(b"s." + kind.encode(), made({b"b": second, b"a": first}), mtime_ns=10**18)
+    monkeypatch.setattr("spiderfs.archives.source._BELIEVED_S", 0.0)
+    for asked in (source, show(memory)):
+        with pytest.raises(ArchiveFailed, match=r"s\.(tar|zip)/a: "):
+            asked.read(path, 200_000, 10, found.version)
+
+
+def test_who_reads_a_large_member_from_its_beginning_looks_at_its_header_once(show: Show) -> None:
+    memory = MemorySource()
+    content = os.urandom(400_000)
+    memory.add(b"s.tar", tar_of({b"a": content}))
+    source = show(memory)
+    found = source.stat(b"s.tar/a")
+    memory.calls.clear()
+    pieces = [source.read(b"s.tar/a", at, 100_000, found.version) for at in range(0, 400_000, 100_000)]
+    assert b"".join(pieces) == content
+    assert memory.calls["read"] == 4
+
+
+def test_indices_of_archives_that_are_gone_are_deleted(show: Show, tmp_path: Path) -> None:
+    memory = MemorySource()
+    memory.add(b"set/gone.tar", tar_of(TREE))
+    memory.add(b"set/kept.tar", tar_of(TREE))
+    source = show(memory)
+    for name in (b"gone", b"kept"):
+        assert names(source, b"set/" + name + b".tar") == {b"n01", b"n02", b"link"}
+    directory = tmp_path / "archives" / "0"
+    (directory / "other.index").write_bytes(b"spidera2 of an earlier version")
+    assert len(list(directory.glob("*.index"))) == 3
+    memory.remove(b"set/gone.tar")
+    trio.run(forget_gone, source)
+    assert len(list(directory.glob("*.index"))) == 1
+    again = show(memory)
+    memory.calls.clear()
+    assert names(again, b"set/kept.tar") == {b"n01", b"n02", b"link"}
+    assert memory.calls["read"] == 0
+
+
+class Away(MemorySource):
+    """A source that does not answer questions about names."""
+
+    def stat(self, path: bytes) -> SourceStat:
+        raise SourceUnavailable("away")
+
+
+def test_no_index_is_deleted_while_the_source_is_away(show: Show, tmp_path: Path) -> None:
+    memory = MemorySource()
+    memory.add(b"s.tar", tar_of(TREE))
+    show(memory).stat(b"s.tar/n01")
+    trio.run(forget_gone, show(Away()))
+    assert len(list((tmp_path / "archives" / "0").glob("*.index"))) == 1
 
 
 def test_archives_in_archives_are_shown_by_a_second_source(show: Show) -> None:

@@ -206,3 +206,15 @@ def test_every_training_through_mounts_can_be_plotted(in_process: ModuleType) ->
     assert set(report.COLOURS) == set(train.CONFIGURATIONS)
     samplers = {*training.ECHOES, *training.BY_SCORES}
     assert {choice.sampler for choice in train.CONFIGURATIONS.values()} - {None} <= samplers
+
+
+def test_a_shuffle_buffer_mixes_only_what_lies_in_the_same_shards(in_process: ModuleType) -> None:
+    training = importlib.import_module("benchmarks.training.training")
+    epochs = {name: list(training.sampler_named(name, 1000, 1)) for name in training.BUFFERS}
+    assert [sorted(epoch) for epoch in epochs.values()] == [[*range(1000)]] * 2
+    by_class = np.array(epochs["buffer of sorted shards"])
+    # Of 10 samples in a row most are of a shard or two of 10, and so are most of the 10 in the buffer.
+    shards = [len({*part}) for part in (by_class // 10).reshape(-1, 10)]
+    assert np.mean(shards) < 4
+    at_random = np.array(epochs["buffer of mixed shards"])
+    assert np.mean([len({*part}) for part in (at_random // 10).reshape(-1, 10)]) > 9

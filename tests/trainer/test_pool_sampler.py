@@ -1,0 +1,116 @@
+"""A pool that blocks of neighbours fill: each sample comes once, neighbours near each other, and a state resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hook_daemon import HookDaemon, until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_training import SIZE, loader
+
+from spiderfs.testing import RecordingSink
+from trainer_hook import PoolSampler, plan
+from trainer_hook.samplers.pool import through_pool
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
+    with HookDaemon(tmp_path, RecordingSink()) as daemon:
+        yield daemon
+
+
+def apart(order: list[int]) -> float:
+    """How far two neighbours of the list are drawn from each other on average, as a share of the epoch."""
+    return float(np.abs(np.diff(np.argsort(order))).mean()) / len(order)
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.floats(0.001, 1), st.integers(0, 9))
+def test_an_epoch_is_a_permutation(samples: int, block: int, pool: float, seed: int) -> None:
+    sampler = PoolSampler(samples, block=block, pool=pool, seed=seed)
+    for _ in range(2):
+        assert sorted(sampler) == [*range(samples)]
+    assert len(sampler) == samples
+    assert sampler.weights([0]).tolist() == [1]
+
+
+@given(st.integers(1, 40), st.integers(1, 30), st.integers(0, 200), st.integers(0, 9))
+def test_a_block_enters_only_when_the_pool_has_room_for_it(count: int, size: int, more: int, seed: int) -> None:
+    blocks = np.arange(count * size, dtype=np.uint32).reshape(count, size)
+    room = size + more
+    order = through_pool(blocks, room, np.random.default_rng(seed))
+    entered = (order // size + 1) * size
+    assert (np.arange(len(order)) >= entered.astype(np.int64) - room).all()
+
+
+def test_neighbours_come_sooner_after_each_other_than_in_a_shuffle() -> None:
+    distance = [apart(list(PoolSampler(10_000, block=16, pool=pool))) for pool in (0.05, 0.2, 1.0)]
+    assert distance[0] < 0.07
+    assert 0.15 < distance[1] < 0.2
+    assert 0.32 < distance[2] < 0.35
+    assert 0.32 < apart(list(PoolSampler(10_000, block=1, pool=0.2))) < 0.35, "blocks of one sample are a shuffle"
+
+
+def test_every_epoch_is_another_one_and_a_seed_repeats_them() -> None:
+    one, again, other = (PoolSampler(50, block=4, seed=seed) for seed in (1, 1, 2))
+    epochs = [list(one) for _ in range(6)]
+    assert [list(again) for _ in range(6)] == epochs
+    assert len({tuple(epoch) for epoch in epochs}) == 6
+    assert list(other) != epochs[0]
+    one.set_epoch(1)
+    assert list(one) == epochs[1]
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 60), st.integers(0, 59), st.integers(0, 2))
+def test_resumes_where_it_was(samples: int, taken: int, epochs: int) -> None:
+    whole, stopped, resumed = (PoolSampler(samples, block=5, seed=3) for _ in range(3))
+    for _ in range(epochs):
+        assert list(whole) == list(stopped)
+    expected = list(whole)
+    drawing = iter(stopped)
+    taken = min(taken, samples)
+    begun = [next(drawing) for _ in range(taken)]
+    resumed.load_state_dict(stopped.state_dict())
+    if taken < samples:
+        assert begun + list(resumed) == expected
+    assert list(resumed) == list(whole)
+
+
+@pytest.mark.parametrize("wrong", [{"block": 0}, {"pool": 0}, {"pool": 1.5}, {"samples": 0}])
+def test_refuses_impossible_options(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"at least 1|at least one|share"):
+        PoolSampler(**{"samples": 4, **wrong})
+
+
+def test_ranks_share_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = list(PoolSampler(11, block=3, seed=2))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    drawn = []
+    for rank in range(2):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        drawn.append(list(PoolSampler(11, block=3, seed=2)))
+    assert np.stack(drawn, axis=1).ravel().tolist() == [*alone, alone[0]]
+
+
+def test_the_next_epoch_is_published_as_this_one_begins(daemon: HookDaemon) -> None:
+    sampler, expected = (PoolSampler(SIZE, block=4, seed=5) for _ in range(2))
+    data = loader(sampler=sampler, shuffle=False)
+    with plan(daemon.mount, data):
+        for epoch in range(2):
+            for _ in data:
+                pass
+            known = {*range(epoch + 2)}
+            until(lambda known=known: {each.epoch for _, each in daemon.sink.plans} == known)  # type: ignore[misc]
+    published = {each.epoch: each.order.tolist() for _, each in daemon.sink.plans}
+    assert [published[epoch] for epoch in range(3)] == [list(expected) for _ in range(3)]
+
+
+def test_its_samples_are_not_exchanged(daemon: HookDaemon) -> None:
+    with pytest.raises(ValueError, match="share=True: PoolSampler draws neighbours near each other"):
+        plan(daemon.mount, loader(sampler=PoolSampler(SIZE), shuffle=False), share=True)

@@ -22,6 +22,7 @@
     │   └── StoreDamaged (EIO)         a record is not what was written; its file must be fetched again
     ├── HookError (EIO)                a trainer sent something that cannot be used; no reader gets one
     │   └── ProtocolError (EPROTO)     a message of the hook protocol is malformed
+    ├── StreamLost (EIO)               the server by which several nodes share scores fails; no reader gets one
     └── FileSystemError (EIO)          the mount itself answers with an error
         ├── NotFound (ENOENT)
         ├── NameTooLong (ENAMETOOLONG)
@@ -154,6 +155,10 @@ class ProtocolError(HookError):
         super().__init__(text)
         self.code = code
         self.fatal = fatal
+
+
+class StreamLost(SpiderfsError):
+    """The server has not done what it was asked; the message says why, in a few words."""
 
 
 class FileSystemError(SpiderfsError):

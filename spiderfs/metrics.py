@@ -283,6 +283,26 @@ COUNTERS = (
         "A few are harmless; a steady rate says that one client floods the daemon.",
     ),
     Definition(
+        "cluster_rows_sent",
+        "Samples of trainers' batches that were sent to the other nodes of a training, to be scored there",
+        "Grows on mounts without rank 0, by as much as their ranks train.",
+    ),
+    Definition(
+        "cluster_rows_heard",
+        "Samples of other nodes' batches that came here to be scored",
+        "Grows on the mount with rank 0. Much less than all others have sent: the manager is too slow.",
+    ),
+    Definition(
+        "cluster_rows_lost",
+        "Samples of trainers' batches that the server of `cluster` did not take",
+        "Rising: the server is down or its memory full, and scores grow old; the log says why.",
+    ),
+    Definition(
+        "cluster_scores_heard",
+        "Scores that another node's manager has made, and this one has taken",
+        "Stands still on a mount without rank 0 while a training runs: rank 0's mount, or the server, fails.",
+    ),
+    Definition(
         "internal_errors",
         "Exceptions in request handlers that nobody expected; each is logged",
         "Always 0; anything else is a bug, please report it with the log.",
@@ -336,7 +356,7 @@ TROUBLES = frozenset(
     {
         "checksum_failures", "store_failures", "events_dropped", "hook_malformed", "hook_refused", "internal_errors",
         "worker_restarts", "manager_restarts", "deadly_requests", "store_rebuilds", "source_timeouts", "source_errors",
-        "view_makers_lost",
+        "view_makers_lost", "cluster_rows_lost",
     }
 )  # fmt: skip
 
@@ -390,6 +410,11 @@ GAUGES = (
     ),
     Definition(
         "source_reachable", "1 while the source answers, else 0", "Alert on 0. Cached files are served all the same."
+    ),
+    Definition(
+        "cluster_up",
+        "0 while the server of `cluster` fails, else 1",
+        "Alert on 0: what the nodes of a training learn is not shared.",
     ),
     Definition("workers", "Worker processes", "As configured."),
     Definition("uptime_seconds", "Seconds since the mount", "A fall is a new mount: counters begin at 0."),

@@ -63,6 +63,7 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
     "scorer": ("spiderfs/scorer",),
     "serve": _SERVING,
     "serve-immutable": _SERVING,
+    "shared_scores": ("spiderfs/cluster", "spiderfs/scorer", "spiderfs/daemon/training/courses"),
     "soak": ("spiderfs", "trainer_hook"),
     "stall": _PLANNING,
     "stall-immutable": _PLANNING,

@@ -56,6 +56,13 @@ class Number(click.FloatRange):
     "--plans", is_flag=True, help="Follow the recorded plans of trainings, and count what jobs that exchange are owed."
 )
 @click.option(
+    "--nodes",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="Deal the accesses to so many nodes in turn, each with this capacity, whose caches act as one (`peers`).",
+)
+@click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to this file too."
 )
 def simulate(
@@ -67,6 +74,7 @@ def simulate(
     neighbours: int | None,
     epoch_length: int | None,
     plans: bool,
+    nodes: int,
     json_path: Path | None,
 ) -> None:
     """Replay TRACE through the cache engine and compare policies.
@@ -94,6 +102,7 @@ def simulate(
             ratio,
             chosen_settings(radii, neighbours),
             plans,
+            nodes,
         )
     show(report, console)
     if json_path is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,12 @@ class Homes:
         # The time of the first event of a process with this rate: of all members, each is first in proportion to it.
         times = np.stack([-np.log(_drawn(name, groups)) / weights[name] for name in self.members])
         self._home: list[int] = times.argmin(axis=0).tolist()
+
+    def seen_from(self, own: int) -> Homes:
+        """The same homes, as the member at this place sees them."""
+        seen = copy(self)
+        seen.own = own
+        return seen
 
     def home(self, key: int) -> int:
         """The place of a sample's home in `members`."""

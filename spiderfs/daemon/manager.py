@@ -6,6 +6,8 @@ without it, events wait in the pipe, and the next manager learns everything from
 
 `Manager.__init__` makes the components, each after those that it needs; `Manager.run` starts their tasks. No component
 knows the manager: it gets its collaborators when it is made, and tells its state by a `status()` that does not change.
+
+The module is long because all components are made and started here.
 """
 
 from __future__ import annotations
@@ -229,6 +231,7 @@ class Manager:
             partition=self._context.partition,
             peers=self._context.peer_statuses(),
             next_partition=self._next_partition.found(self._options.current),
+            link=self._training.link_status(),
         )
 
     def _cached_forms(self) -> Mapping[str, int]:
@@ -271,6 +274,7 @@ class Manager:
         nursery.start_soon(forget_gone, self._context.source)
         for component in (self._capacity, self._superseded, self._warmer, self._prefetcher):
             nursery.start_soon(component.run)
+        nursery.start_soon(self._training.share_with_other_nodes)
         if self._packer is not None:
             nursery.start_soon(self._packer.run)
         with trio.open_signal_receiver(signal.SIGTERM) as signals:

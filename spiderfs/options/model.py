@@ -53,6 +53,7 @@ from spiderfs.options.types import (
     SizeBytes,
     SourceName,
     StandIns,
+    StreamServer,
     Switch,
     Views,
     Word,
@@ -365,6 +366,12 @@ class Options(BaseModel):
         default=0.2,
         gt=0,
         le=60,
+    )
+    cluster: StreamServer = option(
+        "Redis or Valkey server by which the mounts of one training on several nodes share what they learn: rediss://"
+        " with TLS; the password is taken from REDISCLI_AUTH",
+        "redis://user@n1:6379",
+        default="",
     )
 
     source_endpoint: Endpoint = option(

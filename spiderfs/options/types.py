@@ -94,6 +94,19 @@ def _peers(value: object) -> dict[str, float]:
     return found
 
 
+def _stream_server(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        known = parts.scheme in ("redis", "rediss") and parts.hostname and parts.port != 0
+    except ValueError:  # the port is no number, or too large
+        raise ValueError("this is not the address of a server: write it like redis://n1:6379") from None
+    if parts.password is not None:
+        raise ValueError("an address is shown to all who read the mount: leave the password out, set REDISCLI_AUTH")
+    if value and (not known or parts.path.strip("/") or parts.query or parts.fragment):
+        raise ValueError("this is not the address of a server: write it like redis://n1:6379, or rediss:// with TLS")
+    return value.rstrip("/")
+
+
 def _written_peers(value: dict[str, float]) -> str:
     parts = (url if weight == 1 else f"{url}*{_decimal(weight)}" for url, weight in value.items())
     return "+".join(parts) or "none"
@@ -160,6 +173,7 @@ BytesPerSecond = Annotated[
 Word = Annotated[str, BeforeValidator(lambda value: "" if value == "none" else value), _written_or_none]
 Archives = Annotated[str, AfterValidator(_archives), _written_or_none]
 Endpoint = Annotated[Word, AfterValidator(_endpoint)]
+StreamServer = Annotated[Word, AfterValidator(_stream_server)]
 # Addresses of nodes, and the weight of each.
 Peers = Annotated[dict[str, float], PlainValidator(_peers), PlainSerializer(_written_peers)]
 Forms = Annotated[str, BeforeValidator(_forms)]

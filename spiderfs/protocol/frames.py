@@ -61,15 +61,16 @@ def encode(message: Message, limits: Limits = DEFAULT_LIMITS, version: int = VER
         raise ProtocolError(f"{message.TYPE}: {exc}") from exc
     body = b"".join(pieces)
     demand(PREFIX_BYTES + len(packed) + len(body) <= limits.frame_bytes, "the message is too large", "too-large")
-    _message(packed, body, limits)
+    _message(packed, body, limits, {message.TYPE: type(message)})
     return _PREFIX.pack(_MAGIC, version, 0, len(packed), len(body)) + packed + body
 
 
 class Decoder:
     """Turns bytes into messages, however the bytes were cut into pieces."""
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, kinds: Mapping[str, type[Message]] = MESSAGES) -> None:
         self._limits = limits
+        self._kinds = kinds
         self._buffer = bytearray()
         self._lost = False
         self.version = VERSION
@@ -100,7 +101,7 @@ class Decoder:
             try:
                 with memoryview(self._buffer) as view:
                     frame = bytes(view[at + PREFIX_BYTES : body]), bytes(view[body:end])
-                received.append(_message(*frame, self._limits))
+                received.append(_message(*frame, self._limits, self._kinds))
             except ProtocolError as exc:
                 received.append(exc)
             at = end
@@ -126,13 +127,13 @@ class Decoder:
         return header_bytes, body_bytes
 
 
-def _message(packed: bytes, body: bytes, limits: Limits) -> Message:
+def _message(packed: bytes, body: bytes, limits: Limits, kinds: Mapping[str, type[Message]]) -> Message:
     try:
         header = msgpack.unpackb(packed, strict_map_key=True)
     except (ValueError, TypeError, OverflowError) as exc:
         raise ProtocolError("the header is not msgpack") from exc
     demand(isinstance(header, dict) and isinstance(header.get("type"), str), 'the header is no map with a "type"')
-    kind = MESSAGES.get(header["type"])
+    kind = kinds.get(header["type"])
     if kind is None:
         raise ProtocolError(f"no message {_shown(header['type'])}", "unknown")
     known = {"type", *kind.SCALARS} | ({"arrays"} if kind.ARRAYS else set())

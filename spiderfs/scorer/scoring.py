@@ -109,6 +109,10 @@ class Scoring(ABC):
         nothing if there are none. Raises ValueError for arrays that cannot be a batch.
         """
 
+    def adopt(self, scored: BatchScores) -> None:
+        """Take over scores that a scoring of the same list has made on another node."""
+        self._take(scored.ids, scored.scores)
+
     @abstractmethod
     def described(self) -> list[tuple[str, str]]:
         """Names and values that describe the state of the scoring to people, in order."""

@@ -139,6 +139,11 @@ def replay(
         else:
             engine.opened(given, members[given].size if redirected else size)
     teacher.give(len(accesses))
+    return counted(accesses, epoch_length, hit_list, redirect_list)
+
+
+def counted(accesses: Accesses, epoch_length: int, hit_list: list[bool], redirect_list: list[bool]) -> Replay:
+    """The counts by epochs, of whether each access was a hit, and whether it was redirected."""
     hits = np.array(hit_list)
     sizes = np.asarray(accesses.sizes, np.int64)
     starts = np.arange(0, len(accesses), epoch_length)

@@ -160,7 +160,12 @@ class _Peer:
         self._idle: list[http.client.HTTPConnection] = []
         self._failed, self._rests_until = 0, 0.0
 
-    def look_up(self) -> bool:
+    def keep_looked_up(self) -> None:
+        """Find the node's addresses again and again; does not return."""
+        while True:
+            time.sleep(_ADDRESS_S if self._look_up() else _ADDRESS_AGAIN_S)
+
+    def _look_up(self) -> bool:
         """Find the node's addresses; whether they are known now."""
         try:
             found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
@@ -333,12 +338,10 @@ class PeerSource:
         with self._beginning:
             if not self._begun:
                 self._begun = True
-                threading.Thread(target=self._look_up_addresses, daemon=True).start()
-
-    def _look_up_addresses(self) -> None:
-        while True:
-            known = [peer.look_up() for member, peer in enumerate(self._peers) if member != self._homes.own]
-            time.sleep(_ADDRESS_S if all(known) else _ADDRESS_AGAIN_S)
+                # A name server that does not answer keeps a thread for half a minute, and no other peer waiting.
+                for member, peer in enumerate(self._peers):
+                    if member != self._homes.own:
+                        threading.Thread(target=peer.keep_looked_up, daemon=True).start()
 
 
 def _is_young(version: Version) -> bool:

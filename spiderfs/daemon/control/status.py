@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from spiderfs.cluster.link import LinkStatus
 from spiderfs.daemon.caching.cache_control import CacheStatus
 from spiderfs.daemon.caching.capacity import SurveyStatus
 from spiderfs.daemon.caching.prefetcher import PrefetcherStatus
@@ -38,6 +39,8 @@ class MountStatus:
     """What was had from each other node, by its URL."""
     next_partition: Partition | None
     """That of a mount with these options and the profile as it is now; None if it would need another profile."""
+    link: LinkStatus | None = None
+    """That to the other nodes of trainings, by the option `cluster`."""
 
     def gauges(self) -> dict[str, float]:
         """The metrics of `metrics.GAUGES`."""
@@ -49,6 +52,7 @@ class MountStatus:
             "known_files": self.known_files,
             **of_all_opens(self.counters),
             "source_reachable": float(self.source_reachable),
+            "cluster_up": float(self.link is None or self.link.up),
             "workers": self.options.workers,
             "uptime_seconds": self.uptime_s,
         }

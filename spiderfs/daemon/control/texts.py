@@ -83,6 +83,7 @@ def stats(status: MountStatus) -> bytes:
             + (", unseen ones counted" if options.immutable else ""),
         ),
         *_peer_rows(status),
+        *_cluster_rows(status),
         ("waited for it", f"{counters['stall_microseconds'] / 1e6:.1f} s in all readers together"),
         ("troubles", _troubles(counters)),
     ]
@@ -117,6 +118,19 @@ def _peer_rows(status: MountStatus) -> list[tuple[str, str]]:
             )
             for url, peer in status.peers.items()
         ),
+    ]
+
+
+def _cluster_rows(status: MountStatus) -> list[tuple[str, str]]:
+    if status.link is None:
+        return []
+    sent, heard, lost, scores = (
+        f"{status.counters[f'cluster_{name}']:,}" for name in ("rows_sent", "rows_heard", "rows_lost", "scores_heard")
+    )
+    state = "up" if status.link.up else "fails: this mount goes on with the scores that it has"
+    return [
+        ("cluster", f"{escaped(status.link.url)} {state}"),
+        ("  batches", f"{sent} samples sent, {heard} heard, {lost} lost; {scores} scores taken"),
     ]
 
 

@@ -3,6 +3,7 @@
     hook_server -> hook_connection -> service -> trainers             who is attached, with which lists
                                                  declared_lists       lists come into memory and leave it
                                                  scoring              batches become scores and hubs
+                                                 several_nodes        which mount scores a training's batches
                                                  plans                the draws of epochs
                                                  pinboard             the samples that trainers hold
                                                  redirect_publisher   what workers are told of stand-ins
@@ -26,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from spiderfs.cluster.link import LinkStatus
 from spiderfs.core.events import FROM_THE_SOURCE, HIT, OPENED, UNSEEN, WARMED, Access
 from spiderfs.core.hints import Disconnected, Dispatched, Planned, Progressed
 from spiderfs.core.learning.elastic import ElasticOptions
@@ -37,6 +39,7 @@ from spiderfs.daemon.training.courses.job_accounts import JobAccounts, JobStatus
 from spiderfs.daemon.training.courses.pinboard import Pinboard
 from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.courses.scoring import BatchScoring
+from spiderfs.daemon.training.courses.several_nodes import SeveralNodes
 from spiderfs.daemon.training.courses.trainers import Trainers
 from spiderfs.daemon.training.plans import Plans
 from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
@@ -76,8 +79,9 @@ class Training:
             cache.engine, cache.size_of, _teaching_options(options), noted_in(recording, self.courses.number_of)
         )
         self.trainers = Trainers(publish_trainers, lambda: self.teaching.has_stand_ins)
+        self._nodes = SeveralNodes(options.cluster, self.courses, self.trainers, supply.counters)
         self.scoring = BatchScoring(
-            cache, self.teaching, self.courses, supply.counters, scores_directory, options, recording
+            cache, self.teaching, self.courses, supply.counters, scores_directory, options, recording, self._nodes
         )
         self.redirects = RedirectPublisher(self.teaching, supply.records, self.courses)
         self.declared_lists = DeclaredLists(
@@ -211,6 +215,14 @@ class Training:
         await self.redirects.publish_all()
         self.trainers.publish()
 
+    async def share_with_other_nodes(self) -> None:
+        """Share what is learned with the mounts of other nodes, by the option `cluster`."""
+        await self._nodes.run(self.scoring, self.redirects.publish)
+
+    def link_status(self) -> LinkStatus | None:
+        """The state of the link to other nodes, if there is one."""
+        return self._nodes.link_status()
+
     def end(self) -> None:
         """The mount is about to end, and so are connections: what trainers have pinned is to be saved all the same."""
         self.pinboard.forget()
@@ -227,6 +239,7 @@ class Training:
 
     async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
         declared = await self.declared_lists.declare(trainer, samples)
+        self._nodes.look_again()
         number, course = self.trainers.number_of(trainer), self.trainers.course_of(trainer, samples.name)
         await self.redirects.publish_all()
         await self._until_names_are_asked()
@@ -304,6 +317,7 @@ class Training:
         if self._note_news is not None:
             self._note_news(Disconnected(number))
         self.trainers.detach(trainer)
+        self._nodes.look_again()
         await self.pinboard.trainer_left(trainer)
 
 

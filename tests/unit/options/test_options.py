@@ -329,6 +329,34 @@ def test_nodes_are_named_in_an_option_or_in_a_file(paths: Paths, tmp_path: Path)
     assert paths.load("peers=none") == paths.load()
 
 
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("n1:6379", "write it like redis://n1:6379"),
+        ("http://n1:6379", "write it like redis://n1:6379"),
+        ("redis://", "write it like redis://n1:6379"),
+        ("redis://n1:99999", "write it like redis://n1:6379"),
+        ("redis://n1:6379/2", "write it like redis://n1:6379"),
+        ("redis://n1?db=2", "write it like redis://n1:6379"),
+        ("redis://user:word@n1:6379", "leave the password out, set REDISCLI_AUTH"),
+        ("redis://:word@n1:6379", "leave the password out, set REDISCLI_AUTH"),
+    ],
+)
+def test_a_wrong_server_for_several_nodes_is_explained(paths: Paths, address: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        paths.load(f"cluster={address}")
+    assert "\n" not in str(refused.value)
+    assert "word@" not in str(refused.value)
+
+
+@pytest.mark.parametrize("address", ["redis://n1", "redis://n1:6379", "rediss://user@n1:6380", "redis://[::1]:6379"])
+def test_a_server_for_several_nodes(paths: Paths, address: str) -> None:
+    options = paths.load(f"cluster={address}/")
+    assert options.cluster == address
+    assert {row.name: row.value for row in options.as_table()}["cluster"] == address
+    assert paths.load("cluster=none") == paths.load()
+
+
 @pytest.mark.parametrize("source", ["memory:/bucket/train", "memory:bucket/"])
 def test_a_url_with_too_few_slashes_is_a_mistake(paths: Paths, bucket: type[_Bucket], source: str) -> None:
     with pytest.raises(ConfigError, match="neither a URL nor a path: write memory://bucket"):

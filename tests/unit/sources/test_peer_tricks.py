@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 import pytest
 from test_peer_source import CONTENT, HERE, TIMEOUT_S, Peer, Setup, reply
@@ -13,7 +16,7 @@ from spiderfs.core.homes import Homes
 from spiderfs.errors import ConfigError
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.peers import PeerCounts, PeerSource, own_url
-from spiderfs.sources.source import FromPeer
+from spiderfs.sources.source import FromPeer, version_hash
 from spiderfs.testing import MemorySource
 
 
@@ -144,3 +147,25 @@ def test_a_path_of_a_server_in_any_letters(setup: Setup) -> None:
     elsewhere = Setup(setup.peer, prefix="/daten ä")
     setup.peer.files["daten ä/".encode() + elsewhere.named(elsewhere.path)] = CONTENT
     assert type(elsewhere.read()) is FromPeer
+
+
+def test_a_name_that_is_not_answered_for_keeps_no_other_peer_waiting(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, over = socket.getaddrinfo, threading.Event()
+
+    def asked(host: str, *args: Any, **kwargs: Any) -> Any:
+        if host == "hangs.invalid":
+            over.wait(30)
+        return ask(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", asked)
+    url = setup.peer.url.replace("127.0.0.1", "localhost")
+    # The names are looked up in this order.
+    homes = Homes({HERE: 1.0, "http://hangs.invalid": 1.0, url: 1.0}, HERE)
+    reader = PeerSource(setup.source, homes, TIMEOUT_S, PeerCounts(1, 3).row(0), SharedSlots(64))
+    versions = ((path, setup.source.stat(path).version) for path in setup.paths)
+    path, version = next(one for one in versions if homes.members[homes.home(version_hash(*one))] == url)
+    setup.peer.files[setup.named(path)] = CONTENT
+    assert isinstance(reader.read(path, 0, len(CONTENT), version), FromPeer)
+    over.set()

@@ -6,7 +6,7 @@ The way of a batch:
    (`core/learning/served_samples.py`). Otherwise the embedding of a stand-in would be filed under the sample that it
    stood in for.
 2. Choose the rows that there is time for.
-3. Score these rows in a thread.
+3. Score these rows in a thread, or send them to the mount that does it for all (`several_nodes.py`).
 4. Teach the cache the scores and the hub (`core/learning/teaching.py`).
 
 One thread at a time uses the scorings of all courses. So each other use of a scoring (to describe it, to save it, to
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from spiderfs.cluster.messages import SharedHub, SharedScores
 from spiderfs.core.events import Access
 from spiderfs.core.hints import Hub
 from spiderfs.core.learning.served_samples import ServedSamples
@@ -31,6 +32,7 @@ from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses.courses import Course, Courses, delete_older_scores
+from spiderfs.daemon.training.courses.several_nodes import SeveralNodes
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
@@ -69,6 +71,7 @@ class BatchScoring:
         scores_directory: Path,
         options: Options,
         recording: Recording | None,
+        nodes: SeveralNodes,
     ) -> None:
         self._cache = cache
         self._teaching = teaching
@@ -77,13 +80,19 @@ class BatchScoring:
         self._scores_directory = scores_directory
         self._options = ScorerOptions(options.neighbours, options.radius)
         self._recording = recording
+        self._nodes = nodes
         self._records_embeddings = options.trace_embeddings
         self._served_samples = ServedSamples()
         self._one_at_a_time = trio.CapacityLimiter(1)
 
+    @property
+    def scoring(self) -> str:
+        """The name of the scoring that the present policy goes by."""
+        return self._cache.engine.policy.scoring
+
     def of(self, course: Course) -> Scoring | None:
         """The scoring of a course that the present policy goes by; None until it has something to learn from."""
-        return course.scorings.get(self._cache.engine.policy.scoring)
+        return course.scorings.get(self.scoring)
 
     # -- what trainers read
 
@@ -104,16 +113,17 @@ class BatchScoring:
 
         Where a score is a place within a batch, each batch is scored by itself, all its rows.
         """
-        apart = SCORINGS[self._cache.engine.policy.scoring].ranks_within_batches
+        apart = SCORINGS[self.scoring].ranks_within_batches
         groups: Sequence[Sequence[Batch]] = [[batch] for batch in batches] if apart else [batches]
         for group in groups:
             await self._learn(trainer, course, group)
 
     async def _learn(self, trainer: int, course: Course, batches: Sequence[Batch]) -> None:
-        rows = self._rows(trainer, course, batches)
+        rows, name = self._rows(trainer, course, batches), self.scoring
         if rows is None:
             return
-        name = self._cache.engine.policy.scoring
+        if self._nodes.follows(course) and self._nodes.send(course, name, _batches_of(rows)):
+            return
         scored = await self._score(name, course, rows)
         if self._recording is not None and self._records_embeddings:
             for place, number in enumerate(np.unique(rows.batches)):
@@ -122,7 +132,8 @@ class BatchScoring:
                 inodes = course.list.inodes[rows.indices[its]]
                 goes_on = place > 0
                 self._recording.batch(steady_clock.now(), course.number, inodes, rows.embeddings[its], losses, goes_on)
-        await self._teach(name, course, rows, scored)
+        hubs = await self._teach(name, course, rows, scored)
+        self._nodes.tell(course, name, SharedScores(rows.embeddings.shape[1], scored.ids, scored.scores), hubs)
 
     def _rows(self, trainer: int, course: Course, batches: Sequence[Batch]) -> _Rows | None:
         """Match the rows of these batches with the samples that were served; returns the rows to score.
@@ -175,13 +186,14 @@ class BatchScoring:
         course.scoring_s += took_s
         return scored
 
-    async def _teach(self, name: str, course: Course, rows: _Rows, scored: BatchScores) -> None:
+    async def _teach(self, name: str, course: Course, rows: _Rows, scored: BatchScores) -> list[SharedHub]:
         """Teach the cache the scores that the scoring `name` has made of these rows, and a hub of each batch.
 
-        A batch's hub is the best of its samples that is not a hub yet.
+        A batch's hub is the best of its samples that is not a hub yet; returns these.
         """
+        hubs: list[SharedHub] = []
         if not await self._tell(name, course, scored.ids, lambda some: scored.scores[some]):
-            return
+            return hubs
         course_id, inodes = course.course_id, course.list.inodes
         batch_of = dict(zip(rows.indices.tolist(), rows.batches.tolist(), strict=True))
         without_hub = set(batch_of.values())
@@ -189,12 +201,33 @@ class BatchScoring:
             inode, batch = int(inodes[found.id]), batch_of[found.id]
             if batch not in without_hub or not inode or self._teaching.is_hub(course_id, inode):
                 continue
-            there = inodes[found.neighbours] != 0
-            neighbours, distances = inodes[found.neighbours][there], found.distances[there]
-            self._cache.apply(self._teaching.hub_found(Hub(inode, course_id, neighbours.tolist(), distances.tolist())))
+            hubs.append(SharedHub(found.id, found.neighbours, found.distances))
+            self._teach_hub(course, hubs[-1])
             without_hub.remove(batch)
             if not without_hub:
                 break
+        return hubs
+
+    def _teach_hub(self, course: Course, found: SharedHub) -> None:
+        inodes, labels = course.list.inodes, course.list.labels
+        # Another node may have sent it.
+        good = (inodes[found.neighbours] != 0) & (labels[found.neighbours] == labels[found.id])
+        neighbours, distances = inodes[found.neighbours][good], found.distances[good]
+        hub = Hub(int(inodes[found.id]), course.course_id, neighbours.tolist(), distances.tolist())
+        self._cache.apply(self._teaching.hub_found(hub))
+
+    async def adopt(self, course: Course, scores: SharedScores, hubs: Iterable[SharedHub]) -> None:
+        """Take over scores and hubs that another node has made."""
+        name, ids = self.scoring, scores.ids.astype(np.int64)
+
+        def take_over() -> None:
+            course.scoring_for(name, scores.dimension, self._options).adopt(BatchScores(ids, scores.scores))
+
+        await trio.to_thread.run_sync(take_over, limiter=self._one_at_a_time)
+        if await self._tell(name, course, ids, lambda some: scores.scores[some]):
+            for hub in hubs:
+                if course.list.inodes[hub.id]:
+                    self._teach_hub(course, hub)
 
     async def _tell(
         self, name: str, course: Course, ids: npt.NDArray[np.int64], scores: Callable[[slice], npt.NDArray[np.float32]]
@@ -208,7 +241,7 @@ class BatchScoring:
         for first in range(0, len(ids), _TOLD_AT_ONCE):
             if first:
                 await trio.lowlevel.checkpoint()
-            if self._cache.engine.policy.scoring != name or self._courses.get(course.course_id) is not course:
+            if self.scoring != name or self._courses.get(course.course_id) is not course:
                 return False
             some = slice(first, first + _TOLD_AT_ONCE)
             keys = course.list.inodes[ids[some]]
@@ -231,7 +264,7 @@ class BatchScoring:
 
     async def introduce(self, course: Course) -> None:
         """Teach the cache a course that is in memory, and the scores that its job has saved, if there are any."""
-        name = self._cache.engine.policy.scoring
+        name = self.scoring
         await trio.to_thread.run_sync(course.remember, name, self._options, limiter=self._one_at_a_time)
         # It may have left memory meanwhile. What is begun then nobody would end.
         if self._courses.get(course.course_id) is not course:
@@ -285,3 +318,13 @@ class BatchScoring:
     async def take_over(self, course: Course, directory: Path) -> None:
         """Let a course begin with what another has saved in `directory`, if there is anything; raises OSError."""
         await trio.to_thread.run_sync(course.take_over, directory, limiter=self._one_at_a_time)
+
+
+def _batches_of(rows: _Rows) -> list[Batch]:
+    """The rows as batches again, whose indices name the samples that were served."""
+    found = []
+    for number in np.unique(rows.batches):
+        its = rows.batches == number
+        losses = None if rows.losses is None else rows.losses[its]
+        found.append(Batch("", 0, 0, rows.indices[its], rows.embeddings[its], losses))
+    return found

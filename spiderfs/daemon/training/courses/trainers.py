@@ -78,6 +78,14 @@ class Trainers:
         """Whether some trainer of this job is attached."""
         return any(trainer.job_id == job_id for trainer in self._numbers)
 
+    def scores_for_all(self, job_id: str) -> bool | None:
+        """Whether this mount has rank 0 of a job, and others have ranks of it too; None if all its ranks are here."""
+        hellos = [trainer.hello for trainer in self._numbers if trainer.job_id == job_id]
+        ranks = {hello.rank for hello in hellos}
+        if len(ranks) >= max((hello.world_size for hello in hellos), default=0):
+            return None
+        return 0 in ranks
+
     def ends_epoch(self, trainer: Trainer, epoch: int) -> bool:
         """Whether a trainer's end of an epoch is that of its job here: that of the lowest rank that this mount has.
 

@@ -54,21 +54,28 @@ SAMPLES, SIZE = 40, 100
 
 class Harness:
     def __init__(
-        self, directory: Path, policy: str = "spider", recording: Recording | None = None, immutable: bool = False
+        self,
+        directory: Path,
+        policy: str = "spider",
+        recording: Recording | None = None,
+        immutable: bool = False,
+        cluster: str = "",
+        samples: int = SAMPLES,
     ) -> None:
         self.source = MemorySource()
-        for number in range(SAMPLES):
+        for number in range(samples):
             self.source.add(b"train/%03d" % number, bytes(SIZE))
         records = MemoryRecords(TABLES)
         catalogue = Catalogue(records)
         client = SourceClient(self.source, SourceLimits(), rng=random.Random(1), on_event=lambda event: None)
-        counters = SharedCounters(1).row(0)
+        self.counters = SharedCounters(1)
+        counters = self.counters.row(0)
         self.records, self.content = records, MemoryContent()
         self.names_asked = True
         self.cache = CacheControl(self.content, policy, 0.5, counters)
         self.cache.restore(10 * SIZE, None)
         self.trainers_file = directory / "trainers"
-        options = options_in(directory, immutable=immutable)
+        options = options_in(directory, immutable=immutable, cluster=cluster)
         self.options = options
         # Nothing of a training fetches.
         fetcher: Any = None
@@ -83,7 +90,7 @@ class Harness:
             lambda: self.names_asked,
         )
         self.trainer = Trainer(os.getpid(), os.getuid(), Hello("test", "test"))
-        self.list = listed([b"train/%03d" % number for number in range(SAMPLES)])
+        self.list = listed([b"train/%03d" % number for number in range(samples)])
 
     @property
     def inodes(self) -> list[int]:

@@ -21,6 +21,8 @@ from spiderfs.core.hints import Hint, Scored
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.training.courses.courses import Course, Courses
 from spiderfs.daemon.training.courses.scoring import BatchScoring
+from spiderfs.daemon.training.courses.several_nodes import SeveralNodes
+from spiderfs.daemon.training.courses.trainers import Trainers
 from spiderfs.metrics import SharedCounters
 from spiderfs.protocol import Batch
 from spiderfs.scorer.scoring import ScorerOptions
@@ -41,8 +43,10 @@ class Harness:
         self.lists, self.scores = Courses(), directory / "scores"
         self.list = self.declare()
         self.teaching = Teaching(self.cache.engine, self.cache.size_of)
+        nobody = Trainers(lambda attached: None, lambda: False)
+        counters, alone = self.counters.row(0), SeveralNodes("", self.lists, nobody, self.counters.row(0))
         self.scoring = BatchScoring(
-            self.cache, self.teaching, self.lists, self.counters.row(0), self.scores, chosen, recording=None
+            self.cache, self.teaching, self.lists, counters, self.scores, chosen, recording=None, nodes=alone
         )
 
     def declare(self) -> Course:

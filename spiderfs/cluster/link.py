@@ -1,0 +1,160 @@
+"""A manager's link to those of the other nodes: what it has to say goes out, what they say comes in, while it can.
+
+One task sends and one hears, each in a thread. What waits to be sent has a limit, and the oldest of it leaves. What was
+on its way when the server failed is not sent again, for it may have arrived. After a failure the server is not asked
+for a while, longer after each further one; a server whose memory is full may fail in one direction alone. The log hears
+of it once when one of them fails, and once when both work again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import trio
+
+from spiderfs.cluster.stream import BEGINNING, QUESTION, Entry, Stream
+from spiderfs.errors import StreamLost
+from spiderfs.metrics import Counters
+
+log = logging.getLogger(__name__)
+
+# What waits to be sent: a minute of 1,000 rows of 64 numbers a second. And about how much is sent at a time.
+WAITING_BYTES, SENT_BYTES = 8 << 20, 1 << 20
+PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+# How long the server waits until something comes. A list that is declared meanwhile is asked for after that.
+WAIT_S = 0.5
+
+
+Wanted = Callable[[], Collection[str]]
+Heard = Callable[[str, Sequence[bytes]], Awaitable[bool]]
+_Found = TypeVar("_Found")
+
+
+class LinkStatus(NamedTuple):
+    url: str
+    up: bool
+    """Whether the server has done what it was asked last, if it was asked."""
+
+
+class _Outgoing(NamedTuple):
+    entry: Entry
+    rows: int
+
+
+@dataclass
+class _Direction:
+    """How often asking the server has failed since it worked last, and until when it is not asked."""
+
+    failures: int = 0
+    rests_until: float = -math.inf
+
+    def failed(self, now: float) -> None:
+        self.rests_until = now + min(PAUSE_S * 2.0 ** min(self.failures, 9), LONGEST_PAUSE_S)
+        self.failures += 1
+
+
+class Link:
+    def __init__(self, url: str, counters: Counters) -> None:
+        self._url = url
+        self._stream = Stream(url)
+        self._counters = counters
+        self._waiting: deque[_Outgoing] = deque()
+        self._waiting_bytes = 0
+        self._after: dict[str, str] = {}
+        """The last message that was heard of each stream."""
+        self._to_send, self._to_look = trio.Event(), trio.Event()
+        self._sending, self._hearing = _Direction(), _Direction()
+
+    @property
+    def _up(self) -> bool:
+        return not self._sending.failures and not self._hearing.failures
+
+    def status(self) -> LinkStatus:
+        return LinkStatus(self._url, self._up)
+
+    def send(self, key: str, message: bytes, rows: int = 0) -> None:
+        """Have a message sent to a stream, after those of earlier calls; with it go so many rows of trainers."""
+        self._waiting.append(_Outgoing(Entry(key, message), rows))
+        self._waiting_bytes += len(message)
+        while self._waiting_bytes > WAITING_BYTES and len(self._waiting) > 1:
+            self._give_up([self._next()])
+        self._to_send.set()
+
+    def look_again(self) -> None:
+        """What this manager wants to hear may be other streams from now on."""
+        self._to_look.set()
+
+    async def run(self, wanted: Wanted, heard: Heard) -> None:
+        """Send, and tell `heard` what comes in the streams that `wanted` names now, those of one stream at a time.
+
+        `heard` says whether the messages are done with: then nobody else hears them.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send_all)
+            nursery.start_soon(self._hear_all, wanted, heard)
+
+    async def _send_all(self) -> None:
+        size = 0
+        while True:
+            if self._sending.failures:
+                # Nothing is risked before the server takes something again.
+                await trio.sleep_until(self._sending.rests_until)
+                await self._asked(self._sending, partial(self._stream.append, [Entry(QUESTION, bytes(size))]))
+                continue
+            await self._to_send.wait()
+            some: list[_Outgoing] = []
+            size = 0
+            while self._waiting and size < SENT_BYTES:
+                some.append(self._next())
+                size += len(some[-1].entry.content)
+            if not self._waiting:
+                self._to_send = trio.Event()
+            if await self._asked(self._sending, partial(self._stream.append, [sent.entry for sent in some])) is None:
+                self._give_up(some)
+            else:
+                self._counters.add("cluster_rows_sent", sum(sent.rows for sent in some))
+
+    async def _hear_all(self, wanted: Wanted, heard: Heard) -> None:
+        while True:
+            self._to_look = trio.Event()
+            self._after = {key: self._after.get(key, BEGINNING) for key in wanted()}
+            if not self._after:
+                self._hearing.failures = 0
+                await self._to_look.wait()
+                continue
+            await trio.sleep_until(self._hearing.rests_until)
+            found = await self._asked(self._hearing, partial(self._stream.read, self._after, WAIT_S))
+            for key, messages in (found or {}).items():
+                self._after[key] = messages[-1].number
+                if await heard(key, [message.content for message in messages]):
+                    numbers = [message.number for message in messages]
+                    await self._asked(self._hearing, partial(self._stream.remove, key, numbers))
+
+    async def _asked(self, direction: _Direction, call: Callable[[], _Found]) -> _Found | None:
+        """What the server answers; None if it does not do what it is asked."""
+        try:
+            found = await trio.to_thread.run_sync(call, abandon_on_cancel=True)
+        except StreamLost as exc:
+            if self._up:
+                log.warning("%s fails (%s): this mount goes on with the scores that it has", self._url, exc)
+            direction.failed(trio.current_time())
+            return None
+        if direction.failures:
+            direction.failures = 0
+            if self._up:
+                log.warning("%s is back: what the nodes of a training learn is shared again", self._url)
+        return found
+
+    def _next(self) -> _Outgoing:
+        taken = self._waiting.popleft()
+        self._waiting_bytes -= len(taken.entry.content)
+        return taken
+
+    def _give_up(self, some: Sequence[_Outgoing]) -> None:
+        self._counters.add("cluster_rows_lost", sum(lost.rows for lost in some))

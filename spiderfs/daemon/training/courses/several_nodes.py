@@ -1,0 +1,146 @@
+"""One training on several nodes, each with a mount of its own: who scores its rows, and how the others hear of that.
+
+The mount that has rank 0 scores the rows of all ranks, for a score says where a sample lies among all others. The
+others send it their rows, matched with the samples that were served (`scoring.py`), and take the scores and hubs that
+it makes. All of that goes by streams of a server (`cluster/`): one of rows and one of scores for each scoring and
+course, whose id is the same on all nodes.
+
+Nothing depends on the server, nor on the other mounts. One that has heard no scores of a course scores the rows of its
+own ranks, as it would without the option; one that has heard some keeps these, and learns nothing new meanwhile: the
+scores of a part of the rows say less than the old ones of all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Protocol
+
+from spiderfs.cluster.link import Link, LinkStatus
+from spiderfs.cluster.messages import SharedHub, SharedScores, unpacked
+from spiderfs.daemon.training.courses.courses import Course, Courses
+from spiderfs.daemon.training.courses.trainers import Trainers
+from spiderfs.errors import ProtocolError
+from spiderfs.metrics import Counters
+from spiderfs.protocol import Batch, Message, encode
+
+log = logging.getLogger(__name__)
+
+# A user of the server may be limited to `spiderfs:*`.
+_ROWS, _SCORES = "spiderfs:rows", "spiderfs:scores"
+# No trainer of this mount has this number.
+_NOBODY = 0
+
+
+class Learner(Protocol):
+    """What learns from the messages of other nodes; `scoring` is the one that the present policy goes by."""
+
+    @property
+    def scoring(self) -> str: ...
+
+    async def learn(self, trainer: int, course: Course, batches: Sequence[Batch]) -> None: ...
+
+    async def adopt(self, course: Course, scores: SharedScores, hubs: Iterable[SharedHub]) -> None: ...
+
+
+class SeveralNodes:
+    def __init__(self, server: str, courses: Courses, trainers: Trainers, counters: Counters) -> None:
+        """`server` is the value of the option `cluster`; without one, nothing is said and nothing heard."""
+        self._link = Link(server, counters) if server else None
+        self._courses = courses
+        self._trainers = trainers
+        self._counters = counters
+        # The courses of which another node's scores have come.
+        self._scored_elsewhere: set[str] = set()
+        self._refused: set[str] = set()
+
+    def link_status(self) -> LinkStatus | None:
+        return None if self._link is None else self._link.status()
+
+    # -- what this node says
+
+    def follows(self, course: Course) -> bool:
+        """Whether another node is to score the rows of this course, which this one sends it."""
+        return self._link is not None and self._trainers.scores_for_all(course.job_id) is False
+
+    def send(self, course: Course, scoring: str, batches: Sequence[Batch]) -> bool:
+        """Send rows to the node that scores for all; whether it does so, as far as this one has heard."""
+        assert self._link is not None
+        rows = sum(len(batch.indices) for batch in batches)
+        self._link.send(_stream(_ROWS, scoring, course), b"".join(map(encode, batches)), rows)
+        return course.course_id in self._scored_elsewhere
+
+    def tell(self, course: Course, scoring: str, scores: SharedScores, hubs: Iterable[SharedHub]) -> None:
+        """Tell the other nodes of scores, if this one makes them for all."""
+        if self._link is not None and len(scores.ids) and self._trainers.scores_for_all(course.job_id):
+            self._link.send(_stream(_SCORES, scoring, course), b"".join(map(encode, (scores, *hubs))))
+
+    def look_again(self) -> None:
+        """Trainers have come or gone, or have declared a list."""
+        if self._link is not None:
+            self._link.look_again()
+
+    # -- what it hears
+
+    async def run(self, learner: Learner, publish: Callable[[], Awaitable[None]]) -> None:
+        """Hear the other nodes, and `publish` what readers are to know of it, for as long as the mount lasts."""
+
+        def wanted() -> dict[str, Course]:
+            return self._wanted(learner.scoring)
+
+        async def heard(stream: str, messages: Sequence[bytes]) -> bool:
+            course = wanted().get(stream)
+            if course is None:
+                return False
+            parts = [self._unpacked(course, message) for message in messages]
+            if stream.startswith(_ROWS):
+                await self._hear_rows(learner, course, [part for some in parts for part in some])
+            else:
+                await self._hear_scores(learner, course, parts)
+            await publish()
+            # Nobody else has to hear the rows that are scored here.
+            return stream.startswith(_ROWS)
+
+        if self._link is not None:
+            await self._link.run(wanted, heard)
+
+    def _wanted(self, scoring: str) -> dict[str, Course]:
+        """The courses of which something is to be heard now, by their streams."""
+        # What was heard of a job that is over says nothing of one that comes back.
+        self._scored_elsewhere.intersection_update(course.course_id for course in self._courses)
+        found = {}
+        for course in self._courses:
+            scores_for_all = self._trainers.scores_for_all(course.job_id)
+            if scores_for_all is not None:
+                found[_stream(_ROWS if scores_for_all else _SCORES, scoring, course)] = course
+        return found
+
+    async def _hear_rows(self, learner: Learner, course: Course, heard: Sequence[Message]) -> None:
+        batches = [part for part in heard if isinstance(part, Batch)]
+        for _, alike in groupby(batches, lambda batch: (batch.embeddings.shape[1], batch.losses is None)):
+            some = list(alike)
+            self._counters.add("cluster_rows_heard", sum(len(batch.indices) for batch in some))
+            await learner.learn(_NOBODY, course, some)
+
+    async def _hear_scores(self, learner: Learner, course: Course, heard: Sequence[Sequence[Message]]) -> None:
+        for parts in heard:
+            hubs = [part for part in parts if isinstance(part, SharedHub)]
+            for scores in (part for part in parts if isinstance(part, SharedScores)):
+                self._scored_elsewhere.add(course.course_id)
+                self._counters.add("cluster_scores_heard", len(scores.ids))
+                await learner.adopt(course, scores, hubs)
+
+    def _unpacked(self, course: Course, message: bytes) -> list[Message]:
+        """The parts of a message; none if it is wrong, which is said once for each course."""
+        try:
+            return unpacked(message, len(course.list.keys))
+        except ProtocolError as exc:
+            if course.course_id not in self._refused:
+                self._refused.add(course.course_id)
+                log.warning("what another mount of job %s has sent is of no use (%s)", course.job_id, exc)
+            return []
+
+
+def _stream(what: str, scoring: str, course: Course) -> str:
+    return f"{what}:{scoring}:{course.course_id}"

@@ -1,0 +1,109 @@
+"""Two real mounts of one training, which share what they learn by a real server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mounting import Mounted, eventually, mounted
+from reading import write_files
+
+from benchmarks.common.redis_server import RedisServer
+from spiderfs.protocol import Batch, Decoder, Hello, Message, Ok, Samples, Scores, ScoresRequest, encode
+
+NAMES = [f"c{number % 3}/{number:02d}" for number in range(48)]
+# Files of the same class lie near each other.
+CENTRES = np.random.default_rng(1).standard_normal((3, 16))
+
+
+class Rank:
+    """One rank of a training of two, on its node's mount."""
+
+    def __init__(self, mount: Mounted, rank: int) -> None:
+        self._mount = mount
+        self._rng = np.random.default_rng(rank)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(30)
+        self._socket.connect(os.fsdecode(mount.control("hook").read_bytes().rstrip(b"\n")))
+        self._decoder, self._request = Decoder(), 0
+        self._ask(Hello("test", "job", rank=rank, world_size=2), Ok)
+        paths = np.frombuffer(b"".join(name.encode() + b"\0" for name in NAMES), np.uint8)
+        labels = np.arange(len(NAMES), dtype=np.int32) % 3
+        self._ask(Samples("train", "train", len(NAMES), 0, labels=labels, paths=paths, teaches=True), Ok)
+
+    def _ask(self, message: Message, kind: type[Any]) -> Any:
+        self._socket.sendall(encode(message))
+        while True:
+            data = self._socket.recv(1 << 16)
+            assert data, "the daemon has gone"
+            for answer in self._decoder.feed(data):
+                assert isinstance(answer, kind), answer
+                return answer
+
+    def train(self, *samples: int) -> None:
+        for sample in samples:
+            (self._mount.point / NAMES[sample]).read_bytes()
+        vectors = CENTRES[np.array(samples) % 3] + 0.5 * self._rng.standard_normal((len(samples), 16))
+        batch = Batch("train", 0, 0, np.array(samples, np.uint32), vectors.astype(np.float16))
+        self._socket.sendall(encode(batch))
+
+    def scores(self) -> npt.NDArray[np.float32]:
+        self._request += 1
+        answer = self._ask(ScoresRequest("train", self._request), Scores)
+        found: npt.NDArray[np.float32] = answer.scores
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def alike(one: Rank, other: Rank) -> bool:
+    found = one.scores()
+    return len(found) > 0 and np.array_equal(found, other.scores())
+
+
+def test_two_mounts_of_a_training_have_the_scores_of_one(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    write_files(source, dict.fromkeys(NAMES, 1000))
+    with (
+        RedisServer(tmp_path) as server,
+        mounted(source, tmp_path / "one", substitute="off", cluster=server.url) as one,
+        mounted(source, tmp_path / "two", substitute="off", cluster=server.url) as two,
+    ):
+        first, second = Rank(one, 0), Rank(two, 1)
+        for start in range(0, len(NAMES), 16):
+            first.train(*range(start, start + 8))
+            second.train(*range(start + 8, start + 16))
+        eventually(lambda: one.metric("cluster_rows_heard") == two.metric("cluster_rows_sent") == len(NAMES) // 2)
+        eventually(lambda: alike(first, second), what="the same scores on both mounts")
+        lines = two.control("stats").read_text().splitlines()
+        assert f"{'cluster':16} {server.url} up" in lines
+        assert any("24 samples sent, 0 heard, 0 lost;" in line for line in lines)
+        assert two.metric("cluster_up") == 1
+
+        # The manager that scores for all is another one now; what was sent to it meanwhile waits for it.
+        one.expect("the manager ended")
+        os.kill(one.manager(), signal.SIGKILL)
+        second.train(*range(8))
+        first.close()
+        eventually(lambda: one.metric("manager_restarts") == 1)
+        first = Rank(one, 0)
+        eventually(lambda: one.metric("cluster_rows_heard") == 32)
+        first.train(*range(40, 48))
+        eventually(lambda: np.array_equal(first.scores()[:8], second.scores()[:8]))
+
+        for mount in (one, two):
+            mount.expect("goes on with the scores that it has")
+        server.kill()
+        kept = second.scores()
+        second.train(*range(16))
+        eventually(lambda: two.metric("cluster_up") == 0)
+        assert np.array_equal(second.scores(), kept)
+        assert any("fails: this mount goes on" in line for line in two.control("stats").read_text().splitlines())
+        first.close()
+        second.close()

@@ -1,0 +1,280 @@
+"""Managers hear each other by a real server, and go on without it, whatever becomes of it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import redis
+import trio
+import trio.testing
+from certificates import own_certificate
+
+from benchmarks.common.redis_server import RedisServer
+from spiderfs.cluster import link as module
+from spiderfs.cluster import stream as stream_module
+from spiderfs.cluster.link import Link
+from spiderfs.cluster.stream import PASSWORD_VARIABLE, Entry, Stream
+from spiderfs.errors import StreamLost
+from spiderfs.metrics import SharedCounters
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time limits and pauses are shorter than in a mount."""
+    monkeypatch.setattr(stream_module, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(module, "WAIT_S", 0.05)
+    monkeypatch.setattr(module, "PAUSE_S", 0.02)
+    monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.1)
+
+
+class Node:
+    """A link, and what it has heard."""
+
+    def __init__(self, url: str, keys: Sequence[str] = (), done_with: bool = False) -> None:
+        self.counters = SharedCounters(1)
+        self.link = Link(url, self.counters.row(0))
+        self.keys = list(keys)
+        self.heard: list[bytes] = []
+        self._done_with = done_with
+
+    async def hear(self, key: str, messages: Sequence[bytes]) -> bool:
+        assert key in self.keys
+        self.heard += messages
+        return self._done_with
+
+    def start(self, nursery: trio.Nursery) -> None:
+        nursery.start_soon(self.link.run, lambda: self.keys, self.hear)
+
+    def count(self, name: str) -> int:
+        return self.counters.totals()[f"cluster_{name}"]
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not condition():
+            await trio.sleep(0.005)
+
+
+def run(test: Callable[[trio.Nursery], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await test(nursery)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_messages_come_in_order_and_leave_when_they_are_done_with(server: RedisServer) -> None:
+    async def test(nursery: trio.Nursery) -> None:
+        one, two, three = Node(server.url), Node(server.url, ["order"], done_with=True), Node(server.url, ["order"])
+        said = [b"%d" % number for number in range(300)]
+        for message in said:
+            one.link.send("order", message, rows=2)
+        one.start(nursery)
+        two.start(nursery)
+        await eventually(lambda: len(two.heard) == 300)
+        assert two.heard == said
+        assert (one.count("rows_sent"), one.count("rows_lost"), one.link.status().up) == (600, 0, True)
+        await eventually(lambda: Stream(server.url).read({"order": "0-0"}, 0.01) == {})
+        # A stream that is wanted later is heard from its beginning on.
+        one.link.send("later", b"first")
+        await eventually(lambda: Stream(server.url).read({"later": "0-0"}, 0.01))
+        three.start(nursery)
+        three.keys = ["later"]
+        three.link.look_again()
+        await eventually(lambda: three.heard == [b"first"])
+
+    run(test)
+
+
+def test_who_wants_to_hear_nothing_asks_nothing_until_it_does(server: RedisServer) -> None:
+    async def test(nursery: trio.Nursery) -> None:
+        node = Node("redis://127.0.0.1:1")
+        node.start(nursery)
+        await trio.testing.wait_all_tasks_blocked()
+        assert node.link.status().up
+        node.keys = ["something"]
+        node.link.look_again()
+        await eventually(lambda: not node.link.status().up)
+
+    run(test)
+
+
+def test_a_killed_server_is_said_once_and_so_is_its_return(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(nursery: trio.Nursery) -> None:
+        with RedisServer(tmp_path) as server:
+            one, two = Node(server.url), Node(server.url, ["key"])
+            one.start(nursery)
+            two.start(nursery)
+            one.link.send("key", b"before")
+            await eventually(lambda: two.heard == [b"before"])
+            server.kill()
+            one.link.send("key", b"lost", rows=3)
+            await eventually(lambda: one.count("rows_lost") == 3 and not two.link.status().up)
+            await trio.sleep(0.3)
+            server.start()
+            await eventually(lambda: two.link.status().up)
+            one.link.send("key", b"after")
+            await eventually(lambda: two.heard == [b"before", b"after"])
+            assert one.link.status().up
+
+    caplog.set_level(logging.WARNING)
+    run(test)
+    # Two links.
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("goes on with the scores that it has" in text for text in said) == 2
+    assert sum("is back" in text for text in said) == 2
+
+
+def test_a_paused_server_keeps_nobody_waiting(tmp_path: Path) -> None:
+    async def test(nursery: trio.Nursery) -> None:
+        with RedisServer(tmp_path) as server:
+            node = Node(server.url, ["key"])
+            node.start(nursery)
+            node.link.send("key", b"before")
+            await eventually(lambda: node.heard == [b"before"])
+            server.signal(signal.SIGSTOP)
+            began = trio.current_time()
+            for number in range(100):
+                node.link.send("key", b"%d" % number, rows=1)
+            assert trio.current_time() - began < 0.1
+            await eventually(lambda: not node.link.status().up)
+            server.signal(signal.SIGCONT)
+            await eventually(lambda: node.link.status().up)
+            node.link.send("key", b"after")
+            await eventually(lambda: node.heard[-1] == b"after")
+            assert node.heard.count(b"after") == node.heard.count(b"before") == 1
+
+    run(test)
+
+
+def test_a_full_server_costs_what_it_does_not_take(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(nursery: trio.Nursery) -> None:
+        with RedisServer(tmp_path, "--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as server:
+            node = Node(server.url, ["something else"])
+            node.start(nursery)
+            for _ in range(8):
+                node.link.send("key", bytes(500_000), rows=1)
+            await eventually(lambda: node.count("rows_lost"))
+            # It can be read from all the while, and takes nothing.
+            for _ in range(5):
+                await trio.sleep(0.05)
+                assert not node.link.status().up
+            redis.Redis(port=server.port).config_set("maxmemory", 0)
+            await eventually(lambda: node.link.status().up)
+            await eventually(lambda: node.count("rows_lost") + node.count("rows_sent") == 8)
+            assert node.count("rows_lost") <= 3, "what waited is sent later"
+
+    run(test)
+    fails, back = (record.getMessage() for record in caplog.records)
+    assert "maxmemory" in fails
+    assert "is back" in back
+    assert len(fails) < 200
+
+
+@pytest.mark.parametrize(("user", "password"), [("", None), ("", "wrong"), ("alice@", "wrong"), ("bob@", "secret")])
+def test_who_has_no_right_to_it_is_told_why(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    user: str,
+    password: str | None,
+) -> None:
+    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
+    if password is not None:
+        monkeypatch.setenv(PASSWORD_VARIABLE, password)
+
+    async def test(nursery: trio.Nursery) -> None:
+        with guarded(tmp_path) as server:
+            node = Node(server.url.replace("redis://", f"redis://{user}"), ["spiderfs:key"])
+            node.start(nursery)
+            await eventually(lambda: not node.link.status().up)
+
+    run(test)
+    (record,) = caplog.records
+    assert "goes on with the scores that it has" in record.getMessage()
+    assert any(word in record.getMessage().lower() for word in ("authentication", "password")), record.getMessage()
+    assert "secret" not in record.getMessage()
+
+
+def guarded(place: Path) -> RedisServer:
+    """A server with a user who has exactly the rights that the documents name."""
+    rights = ["on", ">secret", "~spiderfs:*", "+xadd", "+xread", "+xdel", "+expire"]
+    return RedisServer(place, "--requirepass", "other", "--user", "alice", *rights)
+
+
+def test_a_user_needs_a_few_rights_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
+
+    async def test(nursery: trio.Nursery) -> None:
+        with guarded(tmp_path) as server:
+            node = Node(server.url.replace("redis://", "redis://alice@"), ["spiderfs:key"], done_with=True)
+            node.start(nursery)
+            node.link.send("spiderfs:key", b"allowed")
+            await eventually(lambda: node.heard == [b"allowed"])
+            await trio.sleep(0.1)
+            assert node.link.status().up
+            node.link.send("others:key", b"not allowed", rows=1)
+            await eventually(lambda: node.count("rows_lost") == 1)
+
+    run(test)
+
+
+def test_a_server_shows_a_certificate_that_is_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.pem").write_bytes(own_certificate("localhost"))
+
+    async def test(nursery: trio.Nursery) -> None:
+        with RedisServer(tmp_path, certificate=tmp_path / "own.pem") as server:
+            stranger = Node(server.url, ["key"])
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
+            known = Node(server.url, ["key"])
+            known.start(nursery)
+            known.link.send("key", b"hidden")
+            await eventually(lambda: known.heard == [b"hidden"])
+            monkeypatch.delenv("SSL_CERT_FILE")
+            stranger.start(nursery)
+            await eventually(lambda: not stranger.link.status().up)
+
+    run(test)
+    assert "certificate" in caplog.text.lower()
+
+
+def test_what_waits_and_what_is_kept_has_a_limit(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAITING_BYTES", 1000)
+    node = Node("redis://127.0.0.1:1")
+    for number in range(20):
+        node.link.send("key", b"%d" % number + bytes(99), rows=1)
+    assert node.count("rows_lost") == 20 - 1000 // 101
+
+    monkeypatch.setattr(stream_module, "STREAM_BYTES", 100_000)
+    stream = Stream(server.url)
+    for _ in range(20):
+        stream.append([Entry("many", bytes(10_000))] * 10)
+    assert len(stream.read({"many": "0-0"}, 0.01)["many"]) <= 20
+
+
+def test_no_call_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The library repeats what is late, unless it is told not to: it would be stored twice."""
+    with RedisServer(tmp_path) as server:
+        stream = Stream(server.url)
+        stream.append([Entry("key", b"before")])
+        server.signal(signal.SIGSTOP)
+        with pytest.raises(StreamLost):
+            stream.append([Entry("key", b"late")])
+        server.signal(signal.SIGCONT)
+        (_, *late) = Stream(server.url).read({"key": "0-0"}, 0.1)["key"]
+        assert len(late) <= 1

@@ -1,0 +1,306 @@
+"""One training on several mounts: the one with rank 0 scores the rows of all, over a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import trio
+from scipy.stats import spearmanr
+from test_service import SIZE, Harness
+
+from benchmarks.common.embeddings import Embeddings
+from benchmarks.common.redis_server import RedisServer
+from spiderfs.cluster import link
+from spiderfs.cluster.messages import SharedHub, SharedScores
+from spiderfs.cluster.stream import Entry, Stream
+from spiderfs.core.events import FETCHED, Access
+from spiderfs.daemon.training.courses.courses import Course
+from spiderfs.daemon.training.trainer import Trainer
+from spiderfs.policies.spider import Spider
+from spiderfs.protocol import Batch, EpochEnd, Hello, encode
+from spiderfs.scorer.scoring import Scoring
+from spiderfs.store.store import ContentKey
+
+SAMPLES, WIDTH = 400, 16
+PATIENCE_S = 20.0
+
+Floats = npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "WAIT_S", 0.02)
+
+
+class Node:
+    """A manager, and the trainers on its node, which are these ranks of a job."""
+
+    def __init__(
+        self, place: Path, cluster: str, ranks: list[int], world_size: int, job: str, policy: str = "spider"
+    ) -> None:
+        place.mkdir()
+        self.harness = Harness(place, policy, cluster=cluster, samples=SAMPLES)
+        self.training = self.harness.training
+        hellos = [Hello("test", job, rank=rank, world_size=world_size) for rank in ranks]
+        self.trainers = {hello.rank: Trainer(os.getpid(), os.getuid(), hello) for hello in hellos}
+
+    async def attach(self) -> None:
+        for trainer in self.trainers.values():
+            await self.training.attached(trainer)
+            await self.training.samples(trainer, self.harness.list)
+
+    async def learn(self, rank: int, indices: npt.NDArray[np.int64], vectors: Floats) -> None:
+        """A batch of this rank, whose samples have been read."""
+        for inode in self.course.list.inodes[indices].tolist():
+            self.harness.content.land(ContentKey(inode), bytes(SIZE))
+            self.harness.cache.fold([Access(1.0, inode, inode, SIZE, 0, 1, 0, FETCHED)])
+        losses = np.linalg.norm(vectors, axis=1).astype(np.float16)
+        batch = Batch("train", 0, 0, indices.astype(np.uint32), vectors.astype(np.float16), losses)
+        await self.training.learn(self.trainers[rank], "train", [batch])
+
+    @property
+    def course(self) -> Course:
+        (course,) = self.training.courses
+        return course
+
+    @property
+    def scoring(self) -> Scoring:
+        scoring = self.training.scoring.of(self.course)
+        assert scoring is not None
+        return scoring
+
+    @property
+    def scores(self) -> Floats:
+        return self.scoring.scores
+
+    def count(self, name: str) -> int:
+        return self.harness.counters.totals()[f"cluster_{name}"]
+
+
+@contextlib.asynccontextmanager
+async def sharing(*nodes: Node) -> AsyncIterator[None]:
+    for node in nodes:
+        await node.attach()
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            nursery.start_soon(node.training.share_with_other_nodes)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not condition():
+            await trio.sleep(0.002)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await test()
+
+    trio.run(main)
+
+
+class Epochs:
+    """The batches of all ranks, in turns, as a model makes them in an epoch."""
+
+    def __init__(self, ranks: int, batch: int) -> None:
+        self._embeddings = Embeddings(SAMPLES, WIDTH, 3, seed=1)
+        # As the labels of the harness's list are.
+        self._rng = np.random.default_rng(1)
+        self._ranks, self._batch = ranks, batch
+
+    def steps(self, epoch: int) -> Iterator[list[tuple[int, npt.NDArray[np.int64], Floats]]]:
+        order = self._rng.permutation(SAMPLES)
+        for first in range(0, SAMPLES, self._ranks * self._batch):
+            step = order[first : first + self._ranks * self._batch]
+            yield [
+                (rank, step[rank :: self._ranks], self._embeddings.of(step[rank :: self._ranks], epoch))
+                for rank in range(self._ranks)
+            ]
+
+
+@pytest.mark.parametrize("policy", ["spider", "shade"])
+def test_for_one_order_of_messages_the_scores_are_those_of_one_mount(
+    tmp_path: Path, server: RedisServer, policy: str
+) -> None:
+    async def test() -> None:
+        alone = Node(tmp_path / "alone", "", [0, 1], 2, policy, policy)
+        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, policy, policy) for rank in (0, 1))
+        await alone.attach()
+        async with sharing(first, second):
+            epochs = Epochs(2, 50)
+            for epoch in range(2):
+                for step in epochs.steps(epoch):
+                    for rank, indices, vectors in step:
+                        before = first.count("rows_heard")
+                        await alone.learn(rank, indices, vectors)
+                        await (first, second)[rank].learn(rank, indices, vectors)
+                        if rank == 1:
+                            await eventually(lambda before=before: first.count("rows_heard") == before + 50)
+                        await eventually(lambda: np.array_equal(first.scores, alone.scores))
+                await eventually(lambda: np.array_equal(second.scores, alone.scores))
+                for node in (alone, first, second):
+                    for trainer in node.trainers.values():
+                        await node.training.epoch_end(trainer, EpochEnd(epoch))
+            assert second.count("rows_sent") == first.count("rows_heard") == SAMPLES
+            assert second.count("scores_heard") == 2 * SAMPLES
+            drawn_by = await second.training.scores(second.trainers[1], "train")
+            assert np.array_equal(drawn_by, await alone.training.scores(alone.trainers[0], "train"))
+            assert second.scoring.sigma == first.scoring.sigma > 0
+            ratios = [node.training.teaching.status().ratio for node in (alone, first, second)]
+            assert ratios[0] == ratios[1] == ratios[2]
+
+    run(test)
+
+
+def test_eight_mounts_rank_samples_as_one_scorer_that_hears_all(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        ranks, batch = 8, 10
+        alone = Node(tmp_path / "alone", "", list(range(ranks)), ranks, "eight")
+        nodes = [Node(tmp_path / str(rank), server.url, [rank], ranks, "eight") for rank in range(ranks)]
+        await alone.attach()
+        async with sharing(*nodes):
+            epochs = Epochs(ranks, batch)
+            for epoch in range(2):
+                for step in epochs.steps(epoch):
+                    for rank, indices, vectors in step:
+                        await alone.learn(rank, indices, vectors)
+                        await nodes[rank].learn(rank, indices, vectors)
+                    # A training takes longer for a step.
+                    sent = sum(node.count("rows_sent") for node in nodes)
+                    await eventually(lambda sent=sent: nodes[0].count("rows_heard") >= sent)
+            await eventually(lambda: nodes[0].count("rows_heard") == 2 * SAMPLES * (ranks - 1) // ranks)
+            await eventually(lambda: all(np.array_equal(node.scores, nodes[0].scores) for node in nodes))
+            assert spearmanr(nodes[0].scores, alone.scores).statistic >= 0.99
+            # Hubs come with the scores, to mounts that have cached none of these samples too.
+            for node in nodes:
+                policy = node.harness.cache.engine.policy
+                assert isinstance(policy, Spider)
+                assert policy._waiting or any(
+                    policy.is_hub(node.course.course_id, key) for key in node.course.list.keys
+                )
+
+    run(test)
+
+
+def test_a_mount_that_has_heard_nothing_scores_its_own_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        alone = Node(tmp_path / "alone", "", [1], 2, "nobody")
+        node = Node(tmp_path / "node", "redis://127.0.0.1:1", [1], 2, "nobody")
+        await alone.attach()
+        async with sharing(node):
+            for step in Epochs(1, 100).steps(0):
+                for _, indices, vectors in step:
+                    await alone.learn(1, indices, vectors)
+                    await node.learn(1, indices, vectors)
+            assert np.array_equal(node.scores, alone.scores)
+            await eventually(lambda: node.count("rows_lost"))
+            status = node.training.link_status()
+            assert status is not None
+            assert not status.up
+
+    run(test)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING], "said once"
+
+
+def test_a_mount_that_loses_the_server_keeps_the_scores_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "PAUSE_S", 0.01)
+    monkeypatch.setattr(link, "LONGEST_PAUSE_S", 0.05)
+
+    async def test() -> None:
+        with RedisServer(tmp_path) as server:
+            first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "lost") for rank in (0, 1))
+            async with sharing(first, second):
+                epochs = Epochs(2, 50)
+                steps = list(epochs.steps(0))
+                for rank, indices, vectors in steps[0]:
+                    await (first, second)[rank].learn(rank, indices, vectors)
+                await eventually(lambda: second.count("scores_heard") == 100)
+                server.kill()
+                kept = second.scores.copy()
+                for rank, indices, vectors in steps[1]:
+                    await (first, second)[rank].learn(rank, indices, vectors)
+                await eventually(lambda: second.count("rows_lost") == 50)
+                assert np.array_equal(second.scores, kept), "the scores of a part of the rows would say less"
+                assert not np.array_equal(first.scores, kept), "the mount with rank 0 hears its own ranks"
+                server.start()
+                await eventually(lambda: (status := second.training.link_status()) and status.up)
+                await eventually(lambda: (status := first.training.link_status()) and status.up)
+                for rank, indices, vectors in steps[2]:
+                    await (first, second)[rank].learn(rank, indices, vectors)
+                heard = steps[2][1][1]
+                await eventually(lambda: np.array_equal(second.scores[heard], first.scores[heard]))
+
+    run(test)
+
+
+def test_who_has_all_ranks_tells_nobody(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        node = Node(tmp_path / "node", server.url, [0, 1], 2, "whole")
+        async with sharing(node):
+            for step in Epochs(2, 50).steps(0):
+                for rank, indices, vectors in step:
+                    await node.learn(rank, indices, vectors)
+            await trio.sleep(0.1)
+            streams = {f"spiderfs:{what}:graph:{node.course.course_id}": "0-0" for what in ("rows", "scores")}
+            assert Stream(server.url).read(streams, 0.01) == {}
+
+    run(test)
+
+
+def test_what_others_send_wrongly_is_said_once_and_harms_nobody(
+    tmp_path: Path, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "wrong") for rank in (0, 1))
+        async with sharing(first, second):
+            good = encode(Batch("", 0, 0, np.array([3, 4]), np.eye(2, WIDTH)))
+            beyond = encode(Batch("", 0, 0, np.array([SAMPLES]), np.eye(1, WIDTH)))
+            wrong = [b"?", b"\xff" * 50, beyond, good[:-1], encode(Hello("test", "test"))]
+            stream, key = Stream(server.url), "spiderfs:rows:graph:" + first.course.course_id
+            stream.append([Entry(key, message) for message in [*wrong, good, *wrong]])
+            await eventually(lambda: first.count("rows_heard") == 2)
+            await eventually(lambda: second.count("scores_heard") == 2)
+            scores = "spiderfs:scores:graph:" + first.course.course_id
+            stream.append([Entry(scores, message) for message in wrong])
+            await eventually(lambda: len(caplog.records) == 2)
+            await eventually(lambda: stream.read({key: "0-0"}, 0.01) == {})
+
+    run(test)
+    assert all("of no use" in record.getMessage() for record in caplog.records)
+
+
+def test_a_hub_of_another_node_stands_in_for_its_own_label_alone(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        node = Node(tmp_path / "node", server.url, [1], 2, "hub")
+        async with sharing(node):
+            labels = node.course.list.labels
+            near = np.arange(1, 8)
+            scores = SharedScores(WIDTH, np.arange(8), np.ones(8))
+            hub = SharedHub(0, near, np.linspace(0.1, 0.2, len(near)))
+            key = "spiderfs:scores:graph:" + node.course.course_id
+            Stream(server.url).append([Entry(key, encode(scores) + encode(hub))])
+            await eventually(lambda: node.count("scores_heard") == 8)
+            policy, inodes = node.harness.cache.engine.policy, node.course.list.inodes
+            assert isinstance(policy, Spider)
+            await eventually(lambda: int(inodes[0]) in policy._waiting)
+            (found,) = policy._waiting[int(inodes[0])].values()
+            assert set(found.neighbours) == set(inodes[near[labels[near] == labels[0]]].tolist())
+
+    run(test)

@@ -329,7 +329,7 @@ def test_nodes_are_named_in_an_option_or_in_a_file(paths: Paths, tmp_path: Path)
     assert paths.load("peers=none") == paths.load()
 
 
-@pytest.mark.parametrize("source", ["memory:/bucket/train", "memory:bucket/"])
+@pytest.mark.parametrize("source", ["memory:/bucket/train", "memory:bucket/", "Memory://bucket"])
 def test_a_url_with_too_few_slashes_is_a_mistake(paths: Paths, bucket: type[_Bucket], source: str) -> None:
     with pytest.raises(ConfigError, match="neither a URL nor a path: write memory://bucket"):
         load_url(paths, url=source)

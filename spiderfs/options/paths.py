@@ -70,6 +70,7 @@ def check_source_name(source: str) -> None:
         return
     shown_source = without_secrets(source)
     scheme, _, rest = shown_source.partition(":")
+    scheme = scheme.lower()
     if rest and scheme in OPENERS:
         raise ConfigError(f"the source {shown_source} is neither a URL nor a path: write {scheme}://{rest.lstrip('/')}")
     if not _ADDRESS.match(source):

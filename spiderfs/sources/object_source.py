@@ -7,7 +7,7 @@ import os
 import random
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 import xxhash
@@ -26,6 +26,10 @@ CONNECT_S = 5.0
 KEPT_CONNECTIONS = 128
 # The longest pauses before a later page of a listing is asked for again.
 _PAGE_PAUSES_S = (0.2, 0.8)
+# A list of names, or a manifest, may take as many time-outs: who asks for one waits no longer (`context.py`).
+LIST_TIMEOUTS = 20
+# Stores may send pages without names, and some do not list in order; so many pages without a later name are none.
+_IDLE_PAGES = 1000
 # What a file system of such a server would say of itself: blocks of 1 MiB, and more of them than anybody has.
 _BLOCK_BYTES, _BLOCKS = 1 << 20, 1 << 32
 # Directories of which it was said that some names are left out; when there are more, it may be said again.
@@ -53,6 +57,27 @@ def later_page(ask: Callable[[], T]) -> T:
         except SourceUnavailable:
             time.sleep(random.uniform(0, longest_s))
     return ask()
+
+
+class Pages:
+    """Sees to it that a listing by pages has an end."""
+
+    def __init__(self, server: str, timeout_s: float) -> None:
+        """`server`: who lists, as errors name it."""
+        self._server = server
+        self._until = time.monotonic() + LIST_TIMEOUTS * timeout_s
+        self._asked: set[str] = set()
+        self._last = ""
+        self._idle = 0
+
+    def turn(self, names: Iterable[str], following: str) -> None:
+        """Note what a page has listed, and how the next one is asked for; raises SourceUnavailable if none is to be."""
+        last = max(names, default="")
+        self._idle = 0 if last > self._last else self._idle + 1
+        self._last = max(last, self._last)
+        if following in self._asked or self._idle > _IDLE_PAGES or time.monotonic() > self._until:
+            raise SourceUnavailable(f"{self._server} gives a page of a listing again and again, or ever new ones")
+        self._asked.add(following)
 
 
 class StoreSettings(NamedTuple):

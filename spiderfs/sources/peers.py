@@ -30,11 +30,12 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Container, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from spiderfs.core.homes import Homes
-from spiderfs.errors import ConfigError
+from spiderfs.errors import ConfigError, SourceError, SourceUnavailable
 from spiderfs.sources.source import FromPeer, Source, Version, version_hash
+from spiderfs.sources.web.asking import Line, Web, left_s
 
 log = logging.getLogger(__name__)
 
@@ -44,13 +45,9 @@ _NAME_MAX = 255
 YOUNG_S = 60.0
 # After so many failures in a row a peer is not asked for this long, and twice as long after each further one.
 FAILURES, PAUSE_S, LONGEST_PAUSE_S = 3, 1.0, 30.0
-# Connections that are kept for the next question.
-_IDLE_CONNECTIONS = 64
 # How often addresses are looked up anew, and how soon again if that has failed. Nobody waits for it.
 _ADDRESS_S, _ADDRESS_AGAIN_S = 60.0, 2.0
 _ABSENT = (403, 404, 410)
-# The most that is read of what a server says about a file that it does not have.
-_LONGEST_TEXT = 64 << 10
 _FIELDS = ("hits", "bytes", "absent", "timeouts", "down")
 
 
@@ -120,44 +117,21 @@ class PeerCounts:
         return PeerStatus(not down, hits, size, absent, timeouts)
 
 
-class _Wrong(Exception):
-    """A peer has answered with something else than what it was asked for."""
-
-
-class _InTime:
-    """A socket that waits for an answer until a point in time, however often a little of it comes before."""
-
-    until = 0.0
-
-    def recv_into(self, *args: Any, **kwargs: Any) -> int:
-        self.settimeout(_left_s(self.until))  # type: ignore[attr-defined]
-        return super().recv_into(*args, **kwargs)  # type: ignore[misc, no-any-return]
-
-
-class _Socket(_InTime, socket.socket):
-    pass
-
-
-class _TlsSocket(_InTime, ssl.SSLSocket):
-    pass
-
-
 class _Peer:
     """One node, for the threads of one process."""
 
     def __init__(self, url: str, counts: memoryview, timeout_s: float) -> None:
         self.url = url
         parts = urllib.parse.urlsplit(url)
-        self._host, self._prefix = parts.hostname or "", urllib.parse.quote(parts.path.rstrip("/"), safe="/%")
+        self._host, path = parts.hostname or "", urllib.parse.quote(parts.path.rstrip("/"), safe="/%")
+        self._base = f"{parts.scheme}://{parts.netloc}{path}"
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        if self._tls is not None:
-            self._tls.sslsocket_class = _TlsSocket
+        self._web = Web(timeout_s, self._connected)
         self._counts, self._timeout_s = counts, timeout_s
         self._addresses: list[tuple[socket.AddressFamily, tuple[object, ...]]] = []
         self._looked_up = threading.Event()
         self._lock = threading.Lock()
-        self._idle: list[http.client.HTTPConnection] = []
         self._failed, self._rests_until = 0, 0.0
 
     def keep_looked_up(self) -> None:
@@ -180,49 +154,28 @@ class _Peer:
         until = time.monotonic() + self._timeout_s
         if not self._looked_up.wait(self._timeout_s) or not self._addresses or not self._may_be_asked():
             return None
-        piece = "" if length == size else f"{offset}-{offset + length - 1}"
-        target = f"{self._prefix}/{urllib.parse.quote(path)}"
+        extent = None if length == size else (offset, offset + length)
+        url = f"{self._base}/{urllib.parse.quote(path)}"
         try:
-            content = self._answer(target, piece, length, size, until)
-        except (OSError, http.client.HTTPException, ValueError, _Wrong) as exc:
+            answer = self._web.get(url, extent=extent, most_bytes=length, within_s=until - time.monotonic())
+            if not answer.ok and answer.status not in _ABSENT:
+                raise SourceUnavailable(f"status {answer.status}")
+            if answer.ok and (len(answer.body), answer.size) != (length, size):
+                raise SourceUnavailable(f"{len(answer.body)} bytes of {answer.size} instead of {length} of {size}")
+        except SourceError as exc:
             self._note(failed=True)
-            log.debug("%s: %s: %r", self.url, os.fsdecode(path), exc)
+            log.debug("%s: %s: %s", self.url, os.fsdecode(path), exc)
             return None
+        content = answer.body if answer.ok else None
         self._note(failed=False, content=content)
         return content
 
-    def _answer(self, target: str, piece: str, length: int, size: int, until: float) -> bytes | None:
-        """What the node says; None: it does not have it."""
-        while True:
-            with self._lock:
-                kept = self._idle.pop() if self._idle else None
-            connection = kept or self._connected(until)
-            try:
-                content = _got(connection, target, piece, length, size, until)
-            except (ConnectionError, http.client.HTTPException) as exc:
-                connection.close()
-                # The server may have closed a connection that was kept, which says nothing of it.
-                if kept is None or isinstance(exc, http.client.IncompleteRead):
-                    raise
-                continue
-            except (OSError, ValueError, _Wrong):
-                connection.close()
-                raise
-            # A server that ends the connection has said so, and then it has no socket any more.
-            if connection.sock is not None:
-                with self._lock:
-                    if len(self._idle) < _IDLE_CONNECTIONS:
-                        self._idle.append(connection)
-                        return content
-            connection.close()
-            return content
-
-    def _connected(self, until: float) -> http.client.HTTPConnection:
+    def _connected(self, _: str, until: float) -> Line:
         error: OSError = OSError(errno.EHOSTUNREACH, "no address")
         for family, address in self._addresses:
-            connected: socket.socket = _Socket(family, socket.SOCK_STREAM)
+            connected = socket.socket(family, socket.SOCK_STREAM)
             try:
-                connected.settimeout(_left_s(until))
+                connected.settimeout(left_s(until))
                 connected.connect(address)
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._tls is not None:
@@ -233,7 +186,7 @@ class _Peer:
                 continue
             connection = http.client.HTTPConnection(self._host, self._port)
             connection.sock = connected
-            return connection
+            return Line(connection)
         raise error
 
     # -- the breaker
@@ -265,33 +218,6 @@ class _Peer:
             else:
                 self._counts[_FIELDS.index("hits")] += 1
                 self._counts[_FIELDS.index("bytes")] += len(content)
-
-
-def _got(
-    connection: http.client.HTTPConnection, target: str, piece: str, length: int, size: int, until: float
-) -> bytes | None:
-    """What a question over this connection gets; None: the node does not have it."""
-    assert isinstance(connection.sock, _Socket | _TlsSocket)
-    connection.sock.until = until
-    connection.sock.settimeout(_left_s(until))
-    connection.request("GET", target, headers={"Range": f"bytes={piece}"} if piece else {})
-    answer = connection.getresponse()
-    if answer.status in _ABSENT and answer.length is not None and answer.length <= _LONGEST_TEXT:
-        # It is read, so that the connection can be kept.
-        answer.read()
-        return None
-    if answer.status != (206 if piece else 200) or answer.length != length:
-        raise _Wrong(f"status {answer.status}, {answer.length} bytes instead of {length}")
-    if piece and answer.getheader("Content-Range") != f"bytes {piece}/{size}":
-        raise _Wrong(f"{answer.getheader('Content-Range')} instead of {piece} of {size} bytes")
-    return answer.read()
-
-
-def _left_s(until: float) -> float:
-    left_s = until - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError("the time limit has passed")
-    return left_s
 
 
 class PeerSource:

@@ -390,14 +390,11 @@ class Fetcher:
             # Without a wait this is another use, which the capacity says to fetch for.
             payload = (waited and self._shared_piece(key)) or await read()
             self._transit.put(key, payload)
+            passes = not key.block and key.inode in self._passing
             if not self._alone and not key.block:
-                self._lately.keep(key, payload)
-            if time.monotonic() < self._full_until:
-                return Fetched(payload, UNSTORED)
-            if key.inode in self._passing and not key.block:
                 # Its further READs may come to other processes.
-                if not self._alone:
-                    self._unstored.keep(key, payload)
+                (self._unstored if passes else self._lately).keep(key, payload)
+            if passes or time.monotonic() < self._full_until:
                 return Fetched(payload, UNSTORED)
             fetched = self._on_their_way[key] = Fetched(payload)
             try:

@@ -20,7 +20,15 @@ from spiderfs.errors import ConfigError, SourceChanged, SourceNotFound, SourceUn
 from spiderfs.sources.buckets.bucket import Bucket
 from spiderfs.sources.buckets.pages import Listed, Page, seconds
 from spiderfs.sources.object_names import Place, is_name
-from spiderfs.sources.object_source import DIRECTORY, ObjectSource, StoreSettings, file_stat, later_page, tag_of
+from spiderfs.sources.object_source import (
+    DIRECTORY,
+    ObjectSource,
+    Pages,
+    StoreSettings,
+    file_stat,
+    later_page,
+    tag_of,
+)
 from spiderfs.sources.source import SourceStat, Version
 
 if TYPE_CHECKING:
@@ -39,7 +47,7 @@ class BucketSource(ObjectSource):
         if not all(map(_is_installed, make.libraries)):
             raise ConfigError(f"{make.scheme}:// needs more libraries: run pip install 'spiderfs[{make.scheme}]'")
         self._place = Place.parse(url)
-        self._url = url
+        self._url, self._timeout_s = url, settings.timeout_s
         self._bucket = make(self._place.bucket, settings)
 
     @property
@@ -106,14 +114,12 @@ class BucketSource(ObjectSource):
         yield from ((name, found) for name, found in files.items() if name not in directories)
 
     def _pages(self, prefix: str, most: int = 0) -> Iterator[Page]:
-        """The pages of what begins with a prefix; raises SourceUnavailable if they come round again."""
+        """The pages of what begins with a prefix; raises SourceUnavailable if they have no end."""
+        pages = Pages(f"{self._url}: the store", self._timeout_s)
         page = self._bucket.page(prefix, most=most)
-        asked: set[str] = set()
         yield page
         while (token := page.next_token) is not None:
-            if token in asked:
-                raise SourceUnavailable(f"{self._url}: the store gives the same page of a listing again and again")
-            asked.add(token)
+            pages.turn([*page.prefixes, *(found.key for found in page.objects)], token)
             page = later_page(partial(self._bucket.page, prefix, token, most))
             yield page
 
@@ -146,9 +152,13 @@ class BucketSource(ObjectSource):
             raise SourceUnavailable(f"{os.fsdecode(path)}: an answer without an ETag is none of the store's")
         if found.size > most_bytes:
             raise SourceChanged(f"{os.fsdecode(path)}: larger than it was")
+        # An answer does not say whether it is a part that nobody asked for.
+        self._check(path, found.version, self.stat(path).version)
         return found, bytes(self._bucket.body(answer, key, found.size))
 
     def _check(self, path: bytes, found: Version, version: Version) -> None:
+        if found.tag and found.tag == version.tag and found.size != version.size:
+            raise SourceUnavailable(f"{os.fsdecode(path)}: {found.size} bytes came and not {version.size}, of one ETag")
         if found != version:
             raise SourceChanged(f"{os.fsdecode(path)}: no longer the version that was asked for")
 

@@ -1,11 +1,11 @@
-"""GETs over HTTP for sources that are no buckets: each one is one request, and its answer one answer.
+"""GETs over HTTP for sources that are no buckets, and of peers: each one is one request, and its answer one answer.
 
-Redirects are answers like others, and nothing is repeated: `sources/client.py` repeats. A server that says how long it
-wants to be left alone is (`Retry-After`, `RateLimit`): until then all who ask get SourceThrottled, and it nothing.
+Redirects are answers like others, and nothing is repeated: `sources/client.py` repeats. Only where a server ends a kept
+connection before it has answered, it is asked once more, over another one. A server that says how long it wants to be
+left alone is (`Retry-After`, `RateLimit`): until then all who ask get SourceThrottled, and it nothing.
 
 They go by `http.client`: a GET of 110 kB in 64 threads takes 140 to 190 us of processor time, as with obstore, and with
-urllib3 230 to 260. What it has not is here: connections that are kept, proxies, a limit of
-time for a whole answer.
+urllib3 230 to 260. What it has not is here: connections that are kept, proxies, a limit of time for a whole answer.
 
 **Processes.** Connections do not survive a fork, so every process makes its own when it asks its first question.
 
@@ -25,7 +25,7 @@ import ssl
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.message import Message
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -50,6 +50,7 @@ _THROTTLED = (429, 503)
 _TROUBLES = {
     "gaierror": "there is no such host: check its name and the network",
     "ConnectionRefusedError": "it cannot be reached: check its address and the network",
+    "IncompleteRead": "the answer broke off",
     "OSError": "it cannot be reached: check its address, the network and HTTPS_PROXY",
     "InvalidURL": "this is no address of a server: check it",
     "TimeoutError": "it has not answered in time",
@@ -138,6 +139,14 @@ def led_to(url: str, location: str) -> str:
     return found
 
 
+def left_s(until: float) -> float:
+    """How long it is until a time; raises TimeoutError when it has come."""
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
 class _Limited(io.RawIOBase):
     """What a socket brings until a time. By itself it would begin to wait anew for each byte of those that drip."""
 
@@ -148,10 +157,7 @@ class _Limited(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        left_s = self._until - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        self._socket.settimeout(min(left_s, self._silence_s))
+        self._socket.settimeout(min(left_s(self._until), self._silence_s))
         read: int | None = self._raw.readinto(buffer)
         return read
 
@@ -168,7 +174,7 @@ class _Response(http.client.HTTPResponse):
         self.fp = io.BufferedReader(_Limited(sock, self.fp.detach(), silence_s, until))
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
     """A connection to a host, or to the proxy in front of it, which wants to be told more with each request."""
 
     connection: http.client.HTTPConnection
@@ -179,10 +185,12 @@ class _Line(NamedTuple):
 class Web:
     """Asks nothing until the first question. Safe for threads, and on both sides of a fork."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, connect: Callable[[str, float], Line] | None = None) -> None:
+        """`connect` reaches the server of a URL by some time, in a way of its own."""
         self._timeout_s = timeout_s
+        self._connect = connect or _connected
         self._pid = 0
-        self._idle: dict[str, list[_Line]] = {}
+        self._idle: dict[str, list[Line]] = {}
         self._rests_until: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -212,28 +220,31 @@ class Web:
         if form is not None:
             asked["Content-Type"] = "application/x-www-form-urlencoded"
         until = time.monotonic() + (self._timeout_s if within_s is None else within_s)
-        line, kept = None, False
+        _, _, place = url.partition("://")[2].partition("/")
         try:
-            line = self._line(url)
-            connection = line.connection
-            connection.sock.settimeout(self._timeout_s)
-            connection.response_class = partial(_Response, silence_s=self._timeout_s, until=until)  # type: ignore[assignment]
-            _, _, place = url.partition("://")[2].partition("/")
-            body = None if form is None else urlencode(form)
-            method = "GET" if form is None else "POST"
-            connection.request(method, f"{line.prefix}/{place}", body, {**asked, **line.headers})
-            with connection.getresponse() as response:
-                answer = self._answer(response, host, quota, extent, most_bytes)
-                # After a word of 1xx the answer is yet to come.
-                kept = response.length == 0 and not response.will_close and response.status >= 200
-            return answer
+            while True:
+                line, again = self._line(url, until)
+                connection, kept = line.connection, False
+                try:
+                    connection.sock.settimeout(min(self._timeout_s, left_s(until)))
+                    connection.response_class = partial(_Response, silence_s=self._timeout_s, until=until)  # type: ignore[assignment]
+                    body, method = (None, "GET") if form is None else (urlencode(form), "POST")
+                    connection.request(method, f"{line.prefix}/{place}", body, {**asked, **line.headers})
+                    with connection.getresponse() as response:
+                        answer = self._answer(response, host, quota, extent, most_bytes)
+                        # After a word of 1xx the answer is yet to come.
+                        kept = response.length == 0 and not response.will_close and response.status >= 200
+                    return answer
+                except ConnectionError:
+                    # The server may just have ended a connection that was kept, which says nothing of it.
+                    if not again:
+                        raise
+                finally:
+                    self._give_back(url, line, kept)
         except (http.client.HTTPException, OSError, ValueError) as exc:
             # What is wrong in a header or a proxy's address is a ValueError of whatever reads it.
             name = type(exc).__name__
             raise SourceUnavailable(f"{host}: {_TROUBLES.get(name, f'the answer broke off ({name})')}") from None
-        finally:
-            if line is not None:
-                self._give_back(url, line, kept)
 
     def _answer(
         self,
@@ -266,17 +277,15 @@ class Web:
         return Answer(status, headers, self._body(response, host, most_bytes))
 
     def _body(self, response: http.client.HTTPResponse, host: str, most_bytes: int) -> bytes:
-        if (response.length or 0) > most_bytes:
-            raise SourceChanged(f"{host} has more than the {most_bytes} bytes that were asked for")
+        size = response.length or 0
+        if size <= most_bytes and response.length is not None:
+            return response.read()
         pieces: list[bytes] = []
-        size = 0
-        while piece := response.read1(_PIECE_BYTES):
+        while size <= most_bytes and (piece := response.read1(_PIECE_BYTES)):
             pieces.append(piece)
             size += len(piece)
-            if size > most_bytes:
-                raise SourceChanged(f"{host} gives more than the {most_bytes} bytes that were asked for")
-        if response.length:
-            raise SourceUnavailable(f"{host}: the answer broke off")
+        if size > most_bytes:
+            raise SourceChanged(f"{host} gives more than the {most_bytes} bytes that were asked for")
         return b"".join(pieces)
 
     def _rest(self, quota: str, headers: Headers) -> None:
@@ -288,7 +297,8 @@ class Web:
 
     # -- connections
 
-    def _line(self, url: str) -> _Line:
+    def _line(self, url: str, until: float) -> tuple[Line, bool]:
+        """A connection, and whether it was kept."""
         with self._lock:
             if self._pid != os.getpid():
                 self._pid, self._idle = os.getpid(), {}
@@ -296,11 +306,11 @@ class Web:
             while idle:
                 line = idle.pop()
                 if not _has_ended(line.connection):
-                    return line
+                    return line, True
                 line.connection.close()
-        return _connected(url)
+        return self._connect(url, until), False
 
-    def _give_back(self, url: str, line: _Line, kept: bool) -> None:
+    def _give_back(self, url: str, line: Line, kept: bool) -> None:
         with self._lock:
             idle = self._idle.setdefault(origin(url), [])
             if kept and self._pid == os.getpid() and len(idle) < KEPT_CONNECTIONS:
@@ -328,24 +338,31 @@ def _trusted() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def _connected(url: str) -> _Line:
+def _connected(url: str, _: float) -> Line:
     address = urlsplit(url)
     host, secure = address.hostname or "", address.scheme == "https"
     proxy = "" if proxy_bypass(host) else getproxies().get(address.scheme, "")
-    via = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy else address
+    try:
+        via = urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy else address
+        server, port = via.hostname or "", via.port
+    except ValueError:  # brackets that do not close, or a port that is no number or too large
+        # It may have a password.
+        raise SourceUnavailable(
+            f"{host}: {address.scheme.upper()}_PROXY is no address: write it like http://proxy.example.org:3128"
+        ) from None
     connection = (
-        http.client.HTTPSConnection(via.hostname or "", via.port, timeout=CONNECT_S, context=_trusted())
+        http.client.HTTPSConnection(server, port, timeout=CONNECT_S, context=_trusted())
         if secure
-        else http.client.HTTPConnection(via.hostname or "", via.port, timeout=CONNECT_S)
+        else http.client.HTTPConnection(server, port, timeout=CONNECT_S)
     )
-    login, line = {}, _Line(connection)
+    login, line = {}, Line(connection)
     if proxy and via.username:
         words = f"{unquote(via.username)}:{unquote(via.password or '')}".encode()
         login = {"Proxy-Authorization": f"Basic {b64encode(words).decode()}"}
     if proxy and secure:
         connection.set_tunnel(host, address.port, login)
     elif proxy:
-        line = _Line(connection, f"http://{address.netloc}", login)
+        line = Line(connection, f"http://{address.netloc}", login)
     try:
         connection.connect()
     except BaseException:

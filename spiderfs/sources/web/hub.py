@@ -6,7 +6,9 @@ The revision is resolved once: the first process of a mount that needs the commi
 A file's version is its size and a tag: the hash of its git blob's id, or of the SHA-256 of a file in LFS or Xet. The
 hub answers a GET with a redirect to a server of contents, by a URL that is signed and expires. Later reads of the file
 ask there at once, so each is one request; when that server refuses, the hub is asked anew. With the redirect the hub
-names the same id, as an ETag, which is compared; where it names another one, or none, the tree decides.
+names the same id, as an ETag, which is compared; where it names another one, or none, the tree decides. An answer that
+names no commit is none of the hub's, and a page of HTML only the file if the id is the hash of it. A page of another
+type, of just the file's size, from the server of contents would be taken for the file.
 
 **The token** goes to the hub's own scheme, host and port, and nowhere else. It is read when it is needed first, and
 anew after the hub has refused it: `HF_TOKEN`, or the file in which `hf auth login` has put it.
@@ -15,6 +17,7 @@ anew after the hub has refused it: `HF_TOKEN`, or the file in which `hf auth log
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -30,7 +33,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from spiderfs.errors import ConfigError, SourceChanged, SourceDenied, SourceError, SourceNotFound, SourceUnavailable
 from spiderfs.sources.object_names import is_name
-from spiderfs.sources.object_source import DIRECTORY, StoreSettings, file_stat, later_page, tag_of
+from spiderfs.sources.object_source import DIRECTORY, Pages, StoreSettings, file_stat, later_page, tag_of
 from spiderfs.sources.source import MAX_SIZE, SourceStat, Version
 from spiderfs.sources.web.asking import Answer, Web, WebSource, is_address, led_to, origin
 
@@ -46,6 +49,7 @@ _URL = re.compile(
 # JSON has them, and no name.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_TOKEN = re.compile(r"[!-~]*")
 _NEXT = re.compile(r'<([^>]*)>;\s*rel="next"')
 # A page of a thousand names has some 300 kB.
 _PAGE_BYTES = 64 << 20
@@ -113,15 +117,20 @@ class _Token:
             return bool(token)
         return bool(self._read)
 
+    def _find(self) -> str:
+        token = (os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or self._in_file()).strip()
+        if not _TOKEN.fullmatch(token):
+            raise SourceUnavailable(
+                "the token of the hub has characters that no token has: set HF_TOKEN anew, or log in (hf auth login)"
+            )
+        return token
+
     @staticmethod
-    def _find() -> str:
-        named = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
-        if named:
-            return named.strip()
+    def _in_file() -> str:
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
         try:
-            return Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text().strip()
+            return Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text()
         except (OSError, ValueError, RuntimeError):  # no file, no text, or no home
             return ""
 
@@ -144,6 +153,7 @@ class HubSource(WebSource):
             raise ConfigError("HF_ENDPOINT is no address of a hub: write it like https://hub.example.org")
         self._origin = origin(self._hub)
         self._where = f"hf://datasets/{self._place.name}"
+        self._timeout_s = settings.timeout_s
         self._web = Web(settings.timeout_s)
         self._token = _Token(wanted=not settings.anonymous)
         self._commit = _Commit()
@@ -182,10 +192,11 @@ class HubSource(WebSource):
         url = f"{self._api}/tree/{self._shown}{inside}?recursive=False&expand=False"
         found: dict[bytes, SourceStat] = {}
         left_out: list[str] = []
-        pages: set[str] = set()
-        while url:
-            answer = later_page(partial(self._asked, url)) if pages else self._asked(url)
-            for row in self._rows(answer):
+        pages = Pages(f"{self._where}: the hub", self._timeout_s)
+        answer = self._asked(url)
+        while True:
+            rows = self._rows(answer)
+            for row in rows:
                 named = str(row.get("path"))
                 name, shown = named.removeprefix(below), _stat_of(row)
                 if not named.startswith(below) or shown is None:
@@ -194,13 +205,14 @@ class HubSource(WebSource):
                     found[name.encode()] = shown
                 else:
                     left_out.append(named)
-            pages.add(url)
             following = _NEXT.search(answer.headers.get("Link", ""))
+            if not following:
+                break
             # A mirror may name the hub that it mirrors, which is not asked.
-            hub, there = urlsplit(self._hub), urlsplit(led_to(url, following[1]) if following else "")
-            url = there._replace(scheme=hub.scheme, netloc=hub.netloc).geturl() if following else ""
-            if url in pages:
-                raise SourceUnavailable(f"{self._where}: the hub gives the same page of a listing again and again")
+            hub, there = urlsplit(self._hub), urlsplit(led_to(url, following[1]))
+            url = there._replace(scheme=hub.scheme, netloc=hub.netloc).geturl()
+            pages.turn((str(row.get("path")) for row in rows), url)
+            answer = later_page(partial(self._asked, url))
         if path and not found and not left_out:
             raise SourceNotFound(f"{os.fsdecode(path)}: no such directory in {self._named}")
         if left_out:
@@ -225,6 +237,9 @@ class HubSource(WebSource):
         if link.version != version:
             # Another version, or a hub that names its contents differently from its tree, or not at all.
             self._check(path, version)
+        is_page = "text/html" in answer.headers.get("Content-Type", "") and not path.endswith((b".htm", b".html"))
+        if is_page and version.tag not in _tags_of(answer.body):
+            raise SourceUnavailable(f"{self._where}: a page of HTML came for a file: check HF_ENDPOINT and proxies")
         return answer.body
 
     def _by_link(self, path: bytes, link: _Link, question: dict[str, Any]) -> Answer | None:
@@ -241,11 +256,12 @@ class HubSource(WebSource):
     def _by_hub(self, path: bytes, question: dict[str, Any]) -> tuple[_Link, Answer]:
         """What the hub answers, or the server to which it redirects."""
         url = f"{self._hub}/datasets/{self._place.name}/resolve/{self._shown}/{quote(self._full(path))}"
-        e_tag, size = "", ""
+        commit, e_tag, size = "", "", ""
         for _ in range(_HOPS):
             own = origin(url) == self._origin
             answer = self._get(url, quota="resolve", **question) if own else self._web.get(url, **question)
             if own:
+                commit = answer.headers.get("X-Repo-Commit") or commit
                 e_tag = answer.headers.get("X-Linked-Etag") or answer.headers.get("ETag") or e_tag
                 size = answer.headers.get("X-Linked-Size") or size
             if answer.redirect:
@@ -259,6 +275,10 @@ class HubSource(WebSource):
                 raise self._refusal(answer)
             if not answer.ok:
                 raise SourceUnavailable(f"{self._where}: the server of its contents refuses them ({answer.status})")
+            if not commit:
+                raise SourceUnavailable(
+                    f"{self._where}: an answer that names no commit is none of a hub's: check HF_ENDPOINT and proxies"
+                )
             found = Version(int(size) if size.isdecimal() else answer.size, 0, tag_of(e_tag.removeprefix("W/")))
             link = _Link(url, found)
             if not own:
@@ -359,6 +379,12 @@ def _parsed(answer: Answer) -> Any:
         return json.loads(answer.body)
     except (ValueError, RecursionError):
         return None
+
+
+def _tags_of(content: bytes) -> set[int]:
+    """The tags of a file with this content: by its git blob, or in LFS."""
+    blob = hashlib.sha1(b"blob %d\0%b" % (len(content), content))
+    return {tag_of(blob.hexdigest()), tag_of(hashlib.sha256(content).hexdigest())}
 
 
 def _stat_of(row: dict[str, Any]) -> SourceStat | None:

@@ -28,12 +28,12 @@ from urllib.parse import quote, urlsplit
 
 from spiderfs.errors import ConfigError, SourceChanged, SourceDenied, SourceError, SourceNotFound, SourceUnavailable
 from spiderfs.sources.object_names import is_name
-from spiderfs.sources.object_source import DIRECTORY, StoreSettings, file_stat, tag_of
+from spiderfs.sources.object_source import DIRECTORY, LIST_TIMEOUTS, StoreSettings, file_stat, tag_of
 from spiderfs.sources.source import MAX_SIZE, SourceStat, Version
 from spiderfs.sources.web.asking import Answer, Headers, Web, WebSource, is_address
 
-# A manifest of a million files has some 80 MB. It may take as many time-outs as the list of a directory may.
-_MOST_BYTES, _TIMEOUTS = 1 << 30, 20
+# A manifest of a million files has some 80 MB.
+_MOST_BYTES = 1 << 30
 _LINE = re.compile(rb"([^\t\n]*/)?([^/\t\n]+)\t\d{1,19}\t[^\t\r\n]+\n")
 # What means something in a URL by itself.
 _RESERVED = "%/:[]!$&'()*+,;=~"
@@ -131,7 +131,7 @@ class ManifestSource(WebSource):
         # As people copy it from a browser it may have spaces, and letters of any script.
         self._url = quote(url, safe=_RESERVED)
         self._below = self._url[: self._url.rindex("/") + 1]
-        self._longest_s = settings.timeout_s * _TIMEOUTS
+        self._longest_s = settings.timeout_s * LIST_TIMEOUTS
         self._web = Web(settings.timeout_s)
         self._asking = threading.Lock()
         # What was found when the server was asked last, when that was, and how to ask whether it is still the same.

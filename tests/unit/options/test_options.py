@@ -357,7 +357,7 @@ def test_a_server_for_several_nodes(paths: Paths, address: str) -> None:
     assert paths.load("cluster=none") == paths.load()
 
 
-@pytest.mark.parametrize("source", ["memory:/bucket/train", "memory:bucket/"])
+@pytest.mark.parametrize("source", ["memory:/bucket/train", "memory:bucket/", "Memory://bucket"])
 def test_a_url_with_too_few_slashes_is_a_mistake(paths: Paths, bucket: type[_Bucket], source: str) -> None:
     with pytest.raises(ConfigError, match="neither a URL nor a path: write memory://bucket"):
         load_url(paths, url=source)

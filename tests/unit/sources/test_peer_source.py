@@ -222,7 +222,7 @@ def moved(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
     return True
 
 
-@pytest.mark.parametrize("answers", [cut, longer, failing, silent, trickling, nonsense, endless, of_no_length, moved])
+@pytest.mark.parametrize("answers", [cut, longer, failing, silent, trickling, nonsense, of_no_length, moved])
 def test_whatever_a_peer_does_the_reader_gets_the_bytes_of_the_source_in_time(
     setup: Setup, answers: Callable[[BaseHTTPRequestHandler, bytes], bool]
 ) -> None:
@@ -236,6 +236,13 @@ def test_whatever_a_peer_does_the_reader_gets_the_bytes_of_the_source_in_time(
     assert max(waits[FAILURES:]) < 0.1, "it is not asked any more"
     assert setup.status() == PeerStatus(False, 0, 0, 0, FAILURES)
     assert setup.reads() == FAILURES + 2
+
+
+def test_a_long_text_about_a_file_that_is_not_there_is_not_waited_for(setup: Setup) -> None:
+    setup.peer.answers = endless
+    for _ in range(FAILURES + 1):
+        assert setup.read() == CONTENT
+    assert setup.status() == PeerStatus(True, 0, 0, FAILURES + 1, 0)
 
 
 def test_a_peer_that_is_back_is_asked_again(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +268,21 @@ def test_a_connection_that_the_server_has_closed_is_made_anew(setup: Setup, says
     for _ in range(3):
         assert type(setup.read()) is FromPeer
     assert setup.status().timeouts == 0
+
+
+def test_a_kept_connection_that_ends_at_the_next_question_is_made_anew(setup: Setup) -> None:
+    asked: list[BaseHTTPRequestHandler] = []
+
+    def ending(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
+        handler.close_connection = again = handler in asked
+        asked.append(handler)
+        return again
+
+    setup.peer.answers = ending
+    for connections in (1, 2, 3):
+        assert type(setup.read()) is FromPeer
+        assert setup.peer.connections == connections
+    assert setup.status() == PeerStatus(True, 3, 3 * len(CONTENT), 0, 0)
 
 
 def test_nobody_listens(setup: Setup) -> None:

@@ -258,6 +258,21 @@ def test_where_the_hub_names_no_etag_the_tree_decides(hub: FakeHub, source: HubS
         source.read(b"train/b.bin", 0, 10, version._replace(tag=5))
 
 
+def test_a_page_of_just_the_size_is_no_file(hub: FakeHub, source: HubSource) -> None:
+    small, large = (source.stat(path).version for path in (b"train/a.txt", b"train/b.bin"))
+    hub.fails = lambda request: Reply(200, b"sorry") if "a.txt" in request else None
+    with pytest.raises(SourceUnavailable, match="names no commit is none of a hub's"):
+        source.read(b"train/a.txt", 0, 5, small)
+    page = {"Content-Type": "text/html; charset=utf-8"}
+    hub.contents.fails = lambda request: Reply(200, bytes(5000), page)
+    for extent in ((0, 5000), (1000, 1000)):
+        with pytest.raises(SourceUnavailable, match="a page of HTML came for a file"):
+            source.read(b"train/b.bin", *extent, large)
+    # A file that is such a page by itself.
+    hub.contents.fails = lambda request: Reply(200, LARGE, page)
+    assert source.read(b"train/b.bin", 0, 5000, large) == LARGE
+
+
 @pytest.mark.parametrize("path", [b"train/a.txt", b"train/b.bin"])
 def test_a_body_that_is_cut_is_an_error(hub: FakeHub, source: HubSource, path: bytes) -> None:
     version = source.stat(path).version
@@ -431,6 +446,20 @@ def test_the_token_goes_to_the_hub_and_nowhere_else(
     assert {headers["authorization"] for headers in hub.headers} == {f"Bearer {TOKEN}"}
     assert hub.contents.headers
     assert not any("authorization" in headers for headers in hub.contents.headers)
+
+
+@pytest.mark.parametrize("token", ["hf_SECRET\nHost: x", "hf_SECRET token", "hf_SECRET\N{KELVIN SIGN}"])
+def test_what_is_no_token_is_refused_in_a_line(
+    hub: FakeHub, source: HubSource, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(SourceUnavailable, match="set HF_TOKEN anew, or log in") as caught:
+        listed(source)
+    assert hub.requests == []
+    assert not any(secret in str(caught.value) for secret in ("SECRET", "\n"))
+    monkeypatch.setenv("HF_TOKEN", f" {TOKEN}\n")
+    assert listed(source)
+    assert hub.headers[-1]["authorization"] == f"Bearer {TOKEN}"
 
 
 def test_without_a_token_none_is_sent(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

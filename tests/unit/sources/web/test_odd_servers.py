@@ -121,6 +121,18 @@ def test_a_proxy_without_an_address_is_refused_in_a_line(monkeypatch: pytest.Mon
     assert "SECRET" not in str(caught.value)
 
 
+@pytest.mark.parametrize("proxy", ["http://me:SECRET@proxy:port", "proxy:99999"])
+@pytest.mark.parametrize("url", ["s3://bucket", "gs://bucket"])
+def test_a_bucket_behind_such_a_proxy_says_so_too(monkeypatch: pytest.MonkeyPatch, url: str, proxy: str) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, proxy)
+    monkeypatch.delenv("no_proxy", raising=False)
+    source = open_source(url, StoreSettings(endpoint="http://store.example.org", anonymous=True, region="r"))
+    with pytest.raises(SourceUnavailable, match=r"a proxy's, cannot be used: .* HTTP_PROXY and HTTPS_PROXY$") as caught:
+        source.stat(b"")
+    assert "SECRET" not in str(caught.value)
+
+
 def test_a_time_that_no_file_has_is_a_tag() -> None:
     with of_manifest(b"", answer(b"a\t5\tffffffffffffffff-5\n")) as source:
         assert source.stat(b"a").tag

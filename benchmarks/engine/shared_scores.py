@@ -1,24 +1,26 @@
 """One training on several nodes: how the scores of each node's manager rank the samples, with and without `cluster`.
 
-    .venv/bin/python -m benchmarks.engine.shared_scores --json FILE      three minutes
+    .venv/bin/python -m benchmarks.engine.shared_scores --json FILE      a minute and a half
     .venv/bin/python -m benchmarks.engine.shared_scores --quick          half a minute
 
 Each node has a process with the manager's parts that learn, without a mount, and a rank of the training, whose batches
-it is told at a fixed pace. An epoch is one random order of all samples, of which each rank has every n-th. The
-embeddings are synthetic (benchmarks/common/embeddings.py). The systems:
+it is told. An epoch is one random order of all samples, of which each rank has every n-th. The embeddings are synthetic
+(benchmarks/common/embeddings.py). The systems:
 
+    one       one manager hears all ranks
     own       each manager hears its own rank alone
-    shared    the managers share rows and scores by a Redis server on this machine
+    shared    the managers share rows and scores by a Redis server on this machine, at a fixed pace
 
-`rank correlation` is Spearman's, of a manager's scores at the end with those of one manager that hears all ranks; the
-least and the mean of all nodes. `CPU` is the processor time a row of the manager that scores for all, in times of that
-one's.
+`rank correlation` is Spearman's, of a manager's scores at the end with those of the system `one`; the least and the
+mean of all nodes. `CPU` is the processor time of the manager that scores for all, in times of that one's.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.process
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -53,7 +55,7 @@ from spiderfs.protocol import Batch, Hello
 from spiderfs.testing import MemoryContent
 
 WIDTH, CLASSES = 64, 20
-OWN, SHARED = "own", "shared"
+ONE, OWN, SHARED = "one", "own", "shared"
 NODES = (2, 4, 8)
 # What is on its way when the last batch has been sent has this long to arrive.
 PATIENCE_S, SETTLE_S = 60.0, 1.5
@@ -61,14 +63,14 @@ PATIENCE_S, SETTLE_S = 60.0, 1.5
 
 @dataclass(frozen=True)
 class Extent:
-    samples: int = 10_000
+    samples: int = 4_000
     epochs: int = 3
     step: int = 512
     """Rows of all ranks' batches together."""
-    rows_per_s: int = 1_500
+    rows_per_s: int = 1_000
 
 
-QUICK = Extent(samples=2_000, epochs=2)
+QUICK = Extent(samples=2_000, epochs=2, rows_per_s=1_500)
 
 
 class Step(NamedTuple):
@@ -79,14 +81,20 @@ class Step(NamedTuple):
     embeddings: npt.NDArray[np.float16]
 
 
+class Taught(NamedTuple):
+    """The label of each sample, and what all ranks train on."""
+
+    labels: npt.NDArray[np.int32]
+    steps: list[Step]
+
+
 class Learned(NamedTuple):
     scores: npt.NDArray[np.float32]
     cpu_s: float
     counts: dict[str, int]
 
 
-def steps_of(extent: Extent) -> tuple[npt.NDArray[np.int32], list[Step]]:
-    """The label of each sample, and what all ranks train on."""
+def taught_by(extent: Extent) -> Taught:
     rng, made = np.random.default_rng(0), Embeddings(extent.samples, WIDTH, CLASSES)
     steps = []
     for epoch in range(extent.epochs):
@@ -95,13 +103,13 @@ def steps_of(extent: Extent) -> tuple[npt.NDArray[np.int32], list[Step]]:
             indices = order[first : first + extent.step]
             embeddings = made.of(indices, epoch).astype(np.float16)
             steps.append(Step(first + extent.step >= extent.samples, indices, embeddings))
-    return made.labels.astype(np.int32), steps
+    return Taught(made.labels.astype(np.int32), steps)
 
 
 class Node:
-    """The part of a manager that learns, and one rank."""
+    """The part of a manager that learns, and the ranks on its node."""
 
-    def __init__(self, place: Path, server: str, rank: int, nodes: int, labels: npt.NDArray[np.int32]) -> None:
+    def __init__(self, place: Path, server: str, ranks: Sequence[int], of: int, labels: npt.NDArray[np.int32]) -> None:
         self.counters = SharedCounters(1)
         row, count = self.counters.row(0), len(labels)
         options = Options(source=place / "source", mountpoint=place / "point", cache_dir=place / "cache")
@@ -114,21 +122,23 @@ class Node:
         )
         samples = SampleList("train", "train", b"".join(b"%d\0" % number for number in range(count)), labels)
         known = KnownList("list", samples, np.arange(1, count + 1, dtype=np.uint64))
-        self.course = Course(1, f"job-{nodes}", known, place / "scores")
+        self.course = Course(1, f"job-{of}", known, place / "scores")
         courses.put(self.course)
-        trainer = Trainer(os.getpid(), 0, Hello("benchmark", self.course.job_id, None, rank, nodes))
-        trainers.attach(trainer)
-        trainers.declare(trainer, "train", self.course, True)
-        self._number = trainers.number_of(trainer)
-        self._rank, self._ranks = rank, nodes
+        self._numbers, self._of = {}, of
+        for rank in ranks:
+            trainer = Trainer(os.getpid(), 0, Hello("benchmark", self.course.job_id, None, rank, of))
+            trainers.attach(trainer)
+            trainers.declare(trainer, "train", self.course, True)
+            self._numbers[rank] = trainers.number_of(trainer)
 
     async def learn(self, steps: Sequence[Step], began: float, steps_per_s: float) -> None:
-        """Hear this rank's batches, at this pace from the time `began` on."""
+        """Hear the batches of these ranks, at this pace from the time `began` on; 0 is as fast as they are learned."""
         for number, step in enumerate(steps):
             await trio.sleep(max(0.0, began + number / steps_per_s - time.monotonic()) if steps_per_s else 0)
-            its = slice(self._rank, None, self._ranks)
-            batch = Batch("train", 0, number, step.indices[its], step.embeddings[its])
-            await self.scoring.learn(self._number, self.course, [batch])
+            for rank, trainer in self._numbers.items():
+                its = slice(rank, None, self._of)
+                batch = Batch("train", 0, number, step.indices[its], step.embeddings[its])
+                await self.scoring.learn(trainer, self.course, [batch])
             if step.ends_epoch:
                 await self.scoring.new_epoch([self.course])
 
@@ -143,28 +153,21 @@ class Node:
 
 
 def _serve(
-    told: Connection,
-    extent: Extent,
-    server: str,
-    rank: int,
-    nodes: int,
-    labels: npt.NDArray[np.int32],
-    steps: list[Step],
+    told: Connection, place: Path, extent: Extent, server: str, ranks: Sequence[int], of: int, taught: Taught
 ) -> None:
     """A node's process: it learns when it is told to begin, and tells what it has learned when it is told to end."""
 
-    async def main(place: Path) -> None:
-        node = Node(place, server, rank, nodes, labels)
+    async def main() -> None:
+        node = Node(place, server, ranks, of, taught.labels)
         await node.scoring.introduce(node.course)
         told.send(None)
         began = await trio.to_thread.run_sync(told.recv)
         before_s = time.process_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.nodes.run, node.scoring, trio.lowlevel.checkpoint)
-            paced = server or nodes == 1
-            await node.learn(steps, began, extent.rows_per_s / extent.step if paced else 0)
-            if server and rank == 0:
-                others = sum(len(step.indices) - len(step.indices[::nodes]) for step in steps)
+            await node.learn(taught.steps, began, extent.rows_per_s / extent.step if server else 0)
+            if server and 0 in ranks:
+                others = sum(len(step.indices) - len(step.indices[::of]) for step in taught.steps)
                 with trio.move_on_after(PATIENCE_S):
                     while node.count("cluster_rows_heard") < others:
                         await trio.sleep(0.05)
@@ -173,29 +176,30 @@ def _serve(
             nursery.cancel_scope.cancel()
         told.send(node.learned(time.process_time() - before_s))
 
-    with tempfile.TemporaryDirectory() as place:
-        trio.run(main, Path(place))
+    # The benchmark's own process turns it into an interrupt.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    trio.run(main)
 
 
-def learned_by(
-    extent: Extent, system: str, nodes: int, labels: npt.NDArray[np.int32], steps: list[Step]
-) -> list[Learned]:
+def _end(process: multiprocessing.process.BaseProcess) -> None:
+    process.join(1)
+    process.terminate()
+    process.join()
+
+
+def learned_by(extent: Extent, system: str, nodes: int, taught: Taught) -> list[Learned]:
     """What the manager of each node has learned at the end."""
     forking = multiprocessing.get_context("fork")
     with ExitStack() as stack:
-        server = ""
-        if system == SHARED:
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            server = stack.enter_context(RedisServer(place)).url
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(RedisServer(place)).url if system == SHARED else ""
         talks = []
-        for rank in range(nodes):
+        for ranks in [range(nodes)] if system == ONE else [[rank] for rank in range(nodes)]:
             talk, told = forking.Pipe()
-            process = forking.Process(
-                target=_serve, args=(told, extent, server, rank, nodes, labels, steps), daemon=True
-            )
+            arguments = (told, place / str(ranks[0]), extent, server, ranks, nodes, taught)
+            process = forking.Process(target=_serve, args=arguments, daemon=True)
             process.start()
-            stack.callback(process.join)
-            stack.callback(process.terminate)
+            stack.callback(_end, process)
             talks.append(talk)
             told.close()
         for talk in talks:
@@ -213,36 +217,26 @@ def learned_by(
 
 
 def run(extent: Extent, console: Console) -> dict[str, object]:
-    labels, steps = steps_of(extent)
-    rows = extent.samples * extent.epochs
-    with console.status("one manager that hears all"):
-        (one,) = learned_by(extent, OWN, 1, labels, steps)
+    taught = taught_by(extent)
     table = plain_table(
         f"{extent.samples:,} samples, {extent.epochs} epochs, {extent.rows_per_s:,} rows/s",
         *("nodes", "system", "rank correlation, least", "mean", "CPU", "rows lost"),
         words=("system",),
     )
     runs: list[dict[str, Any]] = []
-    for system in (OWN, SHARED):
-        for nodes in NODES:
-            with console.status(f"{system}, {nodes} nodes"):
-                learned = learned_by(extent, system, nodes, labels, steps)
-            found = [float(spearmanr(node.scores, one.scores).statistic) for node in learned]
-            cpu = round(learned[0].cpu_s / one.cpu_s, 3) if system == SHARED else None
-            lost = sum(node.counts["cluster_rows_lost"] + node.counts["hook_rows_left_out"] for node in learned)
-            runs.append(
-                {
-                    "system": system,
-                    "nodes": nodes,
-                    "correlations": [round(value, 4) for value in found],
-                    "cpu": cpu,
-                    "lost": lost,
-                }
-            )
-            cells = (f"{min(found):.3f}", f"{np.mean(found):.3f}", "" if cpu is None else f"{cpu:.2f}", str(lost))
-            table.add_row(str(nodes), system, *cells)
+    for nodes in NODES:
+        with console.status(f"{nodes} nodes"):
+            (one,) = learned_by(extent, ONE, nodes, taught)
+            for system in (OWN, SHARED):
+                learned = learned_by(extent, system, nodes, taught)
+                found = [round(float(spearmanr(node.scores, one.scores).statistic), 4) for node in learned]
+                cpu = round(learned[0].cpu_s / one.cpu_s, 3)
+                lost = sum(node.counts["cluster_rows_lost"] + node.counts["hook_rows_left_out"] for node in learned)
+                runs.append({"nodes": nodes, "system": system, "correlations": found, "cpu": cpu, "lost": lost})
+                cells = (f"{min(found):.3f}", f"{np.mean(found):.3f}", f"{cpu:.2f}", str(lost))
+                table.add_row(str(nodes), system, *cells)
     console.print(table)
-    return {"extent": asdict(extent), "one_cpu_us_a_row": round(1e6 * one.cpu_s / rows, 1), "runs": runs}
+    return {"extent": asdict(extent), "runs": runs}
 
 
 def main() -> int:

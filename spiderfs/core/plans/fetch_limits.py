@@ -67,6 +67,11 @@ class Concurrency:
         self._since_s: float | None = None
         self._bytes = 0
 
+    @property
+    def is_highest(self) -> bool:
+        """Whether the limit is as high as it may be, and has brought as much as any lower one for a while."""
+        return self.limit == self.most and self._best > 0
+
     def short_of_work(self) -> None:
         """Note that there was nothing to fetch although the limit allowed another fetch: the slice begins anew."""
         self._since_s = None

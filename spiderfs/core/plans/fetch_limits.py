@@ -105,7 +105,8 @@ class Concurrency:
         needed = (FIRST_ENDED - 1) * self._least_s / spread_s if spread_s > 0 else math.inf
         if 2 * needed < self.limit:
             self.limit = min(self.most, max(LEAST_FETCHES, math.ceil(2 * needed)))
-            self._doubles = False
+            # A slice may have ended before, and the limit may have grown.
+            self._grown_by, self._doubles = 0, False
 
     def _judge(self, rate: float) -> None:
         self.bytes_per_s = rate

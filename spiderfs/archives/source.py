@@ -29,6 +29,7 @@ from spiderfs.archives import tar_format, zip_format
 from spiderfs.archives.index import DEFLATED, DIRECTORY, FILE, LINK, Index, Row
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.indices import Indices
+from spiderfs.archives.neighbourhood import Neighbourhood
 from spiderfs.errors import ArchiveFailed, SourceChanged, SourceNotADirectory, SourceNotFound, SourceUnavailable
 from spiderfs.sources.source import Source, SourceStat, Version
 
@@ -88,6 +89,9 @@ class ArchiveSource:
             yield name, self._stat_of(place.found, index, row)
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        """As `Source.read`. A path with a slash behind it is that of an archive as the file that it is."""
+        if path[-1:] == b"/":
+            return self.inner.read(path[:-1], offset, length, version)
         for archive, below in self._archives_on(path):
             for again in (False, True):
                 # Who knows the member of this version has made the index, or has had another process make it.
@@ -142,6 +146,18 @@ class ArchiveSource:
         self.inner.close()
 
     # -- what lies where
+
+    def neighbourhood(self, path: bytes, version: Version) -> Neighbourhood | None:
+        """What lies beside a member of this version, if this process finds its index; asks the source nothing."""
+        for archive, below in self._archives_on(path):
+            index = self.indices.here(archive) if below and version.tag else None
+            row = index.find(below) if index is not None else None
+            if index is not None and row is not None and row.kind == FILE and index.tag(row) == version.tag:
+                return Neighbourhood(archive, index, row)
+        found = self.inner.neighbourhood(path, version) if isinstance(self.inner, ArchiveSource) else None
+        if found is not None:
+            found.as_file += b"/"
+        return found
 
     def _archives_on(self, path: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Each beginning of a path that has the name of an archive, and the rest of the path."""

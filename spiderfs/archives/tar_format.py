@@ -150,7 +150,8 @@ def _pax(text: bytes) -> dict[bytes, bytes]:
         digits, blank, _ = text[at : at + 8].partition(b" ")
         end = at + int(digits) if blank and digits.isdigit() else 0
         key, equals, value = text[at + len(digits) + 1 : end - 1].partition(b"=")
-        if not equals or end > len(text) or text[end - 1] != 0x0A:
+        # A record of no length would be read for ever.
+        if not equals or not at < end <= len(text) or text[end - 1] != 0x0A:
             raise ArchiveFailed("a pax header makes no sense")
         found[key] = value
         at = end

@@ -55,7 +55,7 @@ from spiderfs.vfs.redirects import PendingReads
 from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
 from spiderfs.views.pool import MakerPool
-from spiderfs.views.recipe import Recipe
+from spiderfs.views.recipe import ORIGINAL, Recipe
 from spiderfs.views.source import ViewSource, unknown_length
 from spiderfs.views.tree import Forms, TreeSource
 
@@ -197,6 +197,14 @@ class MountContext:
         # A reader's fetch never queues behind files that are pushed ahead; no push comes to the manager.
         at_a_time = options.fetches if row == MANAGER_ROW else options.fetches + self.pushes
         return ReadProcess(source, at_a_time, longest, before, deliver_to, cautious)
+
+    @property
+    def archives(self) -> ArchiveSource | None:
+        """The source, if neighbours in its archives may be read together: as they are, and from nowhere else."""
+        source = self.source
+        if isinstance(source, ArchiveSource) and self.homes is None and self.forms.shown == ORIGINAL:
+            return source
+        return None
 
     def peer_statuses(self) -> dict[str, PeerStatus]:
         """What was had from each other node, by its URL."""

@@ -155,6 +155,7 @@ class Manager:
             )
             if options.immutable
             else None,
+            context.archives,
         )
         self._warmer = Warmer(supply, options.sample_max_bytes, self._events.record_access, self._prefetcher.rate)
         self._packer: Packer | None = None
@@ -267,10 +268,8 @@ class Manager:
         nursery.start_soon(answer_questions, self._context.control_listener, self._table, nursery)
         nursery.start_soon(self._fold_events, self._context.event_reader, self._read_workers)
         nursery.start_soon(self._fold_events, self._client_pipe.fd, self._client_pipe.read)
-        nursery.start_soon(self._events.flush_in_time)
-        nursery.start_soon(self._write_log)
-        nursery.start_soon(self._keep_house)
-        nursery.start_soon(self._save_now_and_then)
+        for task in (self._events.flush_in_time, self._write_log, self._keep_house, self._save_now_and_then):
+            nursery.start_soon(task)
         nursery.start_soon(forget_gone, self._context.source)
         for component in (self._capacity, self._superseded, self._warmer, self._prefetcher):
             nursery.start_soon(component.run)

@@ -283,13 +283,18 @@ class Fetcher:
         return fetched.payload, await fetched.settled()
 
     async def bring(
-        self, node: Node, block: int = 0, delivery: Delivery | None = None, patience: Patience | None = None
+        self,
+        node: Node,
+        block: int = 0,
+        delivery: Delivery | None = None,
+        patience: Patience | None = None,
+        read: Callable[[], Awaitable[bytes]] | None = None,
     ) -> Fetched:
         """Fetch as `fetch` does, for a reader, which does not care whether the bytes have reached the store yet.
 
-        `delivery` is used if this very call reads the bytes. The wait, for the source or for another process's fetch,
-        is no longer than the reader's patience, which began with the request (by default: begins now). The bytes of a
-        provisional version never reach the store.
+        `delivery` is used if this very call reads the bytes. `read` gives all bytes of the file in the source's place.
+        The wait, for the source or for another process's fetch, is no longer than the reader's patience, which began
+        with the request (by default: begins now). The bytes of a provisional version never reach the store.
         """
         key = ContentKey(node.inode, block)
         # A read transaction shows the store as of its first read, and pins old pages until it is ended. So none may be
@@ -298,7 +303,7 @@ class Fetcher:
         offset = (block - 1) * BLOCK_BYTES if block else 0
         length = min(BLOCK_BYTES, node.stat.size - offset) if block else node.stat.size
         patience = patience or self._client.patience()
-        original = partial(self._read, node.path, offset, length, node.version, length, delivery, patience)
+        original = read or partial(self._read, node.path, offset, length, node.version, length, delivery, patience)
         if node.settles_at and node.settles_at > self._now():
             return await self._flights.run(key, partial(self._fetch_provisional, key, node, original))
         if self._views is None or block or not node.stat.viewed:
@@ -308,6 +313,10 @@ class Fetcher:
         # Another process may have fetched it in this moment, or in a mount whose names were lost.
         await self._views.with_size(node, len(fetched.payload))
         return fetched
+
+    async def read_range(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        """Bytes of what the source has at a path, for whoever makes payloads of them; raises SourceError."""
+        return await self._read(path, offset, length, version, length, None, self._client.patience())
 
     async def read_piece(self, node: Node, offset: int, size: int) -> bytes:
         """Read bytes of a large file from the source, and keep them nowhere; raises SourceError."""

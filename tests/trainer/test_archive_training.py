@@ -80,7 +80,7 @@ def read_all(mount: Mounted, loader: DataLoader[Any], epochs: int = 2) -> None:
         eventually(lambda epoch=epoch: mount.stats()["plans"] and mount.stats()["plans"][0]["epoch"] >= epoch)
 
 
-def test_image_folder_over_a_tar(tmp_path: Path) -> None:
+def test_image_folder_over_a_tar(tmp_path: Path, binding: str) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "train.tar").write_bytes(tar_of(PICTURES_BY_PATH))
@@ -91,7 +91,11 @@ def test_image_folder_over_a_tar(tmp_path: Path) -> None:
         with plan(mount.point, loader):
             read_all(mount, loader)
             assert mount.metric("hook_malformed") == 0
-        assert mount.metric("origin_reads") == PICTURES, "each member once, in two epochs"
+        if binding == "immutable":
+            assert mount.metric("origin_reads") == PICTURES, "each member once, in two epochs"
+        else:
+            # Neighbours come together as soon as the plan is proven.
+            assert mount.metric("origin_reads") < 0.8 * PICTURES
 
 
 class Files(Dataset[tuple[torch.Tensor, int]]):

@@ -67,6 +67,11 @@ class Concurrency:
         self._since_s: float | None = None
         self._bytes = 0
 
+    @property
+    def is_highest(self) -> bool:
+        """Whether the limit is as high as it may be, and has brought as much as any lower one for a while."""
+        return self.limit == self.most and self._best > 0
+
     def short_of_work(self) -> None:
         """Note that there was nothing to fetch although the limit allowed another fetch: the slice begins anew."""
         self._since_s = None
@@ -100,7 +105,8 @@ class Concurrency:
         needed = (FIRST_ENDED - 1) * self._least_s / spread_s if spread_s > 0 else math.inf
         if 2 * needed < self.limit:
             self.limit = min(self.most, max(LEAST_FETCHES, math.ceil(2 * needed)))
-            self._doubles = False
+            # A slice may have ended before, and the limit may have grown.
+            self._grown_by, self._doubles = 0, False
 
     def _judge(self, rate: float) -> None:
         self.bytes_per_s = rate

@@ -84,8 +84,11 @@ class Way(Protocol):
     def judge(self, node: Node) -> Verdict:
         """What is to be done about a sample that is not near."""
 
-    def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
-        """Bring a sample for this position of a reader, from the next `send` on; `done` is called later."""
+    def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
+        """Bring a sample for this position of a reader, from the next `send` on; `done` is called later.
+
+        Others may come along, for each of which `done` is called too. Returns the bytes of all.
+        """
 
     def send(self) -> None:
         """Begin with what is to be brought, so that it may go together."""

@@ -7,20 +7,28 @@ is what opens turn out to need (`core/plans/fetch_limits.py`). What room is free
 
 A sample is fetched only if the engine would keep it now, that is, if the samples that leave for it are needed later. If
 the engine would not, no sample behind it in the plans is worth fetching either.
+
+With a member of an archive come those of its neighbours that are used soon (`neighbours.py`): they are under way as any
+sample, and take its room, but no request of their own.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
+from spiderfs.core.chunks import FEW_MEMBERS, MOST_MEMBERS
 from spiderfs.core.events import FETCHED, HIT
 from spiderfs.core.plans.fetch_limits import LEAST, Concurrency, Window
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, positions_ahead
 from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.caching.neighbours import Neighbours
 from spiderfs.errors import SpiderfsError
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import Node
@@ -34,6 +42,10 @@ log = logging.getLogger(__name__)
 AHEAD_SHARE = 0.02
 BURST_SHARE = 0.1
 BURST_ROOM = 0.25
+# The weight of one request in the mean of the samples that come with each, and what of that mean needs no room.
+_WEIGHT, _FEW_ALONG = 1 / 32, 0.1
+
+Read = Callable[[], Awaitable[bytes]]
 
 
 class FetchAhead:
@@ -41,20 +53,32 @@ class FetchAhead:
 
     looks_again = True
 
-    def __init__(self, cache: CacheControl, fetcher: Fetcher, most: int, first: int) -> None:
-        """At most `most` samples are fetched at a time, and `first` at first."""
+    def __init__(
+        self, cache: CacheControl, fetcher: Fetcher, most: int, first: int, neighbours: Neighbours | None = None
+    ) -> None:
+        """At most `most` requests are made at a time, and `first` at first."""
         self._cache = cache
         self._fetcher = fetcher
+        self._neighbours = neighbours
         self.concurrency = Concurrency(most, first)
         self._windows: dict[PlannedReader, Window] = {}
         self._fetching: dict[int, int] = {}
         """The bytes of each sample that is being fetched."""
-        self._to_begin: list[tuple[Node, PlannedReader, Done]] = []
+        self._along: set[int] = set()
+        """Those of them that come with another one's request."""
+        self._each = 1.0
+        """How many samples come with a request, as a moving mean."""
+        self._to_begin: list[tuple[Node, PlannedReader, Done, Read | None]] = []
         self._nursery: trio.Nursery | None = None
 
     @property
     def under_way(self) -> int:
         return len(self._fetching)
+
+    @property
+    def samples_at_once(self) -> int:
+        """How many samples may be on their way at a time."""
+        return self.concurrency.limit * math.ceil(self._each - _FEW_ALONG)
 
     def start(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -80,11 +104,14 @@ class FetchAhead:
         return self._windows.setdefault(reader, Window(reader.opens, reader.late))
 
     def has_room(self) -> bool:
+        requests = len(self._fetching) - len(self._along)
+        return requests < self.concurrency.limit and (self._room_bytes() > 0 or not self._fetching)
+
+    def _room_bytes(self) -> int:
         # What is on its way lands together, and takes free room or that of others. What is pushed out of landing
         # unseen, or finds the room taken, was fetched in vain.
         free = self._cache.engine.free_bytes
-        fits = sum(self._fetching.values()) < max(free, self._cache.landing_room_bytes - free)
-        return len(self._fetching) < self.concurrency.limit and (fits or not self._fetching)
+        return max(free, self._cache.landing_room_bytes - free) - sum(self._fetching.values())
 
     def is_near(self, inode: int) -> bool:
         if inode in self._cache.engine.members or inode in self._fetching:
@@ -97,9 +124,17 @@ class FetchAhead:
             return Verdict.BRING
         return Verdict.ENOUGH if self._cache.engine.could_keep(node.inode, node.stat.size) else Verdict.LEAVE
 
-    def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
-        self._fetching[node.inode] = node.stat.size
-        self._to_begin.append((node, reader, done))
+    def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
+        # Where all requests that may be made at a time are worth it, the source could perhaps send more still.
+        most, room = MOST_MEMBERS if self.concurrency.is_highest else FEW_MEMBERS, self._room_bytes()
+        chunk = self._neighbours and self._neighbours.chunk(node, reader, self.is_near, room, most)
+        nodes = chunk.nodes if chunk else [node]
+        self._each += (len(nodes) - self._each) * _WEIGHT
+        for each in nodes:
+            self._fetching[each.inode] = each.stat.size
+            self._to_begin.append((each, reader, done, partial(chunk.payload, each) if chunk else None))
+        self._along.update(each.inode for each in nodes[1:])
+        return sum(each.stat.size for each in nodes)
 
     def send(self) -> None:
         assert self._nursery is not None
@@ -107,11 +142,11 @@ class FetchAhead:
         for begun in to_begin:
             self._nursery.start_soon(self._fetch, *begun)
 
-    async def _fetch(self, node: Node, reader: PlannedReader, done: Done) -> None:
+    async def _fetch(self, node: Node, reader: PlannedReader, done: Done, read: Read | None) -> None:
         started = trio.current_time()
         brought = Brought(None, failed=True)
         try:
-            fetched = await self._fetcher.bring(node)
+            fetched = await self._fetcher.bring(node, read=read)
             # What another process has brought, that one tells of.
             where = await fetched.settled() if fetched.claim() else HIT
             # A fetch was in vain if its bytes have not reached the store.
@@ -120,6 +155,7 @@ class FetchAhead:
             log.debug("%s could not be fetched ahead: %s", os.fsdecode(node.path), exc)
         finally:
             del self._fetching[node.inode]
+            self._along.discard(node.inode)
             done(node, reader, brought)
 
     def is_ready(self, inode: int) -> bool:

@@ -20,6 +20,7 @@ from itertools import islice
 
 import trio
 
+from spiderfs.archives.source import ArchiveSource
 from spiderfs.core.events import FETCHED, FORGOTTEN, PUSHED, UNSTORED, Access
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
@@ -27,6 +28,7 @@ from spiderfs.daemon.caching.background_rate import BackgroundRate
 from spiderfs.daemon.caching.bringing import Bell, Brought, Verdict, Way, first_fetches
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.fetch_ahead import FetchAhead
+from spiderfs.daemon.caching.neighbours import Neighbours
 from spiderfs.daemon.caching.push_ahead import PushAhead
 from spiderfs.errors import SpiderfsError
 from spiderfs.linux import steady_clock
@@ -102,8 +104,12 @@ class Prefetcher:
         has_stand_in: Callable[[int], bool],
         fetched_ahead: Callable[[int, int], None],
         push: PushAhead | None = None,
+        archives: ArchiveSource | None = None,
     ) -> None:
-        """`push` is used as long as it is able to, in the place of fetches into the store."""
+        """`push` is used as long as it is able to, in the place of fetches into the store.
+
+        `archives`: where neighbours may come along with a sample.
+        """
         self._cache = cache
         self._schedule = cache.engine.schedule
         self._catalogue = supply.catalogue
@@ -123,7 +129,10 @@ class Prefetcher:
         self._idle_at_s = -_LATELY_S
         self._arrived: list[int] = []
         self._failed: dict[int, float] = {}
-        self._fetch = FetchAhead(cache, supply.fetcher, options.fetches, first_fetches(options))
+        neighbours = None
+        if archives is not None:
+            neighbours = Neighbours(archives, supply.catalogue, cache.engine, supply.fetcher)
+        self._fetch = FetchAhead(cache, supply.fetcher, options.fetches, first_fetches(options), neighbours)
         self._push = push
 
     def change(self, options: Options) -> None:
@@ -190,8 +199,8 @@ class Prefetcher:
 
     def _fetches_at_once(self) -> int:
         """How many samples may be fetched at a time."""
-        ways = {self._way, self._fetch} if self._cache.engine.owed.active else {self._way}
-        return sum(way.concurrency.limit for way in ways)
+        pushes = 0 if self._way is self._fetch else self._way.concurrency.limit
+        return pushes + (self._fetch.samples_at_once if not pushes or self._cache.engine.owed.active else 0)
 
     def heard(self, accesses: list[Access]) -> list[Access]:
         """Take note of what was pushed, by what workers have told; returns what readers have read."""
@@ -238,8 +247,7 @@ class Prefetcher:
                     way.concurrency.short_of_work()
                     break
                 by, node, reader, position = found
-                self.rate.begin(node.stat.size)
-                by.bring(node, reader, position, partial(self._brought, by))
+                self.rate.begin(by.bring(node, reader, position, partial(self._brought, by)))
         finally:
             way.send()
             if way is not self._fetch:

@@ -257,12 +257,12 @@ class PushAhead:
         full = self._waiting_bytes and self._waiting_bytes + node.stat.size > self._most_bytes
         return Verdict.ENOUGH if full else Verdict.BRING
 
-    def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
+    def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
         waiting = self._waiting_of(reader)
         waiting.brought_to = max(waiting.brought_to, position + 1)
         # It waits for another draw, which may be the last that finds it in memory.
         if node.inode in self._near and not reader.exchanges:
-            return
+            return 0
         stored = node.inode in self._engine.members
         requests = -(-node.stat.size // _REQUEST_BYTES)
         epoch, place = reader.located(position)
@@ -279,6 +279,7 @@ class PushAhead:
         self._waiting_bytes += node.stat.size
         self._near[node.inode] = self._near.get(node.inode, 0) + 1
         self._pushed.put(node.inode)
+        return node.stat.size
 
     def send(self) -> None:
         for inode in self._pusher.send():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import stat
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -27,6 +28,16 @@ def test_names_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(index_module, "MOST_NAME_BYTES", 1 << 20)
     with pytest.raises(ArchiveFailed, match="names take more than 1 MiB"):
         index_of(tar_of({b"a/" * 1000 + b"f": b"x", b"b/" * 1000 + b"f": b"x"}), "tar", tmp_path)
+
+
+@pytest.mark.parametrize("text", [b"0 path=x\n", b"00 =\n", b"9 path=x\n0 path=x\n", b"3 =\n", b"1 path=x\n"])
+def test_a_record_of_a_pax_header_that_has_no_length_is_refused(tmp_path: Path, text: bytes) -> None:
+    """The first one kept a process busy for ever."""
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, len(text)
+    about = header.tobuf(tarfile.USTAR_FORMAT) + text.ljust(512, b"\0")
+    with pytest.raises(ArchiveFailed, match="pax header makes no sense"):
+        index_of(about + tar_of({b"a": b"x"}), "tar", tmp_path)
 
 
 def test_too_many_directories_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

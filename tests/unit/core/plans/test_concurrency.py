@@ -146,3 +146,13 @@ def test_first_fetches_that_had_to_wait_for_work_say_nothing() -> None:
         concurrency.fetched(SIZE, 0.02, 1 + number / 10)
         concurrency.short_of_work()
     assert concurrency.limit == FIRST_FETCHES
+
+
+def test_a_limit_is_the_highest_only_once_a_rate_is_known() -> None:
+    few, many = Concurrency(8, 8), Concurrency(64, 8)
+    assert not few.is_highest
+    for number in range(40):
+        for concurrency in (few, many):
+            concurrency.fetched(1000, 0.01, number * 0.01)
+    assert few.is_highest
+    assert not many.is_highest

@@ -1,0 +1,104 @@
+"""Members of an archive that are fetched ahead together: which they are, and the one read of the source that has all.
+
+What comes along lands like any other sample, each under its own lock, so nothing else knows of chunks. A member that
+another process has fetched meanwhile is simply not taken from the chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from spiderfs.archives.neighbourhood import Neighbourhood
+from spiderfs.archives.source import ArchiveSource
+from spiderfs.core.chunks import NEAR_CACHES, Member, chunk_of
+from spiderfs.core.engine import Engine
+from spiderfs.core.plans.schedule import AWAITED, PlannedReader
+from spiderfs.errors import SpiderfsError
+from spiderfs.vfs.catalogue import Catalogue, Node
+from spiderfs.vfs.fetcher import Fetcher
+
+
+class Chunk:
+    """`nodes` are the members; the first `payload` that is asked for reads all of them."""
+
+    def __init__(self, fetcher: Fetcher, around: Neighbourhood, members: list[Member], nodes: list[Node]) -> None:
+        self.nodes = nodes
+        self._fetcher, self._around = fetcher, around
+        self._members = {node.inode: member for node, member in zip(nodes, members, strict=True)}
+        self._begin, self._end = members[0].begin, members[-1].end
+        self._ended: trio.Event | None = None
+        self._whole = b""
+        self._error: SpiderfsError | None = None
+
+    async def payload(self, node: Node) -> bytes:
+        """The bytes of a member; raises what the read raised, and ArchiveFailed."""
+        if self._ended is None:
+            self._ended = trio.Event()
+            try:
+                length = min(self._end, self._around.version.size) - self._begin
+                self._whole = await self._fetcher.read_range(
+                    self._around.as_file, self._begin, length, self._around.version
+                )
+            except SpiderfsError as exc:
+                self._error = exc
+            finally:
+                self._ended.set()
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self._around.bytes_in(self._whole, self._begin, self._members[node.inode])
+
+
+class Neighbours:
+    """Finds the members of archives that are worth fetching together."""
+
+    def __init__(self, source: ArchiveSource, catalogue: Catalogue, engine: Engine, fetcher: Fetcher) -> None:
+        self._source, self._catalogue, self._engine, self._fetcher = source, catalogue, engine, fetcher
+
+    def chunk(
+        self, node: Node, reader: PlannedReader, is_near: Callable[[int], bool], room_bytes: int, most: int
+    ) -> Chunk | None:
+        """Up to `most` samples to fetch together, of `room_bytes` at most; None if `node` is fetched alone."""
+        around = None if reader.exchanges else self._source.neighbourhood(node.path, node.version)
+        wanted = None if around is None else around.member
+        if around is None or wanted is None:
+            return None
+        left_bytes = room_bytes - node.stat.size
+        nodes = {wanted.number: node}
+
+        def admits(member: Member) -> bool:
+            nonlocal left_bytes
+            found = self._node(around, member)
+            if found is None or found.stat.size > left_bytes or is_near(found.inode):
+                return False
+            if not self._is_used_soon(found, reader) or not self._engine.would_keep(found.inode, found.stat.size):
+                return False
+            nodes[member.number] = found
+            left_bytes -= found.stat.size
+            return True
+
+        members = chunk_of(wanted, around.beside(-1), around.beside(1), admits, most)
+        if len(members) == 1:
+            return None
+        return Chunk(self._fetcher, around, members, [nodes[member.number] for member in members])
+
+    def _node(self, around: Neighbourhood, member: Member) -> Node | None:
+        """The file of a member, if its name is known and means this version."""
+        path = around.path_of(member)
+        dentry = self._catalogue.find(*self._catalogue.parent_of(path))
+        if dentry is None or not dentry.stat.size or not around.is_version(member, dentry.stat.version):
+            return None
+        return Node(dentry.inode, path, dentry.stat, dentry.settles_at)
+
+    def _is_used_soon(self, node: Node, reader: PlannedReader) -> bool:
+        """Whether the plan of this epoch reads the sample before others have filled the cache some times."""
+        engine, position = self._engine, reader.next_position(node.inode)
+        use_s = engine.schedule.next_use_s(node.inode)
+        if position is None or position >= reader.fetched_to or use_s is None or use_s >= AWAITED:
+            return False
+        mean_bytes = engine.used_bytes / len(engine.members) if engine.members else node.stat.size
+        # What is in hand takes room too: a small cache may have none beside it.
+        room_bytes = engine.budget_bytes - reader.in_hand * mean_bytes
+        return (position - reader.reached) * mean_bytes < NEAR_CACHES * room_bytes

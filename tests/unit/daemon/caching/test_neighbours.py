@@ -1,0 +1,188 @@
+"""Members of an archive that are fetched together: which they are, and what one read of the source gives each."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from archive_files import patient_indexers, tar_of, zip_of
+
+from spiderfs.archives.indexer_process import Indexers
+from spiderfs.archives.source import ArchiveSource
+from spiderfs.core.chunks import MOST_MEMBERS
+from spiderfs.core.engine import Engine
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.schedule import PlannedReader
+from spiderfs.core.policy import Key
+from spiderfs.daemon.caching.neighbours import Chunk, Neighbours
+from spiderfs.errors import ArchiveFailed, SourceError, SourceUnavailable
+from spiderfs.policies import POLICIES
+from spiderfs.sources.source import Version
+from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.testing import MemorySource
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
+
+SIZE = 1000
+FILES = {b"%03d.jpg" % number: bytes([number]) * SIZE for number in range(40)}
+ROOM = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def indexers() -> Iterator[Indexers]:
+    with patient_indexers() as made:
+        yield made
+
+
+class Reads:
+    """In the place of a fetcher: reads ranges of the source, and counts them."""
+
+    def __init__(self, source: ArchiveSource) -> None:
+        self._source = source
+        self.count = 0
+        self.fails: SourceError | None = None
+
+    async def read_range(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        self.count += 1
+        await trio.lowlevel.checkpoint()
+        if self.fails is not None:
+            raise self.fails
+        return self._source.read(path, offset, length, version)
+
+
+class Harness:
+    """A mount's names of one archive, and a reader whose plan is to read `order` of its members."""
+
+    def __init__(
+        self, indexers: Indexers, directory: Path, order: list[int], cached: int, archive: bytes = b"s.tar"
+    ) -> None:
+        self.memory = MemorySource()
+        self.archive = archive
+        self.memory.add(archive, tar_of(FILES) if archive.endswith(b"tar") else zip_of(FILES))
+        self.source = ArchiveSource(self.memory, ["tar", "zip"], directory, ROOM, indexers)
+        self.catalogue = Catalogue(MemoryRecords(TABLES))
+        self.catalogue.record_root(self.source.stat(b""))
+        self.catalogue.record_listing(ROOT_INODE, list(self.source.scan(b""))[1:], 0, 1e9)
+        found = self.catalogue.find(ROOT_INODE, archive)
+        assert found is not None
+        assert stat.S_ISDIR(found.stat.mode)
+        self.directory = found.inode
+        self.catalogue.record_listing(found.inode, list(self.source.scan(archive))[1:], 0, 1e9)
+        self.engine = Engine(POLICIES["lru"](), cached * SIZE)
+        keys: list[Key] = [self.node(number).inode for number in range(len(FILES))]
+        epoch = PlannedEpoch(0, keys, {key: at for at, key in enumerate(keys)}, np.array(order, np.uint32))
+        self.engine.plan("trainer", "list", epoch, 0.0)
+        self.reader: PlannedReader = self.engine.schedule.readers["trainer", "list"]
+        self.reader.proven = True
+        self.reads = Reads(self.source)
+        self.neighbours = Neighbours(self.source, self.catalogue, self.engine, self.reads)  # type: ignore[arg-type]
+
+    def node(self, number: int) -> Node:
+        name = b"%03d.jpg" % number
+        found = self.catalogue.find(self.directory, name)
+        assert found is not None
+        return Node(found.inode, self.archive + b"/" + name, found.stat)
+
+    def chunk(
+        self,
+        number: int,
+        near: Callable[[int], bool] = lambda inode: False,
+        room_bytes: int = ROOM,
+        most: int = MOST_MEMBERS,
+    ) -> Chunk | None:
+        return self.neighbours.chunk(self.node(number), self.reader, near, room_bytes, most)
+
+    def numbers(self, chunk: Chunk | None) -> list[int]:
+        return [] if chunk is None else [int(node.path[-7:-4]) for node in chunk.nodes]
+
+
+@pytest.mark.parametrize("archive", [b"s.tar", b"s.zip"])
+def test_what_is_read_soon_comes_together(indexers: Indexers, tmp_path: Path, archive: bytes) -> None:
+    harness = Harness(indexers, tmp_path, [7, 20, 6, 30, 8, *range(10, 20)], 40, archive)
+    chunk = harness.chunk(7)
+    assert chunk is not None
+    assert harness.numbers(chunk) == [6, 7, 8], "nobody reads 5 and 9"
+    assert harness.numbers(harness.chunk(7, most=2)) == [7, 8]
+
+    async def take() -> list[bytes]:
+        got: list[bytes] = []
+        async with trio.open_nursery() as nursery:
+            for node in chunk.nodes:
+
+                async def one(node: Node = node) -> None:
+                    got.append(await chunk.payload(node))
+
+                nursery.start_soon(one)
+        return sorted(got)
+
+    assert trio.run(take) == [FILES[b"%03d.jpg" % number] for number in (6, 7, 8)]
+    assert harness.reads.count == 1
+
+
+def test_who_is_not_worth_it_does_not_come_along(indexers: Indexers, tmp_path: Path) -> None:
+    order = [7, *range(10, 40), 6, 8]
+    assert harness_numbers(indexers, tmp_path, order, cached=17) == [6, 7, 8]
+    assert harness_numbers(indexers, tmp_path, order, cached=15) == [], "by then others fill the cache"
+    harness = Harness(indexers, tmp_path, [7, 6, 8], 40)
+    near = {harness.node(8).inode}
+    assert harness.numbers(harness.chunk(7, near.__contains__)) == [6, 7], "8 is there already"
+    assert harness.chunk(7, room_bytes=2 * SIZE - 1) is None
+    assert harness.numbers(harness.chunk(7, room_bytes=2 * SIZE)) == [7, 8]
+    harness.reader.exchanges = True
+    assert harness.chunk(7) is None
+
+
+def harness_numbers(indexers: Indexers, directory: Path, order: list[int], cached: int) -> list[int]:
+    harness = Harness(indexers, directory, order, cached)
+    return harness.numbers(harness.chunk(7))
+
+
+def test_by_a_plan_that_is_not_proven_hardly_anything_comes_along(indexers: Indexers, tmp_path: Path) -> None:
+    harness = Harness(indexers, tmp_path, [7, *range(10, 40), *range(10, 40), 0, 1, 6, 8], 1000)
+    assert harness.numbers(harness.chunk(7)) == [6, 7, 8]
+    harness.reader.proven = False
+    assert harness.numbers(harness.chunk(7)) == [6, 7], "8 is the 64th"
+
+
+def test_a_read_that_fails_fails_for_all_and_is_not_made_again(indexers: Indexers, tmp_path: Path) -> None:
+    harness = Harness(indexers, tmp_path, [7, 6, 8], 40)
+    chunk = harness.chunk(7)
+    assert chunk is not None
+    harness.reads.fails = SourceUnavailable("away")
+    for node in chunk.nodes:
+        with pytest.raises(SourceUnavailable, match="away"):
+            trio.run(chunk.payload, node)
+    assert harness.reads.count == 1
+
+
+def test_nobody_gets_the_bytes_of_another_member(indexers: Indexers, tmp_path: Path) -> None:
+    """The archive was replaced by one of the same size and time."""
+    harness = Harness(indexers, tmp_path, [7, 6, 8], 40)
+    chunk = harness.chunk(7)
+    assert chunk is not None
+    version = harness.memory.stat(b"s.tar").version
+    harness.memory.add(b"s.tar", tar_of(dict(reversed(FILES.items()))), mtime_ns=version.mtime_ns)
+    for node in chunk.nodes:
+        with pytest.raises(ArchiveFailed, match="other bytes"):
+            trio.run(chunk.payload, node)
+
+
+def test_members_of_archives_in_archives(indexers: Indexers, tmp_path: Path) -> None:
+    memory = MemorySource()
+    memory.add(b"all.tar", tar_of({b"in.tar": tar_of(FILES), b"beside.jpg": b"x" * SIZE, b"other.jpg": b"y" * SIZE}))
+    once = ArchiveSource(memory, ["tar"], tmp_path / "0", ROOM, indexers)
+    twice = ArchiveSource(once, ["tar"], tmp_path / "1", ROOM, indexers)
+    for path, begins in ((b"all.tar/in.tar/005.jpg", FILES[b"005.jpg"]), (b"all.tar/beside.jpg", b"x" * SIZE)):
+        around = twice.neighbourhood(path, twice.stat(path).version)
+        assert around is not None
+        member = around.member
+        assert member is not None
+        after = next(around.beside(1))
+        whole = twice.read(around.as_file, member.begin, after.end - member.begin, around.version)
+        assert around.bytes_in(whole, member.begin, member) == begins
+        assert around.bytes_in(whole, member.begin, after) == twice.read(
+            around.path_of(after), 0, SIZE, twice.stat(around.path_of(after)).version
+        )

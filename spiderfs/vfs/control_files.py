@@ -60,6 +60,8 @@ FILES = (
     ControlFile(
         b"warm", 0o600, "write paths or globs and they are fetched now; an empty line ends it; read the progress"
     ),
+    ControlFile(b"pin", 0o600, "write paths or globs and they stay in the cache; read how many files are pinned"),
+    ControlFile(b"unpin", 0o600, "write paths or globs and they are pinned no longer; read the last result"),
     ControlFile(b"evict", 0o600, "write paths or globs and they leave the cache; read the last result"),
     ControlFile(b"redirects", 0o444, "who is given which cached neighbour for which sample, now"),
     ControlFile(b"scores", 0o444, "importance of every scored sample"),

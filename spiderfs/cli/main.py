@@ -39,6 +39,7 @@ COMMANDS = {
     "bench": Lazy("spiderfs.cli.bench", "bench", "Say what to mount your data with, and what that brings."),
     "evict": Lazy("spiderfs.cli.warm", "evict", "Drop files from the cache."),
     "profile": Lazy("spiderfs.cli.profile", "profile", "Say which partition of the cache is fastest for a loader."),
+    "report": Lazy("spiderfs.cli.report", "report", "Write a page about the trainings of a mount."),
     "simulate": Lazy("spiderfs.cli.simulate", "simulate", "Replay a trace with other policies and capacities."),
     "mount-helper": Lazy("spiderfs.cli.mount", "mount_helper", ""),
 }

@@ -197,6 +197,7 @@ class Manager:
             "unpin": lambda: texts.unpin(self._warmer.last_unpinned),
             "evict": lambda: texts.evict(self._warmer.last_evicted),
             "jobs": lambda: texts.jobs(training.jobs()),
+            "epochs": lambda: texts.epochs(training.accounts.epochs()),
             "plan": lambda: texts.plan(self._prefetcher.status()),
             "ratio": lambda: texts.ratio(training.teaching.status()),
             "hook": lambda: os.fsencode(self._context.layout.run.hook_socket) + b"\n",

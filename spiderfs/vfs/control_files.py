@@ -67,6 +67,7 @@ FILES = (
     ControlFile(b"scores", 0o444, "importance of every scored sample"),
     ControlFile(b"graph", 0o444, "the scorer: radius, neighbours, recall, time per batch"),
     ControlFile(b"jobs", 0o444, "a line for each training that is attached: who it is, how far it is, what it reads"),
+    ControlFile(b"epochs", 0o444, "a line of JSON for each epoch of a training: its time, reads, waits and bytes"),
     ControlFile(b"plan", 0o444, "what trainers will read: how far they are, how far ahead of them the cache is"),
     ControlFile(b"ratio", 0o600, "share of the importance section and why; write a share to pin it, `auto` to let go"),
     ControlFile(b"log", 0o444, "recent accesses; `tail -f` follows them"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -212,6 +212,11 @@ def _job_line(job: JobStatus) -> str:
         f"{job.page_cache_reads} from the page cache, {round_size(job.origin_bytes)} from the source, "
         f"{job.stand_ins} stand-ins, {job.exchanged} exchanged, which saved {round_size(job.saved_bytes)}"
     )
+
+
+def epochs(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """A line of JSON for each epoch of each training."""
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
 
 def _job_figures(job: JobStatus) -> dict[str, Any]:

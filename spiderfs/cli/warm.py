@@ -122,16 +122,16 @@ def unpin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
 def evict(mountpoint: str, paths: tuple[str, ...]) -> None:
     """Drop all files at and below each PATH from the cache of the mount at MOUNTPOINT; they can be read all the same.
 
-    A PATH is a file, a directory or a glob, below MOUNTPOINT or relative to it; `-` is a list of such paths on the
-    standard input, one a line. MOUNTPOINT itself means all files.
+    A PATH is as for `warm`; MOUNTPOINT itself means all files.
     """
     click.echo(f"{_done(mountpoint, paths, 'evict'):,} records evicted")
 
 
 def _done(mountpoint: str, paths: Iterable[str], control: str) -> int:
-    """Have the daemon act on these paths; returns of how many records or files it says that it has."""
+    """Have the daemon act on these paths; returns on how many records or files it has."""
     mount, done = find_mount(mountpoint), 0
     with _ending_well():
+        _stats(mount)  # one that does not answer at all is not waited for as long
         for piece in _pieces(_wanted(mount, mountpoint, paths, real=False)):
             with _explaining(mount):
                 write_control(mount, control, piece, _EVICT_TIMEOUT_S)

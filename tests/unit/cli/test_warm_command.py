@@ -330,7 +330,7 @@ def test_it_needs_a_mount(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"spiderfs: no spiderfs mount is at {tmp_path}: 'spiderfs status' lists the mounts\n"
 
 
-def test_names_are_not_looked_up_where_the_daemon_does_not_answer(
+def test_nobody_waits_long_for_a_daemon_that_does_not_answer(
     mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(_: Mount) -> dict[str, Any]:
@@ -338,3 +338,6 @@ def test_names_are_not_looked_up_where_the_daemon_does_not_answer(
 
     monkeypatch.setattr(warm, "read_stats", silent)
     assert "does not answer: detach it with" in refusal(mounted, "--names")
+    for command in ("pin", "unpin", "evict"):
+        assert "does not answer: detach it with" in refusal(mounted, "train", command=command)
+    assert daemon.written == []

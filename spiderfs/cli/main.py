@@ -33,10 +33,13 @@ COMMANDS = {
     "metrics": Lazy("spiderfs.cli.metrics", "metrics", "Serve the metrics of mounts to Prometheus."),
     "config": Lazy("spiderfs.cli.config", "config", "Show the options of a mount, or change some."),
     "warm": Lazy("spiderfs.cli.warm", "warm", "Fetch files into the cache before they are wanted."),
+    "pin": Lazy("spiderfs.cli.warm", "pin", "Keep files in the cache whatever the policy says."),
+    "unpin": Lazy("spiderfs.cli.warm", "unpin", "Leave pinned files to the policy again."),
     "doctor": Lazy("spiderfs.cli.doctor", "doctor", "Say what a mount needs here and has, and what to do."),
     "bench": Lazy("spiderfs.cli.bench", "bench", "Say what to mount your data with, and what that brings."),
     "evict": Lazy("spiderfs.cli.warm", "evict", "Drop files from the cache."),
     "profile": Lazy("spiderfs.cli.profile", "profile", "Say which partition of the cache is fastest for a loader."),
+    "report": Lazy("spiderfs.cli.report", "report", "Write a page about the trainings of a mount."),
     "simulate": Lazy("spiderfs.cli.simulate", "simulate", "Replay a trace with other policies and capacities."),
     "mount-helper": Lazy("spiderfs.cli.mount", "mount_helper", ""),
 }

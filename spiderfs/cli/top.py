@@ -1,22 +1,36 @@
-"""`spiderfs top`: what mounts do now, drawn again every second; with one mount its trainings too.
+"""`spiderfs top`: what mounts do now, drawn again every second; of one mount its trainings and peers too.
 
 A page fits 80 columns and 24 lines, and leaves out what is zero. Rates are those of the last few seconds, and each of
 their bars is the mean of some seconds; both are differences of `stats.json`, so they begin when the command does.
+
+Each mount is asked by a thread of its own, which may wait for a mount that hangs. The main thread alone draws, hears
+keys and knows what was answered.
+
+The module is long because all that is drawn is in it.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import select
 import sys
+import termios
+import threading
 import time
+import tty
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeGuard
 
 import click
 from rich.console import Group, RenderableType
+from rich.layout import Layout
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -31,22 +45,29 @@ from spiderfs.metrics import TROUBLES
 from spiderfs.options.units import round_size
 
 _INTERVAL_S = 1.0
+# How soon to look for the first answer of a mount.
+_SOON_S = 0.1
 # Rates are of so many looks, and a bar of a sparkline too; so many bars are drawn: four minutes.
 _SMOOTHED, _BARS = 5, 48
-# What is shown of the name of a mount point, its end.
+# What is shown of the name of a mount point, or of a peer: its end.
 _NAME = 28
+# Peers that are shown beside the rest; the view of peers has all.
+_FEW_PEERS = 3
+# What a page of metrics leaves of a terminal's lines for its own head, and for the line of keys.
+_OTHER_LINES = 6
 _BLOCKS = "▁▂▃▄▅▆▇█"
+# What keys send that are no letters, such as arrows.
+_ESCAPED = re.compile(r"\x1b(\[[\d;]*[@-~]|O.)?")
 
 
 @click.command()
 @click.argument("mountpoints", metavar="[MOUNTPOINT]...", nargs=-1, shell_complete=complete)
-@click.option(
-    "--all", "everything", is_flag=True, help="Show all sections and metrics too, those that are zero as well."
-)
+@click.option("--all", "everything", is_flag=True, help="Among sections and metrics show those that are zero too.")
 def top(mountpoints: tuple[str, ...], everything: bool) -> None:
-    """Show what the mounts at MOUNTPOINT do, or what all do, every second until Ctrl-C.
+    """Show what the mounts at MOUNTPOINT do, or what all do, every second until q or Ctrl-C.
 
-    One mount is shown with its trainings and their plans, several with a line each.
+    One mount is shown with its trainings and their plans, several with a line each. Keys: v shows other views of a
+    mount (its peers and sections, its metrics), the space bar the next metrics, n the next mount, q quits.
     """
     if sys.stdout is None or not sys.stdout.isatty():
         # Nobody would see to it that it ends when its reader has gone.
@@ -55,15 +76,119 @@ def top(mountpoints: tuple[str, ...], everything: bool) -> None:
     if not chosen and not spiderfs_mounts():
         raise MountError("there is no spiderfs mount: 'spiderfs mount SOURCE MOUNTPOINT' makes one")
     meters: dict[Path, Meter] = {}
+    answers: SimpleQueue[tuple[Meter, dict[str, Any] | OSError, float]] = SimpleQueue()
+    look = Look()
     # However it ends, the terminal is as it was.
-    with ended_by_signals(), suppress(KeyboardInterrupt), Live(auto_refresh=False, screen=True) as live:
+    with (
+        ended_by_signals(),
+        suppress(KeyboardInterrupt),
+        _keys() as pressed,
+        Live(auto_refresh=False, screen=True) as live,
+    ):
         while True:
             there = chosen or spiderfs_mounts()
-            meters = {point: meters.get(point) or Meter(mount) for point, mount in there.items()}
-            for meter in meters.values():
-                meter.look(time.monotonic())
-            live.update(page([*meters.values()], everything), refresh=True)
-            time.sleep(_INTERVAL_S)
+            for point in meters.keys() - there.keys():
+                meters.pop(point).gone = True
+            for point in there.keys() - meters.keys():
+                meters[point] = Meter(there[point])
+                threading.Thread(target=_ask, args=(meters[point], answers.put), daemon=True).start()
+            with suppress(Empty):
+                while True:
+                    meter, answer, at = answers.get_nowait()
+                    meter.hear(answer, at)
+            shown = [meters[point] for point in there]
+            drawn = Layout()
+            drawn.split_column(
+                Layout(page(shown, look, everything, live.console.height)), Layout(look.line(shown), size=1)
+            )
+            live.update(drawn, refresh=True)
+            asked = any(not (meter.stats or meter.trouble) for meter in shown)
+            for key in pressed(_SOON_S if asked else _INTERVAL_S):
+                if key == "q":
+                    return
+                look.press(key, shown)
+
+
+def _ask(meter: Meter, tell: Callable[[tuple[Meter, dict[str, Any] | OSError, float]], None]) -> None:
+    """Ask a mount every second, and tell what it says; in a thread."""
+    while not meter.gone:
+        answer: dict[str, Any] | OSError
+        try:
+            answer = read_stats(meter.mount)
+        except OSError as exc:
+            answer = exc
+        tell((meter, answer, time.monotonic()))
+        time.sleep(_INTERVAL_S)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """A function that waits for keys, so many seconds at most; without a terminal to hear, for none."""
+    if sys.stdin is None or not sys.stdin.isatty():
+
+        def deaf(seconds: float) -> str:
+            time.sleep(seconds)
+            return ""
+
+        yield deaf
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def pressed(seconds: float) -> str:
+        if not select.select([terminal], [], [], seconds)[0]:
+            return ""
+        try:
+            keys = os.read(terminal, 64).decode(errors="replace")
+        except OSError:
+            keys = ""
+        # Nothing to read: the terminal has gone.
+        return _ESCAPED.sub("", keys) if keys else "q"
+
+    tty.setcbreak(terminal)
+    try:
+        yield pressed
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(terminal, termios.TCSANOW, before)
+
+
+VIEWS = ("overview", "peers and sections", "metrics")
+
+
+@dataclass
+class Look:
+    """What the person at the terminal looks at: a mount, or 0 for the list of them, and a view and page of it."""
+
+    mount: int = 0
+    view: int = 0
+    page: int = 0
+
+    def press(self, key: str, meters: Sequence[Meter]) -> None:
+        if key == "v" and self.of(meters) is not None:
+            self.view, self.page = (self.view + 1) % len(VIEWS), 0
+        elif key == " ":
+            self.page += 1
+        elif key == "n" and len(meters) > 1:
+            self.mount, self.page = (self.mount + 1) % (len(meters) + 1), 0
+
+    def of(self, meters: Sequence[Meter]) -> Meter | None:
+        """The mount that is looked at; None for the list of all."""
+        if len(meters) == 1:
+            return meters[0]
+        return meters[self.mount - 1] if 0 < self.mount <= len(meters) else None
+
+    def line(self, meters: Sequence[Meter]) -> Text:
+        """What keys do."""
+        parts = ["q quit"]
+        if (meter := self.of(meters)) is not None:
+            parts.append(f"v view ({VIEWS[self.view]})")
+        if VIEWS[self.view] == "metrics" and meter is not None:
+            parts.append("space more")
+        if len(meters) > 1:
+            which = "list" if meter is None else f"{self.mount} of {len(meters)}"
+            parts.append(f"n next mount ({which})")
+        return Text("   ".join(parts), style="reverse", no_wrap=True, overflow="ellipsis")
 
 
 class Change(NamedTuple):
@@ -103,15 +228,15 @@ class Meter:
         self.mount = mount
         self.stats: Mapping[str, Any] = {}
         self.trouble = ""
+        self.gone = False
+        """Whether nobody is to ask it any more."""
         self._at = 0.0
         self._changes: deque[Change] = deque(maxlen=_SMOOTHED * _BARS)
 
-    def look(self, at: float) -> None:
-        """Ask the mount; `at` is the time in seconds."""
-        try:
-            stats = read_stats(self.mount)
-        except OSError as exc:
-            self.trouble = str(explained(self.mount, exc))
+    def hear(self, stats: Mapping[str, Any] | OSError, at: float) -> None:
+        """Take what the mount has answered at this time, in seconds, or why it has not."""
+        if isinstance(stats, OSError):
+            self.trouble = str(explained(self.mount, stats))
             return
         self.trouble = ""
         if self.stats:
@@ -130,10 +255,14 @@ class Meter:
         return [Change.together(group) for group in groups if group][-_BARS:]
 
 
-def page(meters: Sequence[Meter], everything: bool = False) -> RenderableType:
-    """What is drawn; a missing key of stats, or one of a newer version, does no harm."""
-    if len(meters) == 1:
-        return _one(meters[0], everything)
+def page(
+    meters: Sequence[Meter], look: Look | None = None, everything: bool = False, height: int = 24
+) -> RenderableType:
+    """What is drawn above the line of keys; a missing key of stats, or one of a newer version, does no harm."""
+    look = look or Look()
+    meter = look.of(meters)
+    if meter is not None:
+        return _one(meter, look, everything, max(1, height - _OTHER_LINES))
     table = Table("mount", box=None, pad_edge=False, expand=True)
     for heading in ("hit rate", "files/s", "waiting", "source/s", "cache", "jobs"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -145,18 +274,28 @@ def page(meters: Sequence[Meter], everything: bool = False) -> RenderableType:
             continue
         name = printable(meter.mount.mountpoint)
         table.add_row(
-            Text(name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"),
+            Text(_end_of(name)),
             *(_percent(now.hit_rate), _rate(now.per_s(now.opens)), _rate(now.per_s(now.waited_s))),
             *(round_size(now.per_s(now.source_bytes)), _percent(_fill(stats)), str(len(_rows(stats, "jobs")))),
         )
     return Group(table, *troubles)
 
 
-def _one(meter: Meter, everything: bool) -> RenderableType:
+def _one(meter: Meter, look: Look, everything: bool, lines: int) -> RenderableType:
+    head = Text(printable(f"{meter.mount.source} on {meter.mount.mountpoint}"), style="bold", no_wrap=True)
+    if meter.trouble or not meter.stats:
+        return Group(head, Text(meter.trouble or "no answer yet", style="red" if meter.trouble else ""))
+    if VIEWS[look.view] == "metrics":
+        return Group(head, "", _metrics(meter.stats, look, everything, lines))
+    if VIEWS[look.view] == "peers and sections":
+        peers = _peers(meter.stats) or [Text("no peers: this mount shares its source with no other node")]
+        return Group(head, "", *peers, "", _sections(meter.stats, everything))
+    return Group(head, *_overview(meter))
+
+
+def _overview(meter: Meter) -> list[RenderableType]:
     stats, now, bars = meter.stats, meter.now, meter.bars()
-    parts: list[RenderableType] = [Text(printable(f"{meter.mount.source} on {meter.mount.mountpoint}"), style="bold")]
-    if meter.trouble:
-        return Group(*parts, Text(meter.trouble, style="red"))
+    parts: list[RenderableType] = []
     workers = f"{stats.get('workers', '?')} worker{'' if stats.get('workers') == 1 else 's'}"
     up = timedelta(seconds=int(_number(stats, "uptime_s")))
     parts.append(Text(f"policy {stats.get('policy', '?')}, {workers}, pid {stats.get('pid', '?')}, up {up}"))
@@ -174,6 +313,8 @@ def _one(meter: Meter, everything: bool) -> RenderableType:
     used, capacity = _number(stats, "used_bytes"), _number(stats, "capacity_bytes")
     if capacity:
         line = f"cache  {round_size(used)} of {round_size(capacity)}, {_number(stats, 'entries'):,.0f} records"
+        pins = _table(stats, "pins")
+        line += f", {round_size(_number(pins, 'bytes'))} pinned" if _number(pins, "files") else ""
         parts += [Text(line), _bar(used, capacity)]
     ahead = _table(stats, "fetches_ahead")
     if _number(ahead, "under_way"):
@@ -181,9 +322,23 @@ def _one(meter: Meter, everything: bool) -> RenderableType:
         parts.append(
             Text(f"{_number(ahead, 'under_way'):.0f} fetches ahead in flight, {latency_ms:.1f} ms each, {rate}/s")
         )
-    parts += _jobs(stats)
-    parts += [Text(line, style="yellow") for line in remarks(numbers(stats))]
-    return Group(*parts, *(_everything(stats) if everything else ()))
+    peers = _peers(stats)
+    more = [Text(f"and {len(peers) - _FEW_PEERS} peers more: press v")] if len(peers) > _FEW_PEERS else []
+    parts += [*peers[:_FEW_PEERS], *more, *_jobs(stats)]
+    return [*parts, *(Text(line, style="yellow") for line in remarks(numbers(stats)))]
+
+
+def _peers(stats: Mapping[str, Any]) -> list[RenderableType]:
+    """A line for each other node of a cluster."""
+    parts: list[RenderableType] = []
+    for url, peer in _table(stats, "peers").items():
+        if isinstance(peer, dict):
+            up = "up" if _number(peer, "up") else "down"
+            line = f"peer {_end_of(url)}: {up}, {_number(peer, 'hits'):,.0f} hits, {round_size(_number(peer, 'bytes'))}"
+            line += f", {_number(peer, 'timeouts'):,.0f} timeouts"
+            style = "" if _number(peer, "up") else "red"
+            parts.append(Text(printable(line), style=style, no_wrap=True, overflow="ellipsis"))
+    return parts
 
 
 def remarks(figures: Mapping[str, float]) -> list[str]:
@@ -222,22 +377,32 @@ def _jobs(stats: Mapping[str, Any]) -> list[RenderableType]:
     return parts
 
 
-def _everything(stats: Mapping[str, Any]) -> list[RenderableType]:
-    """All sections, and all metrics in two columns."""
-    sections = Table("section", box=None)
+def _end_of(name: str) -> str:
+    return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
+
+
+def _sections(stats: Mapping[str, Any], everything: bool) -> RenderableType:
+    sections = Table("section", box=None, pad_edge=False)
     for heading in ("bytes", "records"):
         sections.add_column(heading, justify="right")
     for name, section in _table(stats, "sections").items():
-        if isinstance(section, dict):
+        if isinstance(section, dict) and (everything or _number(section, "entries")):
             sections.add_row(name, round_size(_number(section, "bytes")), f"{_number(section, 'entries'):,.0f}")
-    figures = [(name, f"{value:,.12g}") for name, value in sorted(numbers(stats).items())]
+    return sections
+
+
+def _metrics(stats: Mapping[str, Any], look: Look, everything: bool, lines: int) -> RenderableType:
+    """The metrics in two columns, as many as have room; behind the last page comes the first."""
+    figures = [(name, f"{value:,.12g}") for name, value in sorted(numbers(stats).items()) if value or everything]
+    first = 2 * lines * (look.page % max(1, -(-len(figures) // (2 * lines))))
+    figures = figures[first : first + 2 * lines]
     half = (len(figures) + 1) // 2
     table = Table.grid(padding=(0, 2))
     for justify in ("left", "right", "left", "right"):
         table.add_column(justify="right" if justify == "right" else "left")
     for left, right in zip(figures[:half], [*figures[half:], ("", "")][:half], strict=True):
         table.add_row(*left, *right)
-    return ["", sections, "", table]
+    return table
 
 
 def sparkline(values: Sequence[float], most: float = 0.0) -> str:

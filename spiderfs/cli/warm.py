@@ -1,19 +1,20 @@
-"""`spiderfs warm` has the daemon fetch files into the cache before anybody wants them, `spiderfs evict` drop them.
+"""`spiderfs warm` has the daemon fetch files before anybody wants them, `pin` keep them, `evict` drop them.
 
-They write to the control files of these names and read there, as any program can. However `warm` ends before the files
-are there, by Ctrl-C or an error, it ends the daemon's work too, unless it was called with --detach.
+They write to the control files of these names and read there, as any program can. However `warm` or `pin` ends before
+the files are there, by Ctrl-C or an error, it ends the daemon's work too, unless `warm` was called with --detach.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import click
 
@@ -62,18 +63,57 @@ def warm(mountpoint: str, paths: tuple[str, ...], names: bool, detach: bool) -> 
         raise click.UsageError("--names is done by this command itself: leave out --detach, or write & behind it")
     mount = find_mount(mountpoint)
     wanted = _wanted(mount, mountpoint, paths or (str(mount.mountpoint),), globs=not names)
-    try:
-        with ended_by_signals():
-            if names:
-                _stats(mount)  # who walks waits for a daemon that does not answer, without a word
-                look_up(mount, wanted, _shown)
-            else:
-                _fetch(mount, wanted, detach)
-    except BrokenPipeError:
-        # Nobody reads what this command prints any more: click ends it without a word, as any command.
-        raise
-    except OSError as exc:
-        raise SpiderfsError(f"the list cannot be read, or the progress cannot be shown: {exc.strerror}") from exc
+    with _ending_well():
+        if names:
+            _stats(mount)  # who walks waits for a daemon that does not answer, without a word
+            look_up(mount, wanted, _shown)
+        elif (fetched := _fetch(mount, wanted, detach=detach)) is not None:
+            _tell(fetched)
+            _check(mount, fetched.warming)
+
+
+@click.command()
+@click.argument("mountpoint", shell_complete=mountpoints)
+@click.argument("paths", metavar="[PATH]...", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs, and no bar.")
+def pin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
+    """Keep all files at and below each PATH in the cache of the mount at MOUNTPOINT, whatever the policy says.
+
+    What is not cached yet is fetched. Pinned files may take half of the cache. They stay pinned when the source is
+    mounted again, until `unpin` or `evict` names them. A file that was changed or added at the source since is not
+    pinned: the same command pins it. Without a PATH, say how many files are pinned.
+
+    A PATH is as for `warm`. Ctrl-C ends the fetching. What is pinned by then stays so, and the same command goes on
+    from there.
+    """
+    mount = find_mount(mountpoint)
+    with _ending_well():
+        _look(mount)  # a daemon of another version may know no pins
+        fetched = _fetch(mount, _wanted(mount, mountpoint, paths), "pin", quiet=as_json) if paths else None
+        pins = _stats(mount)["pins"]
+        if as_json:
+            request = fetched.warming.counts() if fetched is not None else None
+            click.echo(json.dumps({"pinned": pins, "request": request}, indent=2))
+        else:
+            if fetched is not None:
+                _tell(fetched)
+            size, most = round_size(pins["bytes"]), round_size(pins["limit_bytes"])
+            click.echo(f"{pins['files']:,} files are pinned, {size} of at most {most}, which is half of the cache")
+        if fetched is not None:
+            _check(mount, fetched.warming)
+
+
+@click.command()
+@click.argument("mountpoint", shell_complete=mountpoints)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def unpin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
+    """Leave all files at and below each PATH to the policy again, in the cache of the mount at MOUNTPOINT.
+
+    A PATH is as for `evict`.
+    """
+    unpinned = _done(mountpoint, paths, "unpin")
+    click.echo(json.dumps({"unpinned": unpinned}) if as_json else f"{unpinned:,} files are pinned no longer")
 
 
 @click.command()
@@ -82,16 +122,34 @@ def warm(mountpoint: str, paths: tuple[str, ...], names: bool, detach: bool) -> 
 def evict(mountpoint: str, paths: tuple[str, ...]) -> None:
     """Drop all files at and below each PATH from the cache of the mount at MOUNTPOINT; they can be read all the same.
 
-    A PATH is a file, a directory or a glob, below MOUNTPOINT or relative to it; `-` is a list of such paths on the
-    standard input, one a line. MOUNTPOINT itself means all files.
+    A PATH is as for `warm`; MOUNTPOINT itself means all files.
     """
-    mount = find_mount(mountpoint)
-    dropped = 0
-    for piece in _pieces(_wanted(mount, mountpoint, paths, real=False)):
-        with _explaining(mount):
-            write_control(mount, "evict", piece, _EVICT_TIMEOUT_S)
-            dropped += int(read_control(mount, "evict").split()[0])
-    click.echo(f"{dropped:,} records evicted")
+    click.echo(f"{_done(mountpoint, paths, 'evict'):,} records evicted")
+
+
+def _done(mountpoint: str, paths: Iterable[str], control: str) -> int:
+    """Have the daemon act on these paths; returns on how many records or files it has."""
+    mount, done = find_mount(mountpoint), 0
+    with _ending_well():
+        _stats(mount)  # one that does not answer at all is not waited for as long
+        for piece in _pieces(_wanted(mount, mountpoint, paths, real=False)):
+            with _explaining(mount):
+                write_control(mount, control, piece, _EVICT_TIMEOUT_S)
+                done += int(read_control(mount, control).split()[0])
+    return done
+
+
+@contextmanager
+def _ending_well() -> Iterator[None]:
+    """End as Ctrl-C does at a signal, and say in one line what failed here."""
+    try:
+        with ended_by_signals():
+            yield
+    except BrokenPipeError:
+        # Nobody reads what this command prints any more: click ends it without a word, as any command.
+        raise
+    except OSError as exc:
+        raise SpiderfsError(f"the list cannot be read, or the progress cannot be shown: {exc.strerror}") from exc
 
 
 # -- what is wanted
@@ -158,7 +216,18 @@ def _pieces(lines: Iterable[str]) -> Iterator[str]:
 # -- the daemon fetches
 
 
-def _fetch(mount: Mount, wanted: Iterator[str], detach: bool) -> None:
+class _Fetched(NamedTuple):
+    """What has become of the files, how long it took, and how much the cache may hold."""
+
+    warming: Warming
+    took_s: float
+    capacity_bytes: int
+
+
+def _fetch(
+    mount: Mount, wanted: Iterator[str], control: str = "warm", detach: bool = False, quiet: bool = False
+) -> _Fetched | None:
+    """Have the daemon fetch files, and show how far it is until they are there; None: it goes on by itself."""
     before = _look(mount)
     if before.working:
         raise MountError(
@@ -169,11 +238,11 @@ def _fetch(mount: Mount, wanted: Iterator[str], detach: bool) -> None:
     try:
         for piece in _pieces(wanted):
             asked = True
-            _ask(mount, piece)
+            _ask(mount, piece, control)
         if detach:
             click.echo(f"the daemon goes on: {mount.mountpoint}/{CONTROL_DIR}/warm says how far it is")
-            return
-        warming = _followed(mount)
+            return None
+        warming = _followed(mount, nullcontext(_unseen) if quiet else _shown())
     except BaseException as exc:
         if asked:
             _ask(mount, "\n")
@@ -186,7 +255,7 @@ def _fetch(mount: Mount, wanted: Iterator[str], detach: bool) -> None:
             f"the manager of {mount.mountpoint} was started again, and has forgotten what to fetch: run this command"
             " again, and it goes on from there"
         )
-    _tell(mount, warming, time.monotonic() - began, stats["capacity_bytes"])
+    return _Fetched(warming, time.monotonic() - began, stats["capacity_bytes"])
 
 
 @contextmanager
@@ -202,9 +271,9 @@ def _explaining(mount: Mount) -> Iterator[None]:
         raise explained(mount, exc) from exc
 
 
-def _ask(mount: Mount, text: str) -> None:
+def _ask(mount: Mount, text: str, control: str = "warm") -> None:
     with _explaining(mount):
-        write_control(mount, "warm", text)
+        write_control(mount, control, text)
 
 
 def _stats(mount: Mount) -> dict[str, Any]:
@@ -220,10 +289,10 @@ def _look(mount: Mount) -> Warming:
         raise MountError(f"{mount.mountpoint} has a daemon of another version of spiderfs: mount it again") from exc
 
 
-def _followed(mount: Mount) -> Warming:
+def _followed(mount: Mount, shown: AbstractContextManager[Show]) -> Warming:
     """Show how far the daemon is until it is at an end."""
     seen: deque[tuple[float, int]] = deque(maxlen=_RATE_LOOKS)
-    with _shown() as show:
+    with shown as show:
         while True:
             warming = _look(mount)
             if not warming.working:
@@ -256,22 +325,34 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _tell(mount: Mount, warming: Warming, took_s: float, capacity_bytes: int) -> None:
-    """Print what has become of the files; raises SpiderfsError if some are not there."""
+def _tell(fetched: _Fetched) -> None:
+    """Print what has become of the files; raises SpiderfsError if somebody has ended it."""
+    warming = fetched.warming
     if warming.ended:
         raise _ended(warming)
     click.echo(
-        f"{warming.fetched:,} files fetched ({round_size(warming.fetched_bytes)}) in {_duration(took_s)},"
+        f"{warming.fetched:,} files fetched ({round_size(warming.fetched_bytes)}) in {_duration(fetched.took_s)},"
         f" {warming.present:,} were cached before"
     )
-    if warming.fetched_bytes > capacity_bytes:
-        warn(f"the cache holds {round_size(capacity_bytes)}, so not all of what was fetched is in it")
+    if warming.fetched_bytes > fetched.capacity_bytes:
+        warn(f"the cache holds {round_size(fetched.capacity_bytes)}, so not all of what was fetched is in it")
+
+
+def _check(mount: Mount, warming: Warming) -> None:
+    """Raises SpiderfsError if some files are not there."""
+    if warming.ended:
+        raise _ended(warming)
     troubles = []
     if warming.failed:
         troubles.append(f"{warming.failed:,} files or directories could not be read, and the daemon's log says why")
     if warming.missing:
         first = f"{warming.missing:,} paths mean no file of {mount.mountpoint}, the first is {warming.unknown}"
         troubles.append(first)
+    if warming.roomless:
+        troubles.append(
+            f"{warming.roomless:,} files are not pinned: pinned files may take half of the cache, so give it more with"
+            f" 'spiderfs config {mount.mountpoint} capacity=SIZE', or unpin others"
+        )
     if troubles:
         raise SpiderfsError("; ".join(troubles))
 
@@ -286,6 +367,10 @@ def _ended(warming: Warming) -> SpiderfsError:
 def _shown() -> AbstractContextManager[Show]:
     """A bar on a terminal; elsewhere a line now and then."""
     return _bar() if sys.stdout is not None and sys.stdout.isatty() else _lines()
+
+
+def _unseen(line: str, done: int, of: int | None) -> None:
+    """Show nothing."""
 
 
 @contextmanager

@@ -14,6 +14,9 @@ members of the section "views" (`rooms.py`), and none of the policy's: they have
 fit, so nothing about them has to be ranked. They may fill their share of what blocks leave; the policy may fill what
 they leave free.
 
+What the user has pinned, whole files and blocks alike, is in the section of pins, and nobody ranks it. All other
+members share what pins leave of the budget.
+
 Readers publish plans of their coming reads (`plans/schedule.py`), and jobs may exchange samples (`plans/exchange.py`).
 While a plan is believed, or samples are exchanged, that overrules the policy's ranking (`plans/foresight.py`). So does
 it if several nodes share out the samples among their caches (`homes.py`).
@@ -30,7 +33,7 @@ The module is long because one has to see all rules about bytes side by side.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -42,7 +45,7 @@ from spiderfs.core.plans.foresight import Foresight, Owed
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import Schedule
 from spiderfs.core.policy import Key, Policy, in_saved_order
-from spiderfs.core.rooms import NO_VIEWS, VIEWS, ViewsRoom
+from spiderfs.core.rooms import NO_VIEWS, PINS, PINS_SHARE, VIEWS, Pins, ViewsRoom, file_of
 
 BLOCKS = "blocks"
 
@@ -104,6 +107,8 @@ class Engine:
         self.members: dict[Key, Member] = {}
         self._blocks: OrderedDict[Key, None] = OrderedDict()
         self._shown: dict[Key, None] = {}
+        self._pinned: dict[Key, None] = {}
+        self.pins = Pins()
         # Members for which it is not known yet what they are shown as.
         self._unnamed: set[Key] = set()
         self.section_bytes = self._empty_sections()
@@ -120,36 +125,46 @@ class Engine:
         if key in self.members:
             self.read_unseen(key, size)
             return self.place(key, size) if key in self._unnamed else NOTHING
-        if not self._is_view(key):
+        if not self._is_view(key) and key not in self.pins:
             self.policy.missed(key, size)
         return self._offer(key, size)
 
     def read_unseen(self, key: Key, size: int) -> None:
         """Note that a reader got a sample from the kernel's memory; without bytes at hand it is no candidate."""
-        if key in self.members and key not in self._shown:
+        if key in self.members and key not in self._shown and key not in self._pinned:
             self.policy.hit(key, size)
             self._foresight.changed(key)
 
     def would_keep(self, key: Key, size: int) -> bool:
         """Whether a sample that is no member would become one if `place` were called now."""
+        if self._pin_fits(key, size):
+            return True
         section = self._section_for(key)
         return self._view_fits(size) if section == VIEWS else self._victims(key, size, size, section) is not None
 
     def could_keep(self, key: Key, size: int) -> bool:
         """Whether a sample of this size fits its section's limit, whatever would have to leave for it."""
+        if key in self.pins and size <= self.pins_limit_bytes:
+            return True
         if self._is_view(key):
             return size <= self._views_share()
         share = self._policy_share()
         return size <= min(share, self.policy.limit(self.policy.section_for(key), share, self.section_bytes))
 
     def place(self, key: Key, size: int) -> Changes:
-        """Put a sample into the section that the policy wants it in now, although nobody has opened it.
+        """Put a sample into the section that it belongs to now, although nobody has opened it.
 
-        A member moves if it is in another section. Any other sample is a candidate, as in `opened`.
+        A member moves if it is in another section, also a block. Any other sample is a candidate, as in `opened`.
         """
         member = self.members.get(key)
         if member is None:
-            return self._offer(key, size)
+            return self.block_read(key, size) if isinstance(key, tuple) else self._offer(key, size)
+        if key in self._pinned:
+            return NOTHING if key in self.pins else self._move(key, member.size, self._section_for(key))
+        if self._pin_fits(key, member.size):
+            return self._move(key, member.size, PINS)
+        if key in self._blocks:
+            return NOTHING
         section = self._section_for(key)
         if self._views.is_view(key) is not None:
             self._unnamed.discard(key)
@@ -165,8 +180,11 @@ class Engine:
     def block_read(self, key: Key, size: int) -> Changes:
         """Note that a block of a large file was read: a member is a hit; any other block is a candidate in landing."""
         if key in self.members:
-            self._blocks.move_to_end(key)
+            if key in self._blocks:
+                self._blocks.move_to_end(key)
             return NOTHING
+        if self._pin_fits(key, size):
+            return self._move(key, size, PINS)
         blocks_bytes, blocks_share = self.section_bytes[BLOCKS], self._blocks_share()
         over_budget = self.used_bytes + size - self.budget_bytes
         own = self._oldest_blocks(min(over_budget, blocks_bytes + size - blocks_share))
@@ -175,11 +193,10 @@ class Engine:
         if over_budget > freed:
             if blocks_bytes - freed + size > blocks_share:
                 return NOTHING
-            samples = self._surplus(self.budget_bytes - (blocks_bytes - freed + size))
+            samples = self._surplus(self._unpinned_bytes - (blocks_bytes - freed + size))
         self._leave(own)
         self._leave(samples)
-        self._enter(key, size, BLOCKS)
-        self._blocks[key] = None
+        self._admit(key, size, BLOCKS)
         return Changes(((key, BLOCKS),), (*own, *samples))
 
     def forget(self, key: Key) -> None:
@@ -188,8 +205,10 @@ class Engine:
             self._leave([key])
 
     def evict(self, keys: Iterable[Key]) -> Changes:
-        """Drop these keys because the user asked for it; keys that are no members are left out."""
+        """Drop these keys, and unpin their files, as the user asked for it; keys that are no members are left out."""
         going = [key for key in dict.fromkeys(keys) if key in self.members]
+        for key in going:
+            self.pins.discard(file_of(key))
         self._leave(going)
         return Changes(drop=tuple(going))
 
@@ -200,12 +219,14 @@ class Engine:
 
     def settle(self) -> Changes:
         """Evict until no limit is exceeded. The caller must call this after a policy changed its sections' limits."""
+        pinned, _ = self._first(reversed(self._pinned), self.section_bytes[PINS] - self.pins_limit_bytes)
+        self._leave(pinned)
         over_budget = self.used_bytes - self.budget_bytes
         blocks = self._oldest_blocks(min(over_budget, self.section_bytes[BLOCKS] - self._blocks_share()))
         self._leave(blocks)
         samples = self._surplus(self._samples_share())
         self._leave(samples)
-        return Changes(drop=(*blocks, *samples))
+        return Changes(drop=(*pinned, *blocks, *samples))
 
     def change_policy(self, policy: Policy) -> Changes:
         """Go on with another policy; it takes over the members, in the order in which the old policy ranked them."""
@@ -219,15 +240,19 @@ class Engine:
         """Replace all members by what the store holds (key, bytes, section), for example after a remount.
 
         `state` is what `state()` returned before, or empty; the state of another policy is ignored. Members that no
-        longer fit are dropped.
+        longer fit are dropped. The files of members in the section of pins are pinned, and no others.
         """
         self.members.clear()
         self.members.update((key, Member(size, section)) for key, size, section in members)
         blocks = (key for key, member in self.members.items() if member.section == BLOCKS)
         self._blocks = OrderedDict.fromkeys(in_saved_order(blocks, state.get(BLOCKS, ())))
         self._unnamed.clear()
+        self._pinned = {key: None for key, member in self.members.items() if member.section == PINS}
+        self.pins = Pins()
+        for key in self._pinned:
+            self.pins.add(file_of(key), self.members[key].size)
         shown = self._found_views()
-        samples = {key: size for key, (size, section) in self.members.items() if section != BLOCKS}
+        samples = {key: size for key, (size, section) in self.members.items() if section not in (BLOCKS, PINS)}
         samples = {key: size for key, size in samples.items() if key not in shown}
         same_policy = state.get("policy") == self.policy.name
         self.policy.restore(samples, state.get("ranks", {}) if same_policy else {})
@@ -242,7 +267,16 @@ class Engine:
 
     def score(self, key: Key) -> float:
         """The policy's score of a sample; a block has no score, and this returns 0 for it."""
-        return 0.0 if key in self._blocks else self.policy.score(key)
+        return 0.0 if isinstance(key, tuple) else self.policy.score(key)
+
+    def pin(self, inode: Key, size: int) -> bool:
+        """Pin a file of `size` bytes if there is room for it; returns whether it is pinned now.
+
+        The caller has to `place` what of it is in the store. The rest follows when it comes.
+        """
+        if inode not in self.pins and self.pins.bytes + size <= self.pins_limit_bytes:
+            self.pins.add(inode, size)
+        return inode in self.pins
 
     # -- what is known of the future -------------------------------------------------------------------------------
 
@@ -336,13 +370,27 @@ class Engine:
         """Bytes of the budget that no member takes."""
         return self.budget_bytes - self.used_bytes
 
+    @property
+    def pins_limit_bytes(self) -> int:
+        """Bytes that pinned files may take."""
+        return int(self.budget_bytes * PINS_SHARE)
+
+    def _pin_fits(self, key: Key, size: int) -> bool:
+        """Whether a key that is not in the section of pins belongs there, and fits."""
+        return key in self.pins and self.section_bytes[PINS] + size <= self.pins_limit_bytes
+
+    @property
+    def _unpinned_bytes(self) -> int:
+        """Bytes that all members but the pinned ones may take."""
+        return self.budget_bytes - self.section_bytes[PINS]
+
     def _blocks_share(self) -> int:
         """Bytes of blocks that the policy cannot take back."""
-        return int(self.budget_bytes * self._large_share)
+        return int(self._unpinned_bytes * self._large_share)
 
     def _samples_share(self) -> int:
         """Bytes that samples may fill: blocks keep their share, and less if they hold less now."""
-        return self.budget_bytes - min(self.section_bytes[BLOCKS], self._blocks_share())
+        return self._unpinned_bytes - min(self.section_bytes[BLOCKS], self._blocks_share())
 
     def _views_share(self) -> int:
         return self._views.limit(self._samples_share())
@@ -352,10 +400,10 @@ class Engine:
         return self._samples_share() - self._views_bytes()
 
     def _policy_bytes(self) -> int:
-        return self.used_bytes - self.section_bytes[BLOCKS] - self._views_bytes()
+        return self.used_bytes - self.section_bytes[BLOCKS] - self.section_bytes[PINS] - self._views_bytes()
 
     def _views_bytes(self) -> int:
-        return self.section_bytes.get(VIEWS, 0)
+        return self.section_bytes[VIEWS]
 
     # -- samples that are shown as views
 
@@ -363,6 +411,9 @@ class Engine:
         return self._views.is_view(key) is True
 
     def _section_for(self, key: Key) -> str:
+        """The section of a key that is not pinned."""
+        if isinstance(key, tuple):
+            return BLOCKS
         return VIEWS if self._is_view(key) else self.policy.section_for(key)
 
     def _view_fits(self, size: int) -> bool:
@@ -372,7 +423,7 @@ class Engine:
         """The members that are shown as views; members for which that is not known become unnamed."""
         found: dict[Key, None] = {}
         for key, member in self.members.items():
-            is_view = False if member.section == BLOCKS else self._views.is_view(key)
+            is_view = False if member.section in (BLOCKS, PINS) else self._views.is_view(key)
             if is_view:
                 found[key] = None
             elif is_view is None:
@@ -382,6 +433,8 @@ class Engine:
     # -- choosing victims ------------------------------------------------------------------------------------------
 
     def _offer(self, key: Key, size: int) -> Changes:
+        if self._pin_fits(key, size):
+            return self._move(key, size, PINS)
         section = self._section_for(key)
         victims: list[Key] | None
         if section != VIEWS:
@@ -473,10 +526,25 @@ class Engine:
         self.section_entries[section] += 1
         self.used_bytes += size
 
+    def _move(self, key: Key, size: int, section: str) -> Changes:
+        """Put a member or a candidate into this section, whatever has to leave for it, or for what it leaves free."""
+        if key in self.members:
+            self._leave([key])
+        self._admit(key, size, section)
+        drop = self.settle().drop
+        return Changes(() if key in drop else ((key, section),), drop)
+
+    def _unranked(self, section: str) -> dict[Key, None] | None:
+        """The members of a section that the policy knows nothing of; None for a section of the policy's."""
+        if section == BLOCKS:
+            return self._blocks
+        return self._shown if section == VIEWS else self._pinned if section == PINS else None
+
     def _admit(self, key: Key, size: int, section: str) -> None:
         self._enter(key, size, section)
-        if section == VIEWS:
-            self._shown[key] = None
+        room = self._unranked(section)
+        if room is not None:
+            room[key] = None
         else:
             self.policy.inserted(key, size)
         self.owed.entered(key)
@@ -489,11 +557,9 @@ class Engine:
             self.section_entries[section] -= 1
             self.used_bytes -= size
             self._unnamed.discard(key)
-            if section == BLOCKS:
-                del self._blocks[key]
-                continue
-            if section == VIEWS:
-                del self._shown[key]
+            room = self._unranked(section)
+            if room is not None:
+                del room[key]
             else:
                 self.policy.removed(key)
             self.owed.left(key)
@@ -506,7 +572,9 @@ class Engine:
         self.section_entries = self._empty_sections()
         moved: list[tuple[Key, str]] = []
         for key, member in self.members.items():
-            section = BLOCKS if member.section == BLOCKS else VIEWS if key in shown else self.policy.section_for(key)
+            section = member.section
+            if section not in (BLOCKS, PINS):
+                section = VIEWS if key in shown else self.policy.section_for(key)
             if section != member.section:
                 moved.append((key, section))
             self.section_bytes[section] += member.size
@@ -517,6 +585,6 @@ class Engine:
         drop = self.settle().drop
         return Changes(tuple(move for move in moved if move[0] in self.members), drop)
 
-    def _empty_sections(self) -> dict[str, int]:
+    def _empty_sections(self) -> Counter[str]:
         views = (VIEWS,) if self._views.share else ()
-        return dict.fromkeys((BLOCKS, *views, *self.policy.sections), 0)
+        return Counter(dict.fromkeys((BLOCKS, *views, *self.policy.sections), 0))

@@ -21,7 +21,7 @@ PUSHED = 16
 UNREAD = 15
 FROM_THE_SOURCE = (FETCHED, REFUSED, UNSTORED)
 
-ACCESS_RECORD = struct.Struct("<dQQQIIHB5x")
+ACCESS_RECORD = struct.Struct("<dQQQIIHBIx")
 """The bytes of one `Access` in a pipe: its fields, in their order, and padding."""
 
 
@@ -30,7 +30,8 @@ class Access(NamedTuple):
 
     `wanted` is the inode that the reader asked for, and `inode` the one whose bytes it got. `trainer` is the number of
     the trainer that read, or 0. `block` is 0 for a sample and n >= 1 for the n-th block of a large file. `pid` is the
-    thread that asked, or 0 if the mount fetched of itself.
+    thread that asked, or 0 if the mount fetched of itself. `waited_us` is how long the reader of a sample has waited
+    for the source.
     """
 
     time_s: float
@@ -41,6 +42,7 @@ class Access(NamedTuple):
     pid: int
     trainer: int
     where: int
+    waited_us: int = 0
 
 
 # `Access._make` is Python code and takes three times as long; every open is unpacked here.

@@ -6,11 +6,14 @@ is known of the files that come.
 A mount's root may show some samples as views and the others as originals. Which are shown as views is fixed, and they
 are as many as their share of the cache has room for (`partition.view_share`). So no view has to leave for another, and
 what fits is kept as it comes.
+
+The user may pin files: they stay whatever they are worth, and come first among all that want room. Who pins more than
+the room for pins would leave nothing that follows the training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from spiderfs.core.policy import Key
@@ -24,6 +27,10 @@ LANDING_MAX_BYTES = 64 << 20
 LANDING_FILES = 4
 VIEWS = "views"
 """The name of the section of views."""
+PINS = "user-pinned"
+"""The name of the section of pins."""
+PINS_SHARE = 0.5
+"""The share of the budget that pins may take."""
 
 
 def landing_room(capacity_bytes: int, share: float = LANDING_SHARE) -> int:
@@ -58,3 +65,35 @@ def _no_view(key: Key) -> bool:
 # A function of the module, since engines are pickled (benchmarks/training/saved_training.py).
 NO_VIEWS = ViewsRoom(0.0, _no_view)
 """For mounts whose root shows one form."""
+
+
+def file_of(key: Key) -> Key:
+    """The inode of the file that a key is of."""
+    inode: Key = key[0] if isinstance(key, tuple) else key
+    return inode
+
+
+class Pins:
+    """The files that the user has pinned, cached or not, by their inodes."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[Key, int] = {}
+        self.bytes = 0
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether the file of this key is pinned."""
+        return bool(self._sizes) and file_of(key) in self._sizes
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def add(self, inode: Key, size: int) -> None:
+        """Pin `size` bytes more of a file."""
+        self._sizes[inode] = self._sizes.get(inode, 0) + size
+        self.bytes += size
+
+    def discard(self, inode: Key) -> None:
+        self.bytes -= self._sizes.pop(inode, 0)

@@ -104,6 +104,7 @@ class Manager:
 
         # The workers and clients tell what was read, and the cache control decides what is kept.
         self._events = EventWriter(context.event_writer, counters)
+        self._read_workers = partial(read_events, context.event_reader)
         self._client_pipe = ClientPipe(run, client_terms_of(options, context.mounted_at_s), counters)
         recording = self._recording = recording_to(options.trace)
         cache = self._cache = CacheControl(
@@ -187,18 +188,20 @@ class Manager:
     def _control_table(self, options: Options) -> ControlTable:
         """For each control file, the text that reading shows and the effect that writing has."""
         content, records, catalogue, training = self._content, self._records, self._catalogue, self._training
-        hook_socket = os.fsencode(self._context.layout.run.hook_socket) + b"\n"
         renders: dict[str, Render] = {
             "stats": lambda: texts.stats(self._status()),
             "stats.json": lambda: texts.stats_json(self._status()),
             "metrics": lambda: texts.metrics(self._status(), self._context.counters),
             "config": lambda: texts.config(self._options.current, self._table.last_refusal),
             "warm": lambda: texts.warm(self._warmer.status()),
+            "pin": lambda: texts.pin(self._cache.status().pins),
+            "unpin": lambda: texts.unpin(self._warmer.last_unpinned),
             "evict": lambda: texts.evict(self._warmer.last_evicted),
             "jobs": lambda: texts.jobs(training.jobs()),
+            "epochs": lambda: texts.epochs(training.accounts.epochs()),
             "plan": lambda: texts.plan(self._prefetcher.status()),
             "ratio": lambda: texts.ratio(training.teaching.status()),
-            "hook": lambda: hook_socket,
+            "hook": lambda: os.fsencode(self._context.layout.run.hook_socket) + b"\n",
             "version": texts.version,
             "log": self._access_log.render,
             "cache": lambda: texts.cached(content, catalogue, self._cache.score),
@@ -208,10 +211,10 @@ class Manager:
         }
         acts: dict[str, Act] = {
             "config": partial(commands.change_config, self._options),
-            "warm": partial(commands.warm, self._warmer, options, catalogue.forms),
-            "evict": partial(commands.evict, self._warmer, self._cache, options, catalogue.forms),
             "ratio": partial(commands.pin_ratio, training),
         }
+        for name, act in commands.OF_FILES.items():
+            acts[name] = partial(act, self._warmer, self._cache, options, catalogue.forms)
         return ControlTable(renders, acts)
 
     def _status(self) -> MountStatus:
@@ -310,9 +313,6 @@ class Manager:
         # The store is not closed: a thread that was given up on may still come back from the source and write to it.
 
     # -- events
-
-    def _read_workers(self) -> list[Access]:
-        return read_events(self._context.event_reader)
 
     async def _fold_events(self, fd: int, read: Callable[[], list[Access]]) -> None:
         while True:

@@ -68,9 +68,12 @@ class EventWriter:
         trainer: int = 0,
         wanted: int = 0,
         at_s: float = 0.0,
+        waited_us: int = 0,
     ) -> None:
         at_s = at_s or steady_clock.now()
-        self._batch.append(ACCESS_RECORD.pack(at_s, inode, wanted or inode, size, block, pid, trainer, where))
+        self._batch.append(
+            ACCESS_RECORD.pack(at_s, inode, wanted or inode, size, block, pid, trainer, where, waited_us)
+        )
         waiting = len(self._batch)
         if waiting == 1:
             self._noted.set()

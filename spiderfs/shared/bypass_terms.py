@@ -101,9 +101,9 @@ def opened_pipe(path: Path) -> int:
 
 def hit_record(now: float, given: int, wanted: int, size: int, pid: int, trainer: int) -> bytes:
     """One file served: the same record as a worker's for an open that it answered from the store."""
-    return ACCESS_RECORD.pack(now, given, wanted, size, 0, pid, trainer, HIT)
+    return ACCESS_RECORD.pack(now, given, wanted, size, 0, pid, trainer, HIT, 0)
 
 
 def lost_record(now: float, opens: int) -> bytes:
     """Tells of files served whose records found the FIFO full. No file has the inode 0."""
-    return ACCESS_RECORD.pack(now, 0, 0, opens, 0, 0, 0, HIT)
+    return ACCESS_RECORD.pack(now, 0, 0, opens, 0, 0, 0, HIT, 0)

@@ -10,9 +10,10 @@ from spiderfs.shared.escapes import escaped
 _LINE = re.compile(
     r"(?P<state>working|idle|ended): (?P<found>\d+) files found(?P<searching> so far)?, (?P<fetched>\d+) fetched"
     r" \((?P<fetched_bytes>\d+) bytes\), (?P<present>\d+) cached before, (?P<failed>\d+) failed, (?P<missing>\d+)"
-    r" missing, (?P<left>\d+) left \((?P<left_bytes>\d+) bytes\)(?:; the mount has no file (?P<unknown>.*))?\n?"
+    r" missing, (?P<roomless>\d+) without room, (?P<left>\d+) left \((?P<left_bytes>\d+) bytes\)"
+    r"(?:; the mount has no file (?P<unknown>.*))?\n?"
 )
-_COUNTS = ("found", "fetched", "fetched_bytes", "present", "failed", "missing", "left", "left_bytes")
+_COUNTS = ("found", "fetched", "fetched_bytes", "present", "failed", "missing", "roomless", "left", "left_bytes")
 
 
 @dataclass
@@ -32,6 +33,8 @@ class Warming:
     """Files and directories that could not be read."""
     missing: int = 0
     """Paths and globs that mean no file."""
+    roomless: int = 0
+    """Files that were to be pinned, and were left alone because pins had no room for them."""
     left: int = 0
     """Files that were found, and about which nothing is done yet, or is being done."""
     left_bytes: int = 0
@@ -42,13 +45,17 @@ class Warming:
     def working(self) -> bool:
         return not self.ended and (self.searching or self.left > 0)
 
+    def counts(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in _COUNTS}
+
     def line(self) -> str:
         state = "ended" if self.ended else "working" if self.working else "idle"
         unknown = f"; the mount has no file {escaped(self.unknown)}" if self.unknown else ""
         return (
             f"{state}: {self.found} files found{' so far' if self.searching else ''},"
             f" {self.fetched} fetched ({self.fetched_bytes} bytes), {self.present} cached before, {self.failed} failed,"
-            f" {self.missing} missing, {self.left} left ({self.left_bytes} bytes){unknown}\n"
+            f" {self.missing} missing, {self.roomless} without room, {self.left} left ({self.left_bytes} bytes)"
+            f"{unknown}\n"
         )
 
     @classmethod

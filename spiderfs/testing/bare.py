@@ -72,6 +72,7 @@ class NoEvents:
         trainer: int = 0,
         wanted: int = 0,
         at_s: float = 0.0,
+        waited_us: int = 0,
     ) -> None:
         pass
 

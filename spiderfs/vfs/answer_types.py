@@ -78,6 +78,7 @@ class EventSink(Protocol):
         trainer: int = 0,
         wanted: int = 0,
         at_s: float = 0.0,
+        waited_us: int = 0,
     ) -> None:
         """`at_s`: when the reader asked, in seconds since the epoch; by default now."""
 

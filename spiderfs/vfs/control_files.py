@@ -60,11 +60,14 @@ FILES = (
     ControlFile(
         b"warm", 0o600, "write paths or globs and they are fetched now; an empty line ends it; read the progress"
     ),
+    ControlFile(b"pin", 0o600, "write paths or globs and they stay in the cache; read how many files are pinned"),
+    ControlFile(b"unpin", 0o600, "write paths or globs and they are pinned no longer; read the last result"),
     ControlFile(b"evict", 0o600, "write paths or globs and they leave the cache; read the last result"),
     ControlFile(b"redirects", 0o444, "who is given which cached neighbour for which sample, now"),
     ControlFile(b"scores", 0o444, "importance of every scored sample"),
     ControlFile(b"graph", 0o444, "the scorer: radius, neighbours, recall, time per batch"),
     ControlFile(b"jobs", 0o444, "a line for each training that is attached: who it is, how far it is, what it reads"),
+    ControlFile(b"epochs", 0o444, "a line of JSON for each epoch of a training: its time, reads, waits and bytes"),
     ControlFile(b"plan", 0o444, "what trainers will read: how far they are, how far ahead of them the cache is"),
     ControlFile(b"ratio", 0o600, "share of the importance section and why; write a share to pin it, `auto` to let go"),
     ControlFile(b"log", 0o444, "recent accesses; `tail -f` follows them"),

@@ -124,7 +124,7 @@ class ProvisionalFiles:
         # A version that was superseded long ago may have been forgotten meanwhile.
         if (node := self._catalogue.known(inode)) is not None:
             trainer, wanted, _ = self._redirects.reader_of(caller.pid, node.inode)
-            self._small_files.note_fetched(node, caller.pid, trainer, wanted, self._now(), UNSTORED)
+            self._small_files.note_fetched(node, caller.pid, trainer, wanted, self._now(), 0.0, UNSTORED)
         return Opened(handle, direct_io=False, keeps_pages=False)
 
     async def open(self, node: Node, caller: Caller) -> Opened:
@@ -143,10 +143,11 @@ class ProvisionalFiles:
         ):
             self._unstored.close(unused)
         self._counters.add("opens")
-        self._counters.observe("open_miss_seconds", time.perf_counter() - started)
+        waited_s = time.perf_counter() - started
+        self._counters.observe("open_miss_seconds", waited_s)
         if wanted != node.inode:
             self._counters.add("redirects")
-        self._small_files.note_fetched(node, caller.pid, trainer, wanted, asked_s, UNSTORED)
+        self._small_files.note_fetched(node, caller.pid, trainer, wanted, asked_s, waited_s, UNSTORED)
         return Opened(handle, direct_io=False, keeps_pages=False)
 
     async def read(self, inode: int, handle: int, offset: int, size: int) -> memoryview | bytes:

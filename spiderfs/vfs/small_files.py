@@ -16,6 +16,9 @@ from spiderfs.vfs.on_demand import OnDemand, Supply
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.stand_ins import StandIns
 
+# What an event has room for: more than an hour.
+_LONGEST_US = (1 << 32) - 1
+
 
 class SmallFiles:
     """The small files as one worker serves them."""
@@ -68,9 +71,10 @@ class SmallFiles:
             self._note_hit(started, node.inode, node.stat.size, caller, trainer, wanted)
             # Without keywords, which take 0.1 us here.
             return Opened(node.inode, False)
-        self._counters.observe("open_miss_seconds", time.perf_counter() - started)
+        waited_s = time.perf_counter() - started
+        self._counters.observe("open_miss_seconds", waited_s)
         # The event says where the bytes lie, so it waits until they lie there.
-        fetched.when_settled(partial(self.note_fetched, node, caller.pid, trainer, wanted, asked_s))
+        fetched.when_settled(partial(self.note_fetched, node, caller.pid, trainer, wanted, asked_s, waited_s))
         return Opened(node.inode, direct_io=False, fetched=fetched.payload)
 
     def read_cached(self, inode: int, size: int, caller: Caller, trainer: int) -> memoryview | bytes | None:
@@ -91,11 +95,14 @@ class SmallFiles:
         # Without keywords, which take 0.1 us here.
         self._events.record_access(inode, size, HIT, caller.pid, 0, trainer, wanted)
 
-    def note_fetched(self, node: Node, pid: int, trainer: int, wanted: int, asked_s: float, where: int) -> None:
+    def note_fetched(
+        self, node: Node, pid: int, trainer: int, wanted: int, asked_s: float, waited_s: float, where: int
+    ) -> None:
         """Tell the policies of an open that had to fetch the file; `asked_s`: when the reader asked."""
         if where != FETCHED:
             self._counters.add("opens_uncached")
-        self._events.record_access(node.inode, node.stat.size, where, pid, trainer=trainer, wanted=wanted, at_s=asked_s)
+        waited_us = min(int(waited_s * 1e6), _LONGEST_US)
+        self._events.record_access(node.inode, node.stat.size, where, pid, 0, trainer, wanted, asked_s, waited_us)
 
     async def read(self, node: Node, offset: int, size: int) -> memoryview:
         """For a read that has found nothing here: the bytes have left the store since the open."""

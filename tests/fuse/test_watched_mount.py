@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import pty
+import re
+import select
 import signal
 import struct
 import subprocess
+import sys
 import termios
+import time
 from pathlib import Path
 
-import mounting
 import pytest
 from mounting import eventually, mounted
 from reading import write_files
@@ -34,29 +36,93 @@ def test_files_just_written_are_said_not_to_be_cached_yet(tmp_path: Path) -> Non
         eventually(lambda: len(mount.logged("may still change: they are served, but not cached yet")) == 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_top_draws_a_page_that_fits_the_terminal_and_leaves_it_as_it_was(tmp_path: Path, number: int) -> None:
+class Terminal:
+    """A terminal of 80 columns and 24 lines on which `spiderfs top` draws; `screen` is what stands there now."""
+
+    def __init__(self, *mountpoints: Path, timeout_s: float = 5.0) -> None:
+        """`timeout_s`: after which a mount counts as one that hangs."""
+        self._ours, self._theirs = pty.openpty()
+        fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.before = termios.tcgetattr(self._theirs)
+        program = "from spiderfs.cli import control_files, main; control_files.ANSWER_TIMEOUT_S = {}; main.main()"
+        command = [sys.executable, "-c", program.format(timeout_s), "top", *mountpoints]
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), self._theirs)
+        self.process = subprocess.Popen(command, env={**os.environ, "TERM": "xterm"}, **streams)
+        self.drawn = ""
+
+    def press(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def read(self) -> None:
+        """Take what was drawn in the meantime."""
+        while select.select([self._ours], [], [], 0.1)[0]:
+            self.drawn += os.read(self._ours, 1 << 16).decode(errors="replace")
+
+    def shows(self, *texts: str) -> None:
+        """Wait until all of this stands on one page, which fits."""
+
+        def stands() -> bool:
+            self.read()
+            # Each page is drawn from the upper left corner on.
+            pages = self.drawn.split("\x1b[H")[1:]
+            lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", pages[-1]).splitlines() if pages else []
+            assert len(lines) <= 24
+            assert max(map(len, lines), default=0) <= 80
+            page = " ".join(" ".join(lines).split())
+            return all(" ".join(text.split()) in page for text in texts)
+
+        eventually(stands, what=", ".join(texts))
+
+    def ended(self) -> int:
+        """Its exit status; the terminal is as it was."""
+        eventually(lambda: (self.read(), self.process.poll() is not None)[1])
+        self.read()
+        assert "\x1b[?1049l" in self.drawn
+        assert termios.tcgetattr(self._theirs) == self.before
+        os.close(self._ours)
+        os.close(self._theirs)
+        return self.process.returncode
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, "q"])
+def test_top_draws_pages_that_fit_the_terminal_and_leaves_it_as_it_was(tmp_path: Path, end: int | str) -> None:
     source = tmp_path / "source"
     write_files(source, {f"{number}": 1000 for number in range(20)})
     with mounted(source, tmp_path / "m", capacity="10MiB") as mount:
-        ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        environment = {**os.environ, "TERM": "xterm"}
-        command = [mounting.SPIDERFS, "top", mount.point]
-        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-        os.close(theirs)
-        drawn = b""
+        terminal = Terminal(mount.point)
+        terminal.shows("q quit   v view (overview)", "hit rate")
+        for path in source.iterdir():
+            (mount.point / path.name).read_bytes()
+        terminal.shows("of 10.0 MiB, 20 records", "█")
+        if isinstance(end, int):
+            terminal.process.send_signal(end)
+        else:
+            terminal.press("v")
+            terminal.shows("view (peers and sections)", "no peers", "section")
+            terminal.press("\x1b[C\x1bOQxv")  # an arrow, F2 and x say nothing
+            terminal.shows("view (metrics)   space more", "opens ")
+            terminal.press(end)
+        assert terminal.ended() == 0
 
-        def sees() -> bool:
-            nonlocal drawn
-            for path in source.iterdir():
-                (mount.point / path.name).read_bytes()
-            with contextlib.suppress(OSError):  # EIO once it has ended
-                drawn += os.read(ours, 1 << 16)
-            return b"of 10.0 MiB, 20 records" in drawn and "█".encode() in drawn
 
-        eventually(sees)
-        process.send_signal(number)
-        assert process.wait(30) == 0
-        assert b"\x1b[?1049l" in os.read(ours, 1 << 16)
-        os.close(ours)
+def test_top_goes_from_mount_to_mount_and_leaves_one_that_hangs(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    write_files(source, {"a": 1000})
+    with mounted(source, tmp_path / "one") as one, mounted(source, tmp_path / "two") as two:
+        terminal = Terminal(one.point, two.point, timeout_s=0.5)
+        terminal.shows("mount", "n next mount (list)", str(one.point)[-20:], str(two.point)[-20:])
+        terminal.press("n")
+        terminal.shows(f"pid {one.supervisor.pid}", "n next mount (1 of 2)")
+        processes = [two.manager(), *two.workers()]
+        for pid in processes:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            terminal.press("n")
+            terminal.shows("does not answer: detach it with", "n next mount (2 of 2)")
+            pressed_at = time.monotonic()
+            terminal.press("q")
+            assert terminal.ended() == 0
+            assert time.monotonic() - pressed_at < 2.0
+        finally:
+            for pid in processes:
+                os.kill(pid, signal.SIGCONT)

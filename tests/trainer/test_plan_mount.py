@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -101,6 +102,10 @@ def test_each_draw_is_counted_once(source: Path, tmp_path: Path, task: dict[str,
         (job,) = mount.stats()["jobs"]
         assert job["page_cache_reads"] == unseen
         assert 2 * FILES <= job["samples"] <= 3 * FILES
+        rows = [json.loads(line) for line in mount.control("epochs").read_text().splitlines()]
+        assert [row["epoch"] for row in rows] == [0, 1, 2]
+        assert sum(row["samples"] for row in rows) == job["samples"]
+        assert all(row["planned"] >= row["samples"] - IN_HAND for row in rows), rows
         if binding == "immutable":
             # The kernel has all files after the first epoch, unless memory is short.
             assert unseen > FILES

@@ -64,6 +64,23 @@ def test_a_recorded_training_is_scored_anew_with_other_radii(source: Path, tmp_p
         assert simulated(trace)["results"][0]["redirects"] > 20
 
 
+def test_a_report_has_the_epochs_of_an_earlier_mount_and_a_replay_of_its_trace(source: Path, tmp_path: Path) -> None:
+    trace = recorded(source, tmp_path / "m", **SHARED)
+    with mounted(source, tmp_path / "m", capacity="20KiB", trace=trace, **SHARED) as mount:
+        epochs = [json.loads(line) for line in mount.control("epochs").read_text().splitlines()]
+        assert [epoch["epoch"] for epoch in epochs] == [*range(EPOCHS)]
+        # What is opened before workers know of the trainer is nobody's.
+        assert 0.9 < sum(epoch["samples"] for epoch in epochs) / (EPOCHS * CLASSES * EACH) <= 1
+        assert all(epoch["seconds"] > 0 for epoch in epochs)
+        # Each wait is one of the counter of all waits.
+        assert 0 < sum(epoch["waited_s"] for epoch in epochs) < 60
+        done = run_spiderfs("report", mount.point, "--html", tmp_path / "report.html")
+        assert (done.returncode, done.stderr) == (0, "")
+        page = (tmp_path / "report.html").read_text()
+        assert f"{EPOCHS} epochs, " in page
+        assert "spider, as mounted" in page
+
+
 def test_with_stand_ins_the_scores_are_those_of_the_samples_that_were_served(source: Path, tmp_path: Path) -> None:
     trace = recorded(source, tmp_path / "mount", substitute_when="miss", radius=0.8, **SHARED)
     assert (read_trace(trace).records["kind"] == Kind.REDIRECT).any()

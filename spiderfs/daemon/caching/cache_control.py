@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,15 @@ class SectionStatus:
 
 
 @dataclass(frozen=True)
+class PinsStatus:
+    """How many files the user has pinned, cached or not, their bytes, and how many bytes there may be."""
+
+    files: int
+    bytes: int
+    limit_bytes: int
+
+
+@dataclass(frozen=True)
 class CacheStatus:
     """The content of the cache now, in figures; `sections` begin with landing."""
 
@@ -55,6 +64,7 @@ class CacheStatus:
     used_bytes: int
     entries: int
     sections: Mapping[str, SectionStatus]
+    pins: PinsStatus
 
     @property
     def samples(self) -> int:
@@ -101,6 +111,7 @@ class CacheControl:
                 **kept,
                 PARTIALS: SectionStatus(self.partials.bytes, len(self.partials)),
             },
+            pins=PinsStatus(len(engine.pins), engine.pins.bytes, engine.pins_limit_bytes),
         )
 
     # -- the life of a cache
@@ -258,6 +269,23 @@ class CacheControl:
         self._content.apply(going, ())
         self._evict(going)
         return len(going)
+
+    def pin(self, inode: int, size: int) -> bool:
+        """Keep a file of `size` bytes whatever it is worth, if pins have room for it; returns whether it is pinned."""
+        pinned = self.engine.pin(inode, size)
+        if pinned:
+            # What lies in landing may have been refused, so that nobody would offer it again.
+            there = [member for key in self._content.keys(inode) if (member := self._content.member(key)) is not None]
+            self.apply(*(self.engine.place(_engine_key(member.key), member.size) for member in there))
+        return pinned
+
+    def unpin(self, inodes: Sequence[int]) -> None:
+        """Leave these files to the policy again."""
+        for inode in inodes:
+            self.engine.pins.discard(inode)
+        keys = [_engine_key(key) for inode in inodes for key in self._content.keys(inode)]
+        members = self.engine.members
+        self.apply(*(self.engine.place(key, members[key].size) for key in keys if key in members))
 
     def release(self, keys: Iterable[ContentKey]) -> None:
         """Make these records the next to be evicted, whatever their score is."""

@@ -1,4 +1,7 @@
-"""Fetches and evicts files because the user has named them, in `.spiderfs/warm` and `.spiderfs/evict`.
+"""Fetches, pins and evicts files because the user has named them, in `.spiderfs/warm`, `pin`, `unpin` and `evict`.
+
+To pin a file is to fetch it, and to have the engine keep it (`core/rooms.py`). A file for which pins have no room is
+not fetched. A version that the source has since then is another file, which is not pinned.
 
 A person names paths and globs: `train/cat`, `train/*/0*.png`, `**/*.jpg`.
 `*`, `?` and `[...]` match within one name (fnmatch(3)), and `**` matches any number of names. A pattern that matches a
@@ -14,7 +17,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -24,6 +27,7 @@ import trio
 
 from spiderfs.core.events import FETCHED, WARMED
 from spiderfs.daemon.caching.background_rate import BackgroundRate
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import ConfigError, SourceError, SpiderfsError
 from spiderfs.linux import steady_clock
 from spiderfs.shared.warming import Warming
@@ -48,6 +52,8 @@ _CONTROL_NAME = os.fsdecode(CONTROL_DIRECTORY)
 
 # Tells the cache control of a candidate, by an event: inode, size, where, pid, block.
 Note = Callable[[int, int, int, int, int], None]
+# Pins a file, by inode and size, and says whether there was room for it.
+Pin = Callable[[int, int], bool]
 
 
 class Pattern:
@@ -163,22 +169,24 @@ class Warmer:
         self._sample_max_bytes = sample_max_bytes
         self._note = note
         self._rate = rate
-        self._send, self._receive = trio.open_memory_channel[Sequence[Pattern]](MAX_WAITING)
+        self._send, self._receive = trio.open_memory_channel[tuple[Sequence[Pattern], Pin | None]](MAX_WAITING)
         self._work = trio.CancelScope()
         self._warming = Warming()
         self._was_seen = False
         self.last_evicted = 0
         """How many records the last request to evict files has dropped."""
+        self.last_unpinned = 0
+        """How many files the last request to unpin files has unpinned."""
 
     def status(self) -> Warming:
         """How far it is. Once this says that nothing is being done, the next request is counted anew."""
         self._was_seen = not self._warming.working
         return replace(self._warming)
 
-    def warm(self, patterns: Sequence[Pattern]) -> None:
-        """Take a request to fetch files; raises ConfigError if too many requests wait already."""
+    def warm(self, patterns: Sequence[Pattern], pin: Pin | None = None) -> None:
+        """Take a request to fetch files, and to `pin` each before; raises ConfigError if too many wait already."""
         try:
-            self._send.send_nowait(patterns)
+            self._send.send_nowait((patterns, pin))
         except trio.WouldBlock:
             raise ConfigError(
                 f"{MAX_WAITING} requests wait already: write again when .spiderfs/warm says idle"
@@ -207,12 +215,15 @@ class Warmer:
                         nursery.start_soon(self._bring_all, to_bring)
 
     async def _find_all(self, found: trio.MemorySendChannel[int]) -> None:
-        async for patterns in self._receive:
+        async for patterns, pin in self._receive:
             warming = self._warming
             try:
                 async with aclosing(self._wanted(patterns, warming)) as wanted:
                     async for node in wanted:
                         warming.found += 1
+                        if pin is not None and not pin(node.inode, node.stat.size):
+                            warming.roomless += 1
+                            continue
                         warming.left += 1
                         warming.left_bytes += node.stat.size
                         await found.send(node.inode)
@@ -334,17 +345,35 @@ class Warmer:
         self.last_evicted = 0
         # A pattern may be the path of a file that is gone from the source and still cached.
         cached = await trio.to_thread.run_sync(self._cached_of, {pattern.path for pattern in patterns})
-        exact = [
-            pattern.path
-            for pattern in patterns
-            if not pattern.is_glob or pattern.path in cached or self._catalogue.knows(pattern.path)
-        ]
-        selection = Selection(exact, [pattern for pattern in patterns if pattern.path not in exact])
+        selection = self._selection(patterns, cached)
         members = self._content.each_member()
         while some := await trio.to_thread.run_sync(self._some, members):
             going = [key for key, path in some if path in selection]
             if going:
                 self.last_evicted += drop(going)
+
+    async def unpin(self, patterns: Sequence[Pattern], cache: CacheControl) -> None:
+        """Have `cache` unpin all pinned files that the patterns mean, some at a time."""
+        self.last_unpinned = 0
+        selection, left = (
+            self._selection(patterns, ()),
+            [inode for inode in cache.engine.pins if isinstance(inode, int)],
+        )
+        while left:
+            some, left = left[:_AT_A_TIME], left[_AT_A_TIME:]
+            paths = await trio.to_thread.run_sync(self._catalogue.paths, some)
+            going = [inode for inode, path in zip(some, paths, strict=True) if path in selection]
+            cache.unpin(going)
+            self.last_unpinned += len(going)
+
+    def _selection(self, patterns: Sequence[Pattern], known: Container[bytes]) -> Selection:
+        """The files that the patterns mean; one that could be a glob is a path if that is `known`, or a name."""
+        exact = [
+            pattern.path
+            for pattern in patterns
+            if not pattern.is_glob or pattern.path in known or self._catalogue.knows(pattern.path)
+        ]
+        return Selection(exact, [pattern for pattern in patterns if pattern.path not in exact])
 
     def _cached_of(self, wanted: set[bytes]) -> set[bytes]:
         """The paths, of those that could also be globs, that have a record in the cache. In a thread."""

@@ -77,7 +77,7 @@ async def change_config(options: LiveOptions, text: bytes) -> None:
     await options.change(settings)
 
 
-async def warm(warmer: Warmer, options: Options, forms: Forms, text: bytes) -> None:
+async def warm(warmer: Warmer, cache: CacheControl, options: Options, forms: Forms, text: bytes) -> None:
     """Begin to fetch the files that the lines name; where they name none, end what is being fetched."""
     if text.strip(b"\n"):
         warmer.warm(_patterns(options, forms, text))
@@ -85,9 +85,23 @@ async def warm(warmer: Warmer, options: Options, forms: Forms, text: bytes) -> N
         warmer.stop()
 
 
+async def pin(warmer: Warmer, cache: CacheControl, options: Options, forms: Forms, text: bytes) -> None:
+    """Begin to pin the files that the lines name, and to fetch those that are not cached."""
+    warmer.warm(_patterns(options, forms, text), cache.pin)
+
+
+async def unpin(warmer: Warmer, cache: CacheControl, options: Options, forms: Forms, text: bytes) -> None:
+    """Leave the files that the lines name to the policy again."""
+    await warmer.unpin(_patterns(options, forms, text), cache)
+
+
 async def evict(warmer: Warmer, cache: CacheControl, options: Options, forms: Forms, text: bytes) -> None:
     """Drop the files that the lines name from the cache."""
     await warmer.evict(_patterns(options, forms, text), cache.evict)
+
+
+OF_FILES = {"warm": warm, "pin": pin, "unpin": unpin, "evict": evict}
+"""What acts on files that the user names, by control file."""
 
 
 async def pin_ratio(training: Training, text: bytes) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -17,6 +17,7 @@ import trio
 
 from spiderfs import __version__
 from spiderfs.core.learning.teaching import RatioStatus
+from spiderfs.daemon.caching.cache_control import PinsStatus
 from spiderfs.daemon.caching.prefetcher import PlanStatus, PrefetcherStatus
 from spiderfs.daemon.chosen_partition import Partition
 from spiderfs.daemon.control.status import MountStatus
@@ -50,6 +51,7 @@ def stats(status: MountStatus) -> bytes:
             for name, section in cache.sections.items()
             if section.entries
         ),
+        *_pin_rows(cache.pins),
         *_split_rows(status),
         *_view_rows(status),
         ("on disk", round_size(status.disk_bytes)),
@@ -149,6 +151,11 @@ def _view_rows(status: MountStatus) -> list[tuple[str, str]]:
     return [("view", f"{shown}{recipe}{of_samples}, {made} made"), ("  cached", f"{cached} samples")]
 
 
+def _pin_rows(pins: PinsStatus) -> list[tuple[str, str]]:
+    of = f"{round_size(pins.bytes)} of at most {round_size(pins.limit_bytes)}"
+    return [("pinned", f"{pins.files:,} files, {of}, which is half of the cache")] if pins.files else []
+
+
 def _split_rows(status: MountStatus) -> list[tuple[str, str]]:
     split = status.partition.split
     if split is None:
@@ -207,6 +214,11 @@ def _job_line(job: JobStatus) -> str:
     )
 
 
+def epochs(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """A line of JSON for each epoch of each training."""
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+
+
 def _job_figures(job: JobStatus) -> dict[str, Any]:
     figures = dataclasses.asdict(job)
     figures["job"] = figures.pop("job_id")
@@ -244,6 +256,7 @@ def stats_json(status: MountStatus) -> bytes:
         "sections": {
             name: {"bytes": section.bytes, "entries": section.entries} for name, section in cache.sections.items()
         },
+        "pins": dataclasses.asdict(cache.pins),
         "trainers": list(map(_trainer_figures, status.trainers)),
         "jobs": [_job_figures(job) for job in status.jobs],
         "plans": [_plan_figures(plan) for plan in status.prefetcher.plans],
@@ -331,6 +344,16 @@ def ratio(status: RatioStatus) -> bytes:
 def warm(status: Warming) -> bytes:
     """How far the files are that were asked for."""
     return status.line().encode()
+
+
+def pin(pins: PinsStatus) -> bytes:
+    """How many files are pinned, and how many may be."""
+    return f"{pins.files} files pinned ({pins.bytes} bytes, at most {pins.limit_bytes})\n".encode()
+
+
+def unpin(files: int) -> bytes:
+    """How many files the last request to unpin files has unpinned."""
+    return f"{files} files unpinned by the last request\n".encode()
 
 
 def evict(records: int) -> bytes:

@@ -17,6 +17,7 @@ Each part is given what it needs of the others when it is made, and can be made 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -71,7 +72,7 @@ class Training:
     ) -> None:
         """`names_asked` says whether all workers have the kernel ask for each name."""
         self.courses = Courses()
-        self.accounts = JobAccounts()
+        self.accounts = JobAccounts(cache.engine.schedule.planned, time.time() - steady_clock.now())
         self._cache = cache
         catalogue = self._catalogue = supply.catalogue
         self._recording = recording
@@ -111,11 +112,13 @@ class Training:
         self.trainers.publish()
         self.redirects.begin()
         if taught is not None:
-            self.teaching.restore(msgpack.unpackb(taught))
+            state = msgpack.unpackb(taught)
+            self.teaching.restore(state)
+            self.accounts.restore(state.get("epochs", ()))
 
     def taught(self) -> bytes:
-        """What jobs need to go on after a remount, beside the scores, which `scoring` saves."""
-        packed: bytes = msgpack.packb(self.teaching.state())
+        """What jobs need to go on after a remount, beside the scores, which `scoring` saves; and their epochs."""
+        packed: bytes = msgpack.packb({**self.teaching.state(), "epochs": self.accounts.epochs()})
         return packed
 
     def heard(self, access: Access, offered: bool) -> None:
@@ -235,7 +238,7 @@ class Training:
         if hello.rank == 0 or not self.trainers.any_of(hello.job):
             self._cache.apply(self.teaching.begin_job(hello.job, hello.epochs, hello.epoch))
         self.trainers.attach(trainer)
-        self.accounts.attached(self.trainers.number_of(trainer), hello.job)
+        self.accounts.attached(self.trainers.number_of(trainer), hello.job, hello.name, hello.epoch or 0)
 
     async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
         declared = await self.declared_lists.declare(trainer, samples)
@@ -258,6 +261,7 @@ class Training:
         self.plans.epoch_ended(number, end.epoch)
         if not self.trainers.ends_epoch(trainer, end.epoch):
             return
+        self.accounts.begin_epoch(trainer.job_id, end.epoch + 1, steady_clock.now())
         sigmas = await self.scoring.new_epoch(self.courses.of_job(trainer.job_id))
         await self.pinboard.epoch_ended(trainer.job_id)
         self._cache.apply(self.teaching.epoch_ended(trainer.job_id, end.epoch, sigmas, end.accuracy))
@@ -266,6 +270,8 @@ class Training:
     async def plan(self, trainer: Trainer, plan: Plan) -> None:
         course = self.trainers.course_of(trainer, plan.list)
         number = self.trainers.number_of(trainer)
+        if plan.begun and len(plan.order) and self.trainers.leads(trainer):
+            self.accounts.begin_epoch(trainer.job_id, plan.epoch, steady_clock.now())
         await self.plans.take(number, course.list, plan)
         if self._note_news is not None and self.plans.followed:
             keys = course.list.inodes[course.list.one_of_file[plan.order]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console, RenderableType
 
+from spiderfs.cli.control_files import read_stats
 from spiderfs.cli.main import main
-from spiderfs.cli.top import Change, Meter, page, remarks, sparkline
+from spiderfs.cli.top import VIEWS, Change, Look, Meter, page, remarks, sparkline
 from spiderfs.linux import mounts
 from spiderfs.linux.mounts import Mount
 
@@ -26,7 +28,7 @@ STATS: dict[str, Any] = {
     "capacity_bytes": 10 * 2**30,
     "used_bytes": 2 * 2**30,
     "entries": 12_345,
-    "sections": {"landing": {"bytes": 2**30, "entries": 12}, "odd": 3},
+    "sections": {"landing": {"bytes": 2**30, "entries": 12}, "empty": {"bytes": 0, "entries": 0}, "odd": 3},
     "workers": 2,
     "uptime_s": 3700.5,
     "jobs": [JOB, {"job": "other"}],
@@ -45,7 +47,7 @@ def meter(tmp_path: Path, looks: int = 2, stats: dict[str, Any] = STATS, name: s
         metrics |= {"origin_bytes": look << 20, "opens_young": 50, "worker_restarts": 0, "note": "text"}
         metrics |= {"page_cache_reads": 1375, "source_reachable": 1.0}
         (control / "stats.json").write_text(json.dumps({**stats, "metrics": metrics}))
-        made.look(float(look))
+        made.hear(read_stats(made.mount), float(look))
     return made
 
 
@@ -57,7 +59,7 @@ def shown(drawn: RenderableType) -> list[str]:
 
 def test_one_mount_fits_the_smallest_terminal(tmp_path: Path) -> None:
     lines = shown(page([meter(tmp_path, looks=300)]))
-    assert len(lines) <= 24
+    assert len(lines) <= 23, "a line is for the keys"
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
     for expected in (
@@ -80,9 +82,71 @@ def test_one_mount_fits_the_smallest_terminal(tmp_path: Path) -> None:
 
 
 def test_all_shows_what_is_zero_too(tmp_path: Path) -> None:
-    text = "\n".join(shown(page([meter(tmp_path)], everything=True)))
-    assert "landing" in text
-    assert "worker_restarts" in text
+    for view, rare in (("peers and sections", "empty"), ("metrics", "worker_restarts")):
+        look = Look(view=VIEWS.index(view))
+        some = "\n".join(shown(page([meter(tmp_path)], look)))
+        everything = "\n".join(shown(page([meter(tmp_path)], look, everything=True)))
+        assert ("landing" in some) == (view != "metrics")
+        assert rare not in some
+        assert rare in everything
+
+
+def test_peers_have_a_line_each(tmp_path: Path) -> None:
+    figures = {"up": 1, "hits": 1_234, "bytes": 3 << 30, "absent": 0, "timeouts": 7}
+    far = "http://node-12.training.cluster.example.org:8443"
+    peers = {far: figures, "http://n2:1": {**figures, "up": 0}, "http://n3:1": figures, "http://n4:1": figures, "x": 3}
+    watched = meter(tmp_path, stats={**STATS, "peers": peers, "jobs": [], "plans": []})
+    lines = shown(page([watched]))
+    assert len(lines) <= 23
+    assert "peer …ng.cluster.example.org:8443: up, 1,234 hits, 3.0 GiB, 7 timeouts" in lines
+    assert "peer http://n2:1: down, 1,234 hits, 3.0 GiB, 7 timeouts" in lines
+    assert "and 1 peers more: press v" in lines
+    assert "peer http://n4:1: up, 1,234 hits, 3.0 GiB, 7 timeouts" in shown(page([watched], Look(view=1)))
+    assert "no peers" in "\n".join(shown(page([meter(tmp_path)], Look(view=1))))
+
+
+def test_pinned_files_are_named(tmp_path: Path) -> None:
+    pins = {"files": 3, "bytes": 1 << 30, "limit_bytes": 5 << 30}
+    text = "\n".join(shown(page([meter(tmp_path, stats={**STATS, "pins": pins})])))
+    assert "12,345 records, 1.0 GiB pinned" in text
+
+
+def test_keys_choose_a_mount_a_view_and_a_page(tmp_path: Path) -> None:
+    one, two = meter(tmp_path), meter(tmp_path, name="two")
+    look = Look()
+    look.press("n", [one])
+    assert look.of([one]) is one
+    assert look.of([one, two]) is None
+    look.press("v", [one, two])
+    assert look.view == 0, "a list has no views"
+    assert look.line([one, two]).plain == "q quit   n next mount (list)"
+    look.press("n", [one, two])
+    look.press("v", [one, two])
+    look.press("v", [one, two])
+    look.press(" ", [one, two])
+    assert (look.of([one, two]), look.page) == (one, 1)
+    line = look.line([one, two]).plain
+    assert line == "q quit   v view (metrics)   space more   n next mount (1 of 2)"
+    assert len(line) <= 80
+    look.press("n", [one, two])
+    look.press("x", [one, two])
+    assert (look.of([one, two]), look.page) == (two, 0)
+    look.press("n", [one, two])
+    assert look.of([one, two]) is None
+    assert look.of([]) is None
+    # The mount that was looked at may go away.
+    assert Look(mount=2).of([one]) is one
+
+
+def test_all_metrics_are_on_some_page(tmp_path: Path) -> None:
+    names = {f"metric_{number:03d}" for number in range(90)}
+    watched = meter(tmp_path)
+    watched.hear({**STATS, "metrics": dict.fromkeys(names, 1)}, 9.0)
+    pages = [shown(page([watched], Look(view=VIEWS.index("metrics"), page=number))) for number in range(4)]
+    assert all(len(lines) <= 23 for lines in pages)
+    assert pages[3] == pages[0]
+    found = {word for lines in pages for line in lines for word in line.split()}
+    assert names <= found
 
 
 def test_stats_of_another_version_do_no_harm(tmp_path: Path) -> None:
@@ -94,14 +158,15 @@ def test_stats_of_another_version_do_no_harm(tmp_path: Path) -> None:
         "fetches_ahead": None,
         "uptime_s": None,
     }
-    assert shown(page([meter(tmp_path, stats=strange)], everything=True))
-    assert shown(page([meter(tmp_path, looks=0)]))
+    strange |= {"pins": 7, "peers": [1]}
+    for view in range(len(VIEWS)):
+        assert shown(page([meter(tmp_path, stats=strange)], Look(view=view), everything=True))
+    assert "no answer yet" in shown(page([meter(tmp_path, looks=0)]))
 
 
 def test_several_mounts_have_a_line_each(tmp_path: Path) -> None:
     lost = meter(tmp_path, name="lost")
-    (tmp_path / "lost/.spiderfs/stats.json").unlink()
-    lost.look(9.0)
+    lost.hear(FileNotFoundError(errno.ENOENT, "gone"), 9.0)
     lines = shown(page([meter(tmp_path), lost]))
     assert max(map(len, lines)) <= 80
     assert any("90.0%" in line and "20.0%" in line for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,8 @@ class Daemon:
         self.capacity_bytes = 1 << 30
 
     def read(self, mount: Mount, name: str) -> str:
+        if name == "unpin":
+            return "3 files unpinned by the last request\n"
         assert name == "warm"
         said = self.says.pop(0) if len(self.says) > 1 else self.says[0]
         if isinstance(said, BaseException):
@@ -39,11 +42,11 @@ class Daemon:
 
     def stats(self, mount: Mount) -> dict[str, Any]:
         restarts = self.restarts.pop(0) if len(self.restarts) > 1 else self.restarts[0]
-        return {"metrics": {"manager_restarts": restarts}, "capacity_bytes": self.capacity_bytes}
+        pins = {"files": 1234, "bytes": 1 << 20, "limit_bytes": 5 << 20}
+        return {"metrics": {"manager_restarts": restarts}, "capacity_bytes": self.capacity_bytes, "pins": pins}
 
-    def write(self, mount: Mount, name: str, text: str) -> None:
-        assert name == "warm"
-        self.written.append(text)
+    def write(self, mount: Mount, name: str, text: str, timeout_s: float = 0.0) -> None:
+        self.written.append(text if name == "warm" else f"{name}: {text}")
 
 
 @pytest.fixture
@@ -69,13 +72,13 @@ def daemon(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     return daemon
 
 
-def spiderfs(*arguments: str | Path, stdin: bytes = b"") -> Result:
-    return CliRunner().invoke(main, ["warm", *map(str, arguments)], input=stdin)
+def spiderfs(*arguments: str | Path, stdin: bytes = b"", command: str = "warm") -> Result:
+    return CliRunner().invoke(main, [command, *map(str, arguments)], input=stdin)
 
 
-def refusal(*arguments: str | Path, stdin: bytes = b"") -> str:
+def refusal(*arguments: str | Path, stdin: bytes = b"", command: str = "warm") -> str:
     """The one line that a failing command says on stderr."""
-    result = spiderfs(*arguments, stdin=stdin)
+    result = spiderfs(*arguments, stdin=stdin, command=command)
     assert result.exit_code == 1, result.output
     assert result.stderr.startswith("spiderfs: ")
     assert len(result.stderr.splitlines()) == 1
@@ -209,6 +212,45 @@ def test_it_says_that_the_cache_is_smaller_than_what_was_fetched(mounted: Path, 
     assert result.stderr == ("spiderfs: warning: the cache holds 2.0 MiB, so not all of what was fetched is in it\n")
 
 
+def test_pinning_fetches_and_says_how_much_is_pinned(mounted: Path, daemon: Daemon) -> None:
+    daemon.says = [Warming(), Warming(), Warming(searching=True), Warming(found=5, fetched=3, present=2)]
+    result = spiderfs(mounted, "train", "val/1", command="pin")
+    assert (result.exit_code, result.stderr) == (0, "")
+    pinned = "1,234 files are pinned, 1.0 MiB of at most 5.0 MiB, which is half of the cache\n"
+    assert result.stdout == f"3 files fetched (0 B) in 0:00, 2 were cached before\n{pinned}"
+    assert daemon.written == ["pin: train\nval/1\n"]
+    assert spiderfs(mounted, command="pin").stdout == pinned
+    assert daemon.written == ["pin: train\nval/1\n"], "without a path nothing is pinned"
+    result = spiderfs(mounted, "--json", "train", command="pin")
+    assert json.loads(result.stdout)["pinned"] == {"files": 1234, "bytes": 1 << 20, "limit_bytes": 5 << 20}
+    assert json.loads(result.stdout)["request"]["present"] == 2
+    assert json.loads(spiderfs(mounted, "--json", command="pin").stdout)["request"] is None
+
+
+def test_pinning_fails_where_pins_have_no_room(mounted: Path, daemon: Daemon) -> None:
+    daemon.says = [Warming(), Warming(), Warming(found=1005, fetched=5, roomless=1000)]
+    said = refusal(mounted, "train", command="pin")
+    assert said == (
+        "spiderfs: 1,000 files are not pinned: pinned files may take half of the cache, so give it more with 'spiderfs"
+        f" config {mounted} capacity=SIZE', or unpin others\n"
+    )
+
+
+def test_pinning_ends_as_warming_does(mounted: Path, daemon: Daemon) -> None:
+    ended = Warming(ended=True, found=7, fetched=2, left=5)
+    daemon.says = [Warming(), Warming(), Warming(searching=True), KeyboardInterrupt(), ended]
+    assert "ended after 2 of 7 files: the same command goes on from there" in refusal(mounted, "train", command="pin")
+    assert daemon.written == ["pin: train\n", "\n"]
+    assert "tarin: write a path below it" in refusal(mounted, "tarin", command="pin")
+
+
+def test_unpinning_says_how_many_files_it_was(mounted: Path, daemon: Daemon) -> None:
+    assert spiderfs(mounted, "gone/since", mounted, command="unpin").stdout == "3 files are pinned no longer\n"
+    assert daemon.written == ["unpin: gone/since\n.\n"]
+    assert json.loads(spiderfs(mounted, "--json", "train", command="unpin").stdout) == {"unpinned": 3}
+    assert spiderfs(mounted, command="unpin").exit_code == 2
+
+
 def test_the_mount_is_not_blamed_for_a_terminal_that_fails(
     mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +330,7 @@ def test_it_needs_a_mount(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"spiderfs: no spiderfs mount is at {tmp_path}: 'spiderfs status' lists the mounts\n"
 
 
-def test_names_are_not_looked_up_where_the_daemon_does_not_answer(
+def test_nobody_waits_long_for_a_daemon_that_does_not_answer(
     mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(_: Mount) -> dict[str, Any]:
@@ -296,3 +338,6 @@ def test_names_are_not_looked_up_where_the_daemon_does_not_answer(
 
     monkeypatch.setattr(warm, "read_stats", silent)
     assert "does not answer: detach it with" in refusal(mounted, "--names")
+    for command in ("pin", "unpin", "evict"):
+        assert "does not answer: detach it with" in refusal(mounted, "train", command=command)
+    assert daemon.written == []

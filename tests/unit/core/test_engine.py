@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
 from spiderfs.core.policy import SAMPLES, Key, Policy
-from spiderfs.core.rooms import NO_VIEWS, VIEWS, ViewsRoom
+from spiderfs.core.rooms import NO_VIEWS, PINS, VIEWS, ViewsRoom, file_of
 from spiderfs.policies import mountable_policies
 from spiderfs.policies.lfu import LFU
 from spiderfs.policies.lru import LRU
@@ -298,6 +298,81 @@ def test_a_later_mount_knows_views_by_their_names() -> None:
     assert engine.opened(3, 10) == NOTHING
 
 
+def test_a_pinned_sample_stays_whatever_comes() -> None:
+    engine = Engine(LRU(), 40)
+    for key in (1, 2, 3, 4):
+        engine.opened(key, 10)
+    assert engine.pin(1, 10)
+    assert engine.place(1, 10) == Changes(((1, PINS),))
+    assert engine.place(1, 10) == NOTHING
+    # Nobody has it yet: it comes in as soon as somebody opens it, though MIN or LRU would have others leave.
+    assert engine.pin(9, 10)
+    assert engine.would_keep(9, 10)
+    assert engine.opened(9, 10) == Changes(((9, PINS),), (2,))
+    for key in range(20, 30):
+        engine.opened(key, 10)
+    assert {1, 9} < engine.members.keys()
+    assert engine.section_bytes == {SAMPLES: 20, PINS: 20, BLOCKS: 0}
+    assert engine.change_policy(LFU()).drop == ()
+    assert {1, 9} < engine.members.keys()
+
+
+def test_pins_take_half_of_the_cache_and_no_more() -> None:
+    engine = Engine(MinIO(), 40, landing_bytes=0)
+    assert [engine.pin(key, 8) for key in (1, 2, 3)] == [True, True, False]
+    assert engine.pin(1, 8), "it is pinned already"
+    # What is pinned may turn out to be larger than was thought: it is an ordinary candidate then.
+    engine.opened(1, 15)
+    assert engine.opened(2, 10) == Changes(((2, SAMPLES),))
+    assert engine.members[1].section == PINS
+    assert not engine.could_keep(1, 41)
+
+
+def test_an_unpinned_sample_is_the_policys_again() -> None:
+    engine = Engine(MinIO(), 40)
+    engine.pin(1, 10)
+    engine.opened(1, 10)
+    engine.pins.discard(1)
+    assert engine.place(1, 10) == Changes(((1, SAMPLES),))
+    assert list(engine.policy.eviction_order()) == [1]
+    assert engine.pins.bytes == 0
+
+
+def test_blocks_of_a_pinned_file_stay() -> None:
+    engine = Engine(LRU(), 40, large_share=0.5)
+    assert engine.block_read((9, 1), 10).keep == (((9, 1), BLOCKS),)
+    assert engine.pin(9, 20)
+    assert engine.place((9, 1), 10) == Changes((((9, 1), PINS),))
+    assert engine.block_read((9, 2), 10) == Changes((((9, 2), PINS),))
+    for block in range(1, 9):
+        engine.block_read((8, block), 10)
+    assert {(9, 1), (9, 2)} < engine.members.keys()
+    assert engine.block_read((9, 1), 10) == NOTHING
+    engine.pins.discard(9)
+    for block in (1, 2):
+        engine.place((9, block), 10)
+    assert engine.section_bytes[PINS] == 0
+    assert engine.used_bytes <= 40
+
+
+def test_pins_outlive_a_mount_and_leave_with_the_capacity_the_newest_first() -> None:
+    engine = Engine(LRU(), 80)
+    for key in (1, 2, 3):
+        engine.pin(key, 10)
+        engine.opened(key, 10)
+    again = Engine(LFU(), 40)
+    stored = [(key, member.size, member.section) for key, member in engine.members.items()]
+    assert again.restore(stored, {}) == Changes(drop=(3,))
+    assert list(again.pins) == [1, 2, 3]
+    assert again.pins.bytes == 30
+    # With room it comes back as one that is pinned.
+    again.resize(80, 0)
+    assert again.opened(3, 10) == Changes(((3, PINS),))
+    # The user's word counts more than an earlier one.
+    again.evict([1])
+    assert list(again.pins) == [2, 3]
+
+
 @pytest.mark.parametrize(("capacity", "landing", "share"), [(-1, 0, 0.5), (10, -1, 0.5), (10, 0, 1.5)])
 def test_impossible_sizes_are_refused(capacity: int, landing: int, share: float) -> None:
     with pytest.raises(ValueError, match=r"capacity|large_share"):
@@ -348,7 +423,9 @@ class EngineAgainstModel(RuleBasedStateMachine):
 
     @rule(key=SAMPLE_KEYS)
     def opened(self, key: int) -> None:
+        pinned = {one for one, section in self.stored.items() if section == PINS}
         self.follow(self.engine.opened(key, size_of(key)), key)
+        assert pinned <= self.stored.keys()
 
     @rule(key=SAMPLE_KEYS)
     def looked_up(self, key: int) -> None:
@@ -364,6 +441,22 @@ class EngineAgainstModel(RuleBasedStateMachine):
         self.follow(changes, key)
         if any(not isinstance(victim, tuple) for victim in changes.drop):
             assert self.engine.section_bytes[BLOCKS] <= self.engine.budget_bytes * self.share
+
+    @rule(inode=st.one_of(SAMPLE_KEYS, st.integers(100, 102)))
+    def pin(self, inode: int) -> None:
+        if self.engine.pin(inode, size_of(inode)):
+            self.place_all(inode)
+
+    @rule(inode=st.one_of(SAMPLE_KEYS, st.integers(100, 102)))
+    def unpin(self, inode: int) -> None:
+        self.engine.pins.discard(inode)
+        self.place_all(inode)
+        assert all(self.engine.members[key].section != PINS for key in self.engine.members if file_of(key) == inode)
+
+    def place_all(self, inode: int) -> None:
+        for key in [key for key in self.stored if file_of(key) == inode]:
+            if key in self.engine.members:
+                self.follow(self.engine.place(key, size_of(key)))
 
     @rule(keys=st.lists(st.one_of(SAMPLE_KEYS, BLOCK_KEYS), max_size=4))
     def evict(self, keys: list[Key]) -> None:
@@ -403,10 +496,11 @@ class EngineAgainstModel(RuleBasedStateMachine):
             sums[member.section] += member.size
         assert sums == self.engine.section_bytes
         assert self.engine.used_bytes == sum(sums.values()) <= self.engine.budget_bytes
+        assert self.engine.section_bytes[PINS] <= self.engine.pins_limit_bytes
 
     @invariant()
     def policy_knows_exactly_the_members(self) -> None:
-        samples = {key for key, member in self.engine.members.items() if member.section not in (BLOCKS, VIEWS)}
+        samples = {key for key, member in self.engine.members.items() if member.section not in (BLOCKS, PINS, VIEWS)}
         order = list(self.engine.policy.eviction_order())
         assert len(order) == len(samples)
         assert set(order) == samples

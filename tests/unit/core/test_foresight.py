@@ -20,7 +20,7 @@ from spiderfs.core.plans import schedule
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import AWAITED
 from spiderfs.core.policy import SAMPLES, Key, Policy
-from spiderfs.core.rooms import VIEWS
+from spiderfs.core.rooms import PINS, VIEWS
 from spiderfs.policies import mountable_policies
 from spiderfs.policies.belady import Belady
 from spiderfs.policies.lru import LRU
@@ -142,7 +142,7 @@ class PlannedEngineAgainstModel(EngineAgainstModel):
     @invariant()
     def every_member_may_leave_once(self) -> None:
         order = list(self.engine._foresight.eviction_order())
-        samples = {key for key, member in self.engine.members.items() if member.section not in (BLOCKS, VIEWS)}
+        samples = {key for key, member in self.engine.members.items() if member.section not in (BLOCKS, PINS, VIEWS)}
         assert len(order) == len(samples)
         assert set(order) == samples
         for section in self.engine.policy.sections:

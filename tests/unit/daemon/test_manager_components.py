@@ -99,7 +99,7 @@ def test_every_control_file_says_something(mount: Mount) -> None:
     async def test() -> None:
         texts = {file.name.decode(): await mount.text(file.name.decode()) for file in FILES}
         # Nothing is cached, scored or redirected yet, and the log is read from its file.
-        assert {name for name, text in texts.items() if not text} == {"cache", "scores", "redirects", "log"}
+        assert {name for name, text in texts.items() if not text} == {"cache", "scores", "redirects", "log", "epochs"}
         figures = json.loads(texts["stats.json"])
         assert figures["capacity_bytes"] == 10 << 30
         assert {gauge.name for gauge in GAUGES} <= set(figures["metrics"])

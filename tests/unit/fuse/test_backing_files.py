@@ -252,6 +252,7 @@ class Heard:
         trainer: int = 0,
         wanted: int = 0,
         at_s: float = 0.0,
+        waited_us: int = 0,
     ) -> None:
         assert where == HIT
         self.blocks.append(block)

@@ -18,7 +18,7 @@ COUNT = st.integers(0, 2**63)
     st.builds(
         Warming,
         *(st.booleans() for _ in range(2)),
-        *(COUNT for _ in range(8)),
+        *(COUNT for _ in range(9)),
         unknown=st.text(st.characters(exclude_categories=["Cs"])),
     )
 )

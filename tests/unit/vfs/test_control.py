@@ -73,7 +73,9 @@ def test_the_directory_is_found_by_name_and_lists_all_files(tmp_path: Path) -> N
 
 def test_modes_tell_who_may_what(tmp_path: Path) -> None:
     modes = {file.name: file.mode for file in FILES}
-    assert {name for name, mode in modes.items() if mode == 0o600} == {b"config", b"warm", b"evict", b"ratio"}
+    assert {name for name, mode in modes.items() if mode == 0o600} == {
+        b"config", b"warm", b"pin", b"unpin", b"evict", b"ratio"
+    }  # fmt: skip
     assert all(mode in (0o444, 0o600) for mode in modes.values())
 
 

@@ -53,6 +53,7 @@ class Events:
         trainer: int = 0,
         wanted: int = 0,
         at_s: float = 0.0,
+        waited_us: int = 0,
     ) -> None:
         self.noted.append((inode, where, trainer, wanted))
         self.asked_s.append(at_s)

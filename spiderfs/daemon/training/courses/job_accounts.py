@@ -1,22 +1,26 @@
 """What each job reads: how many samples, how fast, and where they came from. Control files show it.
 
 Workers' events name the trainer that read, by its number, and the prefetcher names the trainer for whose plan it
-fetched. An account is kept while its job has a trainer, or courses in memory. All state belongs to the manager's event
-loop.
+fetched. An account is kept while its job has a trainer, or courses in memory; the counts of its epochs are kept for
+later mounts. All state belongs to the manager's event loop.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from spiderfs.core.events import FROM_THE_SOURCE, HIT, UNSEEN, Access
 from spiderfs.core.learning.teaching import RatioStatus
+from spiderfs.core.plans.unseen_draws import UNSEEN_AFTER_S
 from spiderfs.daemon.training.trainer import Trainer
 
 # The pace of a job is that of this many whole seconds, the last ones.
 _PACE_S = 10
+# Epochs whose counts are kept, the latest: 300 bytes each.
+_KEPT_EPOCHS = 1000
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,55 @@ class JobStatus:
 
 
 @dataclass
+class _Epoch:
+    """What a job has read in one epoch, in the words of `.spiderfs/epochs`.
+
+    `seconds` are those from its first read to its last, and `ended` is the time of the last one. `waited` of the
+    `samples` waited for the source, `waited_s` in all readers together. `planned` were opened as a followed plan had
+    named them, `late` of these waited. `origin_bytes` are as in `JobStatus`.
+    """
+
+    job: str
+    name: str | None
+    epoch: int
+    ended: float = 0.0
+    seconds: float = 0.0
+    samples: int = 0
+    waited: int = 0
+    waited_s: float = 0.0
+    planned: int = 0
+    late: int = 0
+    page_cache_reads: int = 0
+    stand_ins: int = 0
+    read_bytes: int = 0
+    origin_bytes: int = 0
+    # No field: whether the next read comes after a pause, which is none of its time.
+    resumed = False
+
+    def read(self, access: Access, planned: bool, ended: float) -> None:
+        # Events of several workers do not come in the order of their times.
+        if self.samples and not self.resumed:
+            self.seconds += max(0.0, ended - self.ended)
+        self.resumed = False
+        self.ended = max(self.ended, ended)
+        waited = access.where in FROM_THE_SOURCE
+        self.samples += 1
+        self.waited += waited
+        self.waited_s += access.waited_us / 1e6
+        self.planned += planned
+        self.late += planned and waited
+        self.page_cache_reads += access.where == UNSEEN
+        self.stand_ins += access.wanted != access.inode
+        self.read_bytes += access.size
+        self.origin_bytes += access.size if waited else 0
+
+
+@dataclass
 class _Account:
+    epoch: _Epoch
+    # The epoch before, of which news may still come, and when that one began.
+    before: _Epoch | None = None
+    began_s: float = 0.0
     samples: int = 0
     hits: int = 0
     page_cache_reads: int = 0
@@ -79,16 +131,57 @@ class _Account:
         return sum(count for second, count in self.paced if last - _PACE_S <= second < last) / _PACE_S
 
 
+def _unplanned(trainer: int, inode: int) -> bool:
+    return False
+
+
 class JobAccounts:
-    def __init__(self) -> None:
+    def __init__(self, planned: Callable[[int, int], bool] = _unplanned, unix_s: float = 0.0) -> None:
+        """`planned`: whether a trainer follows a plan that names a sample. `unix_s` is the time at second 0."""
+        self._planned = planned
+        self._unix_s = unix_s
+        self._epochs: deque[_Epoch] = deque(maxlen=_KEPT_EPOCHS)
         self._accounts: dict[str, _Account] = {}
         # Events of a trainer may come after it has left; its number is given to another one much later.
         self._job_of: dict[int, str] = {}
 
-    def attached(self, number: int, job_id: str) -> None:
-        """A trainer attached, under this number."""
+    def attached(self, number: int, job_id: str, name: str | None = None, epoch: int = 0) -> None:
+        """A trainer attached, under this number, and its job is in this epoch."""
         self._job_of[number] = job_id
-        self._accounts.setdefault(job_id, _Account())
+        if job_id not in self._accounts:
+            self._accounts[job_id] = _Account(self._epoch(job_id, name, epoch))
+
+    def begin_epoch(self, job_id: str, epoch: int, now_s: float) -> None:
+        """What a job reads from now on is of this epoch."""
+        account = self._accounts.get(job_id)
+        if account is not None and account.epoch.epoch != epoch:
+            before = account.epoch
+            account.epoch = self._epoch(before.job, before.name, epoch)
+            account.before, account.began_s = before if before.samples else None, now_s
+            self._end(before)
+
+    def _epoch(self, job_id: str, name: str | None, epoch: int) -> _Epoch:
+        """The counts of an epoch that goes on after a pause, or new ones."""
+        for known in self._epochs:
+            if (known.job, known.epoch) == (job_id, epoch):
+                self._epochs.remove(known)
+                known.resumed = True
+                return known
+        return _Epoch(job_id, name, epoch)
+
+    def _end(self, epoch: _Epoch) -> None:
+        if epoch.samples:
+            self._epochs.append(epoch)
+
+    def epochs(self) -> list[dict[str, Any]]:
+        """The counts of all epochs that are known, those that go on at the end."""
+        running = (account.epoch for account in self._accounts.values() if account.epoch.samples)
+        return [asdict(epoch) for epoch in (*self._epochs, *running)]
+
+    def restore(self, epochs: Iterable[Mapping[str, Any]]) -> None:
+        """Take over what `epochs` returned in an earlier mount, or before the manager was started anew."""
+        known = _Epoch("", None, 0)
+        self._epochs.extend(_Epoch(**epoch) for epoch in epochs if epoch.keys() == asdict(known).keys())
 
     def record_accesses(self, accesses: Iterable[Access]) -> None:
         """Add what trainers have read; large files are not counted."""
@@ -97,15 +190,26 @@ class JobAccounts:
                 account = self._of(access.trainer)
                 if account is not None:
                     account.read(access)
+                    self._read(account, access)
+
+    def _read(self, account: _Account, access: Access) -> None:
+        unseen = access.where == UNSEEN
+        at_s = access.time_s - UNSEEN_AFTER_S if unseen else access.time_s
+        epoch = account.before if account.before is not None and at_s < account.began_s else account.epoch
+        epoch.read(access, unseen or self._planned(access.trainer, access.wanted), self._unix_s + at_s)
 
     def fetched_ahead(self, trainer: int, size: int) -> None:
         """Add a sample of `size` bytes that was fetched ahead for a trainer's plan."""
         account = self._of(trainer)
         if account is not None:
             account.origin_bytes += size
+            account.epoch.origin_bytes += size
 
     def keep_only(self, job_ids: Collection[str]) -> None:
-        """Forget all other jobs."""
+        """Forget all other jobs, but not their epochs."""
+        for job_id, account in self._accounts.items():
+            if job_id not in job_ids:
+                self._end(account.epoch)
         self._accounts = {job_id: account for job_id, account in self._accounts.items() if job_id in job_ids}
         self._job_of = {number: job_id for number, job_id in self._job_of.items() if job_id in job_ids}
 

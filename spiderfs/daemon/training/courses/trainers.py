@@ -86,12 +86,16 @@ class Trainers:
             return None
         return 0 in ranks
 
+    def leads(self, trainer: Trainer) -> bool:
+        """Whether this is the lowest rank of its job that this mount has."""
+        return trainer.rank <= min(other.rank for other in self._numbers if other.job_id == trainer.job_id)
+
     def ends_epoch(self, trainer: Trainer, epoch: int) -> bool:
         """Whether a trainer's end of an epoch is that of its job here: that of the lowest rank that this mount has.
 
         Higher ranks end it for themselves, also those that stay when that one has left.
         """
-        if trainer.rank > min(other.rank for other in self._numbers if other.job_id == trainer.job_id):
+        if not self.leads(trainer):
             return False
         who, last = self._ended.get(trainer.job_id, (trainer, -1))
         if last == epoch and who is not trainer and trainer.rank > who.rank:

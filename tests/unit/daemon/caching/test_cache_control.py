@@ -18,10 +18,11 @@ from spiderfs.core.guided import HubLimits
 from spiderfs.core.hints import Hub
 from spiderfs.core.partials import PARTIALS
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.rooms import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE
+from spiderfs.core.rooms import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE, PINS
 from spiderfs.daemon.caching.cache_control import (
     LANDING_MOST_SHARE,
     CacheControl,
+    PinsStatus,
 )
 from spiderfs.errors import StoreFull
 from spiderfs.metrics import SharedCounters
@@ -360,6 +361,29 @@ def test_a_restart_knows_what_is_cached_and_in_which_order(policy: str) -> None:
     assert second.kept() == [*range(1, 10), 77], "what waited in landing is a candidate still"
     again = [key for key in second.cache.engine.policy.eviction_order() if key != 77]
     assert again == order
+
+
+def test_a_pinned_file_stays_and_outlives_the_mount() -> None:
+    harness = Harness("minio", 2000)
+    harness.fetched(1, 2, 3, 4)
+    harness.check()
+    # Landed, and refused: nobody would offer it again.
+    assert harness.content.member(ContentKey(4)) is not None
+    assert harness.kept() == [1, 2, 3]
+    assert harness.cache.pin(4, 500)
+    assert harness.kept(PINS) == [4]
+    assert not harness.cache.pin(1, 501)
+    harness.check()
+    again = Harness("lru", 2000, harness.content)
+    again.fetched(*range(10, 20))
+    again.check()
+    assert again.kept(PINS) == [4]
+    assert again.cache.status().pins == PinsStatus(1, 500, again.cache.engine.pins_limit_bytes)
+    again.cache.unpin([4, 99])
+    assert again.kept(PINS) == []
+    again.check()
+    again.fetched(*range(20, 30))
+    assert 4 not in again.kept()
 
 
 def test_a_restart_with_a_smaller_capacity_evicts() -> None:

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from spiderfs.daemon.caching.background_rate import BackgroundRate
+from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.warmer import MAX_WAITING, Pattern, Warmer
 from spiderfs.errors import ConfigError, SourceDenied
 from spiderfs.metrics import SharedCounters
@@ -107,11 +108,28 @@ def test_requests_are_counted_together_until_somebody_has_seen_that_all_is_done(
         done = await harness.done()
         assert done == Warming(found=4, fetched=3, fetched_bytes=300, present=1, missing=2, unknown="no/such")
         assert done.line() == (
-            "idle: 4 files found, 3 fetched (300 bytes), 1 cached before, 0 failed, 2 missing, 0 left (0 bytes);"
-            " the mount has no file no/such\n"
+            "idle: 4 files found, 3 fetched (300 bytes), 1 cached before, 0 failed, 2 missing, 0 without room,"
+            " 0 left (0 bytes); the mount has no file no/such\n"
         )
         harness.warm(b"c", b"*/2")
         assert await harness.done() == Warming(found=2, fetched=1, fetched_bytes=100, present=1)
+
+    run(tmp_path, test)
+
+
+def test_what_has_no_room_among_pins_is_not_fetched(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.add(b"a/1", b"a/2", b"a/3", b"a*", b"b/1")
+        cache = CacheControl(harness.content, "lru", 0.5, SharedCounters(1).row(0))
+        cache.restore(500, None)  # room for pins: 250 bytes less half of what landing takes
+        harness.warmer.warm([Pattern(b"a", b"/mnt"), Pattern(b"a*", b"/mnt")], cache.pin)
+        done = await harness.done()
+        assert (done.found, done.fetched, done.roomless, done.left) == (4, 2, 2, 0)
+        assert len(cache.engine.pins) == 2
+        await harness.warmer.unpin([Pattern(b"b", b"/mnt")], cache)
+        assert (harness.warmer.last_unpinned, len(cache.engine.pins)) == (0, 2)
+        await harness.warmer.unpin([Pattern(b"/", b"/mnt")], cache)
+        assert (harness.warmer.last_unpinned, len(cache.engine.pins)) == (2, 0)
 
     run(tmp_path, test)
 

@@ -46,16 +46,16 @@ def test_events_arrive_as_they_were_noted(pipe: tuple[int, int]) -> None:
     writer = EventWriter(pipe[1], SharedCounters(1).row(0))
     writer.record_access((1 << 63) - 1, 1 << 40, FETCHED, 4_000_000, 7)
     writer.record_access(2, 0, HIT, 0)
-    writer.record_access(3, 9, HIT, 5, trainer=65535, wanted=(1 << 63) - 2)
+    writer.record_access(3, 9, HIT, 5, trainer=65535, wanted=(1 << 63) - 2, waited_us=(1 << 32) - 1)
     assert read_events(pipe[0]) == [], "a batch waits for its flush"
     writer.flush()
     writer.flush()
     events = read_events(pipe[0])
     assert events == sorted(events, key=lambda event: event.time_s)
     assert [event[1:] for event in events] == [
-        ((1 << 63) - 1, (1 << 63) - 1, 1 << 40, 7, 4_000_000, 0, FETCHED),
-        (2, 2, 0, 0, 0, 0, HIT),
-        (3, (1 << 63) - 2, 9, 0, 5, 65535, HIT),
+        ((1 << 63) - 1, (1 << 63) - 1, 1 << 40, 7, 4_000_000, 0, FETCHED, 0),
+        (2, 2, 0, 0, 0, 0, HIT, 0),
+        (3, (1 << 63) - 2, 9, 0, 5, 65535, HIT, (1 << 32) - 1),
     ]
 
 
@@ -107,7 +107,7 @@ def test_many_writers_never_tear_a_record(pipe: tuple[int, int]) -> None:
         found += all_events(pipe[0])
         children = [child for child in children if not os.waitpid(child, os.WNOHANG)[0]]
     found += all_events(pipe[0])
-    for inode, wanted, size, block, pid, trainer, where in found:
+    for inode, wanted, size, block, pid, trainer, where, _ in found:
         row, number = divmod(inode, 1 << 32)
         assert (wanted, size, block, pid, trainer, where) == (number + 1, row * 1000, row, row, row, HIT)
     for row in range(4):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSEEN, WARMED, Access
 from spiderfs.core.learning.teaching import JobRatio, RatioStatus
+from spiderfs.core.plans.unseen_draws import UNSEEN_AFTER_S
 from spiderfs.daemon.control import texts
 from spiderfs.daemon.training.courses.job_accounts import JobAccounts, JobStatus
 from spiderfs.daemon.training.trainer import Trainer
@@ -77,6 +78,38 @@ def test_the_pace_is_that_of_the_last_seconds() -> None:
         return status.samples_per_s
 
     assert [pace(now_s) for now_s in (100.5, 105.0, 200.0)] == [55.0, 30.0, 0.0]
+
+
+def test_each_epoch_is_counted_for_itself_and_kept() -> None:
+    made = JobAccounts(lambda trainer, inode: inode == 7, unix_s=1e9)
+    made.attached(1, "one", "best", 3)
+    # Events of several workers do not come in the order of their times.
+    made.record_accesses([access(1, HIT, time_s=10.0), access(1, HIT, wanted=8, given=9, time_s=12.5)])
+    made.record_accesses(
+        [access(1, FETCHED, time_s=12.0)._replace(waited_us=250_000), access(1, UNSEEN, time_s=13.0 + UNSEEN_AFTER_S)]
+    )
+    made.fetched_ahead(1, 500)
+    made.begin_epoch("one", 4, now_s=20.0)
+    made.begin_epoch("two", 4, now_s=20.0)
+    # The news of an epoch may come when the next one has begun.
+    made.record_accesses([access(1, UNSEEN, time_s=19.5 + UNSEEN_AFTER_S), access(1, HIT, time_s=19.0)])
+    first = {"job": "one", "name": "best", "epoch": 3, "ended": 1e9 + 19.5, "seconds": 9.5, "samples": 6, "waited": 1}
+    first |= {"waited_s": 0.25, "planned": 5, "late": 1, "page_cache_reads": 2, "stand_ins": 1, "read_bytes": 6000}
+    first |= {"origin_bytes": 1500}
+    assert made.epochs() == [first]
+    made.record_accesses([access(1, HIT, time_s=60.0), access(1, HIT, time_s=61.0)])
+    assert [(epoch["epoch"], epoch["seconds"]) for epoch in made.epochs()] == [(3, 9.5), (4, 1.0)]
+    # A manager that was started again, or a later mount: the epoch goes on, and the pause is none of its time.
+    again = JobAccounts(unix_s=1e9)
+    again.restore([*made.epochs(), {"job": "of another version"}])
+    again.attached(5, "one", "best", 4)
+    again.record_accesses([access(5, HIT, time_s=900.0), access(5, HIT, time_s=902.0)])
+    again.keep_only(())
+    assert [(epoch["epoch"], epoch["seconds"], epoch["samples"]) for epoch in again.epochs()] == [
+        (3, 9.5, 6),
+        (4, 3.0, 4),
+    ]
+    assert texts.epochs(again.epochs()).count(b"\n") == 2
 
 
 def test_the_epoch_is_the_one_that_the_job_has_come_to() -> None:

@@ -1,0 +1,260 @@
+"""`spiderfs report`: a page of HTML about the trainings of a mount, and what other options would have brought them.
+
+What each epoch took is in `.spiderfs/epochs`. What other policies and sizes of the cache would have brought is found by
+a replay of the recorded trace, as in `spiderfs simulate`. The page is one file: no script, font or picture comes from
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import click
+
+from spiderfs import __version__
+from spiderfs.cli.control_files import explained, find_mount, mountpoints, printable, read_control, read_stats, warn
+from spiderfs.cli.signals import ended_by_signals
+from spiderfs.errors import MountError, UsageError
+from spiderfs.options.units import round_size
+
+# Capacities that are replayed beside the mount's own.
+_CAPACITIES = "10%,20%,50%"
+# A chart is drawn on so many units, and scales to the room that it has.
+_WIDTH, _HEIGHT, _HEAD, _FOOT, _WIDEST = 320, 150, 22, 18, 48
+_STYLE = """
+:root { color-scheme: light dark; --bar: #4c7ab1; --line: #8886; }
+body { font: 16px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 1.5rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: 1rem; }
+svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
+.scroll { overflow-x: auto; margin: 1rem 0; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+th:first-child, td:first-child, td:has(.part) { text-align: left; }
+.last td { border-bottom: 2px solid var(--line); }
+.part { display: inline-block; height: .7em; background: var(--bar); min-width: 1px; }
+.own td:first-child { font-weight: 600; } footer { margin-top: 2.5rem; font-size: .85rem; opacity: .75; }
+"""
+
+
+@click.command()
+@click.argument("mountpoint", shell_complete=mountpoints)
+@click.option(
+    "--html", "path", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Write the page to FILE."
+)
+def report(mountpoint: str, path: Path) -> None:
+    """Write a page about the trainings of the mount at MOUNTPOINT, finished ones and those that run.
+
+    It shows the time, bytes, hits and waits of each epoch, and how much came later than its plan. If the mount records
+    a trace (-o trace=FILE), the page also says what other policies and sizes of the cache would have brought. Trainings
+    are those with a hook or a plan. Any browser shows the file, without a network.
+    """
+    from spiderfs.profiling.private_mount import settings_in
+
+    mount = find_mount(mountpoint)
+    try:
+        stats, options = read_stats(mount), settings_in(read_control(mount, "config"))
+        epochs = [json.loads(line) for line in read_control(mount, "epochs").splitlines()]
+    except OSError as exc:
+        raise explained(mount, exc) from exc
+    except ValueError as exc:
+        raise MountError(f"{mount.mountpoint} has a daemon of another version of spiderfs: mount it again") from exc
+    trace = options.get("trace", "none")
+    if not epochs and trace == "none":
+        raise UsageError(
+            f"{mount.mountpoint} has seen no training yet, and records no trace: call trainer_hook.plan in the"
+            " training, or mount with -o trace=FILE"
+        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"cannot write {path}: name a file in a directory that is there, and may be written")
+    with ended_by_signals():
+        compared = _compared(Path(trace), stats, bool(epochs)) if trace != "none" else []
+    text = _page(str(mount.mountpoint), stats, epochs, compared)
+    try:
+        path.write_text(text)
+    except OSError as exc:
+        raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
+    click.echo(f"{len(epochs):,} epochs are on {path}")
+
+
+def _compared(trace: Path, stats: Mapping[str, Any], may_fail: bool) -> list[dict[str, Any]]:
+    """What `spiderfs simulate` finds about the trace, and with recorded plans a second time, with these followed."""
+    from rich.console import Console
+
+    from spiderfs.simulation.compare import chosen_capacities, chosen_policies, compare
+    from spiderfs.trace.format import read_trace
+
+    with Console(stderr=True).status("Replaying"):
+        try:
+            read = read_trace(trace)
+            if not len(read.accesses()):
+                raise UsageError(f"nothing of a training is in {trace} yet: the mount writes it every half minute")
+            capacities = chosen_capacities(f"{stats['capacity_bytes']},{_CAPACITIES}")
+            found = [compare(read, trace.name, chosen_policies("all"), capacities, None)]
+            if read.has_plans:
+                policies = chosen_policies(str(stats["policy"]))
+                found.append(compare(read, trace.name, policies, capacities, None, plans=True))
+        except UsageError as exc:
+            if not may_fail:
+                raise
+            warn(f"{exc}; so the page does not say what other options would have brought")
+            return []
+    return found
+
+
+# -- the page
+
+
+def _page(
+    mountpoint: str,
+    stats: Mapping[str, Any],
+    epochs: Sequence[Mapping[str, Any]],
+    compared: Sequence[dict[str, Any]],
+) -> str:
+    trainings: dict[str, list[Mapping[str, Any]]] = {}
+    for epoch in epochs:
+        trainings.setdefault(epoch["job"], []).append(epoch)
+    latest_first = sorted(trainings.values(), key=lambda of_one: -max(epoch["ended"] for epoch in of_one))
+    head = (
+        f"{escape(printable(stats['source']))} with policy {escape(stats['policy'])},"
+        f" {round_size(stats['used_bytes'])} of {round_size(stats['capacity_bytes'])} cached."
+    )
+    title = escape(printable(f"Trainings at {mountpoint}"))
+    parts = [
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{title}</h1><p>{head}</p>",
+        *(_training(of_one) for of_one in latest_first),
+        _options(compared, stats),
+        f"<footer>Written by spiderfs {__version__} on {time.strftime('%Y-%m-%d at %H:%M %Z')}.</footer>",
+        "</body></html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def _training(epochs: Sequence[Mapping[str, Any]]) -> str:
+    total = {
+        name: sum(epoch[name] for epoch in epochs)
+        for name in ("seconds", "samples", "waited", "waited_s", "planned", "late", "read_bytes", "origin_bytes")
+    }
+    name = escape(printable(epochs[0]["name"] or epochs[0]["job"]))
+    hits = 1 - total["waited"] / total["samples"]
+    said = (
+        f"{len(epochs):,} epochs, {_duration(total['seconds'])} in all. Of {total['samples']:,} reads {hits:.1%} did"
+        f" not wait for the source; the others waited {_duration(total['waited_s'])}, in all readers together."
+        f" {round_size(total['origin_bytes'])} came from the source for {round_size(total['read_bytes'])} read."
+    )
+    if total["planned"]:
+        late = total["late"] / total["planned"]
+        said += f" {total['planned']:,} reads were planned, and {late:.1%} of these were late."
+    else:
+        said += " No plan was followed: with trainer_hook.plan the mount fetches each sample before it is wanted."
+
+    def chart(
+        of: str, value: Callable[[Mapping[str, Any]], float], shown: Callable[[float], str], most: float = 0.0
+    ) -> str:
+        return _chart(of, [(epoch["epoch"], value(epoch)) for epoch in epochs], shown, most)
+
+    charts = [
+        chart("time", lambda epoch: epoch["seconds"], _duration),
+        chart("bytes from the source", lambda epoch: epoch["origin_bytes"], round_size),
+        chart("hits", lambda epoch: 1 - epoch["waited"] / epoch["samples"], _percent, 1.0),
+        chart("waits, in all readers", lambda epoch: epoch["waited_s"], _duration),
+    ]
+    if total["planned"]:
+        charts.append(chart("late, of planned reads", lambda epoch: epoch["late"] / max(1, epoch["planned"]), _percent))
+    headings = ("epoch", "time", "reads", "hits", "waits", "late", "stand-ins", "read", "from the source")
+    rows = [
+        (
+            str(epoch["epoch"]),
+            _duration(epoch["seconds"]),
+            f"{epoch['samples']:,}",
+            _percent(1 - epoch["waited"] / epoch["samples"]),
+            _duration(epoch["waited_s"]),
+            _percent(epoch["late"] / epoch["planned"]) if epoch["planned"] else "-",
+            f"{epoch['stand_ins']:,}",
+            round_size(epoch["read_bytes"]),
+            round_size(epoch["origin_bytes"]),
+        )
+        for epoch in epochs
+    ]
+    return (
+        f'<h2>Training {name}</h2><p>{escape(said)}</p><div class="charts">{"".join(charts)}</div>'
+        f"{_table(headings, ((row, '') for row in rows))}"
+    )
+
+
+def _options(compared: Sequence[dict[str, Any]], stats: Mapping[str, Any]) -> str:
+    from spiderfs.simulation.compare import BOUND, caption
+
+    parts = ["<h2>What other options would have brought</h2>"]
+    if not compared:
+        return f"{parts[0]}<p>Mount with -o trace=FILE, and a later report says it, by a replay of what was read.</p>"
+    for report in compared:
+        if report["plans"]:
+            parts.append("<h3>With the plans of the training followed</h3>")
+        parts.append(f"<p>{escape(caption(report))}</p>")
+        rows = []
+        for row in report["results"]:
+            own = row["policy"] == stats["policy"] and row["capacity_bytes"] == stats["capacity_bytes"]
+            policy = f"{row['policy']}{' (bound)' if row['policy'] == BOUND else ''}{', as mounted' if own else ''}"
+            cells = [policy, round_size(row["capacity_bytes"]), _percent(row["hit_ratio"])]
+            cells += [_percent(row["warm_hit_ratio"]), round_size(row["origin_bytes"])]
+            cells.append(f'<span class="part" style="width:{6 * row["warm_hit_ratio"]:.2f}rem"></span>')
+            rows.append((cells, "own" if own else "last" if row["policy"] == BOUND else ""))
+        parts.append(_table(("policy", "capacity", "hits", "later hits", "from the source", ""), rows))
+    return "".join(parts)
+
+
+def _table(headings: Iterable[str], rows: Iterable[tuple[Sequence[str], str]]) -> str:
+    """A table that scrolls by itself where it is wider than the page; each row has a class. Cells are HTML."""
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    body = ""
+    for cells, kind in rows:
+        row = "".join(f"<td>{cell}</td>" for cell in cells)
+        body += f'<tr class="{kind}">{row}</tr>'
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _chart(of: str, values: Sequence[tuple[int, float]], shown: Callable[[float], str], top: float) -> str:
+    """Bars of one figure by epoch, with the largest value said; they end at `top`, or at that value."""
+    most = max(value for _, value in values)
+    top = top or most
+    room, step = _HEIGHT - _HEAD - _FOOT, _WIDTH / len(values)
+    wide = min(_WIDEST, max(0.5, 0.85 * step))
+    bars = []
+    for place, (epoch, value) in enumerate(values):
+        high = room * value / top if top else 0.0
+        bars.append(
+            f'<rect x="{place * step:.1f}" y="{_HEIGHT - _FOOT - high:.1f}" width="{wide:.1f}"'
+            f' height="{high:.1f}" fill="var(--bar)"><title>epoch {epoch}: {shown(value)}</title></rect>'
+        )
+    first, last = values[0][0], values[-1][0]
+    ends = f'<text x="0" y="{_HEIGHT - 4}">epoch {first}</text>'
+    if len(values) > 1:
+        ends += f'<text x="{_WIDTH}" y="{_HEIGHT - 4}" text-anchor="end">{last}</text>'
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{of} by epoch">'
+        f'<text x="0" y="13">{of}: at most {shown(most)}</text>{"".join(bars)}'
+        f'<line x1="0" x2="{_WIDTH}" y1="{_HEIGHT - _FOOT}" y2="{_HEIGHT - _FOOT}" stroke="var(--line)"/>{ends}</svg>'
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def _duration(seconds: float) -> str:
+    if 0 < seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

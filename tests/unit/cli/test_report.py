@@ -1,0 +1,149 @@
+"""`spiderfs report`: what the page says of epochs and of a trace, that it needs nothing else, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from spiderfs.cli.main import main
+from spiderfs.linux import mounts
+
+EPOCH = {"job": "1f", "name": "<b>best", "epoch": 0, "ended": 1e9, "seconds": 75.0, "samples": 1000, "waited": 250}
+EPOCH |= {"waited_s": 12.5, "planned": 800, "late": 8, "page_cache_reads": 0, "stand_ins": 7, "read_bytes": 3 << 30}
+EPOCH |= {"origin_bytes": 1 << 30}
+LATER = {**EPOCH, "epoch": 1, "seconds": 30.0, "waited": 0, "late": 0, "waited_s": 0.0, "origin_bytes": 0}
+OTHER = {**EPOCH, "job": "2a", "name": None, "ended": 2e9, "planned": 0, "late": 0}
+# Four samples of 10 bytes, three times.
+TRACE = "a 10\nb 10\nc 10\nd 10\n" * 3
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that looks like a mount which records a trace."""
+    point = tmp_path / "mnt"
+    (point / ".spiderfs").mkdir(parents=True)
+    stats = {"source": "s3://a/<b>", "policy": "lru", "used_bytes": 10, "capacity_bytes": 20}
+    (point / ".spiderfs/stats.json").write_text(json.dumps(stats))
+    table = tmp_path / "mountinfo"
+    table.write_text(f"101 27 0:50 / {point} ro - fuse.spiderfs /nfs/a ro\n")
+    monkeypatch.setattr(mounts, "MOUNT_TABLE", table)
+    (tmp_path / "trace").write_text(TRACE)
+    has(point, [EPOCH, LATER, OTHER], tmp_path / "trace")
+    return point
+
+
+def has(point: Path, epochs: Sequence[Mapping[str, Any]], trace: Path | str) -> None:
+    (point / ".spiderfs/epochs").write_text("".join(f"{json.dumps(epoch)}\n" for epoch in epochs))
+    (point / ".spiderfs/config").write_text(f"policy=lru  # what ranks\ntrace={trace}  # record\n")
+
+
+def report(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["report", *map(str, arguments)])
+
+
+def refusal(*arguments: str | Path) -> str:
+    result = report(*arguments)
+    assert (result.exit_code, result.stdout) == (1, ""), result.output
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr
+
+
+class Page(HTMLParser):
+    """Its words, and whether all that it opens it closes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in ("script", "link", "img", "iframe")
+        assert not any(name in ("src", "href") for name, _ in attrs)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in ("line", "rect")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data.split()
+
+
+def test_the_page_says_all_that_is_known(here: Path, tmp_path: Path) -> None:
+    result = report(here, "--html", tmp_path / "r.html")
+    assert (result.exit_code, result.stdout) == (0, f"3 epochs are on {tmp_path}/r.html\n"), result.output
+    text = (tmp_path / "r.html").read_text()
+    assert "http" not in text
+    assert "url(" not in text
+    page = Page(text)
+    assert page.open == []
+    words = " ".join(page.words)
+    for said in (
+        "s3://a/<b> with policy lru, 10 B of 20 B cached.",
+        "Training <b>best 2 epochs, 1 min 45 s in all. Of 2,000 reads 87.5% did not wait for the source; the others"
+        " waited 12.5 s, in all readers together. 1.0 GiB came from the source for 6.0 GiB read. 1,600 reads were"
+        " planned, and 0.5% of these were late.",
+        "0 1 min 15 s 1,000 75.0% 12.5 s 1.0% 7 3.0 GiB 1.0 GiB",
+        "Training 2a 1 epochs",
+        "No plan was followed: with trainer_hook.plan",
+        "time: at most 1 min 15 s",
+        "12 accesses to 4 samples, 40 bytes in all; 3 epochs of 4 accesses",
+        "belady (bound) 20 B",
+        "lru, as mounted 20 B 0.0% 0.0% 120 B",
+    ):
+        assert said in words, said
+    assert words.index("Training 2a") < words.index("Training <b>best"), "the latest comes first"
+    assert re.search(r'<tr class="own"><td>lru, as mounted</td><td>20 B</td>', text)
+
+
+def test_without_a_trace_it_says_how_to_learn_more(here: Path, tmp_path: Path) -> None:
+    has(here, [EPOCH], "none")
+    assert report(here, "--html", tmp_path / "r.html").exit_code == 0
+    assert "Mount with -o trace=FILE, and a later report says it" in (tmp_path / "r.html").read_text()
+
+
+def test_a_trace_that_cannot_be_read_takes_nothing_from_the_epochs(here: Path, tmp_path: Path) -> None:
+    has(here, [EPOCH], tmp_path / "gone")
+    result = report(here, "--html", tmp_path / "r.html")
+    assert result.exit_code == 0
+    assert result.stderr == (
+        f"spiderfs: warning: cannot read the trace {tmp_path}/gone: No such file or directory; so the page does not say"
+        " what other options would have brought\n"
+    )
+    has(here, [], tmp_path / "gone")
+    assert "cannot read the trace" in refusal(here, "--html", tmp_path / "r2.html")
+
+
+def test_without_trainings_a_trace_is_enough(here: Path, tmp_path: Path) -> None:
+    has(here, [], tmp_path / "trace")
+    assert report(here, "--html", tmp_path / "r.html").exit_code == 0
+    (tmp_path / "trace").write_text("")
+    assert "nothing of a training is in" in refusal(here, "--html", tmp_path / "r.html")
+    has(here, [], "none")
+    assert refusal(here, "--html", tmp_path / "r.html") == (
+        f"spiderfs: {here} has seen no training yet, and records no trace: call trainer_hook.plan in the training, or"
+        " mount with -o trace=FILE\n"
+    )
+
+
+def test_it_fails_in_one_line(here: Path, tmp_path: Path) -> None:
+    assert "cannot write" in refusal(here, "--html", tmp_path / "no/such/r.html")
+    assert refusal(here, "--html", "/dev/full") == "spiderfs: cannot write /dev/full: No space left on device\n"
+    assert "no spiderfs mount is at" in refusal(tmp_path, "--html", tmp_path / "r.html")
+    assert report(here).exit_code == 2
+    assert report(here, "--html", tmp_path).exit_code == 2
+    (here / ".spiderfs/epochs").write_text("no JSON\n")
+    assert "has a daemon of another version of spiderfs" in refusal(here, "--html", tmp_path / "r.html")
+    (here / ".spiderfs/epochs").unlink()
+    assert "cannot be used" in refusal(here, "--html", tmp_path / "r.html")

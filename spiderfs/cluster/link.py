@@ -95,9 +95,12 @@ class Link:
 
         `heard` says whether the messages are done with: then nobody else hears them.
         """
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._send_all)
-            nursery.start_soon(self._hear_all, wanted, heard)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._send_all)
+                nursery.start_soon(self._hear_all, wanted, heard)
+        finally:
+            self._stream.close()
 
     async def _send_all(self) -> None:
         size = 0

@@ -100,6 +100,10 @@ class Stream:
         removed: int = self._done(lambda: self._client.xdel(key, *numbers))
         return removed
 
+    def close(self) -> None:
+        """End all connections, also under threads that wait for an answer."""
+        self._client.connection_pool.disconnect()
+
     def _done(self, call: Callable[[], Any]) -> Any:
         try:
             return call()

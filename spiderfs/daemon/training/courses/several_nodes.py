@@ -120,16 +120,16 @@ class SeveralNodes:
         batches = [part for part in heard if isinstance(part, Batch)]
         for _, alike in groupby(batches, lambda batch: (batch.embeddings.shape[1], batch.losses is None)):
             some = list(alike)
-            self._counters.add("cluster_rows_heard", sum(len(batch.indices) for batch in some))
             await learner.learn(_NOBODY, course, some)
+            self._counters.add("cluster_rows_heard", sum(len(batch.indices) for batch in some))
 
     async def _hear_scores(self, learner: Learner, course: Course, heard: Sequence[Sequence[Message]]) -> None:
         for parts in heard:
             hubs = [part for part in parts if isinstance(part, SharedHub)]
             for scores in (part for part in parts if isinstance(part, SharedScores)):
                 self._scored_elsewhere.add(course.course_id)
-                self._counters.add("cluster_scores_heard", len(scores.ids))
                 await learner.adopt(course, scores, hubs)
+                self._counters.add("cluster_scores_heard", len(scores.ids))
 
     def _unpacked(self, course: Course, message: bytes) -> list[Message]:
         """The parts of a message; none if it is wrong, which is said once for each course."""

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hook_daemon import HookDaemon, until
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tiny_training import SIZE, loader
 from two_ranks import in_two_ranks, join_two_ranks
 
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.policies import POLICIES
 from spiderfs.simulation.replay import policy_for, replay
-from spiderfs.testing import RecordingSink
-from trainer_hook import EchoSampler, plan
+from trainer_hook import EchoSampler
 from trainer_hook.samplers.echo import NEAREST
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path, RecordingSink()) as daemon:
-        yield daemon
 
 
 def cycle_of(sampler: EchoSampler, times: int) -> list[int]:
@@ -56,51 +46,10 @@ def test_all_draws_of_a_sample_lie_within_the_window(samples: int, times: int, w
     assert (ways[early] >= NEAREST * longest - 1).all()
 
 
-def test_every_epoch_is_another_one_and_a_seed_repeats_them() -> None:
-    one, again, other = (EchoSampler(50, seed=seed) for seed in (1, 1, 2))
-    epochs = [list(one) for _ in range(6)]
-    assert [list(again) for _ in range(6)] == epochs
-    assert len({tuple(epoch) for epoch in epochs}) == 6
-    assert list(other) != epochs[0]
-    one.set_epoch(1)
-    assert list(one) == epochs[1]
-
-
-@settings(max_examples=30)
-@given(st.integers(1, 60), st.integers(0, 59), st.integers(0, 2))
-def test_resumes_where_it_was(samples: int, taken: int, epochs: int) -> None:
-    whole, stopped, resumed = (EchoSampler(samples, seed=3) for _ in range(3))
-    for _ in range(epochs):
-        assert list(whole) == list(stopped)
-    expected = list(whole)
-    drawing = iter(stopped)
-    taken = min(taken, samples)
-    begun = [next(drawing) for _ in range(taken)]
-    resumed.load_state_dict(stopped.state_dict())
-    if taken < samples:
-        assert begun + list(resumed) == expected
-    assert list(resumed) == list(whole)
-
-
 @pytest.mark.parametrize("wrong", [{"times": 0}, {"window": 0}, {"window": 1.5}, {"samples": 0}])
 def test_refuses_impossible_options(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"at least 1|at least one|share"):
         EchoSampler(**{"samples": 4, **wrong})
-
-
-def test_the_next_epoch_is_published_as_this_one_begins(daemon: HookDaemon) -> None:
-    sampler = EchoSampler(SIZE, window=0.5, seed=5)
-    expected = EchoSampler(SIZE, window=0.5, seed=5)
-    data = loader(sampler=sampler, shuffle=False)
-    with plan(daemon.mount, data):
-        for epoch in range(3):
-            for _ in data:
-                pass
-            # A plan that was not sent before the next epoch begins is not sent at all.
-            known = {*range(epoch + 2)}
-            until(lambda known=known: {each.epoch for _, each in daemon.sink.plans} == known)  # type: ignore[misc]
-    published = {each.epoch: each.order.tolist() for _, each in daemon.sink.plans}
-    assert [published[epoch] for epoch in range(4)] == [list(expected) for _ in range(4)]
 
 
 def drawn_by_a_rank(rank: int, mount: str) -> None:

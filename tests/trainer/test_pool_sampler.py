@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hook_daemon import HookDaemon, until
-from hypothesis import given, settings
+from hook_daemon import HookDaemon
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_training import SIZE, loader
 
@@ -55,32 +55,6 @@ def test_neighbours_come_sooner_after_each_other_than_in_a_shuffle() -> None:
     assert 0.32 < apart(list(PoolSampler(10_000, block=1, pool=0.2))) < 0.35, "blocks of one sample are a shuffle"
 
 
-def test_every_epoch_is_another_one_and_a_seed_repeats_them() -> None:
-    one, again, other = (PoolSampler(50, block=4, seed=seed) for seed in (1, 1, 2))
-    epochs = [list(one) for _ in range(6)]
-    assert [list(again) for _ in range(6)] == epochs
-    assert len({tuple(epoch) for epoch in epochs}) == 6
-    assert list(other) != epochs[0]
-    one.set_epoch(1)
-    assert list(one) == epochs[1]
-
-
-@settings(max_examples=30)
-@given(st.integers(1, 60), st.integers(0, 59), st.integers(0, 2))
-def test_resumes_where_it_was(samples: int, taken: int, epochs: int) -> None:
-    whole, stopped, resumed = (PoolSampler(samples, block=5, seed=3) for _ in range(3))
-    for _ in range(epochs):
-        assert list(whole) == list(stopped)
-    expected = list(whole)
-    drawing = iter(stopped)
-    taken = min(taken, samples)
-    begun = [next(drawing) for _ in range(taken)]
-    resumed.load_state_dict(stopped.state_dict())
-    if taken < samples:
-        assert begun + list(resumed) == expected
-    assert list(resumed) == list(whole)
-
-
 @pytest.mark.parametrize("wrong", [{"block": 0}, {"pool": 0}, {"pool": 1.5}, {"samples": 0}])
 def test_refuses_impossible_options(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"at least 1|at least one|share"):
@@ -96,19 +70,6 @@ def test_ranks_share_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
         drawn.append(list(PoolSampler(11, block=3, seed=2)))
     assert np.stack(drawn, axis=1).ravel().tolist() == [*alone, alone[0]]
-
-
-def test_the_next_epoch_is_published_as_this_one_begins(daemon: HookDaemon) -> None:
-    sampler, expected = (PoolSampler(SIZE, block=4, seed=5) for _ in range(2))
-    data = loader(sampler=sampler, shuffle=False)
-    with plan(daemon.mount, data):
-        for epoch in range(2):
-            for _ in data:
-                pass
-            known = {*range(epoch + 2)}
-            until(lambda known=known: {each.epoch for _, each in daemon.sink.plans} == known)  # type: ignore[misc]
-    published = {each.epoch: each.order.tolist() for _, each in daemon.sink.plans}
-    assert [published[epoch] for epoch in range(3)] == [list(expected) for _ in range(3)]
 
 
 def test_its_samples_are_not_exchanged(daemon: HookDaemon) -> None:

@@ -355,10 +355,8 @@ class Warmer:
     async def unpin(self, patterns: Sequence[Pattern], cache: CacheControl) -> None:
         """Have `cache` unpin all pinned files that the patterns mean, some at a time."""
         self.last_unpinned = 0
-        selection, left = (
-            self._selection(patterns, ()),
-            [inode for inode in cache.engine.pins if isinstance(inode, int)],
-        )
+        selection = self._selection(patterns, ())
+        left = [inode for inode in cache.engine.pins if isinstance(inode, int)]
         while left:
             some, left = left[:_AT_A_TIME], left[_AT_A_TIME:]
             paths = await trio.to_thread.run_sync(self._catalogue.paths, some)

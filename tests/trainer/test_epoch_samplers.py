@@ -1,0 +1,70 @@
+"""What all samplers that draw by the seed and the number of the epoch promise: repeated, resumed, published early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hook_daemon import HookDaemon, until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_training import SIZE, loader
+
+from spiderfs.testing import RecordingSink
+from trainer_hook import EchoSampler, PoolSampler, plan
+
+SAMPLERS = pytest.mark.parametrize("kind", [EchoSampler, partial(PoolSampler, block=4)], ids=["echo", "pool"])
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
+    with HookDaemon(tmp_path, RecordingSink()) as daemon:
+        yield daemon
+
+
+@SAMPLERS
+def test_every_epoch_is_another_one_and_a_seed_repeats_them(kind: Any) -> None:
+    one, again, other = (kind(50, seed=seed) for seed in (1, 1, 2))
+    epochs = [list(one) for _ in range(6)]
+    assert [list(again) for _ in range(6)] == epochs
+    assert len({tuple(epoch) for epoch in epochs}) == 6
+    assert list(other) != epochs[0]
+    one.set_epoch(1)
+    assert list(one) == epochs[1]
+
+
+@SAMPLERS
+@settings(max_examples=30)
+@given(samples=st.integers(1, 60), taken=st.integers(0, 59), epochs=st.integers(0, 2))
+def test_resumes_where_it_was(kind: Any, samples: int, taken: int, epochs: int) -> None:
+    whole, stopped, resumed = (kind(samples, seed=3) for _ in range(3))
+    for _ in range(epochs):
+        assert list(whole) == list(stopped)
+    expected = list(whole)
+    drawing = iter(stopped)
+    taken = min(taken, samples)
+    begun = [next(drawing) for _ in range(taken)]
+    resumed.load_state_dict(stopped.state_dict())
+    if taken < samples:
+        assert begun + list(resumed) == expected
+    assert list(resumed) == list(whole)
+
+
+@pytest.mark.parametrize(
+    "kind", [partial(EchoSampler, window=0.5), partial(PoolSampler, block=4)], ids=["echo", "pool"]
+)
+def test_the_next_epoch_is_published_as_this_one_begins(daemon: HookDaemon, kind: Any) -> None:
+    sampler, expected = (kind(SIZE, seed=5) for _ in range(2))
+    data = loader(sampler=sampler, shuffle=False)
+    with plan(daemon.mount, data):
+        for epoch in range(3):
+            for _ in data:
+                pass
+            # A plan that was not sent before the next epoch begins is not sent at all.
+            known = {*range(epoch + 2)}
+            until(lambda known=known: {each.epoch for _, each in daemon.sink.plans} == known)  # type: ignore[misc]
+    published = {each.epoch: each.order.tolist() for _, each in daemon.sink.plans}
+    assert [published[epoch] for epoch in range(4)] == [list(expected) for _ in range(4)]

@@ -26,6 +26,7 @@ _REFURBISHING = ("trainer_hook/refurbishing",)
 DECIDED_BY: dict[str, tuple[str, ...]] = {
     "accuracy-short": TRAINED,
     "client": ("spiderfs/client", "spiderfs/store", "spiderfs/shared"),
+    "archives": (*_FETCHING, *_PLANNING, "spiderfs/archives"),
     "cluster": (*_FETCHING, *_DECIDING),
     "cpu_split": _SERVING,
     "decoding": (*_SERVING, "spiderfs/views"),
@@ -55,6 +56,7 @@ DECIDED_BY: dict[str, tuple[str, ...]] = {
     "object_store": (*_FETCHING, *_PLANNING),
     "packages": (*_DECIDING, "spiderfs/packages"),
     "partition": ("spiderfs/forms", "spiderfs/views", "spiderfs/profiling"),
+    "pool_sampler": TRAINED,
     "pushed": (*_SERVING, "spiderfs/daemon/caching"),
     "refurbish_accuracy": _REFURBISHING,
     "refurbish_speed": _REFURBISHING,

@@ -103,18 +103,23 @@ def _signature(owner: Any) -> str:
     return f"({', '.join(parameters)})"
 
 
-def _functions(module: Any, public: dict[str, tuple[str, ...]]) -> str:
-    """Functions and classes with what they say of themselves; of a class those methods that are meant for users."""
+def _functions(module: Any, public: dict[str, tuple[str, ...]], brief: bool = False) -> str:
+    """Functions and classes with what they say of themselves; of a class those methods that are meant for users.
+
+    In brief these are their first sentences; `help()` says the rest.
+    """
     parts = []
     for name, methods in public.items():
         found = getattr(module, name)
         call = "" if name in GIVEN else f"`{name}{_signature(found)}`\n\n"
-        parts.append(f"### {name}\n\n{call}{inspect.getdoc(found)}\n")
+        said = inspect.getdoc(found) or ""
+        parts.append(f"### {name}\n\n{call}{said.partition(chr(10) * 2)[0] if brief else said}\n")
         lines = []
         for inner in methods:
             method = inspect.getattr_static(found, inner)
             call = inner if isinstance(method, property) else f"{inner}{_signature(method)}"
-            lines.append(f"- **`{call}`**: {' '.join((inspect.getdoc(method) or '').split())}\n")
+            said = " ".join((inspect.getdoc(method) or "").split())
+            lines.append(f"- **`{call}`**: {re.split(r'[.;] ', said.rstrip('.'))[0] + '.' if brief else said}\n")
         if lines:
             parts.append("".join(lines))
     return "\n".join(parts)
@@ -145,7 +150,7 @@ GIVEN = {"Hook", "Planning"}
 
 
 def hook_functions() -> str:
-    return _functions(trainer_hook, HOOK)
+    return _functions(trainer_hook, HOOK, brief=True)
 
 
 def client_functions() -> str:

@@ -75,7 +75,8 @@ def commands() -> str:
         # Each command has --help.
         shown = [flag.get_help_record(context) for flag in flags if "--help" not in flag.opts]
         rows = ((f"`{words}`", " ".join(meaning.split())) for words, meaning in filter(None, shown))
-        said = inspect.cleandoc(command.help or "")
+        # --help and the man page say the rest.
+        said = inspect.cleandoc(command.help or "").partition("\n\n")[0]
         table = f"\n{_table(('flag', 'meaning'), rows)}" if any(shown) else ""
         parts.append(f"## {name}\n\n`{usage}`\n\n{said}\n{table}")
     return "\n".join(parts)

@@ -10,7 +10,6 @@ around it is written by hand and stays. A test compares every part with the code
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import errno
 import inspect
@@ -217,17 +216,6 @@ def daemon_answers() -> str:
     return _messages(kinds[kinds.index(Ok) :])
 
 
-def rooms() -> str:
-    """Each folder of code with the first sentence that its `__init__.py` says."""
-    lines = []
-    for top in ("spiderfs", "trainer_hook", "benchmarks"):
-        for path in sorted((ROOT / top).rglob("__init__.py"), key=lambda path: path.parent.parts):
-            said = ast.get_docstring(ast.parse(path.read_text())) or ""
-            room = path.parent.relative_to(ROOT).as_posix()
-            lines.append((f"`{room}/`", " ".join(said.split("\n\n")[0].split())))
-    return _table(("room", "what is in it"), iter(lines))
-
-
 def results() -> str:
     """The kept results by whether the code that decides them is still the one that was measured."""
     sys.path.insert(0, str(ROOT))  # Benchmarks are not installed.
@@ -247,7 +235,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "hook-functions": hook_functions,
     "client-functions": client_functions,
     "error-tree": error_tree,
-    "rooms": rooms,
     "results": results,
     "trainer-messages": trainer_messages,
     "daemon-answers": daemon_answers,

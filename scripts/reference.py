@@ -10,7 +10,6 @@ around it is written by hand and stays. A test compares every part with the code
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import errno
 import inspect
@@ -75,7 +74,8 @@ def commands() -> str:
         # Each command has --help.
         shown = [flag.get_help_record(context) for flag in flags if "--help" not in flag.opts]
         rows = ((f"`{words}`", " ".join(meaning.split())) for words, meaning in filter(None, shown))
-        said = inspect.cleandoc(command.help or "")
+        # --help and the man page say the rest.
+        said = inspect.cleandoc(command.help or "").partition("\n\n")[0]
         table = f"\n{_table(('flag', 'meaning'), rows)}" if any(shown) else ""
         parts.append(f"## {name}\n\n`{usage}`\n\n{said}\n{table}")
     return "\n".join(parts)
@@ -103,18 +103,23 @@ def _signature(owner: Any) -> str:
     return f"({', '.join(parameters)})"
 
 
-def _functions(module: Any, public: dict[str, tuple[str, ...]]) -> str:
-    """Functions and classes with what they say of themselves; of a class those methods that are meant for users."""
+def _functions(module: Any, public: dict[str, tuple[str, ...]], brief: bool = False) -> str:
+    """Functions and classes with what they say of themselves; of a class those methods that are meant for users.
+
+    In brief these are their first sentences; `help()` says the rest.
+    """
     parts = []
     for name, methods in public.items():
         found = getattr(module, name)
         call = "" if name in GIVEN else f"`{name}{_signature(found)}`\n\n"
-        parts.append(f"### {name}\n\n{call}{inspect.getdoc(found)}\n")
+        said = inspect.getdoc(found) or ""
+        parts.append(f"### {name}\n\n{call}{said.partition(chr(10) * 2)[0] if brief else said}\n")
         lines = []
         for inner in methods:
             method = inspect.getattr_static(found, inner)
             call = inner if isinstance(method, property) else f"{inner}{_signature(method)}"
-            lines.append(f"- **`{call}`**: {' '.join((inspect.getdoc(method) or '').split())}\n")
+            said = " ".join((inspect.getdoc(method) or "").split())
+            lines.append(f"- **`{call}`**: {re.split(r'[.;] ', said.rstrip('.'))[0] + '.' if brief else said}\n")
         if lines:
             parts.append("".join(lines))
     return "\n".join(parts)
@@ -145,7 +150,7 @@ GIVEN = {"Hook", "Planning"}
 
 
 def hook_functions() -> str:
-    return _functions(trainer_hook, HOOK)
+    return _functions(trainer_hook, HOOK, brief=True)
 
 
 def client_functions() -> str:
@@ -211,17 +216,6 @@ def daemon_answers() -> str:
     return _messages(kinds[kinds.index(Ok) :])
 
 
-def rooms() -> str:
-    """Each folder of code with the first sentence that its `__init__.py` says."""
-    lines = []
-    for top in ("spiderfs", "trainer_hook", "benchmarks"):
-        for path in sorted((ROOT / top).rglob("__init__.py"), key=lambda path: path.parent.parts):
-            said = ast.get_docstring(ast.parse(path.read_text())) or ""
-            room = path.parent.relative_to(ROOT).as_posix()
-            lines.append((f"`{room}/`", " ".join(said.split("\n\n")[0].split())))
-    return _table(("room", "what is in it"), iter(lines))
-
-
 def results() -> str:
     """The kept results by whether the code that decides them is still the one that was measured."""
     sys.path.insert(0, str(ROOT))  # Benchmarks are not installed.
@@ -241,7 +235,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "hook-functions": hook_functions,
     "client-functions": client_functions,
     "error-tree": error_tree,
-    "rooms": rooms,
     "results": results,
     "trainer-messages": trainer_messages,
     "daemon-answers": daemon_answers,

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from spiderfs.cli.control_files import mountpoints as complete
-from spiderfs.cli.control_files import printable, read_control
+from spiderfs.cli.control_files import printable, read_control, warn
 from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import ConfigError
 from spiderfs.linux.mounts import Mount, canonical, spiderfs_mounts
@@ -36,7 +36,8 @@ def metrics(mountpoints: tuple[str, ...], listen: str) -> None:
     """
     host, port = _address(listen)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Mounts([canonical(point) for point in mountpoints]))
+    chosen = [canonical(point) for point in mountpoints]
+    registry.register(Mounts(chosen))
     try:
         server, thread = start_http_server(port, host or "0.0.0.0", registry)
     except OSError as exc:
@@ -45,6 +46,9 @@ def metrics(mountpoints: tuple[str, ...], listen: str) -> None:
         raise ConfigError(f"--listen {listen}: no host can have this name: choose another address") from exc
     shown = f"[{host}]" if ":" in host else host or "*"
     click.echo(f"http://{shown}:{server.server_port}/metrics")
+    # One may come later, as in a pod.
+    for point in set(chosen) - spiderfs_mounts().keys():
+        warn(f"no spiderfs mount is at {point} yet: 'spiderfs status' lists the mounts")
     with ended_by_signals(), contextlib.suppress(KeyboardInterrupt):
         signal.pause()
     server.shutdown()

@@ -353,6 +353,11 @@ def _check(mount: Mount, warming: Warming) -> None:
             f"{warming.roomless:,} files are not pinned: pinned files may take half of the cache, so give it more with"
             f" 'spiderfs config {mount.mountpoint} capacity=SIZE', or unpin others"
         )
+    if warming.unkept:
+        troubles.append(
+            f"{warming.unkept:,} files were fetched and are not in the cache, because its disk is full: make room"
+            " there, and run this command again"
+        )
     if troubles:
         raise SpiderfsError("; ".join(troubles))
 

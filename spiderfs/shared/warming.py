@@ -10,10 +10,12 @@ from spiderfs.shared.escapes import escaped
 _LINE = re.compile(
     r"(?P<state>working|idle|ended): (?P<found>\d+) files found(?P<searching> so far)?, (?P<fetched>\d+) fetched"
     r" \((?P<fetched_bytes>\d+) bytes\), (?P<present>\d+) cached before, (?P<failed>\d+) failed, (?P<missing>\d+)"
-    r" missing, (?P<roomless>\d+) without room, (?P<left>\d+) left \((?P<left_bytes>\d+) bytes\)"
+    r" missing, (?P<roomless>\d+) without room, (?P<unkept>\d+) not kept, (?P<left>\d+) left \((?P<left_bytes>\d+)"
+    r" bytes\)"
     r"(?:; the mount has no file (?P<unknown>.*))?\n?"
 )
-_COUNTS = ("found", "fetched", "fetched_bytes", "present", "failed", "missing", "roomless", "left", "left_bytes")
+_BYTES = ("fetched_bytes", "left_bytes")
+_COUNTS = ("found", "fetched", "present", "failed", "missing", "roomless", "unkept", "left", *_BYTES)
 
 
 @dataclass
@@ -35,6 +37,8 @@ class Warming:
     """Paths and globs that mean no file."""
     roomless: int = 0
     """Files that were to be pinned, and were left alone because pins had no room for them."""
+    unkept: int = 0
+    """Files that were fetched in vain, because the disk of the cache is full."""
     left: int = 0
     """Files that were found, and about which nothing is done yet, or is being done."""
     left_bytes: int = 0
@@ -54,8 +58,8 @@ class Warming:
         return (
             f"{state}: {self.found} files found{' so far' if self.searching else ''},"
             f" {self.fetched} fetched ({self.fetched_bytes} bytes), {self.present} cached before, {self.failed} failed,"
-            f" {self.missing} missing, {self.roomless} without room, {self.left} left ({self.left_bytes} bytes)"
-            f"{unknown}\n"
+            f" {self.missing} missing, {self.roomless} without room, {self.unkept} not kept, {self.left} left"
+            f" ({self.left_bytes} bytes){unknown}\n"
         )
 
     @classmethod

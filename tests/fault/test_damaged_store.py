@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import resource
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ from random import Random
 
 import lmdb
 import pytest
-from mounting import Mounted, as_root, detach, eventually, mounted, settle
+from mounting import Mounted, as_root, detach, eventually, mounted, run_spiderfs, settle
 from reading import readers, together, write_files
 
 from spiderfs.shared.layout import DATA_FILE, RESERVE_FILE, CacheLayout
@@ -198,6 +199,27 @@ def _everything_else_works(mount: Mounted, wanted: dict[str, str]) -> None:
     assert "\ncapacity=2MiB" in mount.control("config").read_text()
     eventually(lambda: mount.metric("used_bytes") <= 2 << 20)
     assert mount.control("log").read_bytes() is not None
+
+
+def test_what_is_pinned_on_a_full_disk_is_fetched_once_there_is_room(source: Path, tmp_path: Path) -> None:
+    write_files(source, {f"{number:02d}": 1_000_000 for number in range(20)})
+    soon = "from spiderfs.vfs import fetcher; fetcher.FULL_PAUSE_S = 0.2"
+    with (
+        small_disk(tmp_path / "disk", "48M") as disk,
+        mounted(source, tmp_path / "m", cache=disk / "cache", allowed=FULL, first=soon) as mount,
+    ):
+        full = run_spiderfs("pin", mount.point, ".")
+        said = re.fullmatch(
+            r"spiderfs: (\d+) files were fetched and are not in the cache, because its disk is full: .*\n", full.stderr
+        )
+        assert said is not None, full.stderr
+        assert full.returncode == 1
+        assert 0 < int(said[1]) < 20
+        for name in os.listdir(source):
+            assert (mount.point / name).read_bytes() == (source / name).read_bytes()
+        as_root("mount", "-o", "remount,size=96M", disk)
+        eventually(lambda: run_spiderfs("pin", mount.point, ".").returncode == 0)
+        assert mount.control("cache").read_text().count("user-pinned ") == 20
 
 
 def test_a_disk_without_any_room_left_keeps_known_names(source: Path, tmp_path: Path) -> None:

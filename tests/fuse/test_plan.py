@@ -158,7 +158,7 @@ def ready(mount: Mounted) -> int:
 
 
 def test_a_followed_plan_makes_opens_hits(mount: Mounted, source: Path) -> None:
-    assert mount.control("plan").read_text() == "no training that has published a plan is connected now\n"
+    assert mount.control("plan").read_text().startswith("no training with a plan is connected now; ")
     order = shuffled(1)
     with training(mount) as trainer:
         trainer.plan(order)
@@ -193,7 +193,7 @@ def test_a_followed_plan_makes_opens_hits(mount: Mounted, source: Path) -> None:
         assert re.search(rf"^plan +train, epoch 0: {FILES} of {FILES}, ", shown, re.MULTILINE)
         trainer.tell(EpochEnd(0, 0.5))
     eventually(lambda: plans(mount) == [], what="the plan to leave with its trainer")
-    assert mount.control("plan").read_text() == "no training that has published a plan is connected now\n"
+    assert mount.control("plan").read_text().startswith("no training with a plan is connected now; ")
 
 
 def test_large_files_are_steps_of_the_plan(source: Path, tmp_path: Path) -> None:

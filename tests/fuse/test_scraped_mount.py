@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import mounting
+import pytest
 from mounting import eventually, mounted
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from reading import write_files
@@ -75,10 +76,13 @@ def test_a_scrape_has_every_metric_of_each_mount(tmp_path: Path) -> None:
         assert ("spiderfs_up", str(one.point)) not in scraped(url)
 
 
-def test_a_port_that_is_taken_or_none_is_refused_in_one_line(tmp_path: Path) -> None:
-    with serving() as url:
+def test_a_port_that_is_taken_or_none_is_refused_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with serving(tmp_path / "late") as url:
+        assert scraped(url) == {("spiderfs_up", str(tmp_path / "late")): 0}
         taken = url.removeprefix("http://").removesuffix("/metrics")
         done = mounting.run_spiderfs("metrics", "--listen", taken)
+    said = f"spiderfs: warning: no spiderfs mount is at {tmp_path}/late yet: 'spiderfs status' lists the mounts\n"
+    assert capfd.readouterr().err == said
     assert (done.returncode, done.stderr) == (
         1,
         f"spiderfs: --listen {taken}: Address already in use: choose another address or port\n",

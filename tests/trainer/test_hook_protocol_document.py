@@ -12,15 +12,13 @@ import numpy as np
 import pytest
 from hook_daemon import HookDaemon
 
-from spiderfs.protocol import MESSAGES, Batch, Decoder, Hello, Message, Ok, Samples, encode
+from spiderfs.protocol import MESSAGES, Batch, Decoder, Hello, Message, encode
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "reference" / "hook-protocol.md").read_text()
 
 EXAMPLES: tuple[Message, ...] = (
     Hello("numpy", "20261122-1"),
-    Ok("hello"),
-    Samples("train", "train", 2, 0, np.array([0, 1]), np.frombuffer(b"cat/1.png\0dog/1.png\0", np.uint8)),
     Batch("train", 0, 7, np.array([1, 0]), np.array([[1, 0], [0.6, -0.8]]), np.array([0.25, 2])),
 )
 

@@ -25,7 +25,7 @@ from itertools import islice
 
 import trio
 
-from spiderfs.core.events import FETCHED, WARMED
+from spiderfs.core.events import FETCHED, UNSTORED, WARMED
 from spiderfs.daemon.caching.background_rate import BackgroundRate
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import ConfigError, SourceError, SpiderfsError
@@ -316,7 +316,7 @@ class Warmer:
     async def _bring(self, node: Node, warming: Warming) -> None:
         large = node.stat.size > self._sample_max_bytes
         blocks = range(1, math.ceil(node.stat.size / BLOCK_BYTES) + 1) if large else range(1)
-        fetched = False
+        fetched, kept = False, True
         try:
             # A version that has not settled would not be kept. The files of a directory settle at about the same time.
             await trio.sleep(max(0.0, node.settles_at - steady_clock.now()))
@@ -326,7 +326,7 @@ class Warmer:
                     continue
                 await self._rate.turn(min(BLOCK_BYTES, node.stat.size) if large else node.stat.size)
                 payload, where = await self._fetcher.fetch(node, block)
-                fetched = True
+                fetched, kept = True, kept and where != UNSTORED
                 warming.fetched_bytes += len(payload)
                 if where == FETCHED:
                     self._note(node.inode, len(payload), WARMED, 0, block)
@@ -334,7 +334,8 @@ class Warmer:
             warming.failed += 1
             log.warning("warming %s: %s", os.fsdecode(node.path), exc)
         else:
-            warming.fetched += fetched
+            warming.fetched += fetched and kept
+            warming.unkept += not kept
             warming.present += not fetched
             self._counters.add("warmed", int(fetched))
         finally:

@@ -300,7 +300,7 @@ def config(options: Options, last_refusal: str) -> bytes:
 def plan(status: PrefetcherStatus) -> bytes:
     """How each reader that has published a plan is doing, and the fetches ahead of all of them."""
     if not status.plans:
-        return b"no training that has published a plan is connected now\n"
+        return b"no training with a plan is connected now; .spiderfs/epochs has the epochs that have ended\n"
     fetches = (
         f"fetches ahead   {status.under_way} under way, {status.limit} at a time (at most {status.most}),"
         f" {1000 * status.latency_s:.1f} ms each, {round_size(int(status.bytes_per_s))}/s\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +18,10 @@ from spiderfs.errors import UsageError
 from spiderfs.forms.profile import Cost, Reads, SourceSpeed
 from spiderfs.linux import mounts
 from spiderfs.options.model import Options
-from spiderfs.profiling.bench import Found, Listing, cached_share, list_files
-from spiderfs.profiling.bench_readers import Pass
+from spiderfs.profiling.bench import Found, Listing, _forget, cached_share, list_files
+from spiderfs.profiling.bench_readers import File, Pass, Way
 from spiderfs.profiling.measure import Speeds
+from spiderfs.sources.source import Version
 from spiderfs.testing.memory_source import MemorySource
 from spiderfs.views.recipe import NO_VIEW
 
@@ -142,3 +145,17 @@ def test_profile_ends_with_what_to_mount_with() -> None:
     fast = SourceSpeed(0.0005, 8, 1e9)
     near = replace(MADE_UP, uncached=Cost(0.004, 0.0005, 0.0), cache_bytes=400e6, source=fast)
     assert "mount with -o view=bmp256,forms=45-55-0; expect 2,000 samples/s in place of 500" in advice(speeds, near)
+
+
+def test_what_was_read_before_is_read_from_the_source(tmp_path: Path) -> None:
+    content = b"x" * 100_000
+    for name in "ab":
+        with open(tmp_path / name, "wb") as file:
+            file.write(content)
+            os.fsync(file.fileno())
+    files = [File(name, Version(len(content), 0)) for name in (b"a", b"b", b"gone")]
+    assert _forget(Way(str(tmp_path)), files) == 3
+    shown = subprocess.run(["fincore", "-n", "-b", "-o", "RES", tmp_path / "a", tmp_path / "b"], capture_output=True)
+    assert shown.stdout.split() == [b"0", b"0"]
+    assert _forget(Way(str(tmp_path)), files, limit_s=-1) == 0
+    assert _forget(Way(named="s3://bucket"), files) == 3

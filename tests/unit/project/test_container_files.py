@@ -69,5 +69,10 @@ def test_a_mount_made_in_a_container_is_seen_outside() -> None:
 
 def test_the_image_installs_what_there_is() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (installed,) = re.findall(r"/src\[([a-z0-9,]+)\]", (FILES / "Containerfile").read_text())
+    text = (FILES / "Containerfile").read_text()
+    (installed,) = re.findall(r"/src\[([a-z0-9,]+)\]", text)
     assert set(installed.split(",")) <= extras.keys()
+    copied = {name for line in re.findall(r"^COPY (?!--from)(.*) /src.*$", text, re.MULTILINE) for name in line.split()}
+    # By names: a virtual environment in the checkout has several GB.
+    assert copied >= {"pyproject.toml", "spiderfs", "trainer_hook"}
+    assert [name for name in copied if name == "." or not (ROOT / name).exists()] == []

@@ -109,7 +109,7 @@ def test_requests_are_counted_together_until_somebody_has_seen_that_all_is_done(
         assert done == Warming(found=4, fetched=3, fetched_bytes=300, present=1, missing=2, unknown="no/such")
         assert done.line() == (
             "idle: 4 files found, 3 fetched (300 bytes), 1 cached before, 0 failed, 2 missing, 0 without room,"
-            " 0 left (0 bytes); the mount has no file no/such\n"
+            " 0 not kept, 0 left (0 bytes); the mount has no file no/such\n"
         )
         harness.warm(b"c", b"*/2")
         assert await harness.done() == Warming(found=2, fetched=1, fetched_bytes=100, present=1)

@@ -41,4 +41,4 @@ def test_a_text_says_of_what_a_share_is() -> None:
     heard = dataclasses.replace(plan, unseen=0)
     assert "12.50% of 80 opens\n" in texts.plan(PrefetcherStatus((heard,), 0, 1, 1, 0.0, 0.0)).decode()
     nothing = texts.plan(PrefetcherStatus((), 0, 1, 1, 0.0, 0.0))
-    assert nothing == b"no training that has published a plan is connected now\n"
+    assert nothing == b"no training with a plan is connected now; .spiderfs/epochs has the epochs that have ended\n"

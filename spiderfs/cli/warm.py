@@ -132,7 +132,7 @@ def _done(mountpoint: str, paths: Iterable[str], control: str) -> int:
     mount, done = find_mount(mountpoint), 0
     with _ending_well():
         _stats(mount)  # one that does not answer at all is not waited for as long
-        for piece in _pieces(_wanted(mount, mountpoint, paths, real=False)):
+        for piece in _pieces(_wanted(mount, mountpoint, paths, there=False)):
             with _explaining(mount):
                 write_control(mount, control, piece, _EVICT_TIMEOUT_S)
                 done += int(read_control(mount, control).split()[0])
@@ -156,9 +156,12 @@ def _ending_well() -> Iterator[None]:
 
 
 def _wanted(
-    mount: Mount, mountpoint: str, paths: Iterable[str], globs: bool = True, real: bool = True
+    mount: Mount, mountpoint: str, paths: Iterable[str], globs: bool = True, there: bool = True
 ) -> Iterator[str]:
-    """The paths, and with `globs` globs, relative to the mount; `real`: those of files there. Raises ConfigError."""
+    """The paths that are meant, and with `globs` globs, relative to the mount; raises ConfigError.
+
+    With `there` each must be of a file that is there.
+    """
     for path in paths:
         if path == "-":
             name = ""
@@ -171,7 +174,7 @@ def _wanted(
         else:
             relative = _relative(mount, mountpoint, path)
             is_glob = globs and any(letter in relative for letter in "*?[")
-            yield relative if is_glob or not real else _at_end_of_links(mount, relative)
+            yield relative if is_glob else _at_end_of_links(mount, relative, there)
 
 
 def _relative(mount: Mount, mountpoint: str, path: str) -> str:
@@ -188,12 +191,14 @@ def _relative(mount: Mount, mountpoint: str, path: str) -> str:
     return relative
 
 
-def _at_end_of_links(mount: Mount, relative: str) -> str:
+def _at_end_of_links(mount: Mount, relative: str, there: bool) -> str:
     """The path of the file that a path means, which must be one of the mount; raises ConfigError."""
     path = f"{mount.mountpoint}/{relative}"
     try:
         found = within(ANSWER_TIMEOUT_S, lambda: os.path.realpath(path, strict=True))
     except (FileNotFoundError, NotADirectoryError) as exc:
+        if not there:
+            return relative
         raise ConfigError(f"{mount.mountpoint} has no file {relative}: write a path below it") from exc
     except OSError:
         return relative  # The source may answer the daemon, and if not the daemon says so.

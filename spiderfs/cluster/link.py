@@ -53,6 +53,8 @@ class _Direction:
 
     failures: int = 0
     rests_until: float = -math.inf
+    is_told: bool = False
+    """Whether the log has heard of a failure, and nothing that is of use has worked since."""
 
     def failed(self, now: float) -> None:
         self.rests_until = now + min(PAUSE_S * 2.0 ** min(self.failures, 9), LONGEST_PAUSE_S)
@@ -74,6 +76,10 @@ class Link:
     @property
     def _up(self) -> bool:
         return not self._sending.failures and not self._hearing.failures
+
+    @property
+    def _is_told(self) -> bool:
+        return self._sending.is_told or self._hearing.is_told
 
     def status(self) -> LinkStatus:
         return LinkStatus(self._url, self._up)
@@ -108,7 +114,8 @@ class Link:
             if self._sending.failures:
                 # Nothing is risked before the server takes something again.
                 await trio.sleep_until(self._sending.rests_until)
-                await self._asked(self._sending, partial(self._stream.append, [Entry(QUESTION, bytes(size))]))
+                question = partial(self._stream.append, [Entry(QUESTION, bytes(size))])
+                await self._asked(self._sending, question, is_of_use=False)
                 continue
             await self._to_send.wait()
             some: list[_Outgoing] = []
@@ -139,18 +146,21 @@ class Link:
                     numbers = [message.number for message in messages]
                     await self._asked(self._hearing, partial(self._stream.remove, key, numbers))
 
-    async def _asked(self, direction: _Direction, call: Callable[[], _Found]) -> _Found | None:
+    async def _asked(self, direction: _Direction, call: Callable[[], _Found], is_of_use: bool = True) -> _Found | None:
         """What the server answers; None if it does not do what it is asked."""
         try:
             found = await trio.to_thread.run_sync(call, abandon_on_cancel=True)
         except StreamLost as exc:
-            if self._up:
+            if not self._is_told:
                 log.warning("%s fails (%s): this mount goes on with the scores that it has", self._url, exc)
+            direction.is_told = True
             direction.failed(trio.current_time())
             return None
-        if direction.failures:
-            direction.failures = 0
-            if self._up:
+        direction.failures = 0
+        if direction.is_told and is_of_use:
+            # A server may take the question, and no message: that is no return.
+            direction.is_told = False
+            if not self._is_told:
                 log.warning("%s is back: what the nodes of a training learn is shared again", self._url)
         return found
 

@@ -53,7 +53,9 @@ class Stream:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
-        self._errors = (redis.RedisError, OSError, ValueError)
+        # The library takes the shape of an answer for granted: a server that is none of Redis answers anything.
+        self._shapes = (TypeError, AttributeError, LookupError, RecursionError)
+        self._errors = (redis.RedisError, OSError, ValueError, *self._shapes)
         parts = urlsplit(url)
         self._client: Any = redis.Redis(
             host=parts.hostname or "",
@@ -89,11 +91,17 @@ class Stream:
 
         `wait_s` is shorter than TIMEOUT_S. Raises StreamLost.
         """
-        found = self._done(lambda: self._client.xread(dict(after), AT_A_TIME, int(wait_s * 1000)))
-        return {
-            key.decode(): [Message(number.decode(), fields.get(_FIELD, b"")) for number, fields in messages]
-            for key, messages in found or ()
-        }
+
+        def read() -> dict[str, list[Message]]:
+            answer = self._client.xread(dict(after), AT_A_TIME, int(wait_s * 1000)) or ()
+            return {
+                key.decode(): [Message(number.decode(), b"".join([fields.get(_FIELD, b"")])) for number, fields in some]
+                for key, some in answer
+                if some
+            }
+
+        found: dict[str, list[Message]] = self._done(read)
+        return found
 
     def remove(self, key: str, numbers: Sequence[str]) -> int:
         """Remove messages of a stream, and return how many there were; raises StreamLost."""
@@ -108,4 +116,6 @@ class Stream:
         try:
             return call()
         except self._errors as exc:
+            if isinstance(exc, self._shapes):
+                raise StreamLost("it answers as no Redis server does") from exc
             raise StreamLost(" ".join(str(exc).split()) or type(exc).__name__) from exc

@@ -270,13 +270,19 @@ class Engine:
         return 0.0 if isinstance(key, tuple) else self.policy.score(key)
 
     def pin(self, inode: Key, size: int) -> bool:
-        """Pin a file of `size` bytes if there is room for it; returns whether it is pinned now.
+        """Pin a file of `size` bytes if there is room for it; returns whether it is pinned now, and will be kept.
 
         The caller has to `place` what of it is in the store. The rest follows when it comes.
         """
-        if inode not in self.pins and self.pins.bytes + size <= self.pins_limit_bytes:
-            self.pins.add(inode, size)
-        return inode in self.pins
+        # After a mount only what the store had of a large file counts.
+        missing = size - self.pins.size_of(inode)
+        if missing > 0 or inode not in self.pins:
+            if self.pins.bytes + missing > self.pins_limit_bytes:
+                return False
+            self.pins.add(inode, missing)
+        # With a smaller capacity there may be no room for what was pinned before.
+        is_within = self.pins.bytes <= self.pins_limit_bytes
+        return is_within or inode in self._pinned or self._pin_fits(inode, size)
 
     # -- what is known of the future -------------------------------------------------------------------------------
 

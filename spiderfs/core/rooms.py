@@ -90,6 +90,10 @@ class Pins:
     def __len__(self) -> int:
         return len(self._sizes)
 
+    def size_of(self, inode: Key) -> int:
+        """How many bytes of a file are pinned."""
+        return self._sizes.get(inode, 0)
+
     def add(self, inode: Key, size: int) -> None:
         """Pin `size` bytes more of a file."""
         self._sizes[inode] = self._sizes.get(inode, 0) + size

@@ -76,6 +76,18 @@ def test_blocks_of_a_large_file_stay_too(source: Path, tmp_path: Path) -> None:
         assert pinned(mount) == set()
 
 
+def test_a_link_means_what_it_leads_to_when_it_is_unpinned_too(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    write_files(source, {"a/0": 1000, "a/1": 1000})
+    (source / "link").symlink_to("a")
+    with mounted(source, tmp_path / "m", capacity="1MiB") as mount:
+        assert run_spiderfs("pin", mount.point, "link").returncode == 0
+        eventually(lambda: pinned(mount) == {"a/0", "a/1"})
+        assert run_spiderfs("unpin", mount.point, "link/0").stdout == "1 files are pinned no longer\n"
+        assert run_spiderfs("evict", mount.point, "link").stdout == "2 records evicted\n"
+        assert run_spiderfs("unpin", mount.point, "gone").stdout == "0 files are pinned no longer\n"
+
+
 SOON = "from spiderfs.daemon.caching import superseded; superseded.INTERVAL_S = superseded.IDLE_INTERVAL_S = 0.1"
 
 

@@ -6,6 +6,7 @@ of these again on as many ranks, on more, or on fewer.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -30,7 +31,7 @@ from two_ranks import in_processes
 
 import trainer_hook
 from spiderfs.testing import RecordingSink
-from trainer_hook import EchoSampler, ImpactSampler, ShadeSampler, SpiderSampler
+from trainer_hook import EchoSampler, ImpactSampler, PoolSampler, ShadeSampler, SpiderSampler
 from trainer_hook.ranks import share_of_rank
 from trainer_hook.resuming import JobOrder, Progress, restored
 
@@ -241,6 +242,48 @@ def test_a_loop_that_was_interrupted_says_where(daemon: HookDaemon) -> None:
             planning.load_state_dict(state)
             rest = [one for batch in again for one in batch.tolist()]
             assert sorted(taken + rest) == list(range(SIZE))
+
+
+class Unreadable(Indexed):
+    """Sample 7 cannot be read while the file `broken` is there."""
+
+    def __init__(self, broken: Path) -> None:
+        super().__init__()
+        self._broken = broken
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7 and self._broken.exists():
+            raise OSError("no sample")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1, "multiprocessing_context": "fork"}])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_batch_that_could_not_be_read_is_part_of_the_rest(
+    daemon: HookDaemon, tmp_path: Path, workers: dict[str, Any], sampled: bool
+) -> None:
+    data, taken = Unreadable(tmp_path / "broken"), list[int]()
+    (tmp_path / "broken").touch()
+
+    def batches() -> DataLoader[int]:
+        drawn = {"sampler": PoolSampler(SIZE)} if sampled else {"generator": torch.Generator().manual_seed(1)}
+        return DataLoader(data, batch_size=8, shuffle=None if sampled else True, **drawn, **workers)  # type: ignore[arg-type]
+
+    with trainer_hook.plan(daemon.mount, failing := batches()) as planning:
+        iterator = iter(failing)
+        with contextlib.suppress(OSError):
+            for batch in iterator:
+                taken += batch.tolist()
+        assert 7 not in taken
+        state = planning.state_dict()
+        # A loop that goes on has passed it over.
+        after = next(iterator, torch.empty(0)).tolist()
+        if len(taken) + 8 + len(after) < SIZE:
+            assert planning.state_dict()["consumed"] == len(taken) + 8 + len(after)
+    (tmp_path / "broken").unlink()
+    with trainer_hook.plan(daemon.mount, again := batches()) as planning:
+        planning.load_state_dict(state)
+        assert sorted(taken + [one for batch in again for one in batch.tolist()]) == [*range(SIZE)]
 
 
 def test_the_rest_can_be_left_again(daemon: HookDaemon) -> None:

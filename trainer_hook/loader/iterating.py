@@ -102,6 +102,8 @@ class FollowedIterator:
         self._source = source
         self._passes = passes
         self._iteration = iteration
+        self._unread: list[tuple[object, Indices | None]] = []
+        """Batches that have failed since the last one that the loop took."""
         if self._given and not isinstance(getattr(iterator, "_sampler_iter", None), itertools.islice):
             # A loader that goes on (torchdata's) counts the batches that it gave before. Its sampler draws the rest, of
             # which the loader may leave out some; or it draws all, and the loader leaves out what it gave before.
@@ -138,6 +140,7 @@ class FollowedIterator:
         return getattr(self._source, "_rcvd_idx", None)
 
     def _took(self, batch: Any) -> None:
+        self._pass_over_unread()
         self._pass_over_to((self._given or 0) - 1)
         drawn_for, indices = self._iteration.next()
         if self._iteration.around is not None:
@@ -155,15 +158,23 @@ class FollowedIterator:
         if indices is not None:
             self._passes.planner.taken(drawn_for, len(indices))
 
+    def _pass_over_unread(self) -> None:
+        for failed in self._unread:
+            self._passed_over(*failed)
+        self._unread.clear()
+
     def _failed(self, before: int | None) -> None:
-        """Forget the draws of batches that have failed: of one whose samples could not be read, or of none."""
+        """Set aside the draws of batches that have failed: of one whose samples could not be read, or of none.
+
+        They are passed over when the loop goes on. A training that ends here has not consumed them.
+        """
         after = self._received
         drawn = self._iteration.drawn
         failed = len(drawn) if before is None or after is None else after - before
-        for _ in range(min(failed, len(drawn))):
-            self._passed_over(*drawn.popleft())
+        self._unread += [drawn.popleft() for _ in range(min(failed, len(drawn)))]
 
     def _ended(self) -> None:
+        self._pass_over_unread()
         if self._iteration.around is not None:
             self._iteration.around.asked(self._iteration, self._iteration, None)
         else:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
+import socketserver
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -278,3 +282,64 @@ def test_no_call_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         server.signal(signal.SIGCONT)
         (_, *late) = Stream(server.url).read({"key": "0-0"}, 0.1)["key"]
         assert len(late) <= 1
+
+
+class NoRedis(socketserver.StreamRequestHandler):
+    """Answers each command in the same way, after those by which the library begins."""
+
+    answer = b""
+
+    def handle(self) -> None:
+        while data := self.request.recv(1 << 16):
+            for command in re.findall(rb"CLIENT|XADD|EXPIRE|XREAD|XDEL", data):
+                self.request.sendall(b"+OK\r\n" if command == b"CLIENT" else self.answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"+OK\r\n",
+        b":5\r\n",
+        b"*1\r\n:5\r\n",
+        b"*1\r\n*2\r\n:1\r\n*1\r\n*2\r\n:3\r\n*0\r\n",
+        b"*1\r\n*2\r\n$1\r\na\r\n*1\r\n*2\r\n$1\r\n1\r\n*2\r\n$1\r\nm\r\n:99\r\n",
+        b"*1\r\n" * 5000,
+    ],
+)
+def test_a_server_that_is_none_is_a_server_that_fails(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NoRedis, "answer", answer)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), NoRedis) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        stream = Stream(f"redis://127.0.0.1:{server.server_address[1]}")
+        with pytest.raises(StreamLost, match="answers as no Redis server does"):
+            stream.read({"a": "0-0"}, 0.1)
+        stream.close()
+        server.shutdown()
+
+
+def test_a_stream_without_messages_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream("redis://127.0.0.1:1")
+    monkeypatch.setattr(stream, "_client", SimpleNamespace(xread=lambda *_: [[b"a", []]]))
+    assert stream.read({"a": "0-0"}, 0.1) == {}
+
+
+def test_a_key_that_is_no_stream_is_said_once(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """The server takes the question whether it takes anything, each time, and no message."""
+    redis.Redis.from_url(server.url).set("taken", "by another program")
+
+    async def test(nursery: trio.Nursery) -> None:
+        node = Node(server.url)
+        node.start(nursery)
+        sent = []
+        for _ in range(5):
+            sent.append(b"a row")
+            node.link.send("taken", sent[-1], rows=1)
+            await eventually(lambda: node.count("rows_lost") == len(sent))
+            await eventually(lambda: node.link.status().up)
+        assert [record.message.split(" (")[0] for record in caplog.records] == [f"{server.url} fails"]
+        node.link.send("free", b"a row", rows=1)
+        await eventually(lambda: node.count("rows_sent") == 1)
+        assert f"{server.url} is back" in caplog.messages[-1]
+
+    run(test)

@@ -373,6 +373,27 @@ def test_pins_outlive_a_mount_and_leave_with_the_capacity_the_newest_first() -> 
     assert list(again.pins) == [2, 3]
 
 
+def test_what_is_pinned_and_finds_no_room_is_not_said_to_be_pinned() -> None:
+    engine = Engine(LRU(), 80)
+    for key in (1, 2, 3):
+        engine.pin(key, 10)
+        engine.opened(key, 10)
+    assert engine.resize(40, 0).drop == (3,)
+    assert [engine.pin(key, 10) for key in (1, 2, 3)] == [True, True, False]
+    engine.resize(80, 0)
+    assert engine.pin(3, 10)
+
+
+def test_a_large_file_of_which_a_part_was_kept_needs_room_for_all_of_it() -> None:
+    engine = Engine(LRU(), 80)
+    engine.restore([((9, 1), 10, PINS)], {})
+    assert engine.pin(1, 25)
+    assert not engine.pin(9, 20)
+    engine.pins.discard(1)
+    assert engine.pin(9, 20)
+    assert engine.pins.bytes == 20
+
+
 @pytest.mark.parametrize(("capacity", "landing", "share"), [(-1, 0, 0.5), (10, -1, 0.5), (10, 0, 1.5)])
 def test_impossible_sizes_are_refused(capacity: int, landing: int, share: float) -> None:
     with pytest.raises(ValueError, match=r"capacity|large_share"):

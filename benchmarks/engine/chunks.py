@@ -26,10 +26,9 @@ from rich.progress import track
 from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save
-from spiderfs.core.chunks import FEW_MEMBERS, MOST_MEMBERS, NEAR_CACHES, Member, chunk_of
+from spiderfs.core.chunks import FEW_MEMBERS, MOST_MEMBERS, NEAR_CACHES, Member, chunk_of, is_worth_it
 from spiderfs.core.engine import Engine
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.plans.schedule import AWAITED
 from spiderfs.core.policy import Key
 from spiderfs.policies.lru import LRU
 from trainer_hook import PoolSampler
@@ -114,13 +113,9 @@ class Reader:
             yield Member(key, key, key + 1)
 
     def _admits(self, member: Member) -> bool:
-        key, engine = member.number, self._engine
+        engine, key = self._engine, member.number
         reader = engine.schedule.readers[READER, LIST]
-        position, use_s = reader.next_position(key), engine.schedule.next_use_s(key)
-        if key in engine.members or position is None or use_s is None or use_s >= AWAITED:
-            return False
-        near = position - reader.reached < self._near * (self._cached - reader.in_hand)
-        return near and engine.would_keep(key, 1)
+        return key not in engine.members and is_worth_it(engine, reader, key, 1, reader.reached, self._near)
 
 
 def orders_of(draws: str, extent: Extent) -> list[npt.NDArray[np.uint32]]:

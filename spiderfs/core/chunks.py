@@ -18,6 +18,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from spiderfs.core.engine import Engine
+from spiderfs.core.plans.schedule import AWAITED, PlannedReader
+from spiderfs.core.policy import Key
+
 # A few members, where more bytes would only delay those that are wanted sooner; more, where the source could send more
 # than all requests that may be made at a time ask for.
 FEW_MEMBERS, MOST_MEMBERS = 4, 16
@@ -64,3 +68,21 @@ def chunk_of(
                 break
             passed += member.end - member.begin
     return list(chunk)
+
+
+def is_worth_it(
+    engine: Engine, reader: PlannedReader, key: Key, size: int, since: int, near_caches: float = NEAR_CACHES
+) -> bool:
+    """Whether a neighbour is to come along: it is used soon, and the engine would keep it now.
+
+    Soon: the reader's plan of this epoch reads it before the samples from position `since` on have filled the cache so
+    many times. What is read before `since` waits for its reader elsewhere.
+    """
+    position, use_s = reader.next_position(key), engine.schedule.next_use_s(key)
+    if position is None or position >= reader.fetched_to or use_s is None or use_s >= AWAITED:
+        return False
+    mean_bytes = engine.used_bytes / len(engine.members) if engine.members else size
+    # What is in hand takes room too, unless the kernel has it: a small cache may have none beside it.
+    in_hand = reader.in_hand if engine.schedule.opens_are_heard else 0
+    room_bytes = engine.budget_bytes - in_hand * mean_bytes
+    return (position - since) * mean_bytes < near_caches * room_bytes and engine.would_keep(key, size)

@@ -92,8 +92,9 @@ class Harness:
         near: Callable[[int], bool] = lambda inode: False,
         room_bytes: int = ROOM,
         most: int = MOST_MEMBERS,
+        since: int = 0,
     ) -> Chunk | None:
-        return self.neighbours.chunk(self.node(number), self.reader, near, room_bytes, most)
+        return self.neighbours.chunk(self.node(number), self.reader, since, near, room_bytes, most)
 
     def numbers(self, chunk: Chunk | None) -> list[int]:
         return [] if chunk is None else [int(node.path[-7:-4]) for node in chunk.nodes]
@@ -126,6 +127,7 @@ def test_who_is_not_worth_it_does_not_come_along(indexers: Indexers, tmp_path: P
     order = [7, *range(10, 40), 6, 8]
     assert harness_numbers(indexers, tmp_path, order, cached=17) == [6, 7, 8]
     assert harness_numbers(indexers, tmp_path, order, cached=15) == [], "by then others fill the cache"
+    assert Harness(indexers, tmp_path, order, 15).chunk(7, since=4) is not None, "the first of them wait elsewhere"
     harness = Harness(indexers, tmp_path, [7, 6, 8], 40)
     near = {harness.node(8).inode}
     assert harness.numbers(harness.chunk(7, near.__contains__)) == [6, 7], "8 is there already"

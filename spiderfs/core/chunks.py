@@ -7,9 +7,9 @@ fetched again, and came in vain. So one comes along only if the engine would kee
 shuffle, requests and bytes of later epochs, as shares of the samples (benchmarks/engine/chunks.py):
 
     each sample alone                          0.83 / 0.83
-    up to four, neighbours that are near       0.51 / 0.88
+    up to four, neighbours that are near       0.52 / 0.87
     up to four, half as near                   0.65 / 0.84
-    up to four, all that the engine would keep 0.46 / 1.10
+    up to four, all that the engine would keep 0.46 / 1.08
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.plans.schedule import AWAITED, PlannedReader
 from spiderfs.core.policy import Key
 
-# A few members, where more bytes would only delay those that are wanted sooner; more, where the source could send more
-# than all requests that may be made at a time ask for.
-FEW_MEMBERS, MOST_MEMBERS = 4, 16
-# The bytes of a chunk: the reply of a read has room for as many.
-MOST_BYTES = 1 << 20
+MOST_MEMBERS = 16
+# The bytes of a chunk: a few, where more would only delay those that are wanted sooner (four photos of ImageNet), and
+# more, where the source could send more than all requests that may be made at a time ask for.
+FEW_BYTES, MOST_BYTES = 512 << 10, 1 << 20
 # A neighbour's use is near if the samples that are read before it would fill the cache no more than so many times.
 NEAR_CACHES = 2.0
 # What lies between two members is read in vain, such as labels: so much of it at most, as a share of what is wanted.
@@ -46,8 +45,8 @@ def chunk_of(
     before: Iterator[Member],
     after: Iterator[Member],
     admits: Callable[[Member], bool],
-    most_members: int = FEW_MEMBERS,
-    most_bytes: int = MOST_BYTES,
+    most_bytes: int,
+    most_members: int = MOST_MEMBERS,
 ) -> list[Member]:
     """The members to read together, in the order of the archive; `wanted` is one of them.
 

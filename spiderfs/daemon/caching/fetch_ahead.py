@@ -22,7 +22,7 @@ from functools import partial
 
 import trio
 
-from spiderfs.core.chunks import FEW_MEMBERS, MOST_MEMBERS
+from spiderfs.core.chunks import FEW_BYTES, MOST_BYTES
 from spiderfs.core.events import FETCHED, HIT
 from spiderfs.core.plans.fetch_limits import LEAST, Concurrency, Window
 from spiderfs.core.plans.schedule import PlannedReader
@@ -82,7 +82,8 @@ class FetchAhead:
 
     @property
     def samples_of_a_request(self) -> int:
-        return math.ceil(self._each - _FEW_ALONG)
+        # With room for no more than come now, no more would ever come.
+        return math.ceil(2 * self._each - 1 - _FEW_ALONG)
 
     def start(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -145,10 +146,10 @@ class FetchAhead:
         `since` is as in `is_worth_it`. `concurrency` is that of the way that brings the sample.
         """
         # Where all requests that may be made at a time are worth it, the source could perhaps send more still.
-        most, room = MOST_MEMBERS if concurrency.is_highest else FEW_MEMBERS, self._room_bytes()
+        most_bytes = min(MOST_BYTES if concurrency.is_highest else FEW_BYTES, self._room_bytes())
         chunk = None
         if self._neighbours is not None:
-            chunk = self._neighbours.chunk(node, reader, since, is_near, room, most)
+            chunk = self._neighbours.chunk(node, reader, since, is_near, most_bytes)
         self._each += ((len(chunk.nodes) if chunk else 1) - self._each) * _WEIGHT
         return chunk
 

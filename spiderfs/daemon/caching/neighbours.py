@@ -58,15 +58,9 @@ class Neighbours:
         self._source, self._catalogue, self._engine, self._fetcher = source, catalogue, engine, fetcher
 
     def chunk(
-        self,
-        node: Node,
-        reader: PlannedReader,
-        since: int,
-        is_near: Callable[[int], bool],
-        room_bytes: int,
-        most: int,
+        self, node: Node, reader: PlannedReader, since: int, is_near: Callable[[int], bool], most_bytes: int
     ) -> Chunk | None:
-        """Up to `most` samples to fetch together, of `room_bytes` at most; None if `node` is fetched alone.
+        """Samples to fetch together, with `most_bytes` of the archive; None if `node` is fetched alone.
 
         `since` is as in `is_worth_it`; what is near needs no fetch.
         """
@@ -74,21 +68,18 @@ class Neighbours:
         wanted = None if around is None else around.member
         if around is None or wanted is None:
             return None
-        left_bytes = room_bytes - node.stat.size
         nodes = {wanted.number: node}
 
         def admits(member: Member) -> bool:
-            nonlocal left_bytes
             found = self._node(around, member)
-            if found is None or found.stat.size > left_bytes or is_near(found.inode):
+            if found is None or is_near(found.inode):
                 return False
             if not is_worth_it(self._engine, reader, found.inode, found.stat.size, since):
                 return False
             nodes[member.number] = found
-            left_bytes -= found.stat.size
             return True
 
-        members = chunk_of(wanted, around.beside(-1), around.beside(1), admits, most)
+        members = chunk_of(wanted, around.beside(-1), around.beside(1), admits, most_bytes)
         if len(members) == 1:
             return None
         return Chunk(self._fetcher, around, members, [nodes[member.number] for member in members])

@@ -6,8 +6,8 @@
 Samples of one size lie side by side in one archive, and a fifth of them is cached. A reader takes a batch at a time,
 and as much again is fetched ahead by its plan; each sample that has to be fetched brings neighbours along, by the rule
 of `core/chunks.py`. The rows vary how many come with one request at most, and how near their use has to be, in caches
-(`NEAR_CACHES`). The reader draws uniformly, or by a PoolSampler whose pool is a little smaller than the cache. Of the
-epochs after the first, requests and bytes are shares of all samples.
+(`NEAR_CACHES`). The reader draws uniformly, or by a PoolSampler whose pool is a little smaller than the cache, or half
+as large. Of the epochs after the first, requests and bytes are shares of all samples.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from rich.progress import track
 from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save
-from spiderfs.core.chunks import FEW_MEMBERS, MOST_MEMBERS, NEAR_CACHES, Member, chunk_of
+from spiderfs.core.chunks import MOST_MEMBERS, NEAR_CACHES, Member, chunk_of, is_worth_it
 from spiderfs.core.engine import Engine
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.plans.schedule import AWAITED
 from spiderfs.core.policy import Key
 from spiderfs.policies.lru import LRU
 from trainer_hook import PoolSampler
 
 CACHED_SHARE = 0.20
-POOL_SHARE = 0.9 * CACHED_SHARE
+# Of a PoolSampler's pool.
+POOL_SHARES = {"pool": 0.9 * CACHED_SHARE, "half a pool": 0.5 * CACHED_SHARE}
+# Such as FEW_BYTES are of photos.
+FEW_MEMBERS = 4
 BATCH = 64
 SEED = 0
 READER, LIST = "reader", "list"
@@ -114,19 +116,15 @@ class Reader:
             yield Member(key, key, key + 1)
 
     def _admits(self, member: Member) -> bool:
-        key, engine = member.number, self._engine
+        engine, key = self._engine, member.number
         reader = engine.schedule.readers[READER, LIST]
-        position, use_s = reader.next_position(key), engine.schedule.next_use_s(key)
-        if key in engine.members or position is None or use_s is None or use_s >= AWAITED:
-            return False
-        near = position - reader.reached < self._near * (self._cached - reader.in_hand)
-        return near and engine.would_keep(key, 1)
+        return key not in engine.members and is_worth_it(engine, reader, key, 1, reader.reached, self._near)
 
 
 def orders_of(draws: str, extent: Extent) -> list[npt.NDArray[np.uint32]]:
     """The epochs, and one more that is known and never read."""
-    if draws == "pool":
-        sampler = PoolSampler(extent.samples, pool=POOL_SHARE, seed=SEED)
+    if draws in POOL_SHARES:
+        sampler = PoolSampler(extent.samples, pool=POOL_SHARES[draws], seed=SEED)
         return [np.array(list(sampler), np.uint32) for _ in range(extent.epochs + 1)]
     rng = np.random.default_rng(SEED)
     return [rng.permutation(extent.samples).astype(np.uint32) for _ in range(extent.epochs + 1)]
@@ -135,7 +133,7 @@ def orders_of(draws: str, extent: Extent) -> list[npt.NDArray[np.uint32]]:
 def run(arguments: argparse.Namespace, console: Console) -> None:
     extent = QUICK if arguments.quick else FULL
     rows = []
-    cells = [(draws, rule) for draws in ("uniform", "pool") for rule in RULES]
+    cells = [(draws, rule) for draws in ("uniform", *POOL_SHARES) for rule in RULES]
     for draws, (most_members, near_caches) in track(cells, console=console, transient=True):
         reader = Reader(extent.samples, most_members, near_caches)
         reader.read(orders_of(draws, extent))

@@ -7,9 +7,9 @@ fetched again, and came in vain. So one comes along only if the engine would kee
 shuffle, requests and bytes of later epochs, as shares of the samples (benchmarks/engine/chunks.py):
 
     each sample alone                          0.83 / 0.83
-    up to four, neighbours that are near       0.51 / 0.88
+    up to four, neighbours that are near       0.52 / 0.87
     up to four, half as near                   0.65 / 0.84
-    up to four, all that the engine would keep 0.46 / 1.10
+    up to four, all that the engine would keep 0.46 / 1.08
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-# A few members, where more bytes would only delay those that are wanted sooner; more, where the source could send more
-# than all requests that may be made at a time ask for.
-FEW_MEMBERS, MOST_MEMBERS = 4, 16
-# The bytes of a chunk: the reply of a read has room for as many.
-MOST_BYTES = 1 << 20
+from spiderfs.core.engine import Engine
+from spiderfs.core.plans.schedule import AWAITED, PlannedReader
+from spiderfs.core.policy import Key
+
+MOST_MEMBERS = 16
+# The bytes of a chunk: a few, where more would only delay those that are wanted sooner (four photos of ImageNet), and
+# more, where the source could send more than all requests that may be made at a time ask for.
+FEW_BYTES, MOST_BYTES = 512 << 10, 1 << 20
 # A neighbour's use is near if the samples that are read before it would fill the cache no more than so many times.
 NEAR_CACHES = 2.0
 # What lies between two members is read in vain, such as labels: so much of it at most, as a share of what is wanted.
@@ -42,8 +45,8 @@ def chunk_of(
     before: Iterator[Member],
     after: Iterator[Member],
     admits: Callable[[Member], bool],
-    most_members: int = FEW_MEMBERS,
-    most_bytes: int = MOST_BYTES,
+    most_bytes: int,
+    most_members: int = MOST_MEMBERS,
 ) -> list[Member]:
     """The members to read together, in the order of the archive; `wanted` is one of them.
 
@@ -64,3 +67,21 @@ def chunk_of(
                 break
             passed += member.end - member.begin
     return list(chunk)
+
+
+def is_worth_it(
+    engine: Engine, reader: PlannedReader, key: Key, size: int, since: int, near_caches: float = NEAR_CACHES
+) -> bool:
+    """Whether a neighbour is to come along: it is used soon, and the engine would keep it now.
+
+    Soon: the reader's plan of this epoch reads it before the samples from position `since` on have filled the cache so
+    many times. What is read before `since` waits for its reader elsewhere.
+    """
+    position, use_s = reader.next_position(key), engine.schedule.next_use_s(key)
+    if position is None or position >= reader.fetched_to or use_s is None or use_s >= AWAITED:
+        return False
+    mean_bytes = engine.used_bytes / len(engine.members) if engine.members else size
+    # What is in hand takes room too, unless the kernel has it: a small cache may have none beside it.
+    in_hand = reader.in_hand if engine.schedule.opens_are_heard else 0
+    room_bytes = engine.budget_bytes - in_hand * mean_bytes
+    return (position - since) * mean_bytes < near_caches * room_bytes and engine.would_keep(key, size)

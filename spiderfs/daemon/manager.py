@@ -145,7 +145,8 @@ class Manager:
             lambda: client.reachable and self._context.counters.source_reachable(),
             training.redirects.has_stand_in,
             training.accounts.fetched_ahead,
-            PushAhead(
+            partial(
+                PushAhead,
                 options,
                 context.pusher_threads,
                 context.pushed_samples,

@@ -31,11 +31,13 @@ SLICE_S = 0.05
 SLICE_LATENCIES = 4
 # A slice's rate has grown, or fallen, if it is this multiple of the best rate; after a growth of the limit the rate has
 # to grow by this share of that, too: at a source that is nearly full each further fetch only waits for the others.
-GREW, FELL, GREW_SHARE = 1.05, 0.8, 1 / 4
+GREW, FELL, GREW_SHARE = 1.05, 0.7, 1 / 4
 # Slices without a change, 2 s or more, after which a higher limit is tried again.
 TRY_AGAIN = 40
 # Weight of one fetch in the moving mean of the latency.
 _WEIGHT = 1 / 16
+# Weight of one slice in the best rate, while the limit stays as it is.
+_SLICE_WEIGHT = 1 / 4
 # The size of a window in samples. The first is two batches of 32, for two loader workers; the largest is for larger
 # batches.
 LEAST, FIRST, MOST = 32, 64, 256
@@ -63,6 +65,7 @@ class Concurrency:
         self._first: list[float] | None = []
         self._least_s = math.inf
         self._grown_by = 0
+        self._fell = False
         self._quiet = 0
         self._since_s: float | None = None
         self._bytes = 0
@@ -114,6 +117,10 @@ class Concurrency:
         if rate > self._best * max(GREW, 1 + GREW_SHARE * self._grown_by / before):
             self._best = rate
             self._grow()
+        elif rate < self._best * FELL and not self._fell:
+            # Files differ in size, and one slice may have had small ones: the next one decides.
+            self._fell = True
+            return
         elif rate < self._best * FELL:
             self._best = rate
             self.limit = max(1, self.limit * 3 // 4)
@@ -124,9 +131,12 @@ class Concurrency:
             self._grown_by = self._quiet = 0
             self._doubles = False
         else:
+            # The best of many slices had large files.
+            self._best += (rate - self._best) * _SLICE_WEIGHT
             self._quiet += 1
             if self._quiet == TRY_AGAIN:
                 self._grow()
+        self._fell = False
 
     def _grow(self) -> None:
         self._quiet = 0

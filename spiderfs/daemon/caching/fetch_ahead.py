@@ -22,13 +22,13 @@ from functools import partial
 
 import trio
 
-from spiderfs.core.chunks import FEW_MEMBERS, MOST_MEMBERS
+from spiderfs.core.chunks import FEW_BYTES, MOST_BYTES
 from spiderfs.core.events import FETCHED, HIT
 from spiderfs.core.plans.fetch_limits import LEAST, Concurrency, Window
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, positions_ahead
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.neighbours import Neighbours
+from spiderfs.daemon.caching.neighbours import Chunk, Neighbours
 from spiderfs.errors import SpiderfsError
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import Node
@@ -78,7 +78,12 @@ class FetchAhead:
     @property
     def samples_at_once(self) -> int:
         """How many samples may be on their way at a time."""
-        return self.concurrency.limit * math.ceil(self._each - _FEW_ALONG)
+        return self.concurrency.limit * self.samples_of_a_request
+
+    @property
+    def samples_of_a_request(self) -> int:
+        # With room for no more than come now, no more would ever come.
+        return math.ceil(2 * self._each - 1 - _FEW_ALONG)
 
     def start(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -125,11 +130,31 @@ class FetchAhead:
         return Verdict.ENOUGH if self._cache.engine.could_keep(node.inode, node.stat.size) else Verdict.LEAVE
 
     def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
+        chunk = self.chunk(node, reader, reader.reached, self.is_near, self.concurrency)
+        return self.begin(chunk.nodes if chunk else [node], reader, done, chunk)
+
+    def chunk(
+        self,
+        node: Node,
+        reader: PlannedReader,
+        since: int,
+        is_near: Callable[[int], bool],
+        concurrency: Concurrency,
+    ) -> Chunk | None:
+        """The sample with its neighbours, for `begin`; None if none is to come along.
+
+        `since` is as in `is_worth_it`. `concurrency` is that of the way that brings the sample.
+        """
         # Where all requests that may be made at a time are worth it, the source could perhaps send more still.
-        most, room = MOST_MEMBERS if self.concurrency.is_highest else FEW_MEMBERS, self._room_bytes()
-        chunk = self._neighbours and self._neighbours.chunk(node, reader, self.is_near, room, most)
-        nodes = chunk.nodes if chunk else [node]
-        self._each += (len(nodes) - self._each) * _WEIGHT
+        most_bytes = min(MOST_BYTES if concurrency.is_highest else FEW_BYTES, self._room_bytes())
+        chunk = None
+        if self._neighbours is not None:
+            chunk = self._neighbours.chunk(node, reader, since, is_near, most_bytes)
+        self._each += ((len(chunk.nodes) if chunk else 1) - self._each) * _WEIGHT
+        return chunk
+
+    def begin(self, nodes: list[Node], reader: PlannedReader, done: Done, chunk: Chunk | None) -> int:
+        """Bring all these, which are those of the chunk if there is one, as `bring` does."""
         for each in nodes:
             self._fetching[each.inode] = each.stat.size
             self._to_begin.append((each, reader, done, partial(chunk.payload, each) if chunk else None))

@@ -12,9 +12,9 @@ import trio
 
 from spiderfs.archives.neighbourhood import Neighbourhood
 from spiderfs.archives.source import ArchiveSource
-from spiderfs.core.chunks import NEAR_CACHES, Member, chunk_of
+from spiderfs.core.chunks import Member, chunk_of, is_worth_it
 from spiderfs.core.engine import Engine
-from spiderfs.core.plans.schedule import AWAITED, PlannedReader
+from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.errors import SpiderfsError
 from spiderfs.vfs.catalogue import Catalogue, Node
 from spiderfs.vfs.fetcher import Fetcher
@@ -58,28 +58,28 @@ class Neighbours:
         self._source, self._catalogue, self._engine, self._fetcher = source, catalogue, engine, fetcher
 
     def chunk(
-        self, node: Node, reader: PlannedReader, is_near: Callable[[int], bool], room_bytes: int, most: int
+        self, node: Node, reader: PlannedReader, since: int, is_near: Callable[[int], bool], most_bytes: int
     ) -> Chunk | None:
-        """Up to `most` samples to fetch together, of `room_bytes` at most; None if `node` is fetched alone."""
+        """Samples to fetch together, with `most_bytes` of the archive; None if `node` is fetched alone.
+
+        `since` is as in `is_worth_it`; what is near needs no fetch.
+        """
         around = None if reader.exchanges else self._source.neighbourhood(node.path, node.version)
         wanted = None if around is None else around.member
         if around is None or wanted is None:
             return None
-        left_bytes = room_bytes - node.stat.size
         nodes = {wanted.number: node}
 
         def admits(member: Member) -> bool:
-            nonlocal left_bytes
             found = self._node(around, member)
-            if found is None or found.stat.size > left_bytes or is_near(found.inode):
+            if found is None or is_near(found.inode):
                 return False
-            if not self._is_used_soon(found, reader) or not self._engine.would_keep(found.inode, found.stat.size):
+            if not is_worth_it(self._engine, reader, found.inode, found.stat.size, since):
                 return False
             nodes[member.number] = found
-            left_bytes -= found.stat.size
             return True
 
-        members = chunk_of(wanted, around.beside(-1), around.beside(1), admits, most)
+        members = chunk_of(wanted, around.beside(-1), around.beside(1), admits, most_bytes)
         if len(members) == 1:
             return None
         return Chunk(self._fetcher, around, members, [nodes[member.number] for member in members])
@@ -91,14 +91,3 @@ class Neighbours:
         if dentry is None or not dentry.stat.size or not around.is_version(member, dentry.stat.version):
             return None
         return Node(dentry.inode, path, dentry.stat, dentry.settles_at)
-
-    def _is_used_soon(self, node: Node, reader: PlannedReader) -> bool:
-        """Whether the plan of this epoch reads the sample before others have filled the cache some times."""
-        engine, position = self._engine, reader.next_position(node.inode)
-        use_s = engine.schedule.next_use_s(node.inode)
-        if position is None or position >= reader.fetched_to or use_s is None or use_s >= AWAITED:
-            return False
-        mean_bytes = engine.used_bytes / len(engine.members) if engine.members else node.stat.size
-        # What is in hand takes room too: a small cache may have none beside it.
-        room_bytes = engine.budget_bytes - reader.in_hand * mean_bytes
-        return (position - reader.reached) * mean_bytes < NEAR_CACHES * room_bytes

@@ -103,10 +103,10 @@ class Prefetcher:
         reachable: Callable[[], bool],
         has_stand_in: Callable[[int], bool],
         fetched_ahead: Callable[[int, int], None],
-        push: PushAhead | None = None,
+        push: Callable[[FetchAhead | None], PushAhead] | None = None,
         archives: ArchiveSource | None = None,
     ) -> None:
-        """`push` is used as long as it is able to, in the place of fetches into the store.
+        """What `push` makes is used as long as it is able to, in the place of fetches into the store.
 
         `archives`: where neighbours may come along with a sample.
         """
@@ -133,7 +133,9 @@ class Prefetcher:
         if archives is not None:
             neighbours = Neighbours(archives, supply.catalogue, cache.engine, supply.fetcher)
         self._fetch = FetchAhead(cache, supply.fetcher, options.fetches, first_fetches(options), neighbours)
-        self._push = push
+        self._push = None
+        if push is not None:
+            self._push = push(self._fetch if archives is not None else None)
 
     def change(self, options: Options) -> None:
         """Take over live options."""
@@ -199,7 +201,7 @@ class Prefetcher:
 
     def _fetches_at_once(self) -> int:
         """How many samples may be fetched at a time."""
-        pushes = 0 if self._way is self._fetch else self._way.concurrency.limit
+        pushes = 0 if self._way is self._fetch else self._way.concurrency.limit * self._fetch.samples_of_a_request
         return pushes + (self._fetch.samples_at_once if not pushes or self._cache.engine.owed.active else 0)
 
     def heard(self, accesses: list[Access]) -> list[Access]:
@@ -251,7 +253,7 @@ class Prefetcher:
         finally:
             way.send()
             if way is not self._fetch:
-                # What jobs are owed goes that way in any case.
+                # What jobs are owed goes that way in any case, and what comes together.
                 self._fetch.send()
             self._content.end_read()
 

@@ -13,9 +13,14 @@ knows whether the kernel still has it then.
 The window ends where there would be more bytes in the page cache than `most_bytes` that were pushed and that their
 readers have not taken yet; the kernel alone knows what else it keeps.
 
+A member of an archive with neighbours that are worth it is fetched into the store together with these, by the way of
+mounts with opens (`fetch_ahead.py`), and pushed when it is there.
+
 A few pushes that wait for the source are under way at a time, as many as bring more
 (`core/plans/fetch_limits.py`). In all the kernel has far fewer of our requests than its limit on those in the
 background, which readers need too (`fuse/wire.py`): a source that hangs must not hold up readers of what is cached.
+
+The module is long because orders, and what waits for its reader, are only understood together.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import os
 from bisect import bisect, insort
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
@@ -38,6 +44,7 @@ from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, first_fetches, positions_ahead
 from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.caching.fetch_ahead import FetchAhead
 from spiderfs.daemon.caching.push_process import IN_MEMORY
 from spiderfs.daemon.caching.pusher import Pusher
 from spiderfs.linux import steady_clock
@@ -65,6 +72,8 @@ _REQUEST_BYTES = 128 << 10
 # A push of which no worker has told anything by then is given up: its READ was never sent, or its worker was killed.
 # The first is rare: a reader asked for the file's pages in the same moment.
 _LOST_S = 5.0
+# How long samples come alone after something of a chunk has failed, or has found no room in the store.
+_ALONE_S = 10.0
 # How many samples are looked at in one turn: 1 ms.
 _SWEPT = 2000
 
@@ -131,9 +140,15 @@ class PushAhead:
         counters: Counters,
         cache: CacheControl,
         most: int,
+        together: FetchAhead | None,
         most_bytes: int | None = None,
     ) -> None:
-        """At most `most` pushes wait for the source at a time."""
+        """At most `most` pushes wait for the source at a time; `together` fetches members of archives."""
+        self._together = together
+        # The first samples of chunks that are being fetched, and all of their samples.
+        self._chunks: set[int] = set()
+        self._coming: set[int] = set()
+        self._alone_until_s = 0.0
         self.concurrency = Concurrency(most, first_fetches(options))
         self._most_requests = max(MOST_REQUESTS, int(most * _REQUESTS_PER_PUSH))
         # Look-ups may have to ask the source, of which readers need half of what a worker may ask at a time.
@@ -152,8 +167,8 @@ class PushAhead:
         self._pushed, self._passing = pushed, passing
         for told in (pushed, passing):
             told.replace(())
-        # Samples that were taken, and whose next draws were passed by because they waited.
-        self._drawn_again: deque[tuple[Node, Done]] = deque()
+        # Samples that were taken, or have come in a chunk, and whose next draws were passed by meanwhile.
+        self._passed: deque[tuple[Node, Done]] = deque()
         self.looks_again = False
         self._is_told = True
 
@@ -167,7 +182,7 @@ class PushAhead:
 
     @property
     def under_way(self) -> int:
-        return self._fetching
+        return self._fetching + len(self._coming)
 
     def start(self, nursery: trio.Nursery) -> None:
         nursery.start_soon(self._pusher.run)
@@ -202,12 +217,12 @@ class PushAhead:
 
     def _bring_again(self) -> None:
         """Have pushed what was passed by."""
-        while self._drawn_again and self.has_room():
-            node, done = self._drawn_again.popleft()
+        while self._passed and self.has_room():
+            node, done = self._passed.popleft()
             for reader in self._waiting:
                 position = self._passed_by(reader, node.inode)
                 if position is not None:
-                    self.bring(node, reader, position, done)
+                    self._push(node, reader, position, done)
 
     def _passed_by(self, reader: PlannedReader, inode: int) -> int | None:
         """The next position of a sample, if it was to be brought before."""
@@ -241,16 +256,17 @@ class PushAhead:
             del self._near[node.inode]
             self._pushed.discard(node.inode)
             if self._reader_passed_by(node.inode) is not None:
-                self._drawn_again.append((node, done))
+                self._passed.append((node, done))
 
     def window(self, reader: PlannedReader) -> int:
         return max(1, int(positions_ahead(reader, self.concurrency)))
 
     def has_room(self) -> bool:
-        return self._pusher.ready and self._fetching < self.concurrency.limit and self._requests < self._most_requests
+        fetching = self._fetching + len(self._chunks)
+        return self._pusher.ready and fetching < self.concurrency.limit and self._requests < self._most_requests
 
     def is_near(self, inode: int) -> bool:
-        return inode in self._orders
+        return inode in self._orders or inode in self._coming
 
     def judge(self, node: Node) -> Verdict:
         # One sample may wait, however large it is.
@@ -260,6 +276,42 @@ class PushAhead:
     def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
         waiting = self._waiting_of(reader)
         waiting.brought_to = max(waiting.brought_to, position + 1)
+        return self._fetch_together(node, reader, position, done) or self._push(node, reader, position, done)
+
+    def _fetch_together(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
+        """Have a sample fetched that neighbours come along with; returns the bytes of all, 0 if it is to come alone."""
+        together, inode = self._together, node.inode
+        if together is None or steady_clock.now() < self._alone_until_s:
+            return 0
+        if inode in self._near or inode in self._engine.members or len(self._chunks) >= together.concurrency.most:
+            return 0
+        # The store has to take it until it is pushed.
+        if not self._engine.would_keep(inode, node.stat.size):
+            return 0
+
+        def is_near(inode: int) -> bool:
+            return inode in self._near or together.is_near(inode)
+
+        chunk = together.chunk(node, reader, position, is_near, self.concurrency)
+        if chunk is None:
+            return 0
+        self._chunks.add(inode)
+        self._coming.update(member.inode for member in chunk.nodes)
+        return together.begin(chunk.nodes, reader, partial(self._come, done), chunk)
+
+    def _come(self, done: Done, node: Node, reader: PlannedReader, brought: Brought) -> None:
+        """A sample of a chunk has come: it is pushed if the plan has been followed beyond it."""
+        self._coming.discard(node.inode)
+        self._chunks.discard(node.inode)
+        if brought.failed:
+            self._alone_until_s = steady_clock.now() + _ALONE_S
+        if brought.where is not None:
+            # What the store did not take is in memory that workers look into.
+            brought = brought._replace(failed=False)
+            self._passed.append((node, done))
+        done(node, reader, brought)
+
+    def _push(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
         # It waits for another draw, which may be the last that finds it in memory.
         if node.inode in self._near and not reader.exchanges:
             return 0
@@ -275,7 +327,7 @@ class PushAhead:
         self._orders[node.inode] = _Order(node, reader, epoch, place, done, stored, requests, steady_clock.now())
         self._requests += requests
         self._fetching += not stored
-        insort(waiting.samples, (position, node, done), key=itemgetter(0))
+        insort(self._waiting_of(reader).samples, (position, node, done), key=itemgetter(0))
         self._waiting_bytes += node.stat.size
         self._near[node.inode] = self._near.get(node.inode, 0) + 1
         self._pushed.put(node.inode)
@@ -352,7 +404,7 @@ class PushAhead:
             self._forget(reader)
         for inode in list(self._orders):
             self._not_brought(inode)
-        self._drawn_again.clear()
+        self._passed.clear()
 
     def _give_up(self) -> None:
         overdue_s = steady_clock.now() - self._patience_s

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiderfs.core.chunks import FEW_MEMBERS, MOST_MEMBERS, Member, chunk_of
+from spiderfs.core.chunks import MOST_BYTES, MOST_MEMBERS, Member, chunk_of
 
 MEMBERS = [Member(number, 100 * number, 100 * number + 90) for number in range(60)]
 
 
 def numbers(at: int, admitted: set[int], **limits: int) -> list[int]:
     before, after = reversed(MEMBERS[:at]), iter(MEMBERS[at + 1 :])
-    limits = {"most_members": MOST_MEMBERS} | limits
+    limits = {"most_bytes": MOST_BYTES} | limits
     chunk = chunk_of(MEMBERS[at], before, after, lambda member: member.number in admitted, **limits)
     return [member.number for member in chunk]
 
@@ -29,7 +29,7 @@ def test_a_chunk_is_what_lies_side_by_side_and_is_admitted() -> None:
 def test_limits_of_a_chunk() -> None:
     everything = set(range(60))
     assert len(numbers(30, everything)) == MOST_MEMBERS
-    assert numbers(30, everything, most_members=FEW_MEMBERS) == [29, 30, 31, 32]
+    assert numbers(30, everything, most_members=4) == [29, 30, 31, 32]
     assert numbers(30, everything, most_bytes=290) == [29, 30, 31]
     assert numbers(30, everything, most_bytes=89) == [30]
 
@@ -40,7 +40,7 @@ def test_labels_between_samples_are_passed_over() -> None:
 
     def samples(at: int) -> list[int]:
         before, after = reversed(members[:at]), iter(members[at + 1 :])
-        chunk = chunk_of(members[at], before, after, lambda member: sizes[member.number] == 9000, MOST_MEMBERS)
+        chunk = chunk_of(members[at], before, after, lambda member: sizes[member.number] == 9000, MOST_BYTES)
         return [member.number for member in chunk]
 
     assert samples(0) == samples(3) == samples(6) == [0, 3, 6]
@@ -60,7 +60,7 @@ def test_nobody_is_asked_about_a_member_that_would_not_fit(
     def side(members: list[Member]) -> Iterator[Member]:
         yield from members
 
-    chunk = chunk_of(MEMBERS[at], side(MEMBERS[:at][::-1]), side(MEMBERS[at + 1 :]), admits, most_members, most_bytes)
+    chunk = chunk_of(MEMBERS[at], side(MEMBERS[:at][::-1]), side(MEMBERS[at + 1 :]), admits, most_bytes, most_members)
     assert MEMBERS[at] in chunk
     assert [member.number for member in chunk] == [*range(chunk[0].number, chunk[-1].number + 1)], "none in vain"
     assert len(chunk) <= most_members

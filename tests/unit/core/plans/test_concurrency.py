@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
 
@@ -17,12 +18,13 @@ MOST = 256
 class Simulated:
     """A source with a latency, and a line that all fetches share; as many fetches run as the limit allows."""
 
-    def __init__(self, latency_s: float, bytes_per_s: float, most: int = MOST) -> None:
+    def __init__(self, latency_s: float, bytes_per_s: float, most: int = MOST, sizes: Sequence[int] = (SIZE,)) -> None:
         self.latency_s, self.bytes_per_s = latency_s, bytes_per_s
         self.concurrency = Concurrency(most)
         self.now_s = 0.0
         self.limits: list[int] = []
         self._line_free_s = 0.0
+        self._sizes, self._random = sizes, random.Random(1)
         self._under_way: list[tuple[float, float]] = []
 
     def run(self, seconds: float) -> list[int]:
@@ -33,7 +35,7 @@ class Simulated:
                 self._line_free_s = max(self._line_free_s, self.now_s) + SIZE / self.bytes_per_s
                 heappush(self._under_way, (max(self._line_free_s, self.now_s) + self.latency_s, self.now_s))
             self.now_s, began_s = heappop(self._under_way)
-            self.concurrency.fetched(SIZE, self.now_s - began_s, self.now_s)
+            self.concurrency.fetched(self._random.choice(self._sizes), self.now_s - began_s, self.now_s)
             self.limits.append(self.concurrency.limit)
         return self.limits
 
@@ -57,6 +59,12 @@ def test_stops_growing_when_a_higher_limit_brings_nothing() -> None:
     # The limit grows every few seconds to try, and falls back.
     assert sum(one != other for one, other in pairwise(limits)) < 12
     assert sum(limits) / len(limits) < 1.1 * min(limits)
+
+
+def test_files_that_differ_in_size_are_no_source_that_slows() -> None:
+    source = Simulated(0.05, 1e12, most=8, sizes=[SIZE, 2 * SIZE, 4 * SIZE, 8 * SIZE, 16 * SIZE])
+    limits = source.run(60)
+    assert sum(limits) / len(limits) > 0.8 * 8
 
 
 def test_one_fetch_at_a_time_can_be_the_most() -> None:

@@ -13,7 +13,6 @@ from archive_files import patient_indexers, tar_of, zip_of
 
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.source import ArchiveSource
-from spiderfs.core.chunks import MOST_MEMBERS
 from spiderfs.core.engine import Engine
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
@@ -90,10 +89,10 @@ class Harness:
         self,
         number: int,
         near: Callable[[int], bool] = lambda inode: False,
-        room_bytes: int = ROOM,
-        most: int = MOST_MEMBERS,
+        most_bytes: int = ROOM,
+        since: int = 0,
     ) -> Chunk | None:
-        return self.neighbours.chunk(self.node(number), self.reader, near, room_bytes, most)
+        return self.neighbours.chunk(self.node(number), self.reader, since, near, most_bytes)
 
     def numbers(self, chunk: Chunk | None) -> list[int]:
         return [] if chunk is None else [int(node.path[-7:-4]) for node in chunk.nodes]
@@ -105,7 +104,6 @@ def test_what_is_read_soon_comes_together(indexers: Indexers, tmp_path: Path, ar
     chunk = harness.chunk(7)
     assert chunk is not None
     assert harness.numbers(chunk) == [6, 7, 8], "nobody reads 5 and 9"
-    assert harness.numbers(harness.chunk(7, most=2)) == [7, 8]
 
     async def take() -> list[bytes]:
         got: list[bytes] = []
@@ -126,11 +124,13 @@ def test_who_is_not_worth_it_does_not_come_along(indexers: Indexers, tmp_path: P
     order = [7, *range(10, 40), 6, 8]
     assert harness_numbers(indexers, tmp_path, order, cached=17) == [6, 7, 8]
     assert harness_numbers(indexers, tmp_path, order, cached=15) == [], "by then others fill the cache"
+    assert Harness(indexers, tmp_path, order, 15).chunk(7, since=4) is not None, "the first of them wait elsewhere"
     harness = Harness(indexers, tmp_path, [7, 6, 8], 40)
     near = {harness.node(8).inode}
     assert harness.numbers(harness.chunk(7, near.__contains__)) == [6, 7], "8 is there already"
-    assert harness.chunk(7, room_bytes=2 * SIZE - 1) is None
-    assert harness.numbers(harness.chunk(7, room_bytes=2 * SIZE)) == [7, 8]
+    # In a tar each has a header, and the first one's bytes are filled up to 512.
+    assert harness.chunk(7, most_bytes=2 * SIZE + 1047) is None
+    assert harness.numbers(harness.chunk(7, most_bytes=2 * SIZE + 1048)) == [7, 8]
     harness.reader.exchanges = True
     assert harness.chunk(7) is None
 

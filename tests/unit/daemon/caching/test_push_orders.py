@@ -6,19 +6,23 @@ import errno
 import stat
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
 from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, REFUSED, UNREAD, UNSTORED, Access
+from spiderfs.core.plans.fetch_limits import Concurrency
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching import pusher
-from spiderfs.daemon.caching.bringing import Brought, Verdict
+from spiderfs.daemon.caching.bringing import Brought, Done, Verdict
 from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.caching.neighbours import Chunk
 from spiderfs.daemon.caching.push_ahead import MOST_REQUESTS, PushAhead
 from spiderfs.daemon.caching.push_process import IN_MEMORY
 from spiderfs.daemon.caching.pusher import Pusher as Pushing
@@ -56,6 +60,33 @@ class Pusher:
         return refused
 
 
+class Together:
+    """In place of the way into the store: brings chunks of two, and nothing before the test says so."""
+
+    def __init__(self) -> None:
+        self.concurrency = Concurrency(2)
+        self.brings = False
+        self.begun: list[int] = []
+        self.since = -1
+        self.done: Done | None = None
+        self.near: set[int] = set()
+
+    def is_near(self, inode: int) -> bool:
+        return inode in self.near
+
+    def chunk(
+        self, node: Node, reader: PlannedReader, since: int, is_near: Callable[[int], bool], concurrency: Concurrency
+    ) -> Chunk | None:
+        self.since = since
+        beside = node._replace(inode=node.inode + 1)
+        return SimpleNamespace(nodes=[node, beside]) if self.brings and not is_near(beside.inode) else None  # type: ignore[return-value]
+
+    def begin(self, nodes: list[Node], reader: PlannedReader, done: Done, chunk: Chunk | None) -> int:
+        self.begun += [node.inode for node in nodes]
+        self.done = done
+        return sum(node.stat.size for node in nodes)
+
+
 class Harness:
     def __init__(self, directory: Path, most: int = 8, size: int = SIZE, order: Sequence[int] = range(FILES)) -> None:
         self.counters = SharedCounters(1).row(0)
@@ -65,7 +96,10 @@ class Harness:
         self.pushed = SharedSlots(1 << 16)
         self.passing = SharedSlots(1 << 12)
         threads = SharedSlots(1024)
-        self.way = PushAhead(options, threads, self.pushed, self.passing, self.counters, self.cache, most, MOST_BYTES)
+        self.together = Together()
+        shared = threads, self.pushed, self.passing, self.counters
+        together: Any = self.together
+        self.way = PushAhead(options, *shared, self.cache, most, together, MOST_BYTES)
         self.pusher = Pusher()
         self.way._pusher = self.pusher  # type: ignore[assignment]
         self.size = size
@@ -469,3 +503,46 @@ def test_a_push_that_fails_leaves_its_draw_as_a_reason_to_keep_the_sample(harnes
     assert epoch.next_use(1) is None, "it is on its way to its reader"
     harness.tell(1, where=UNREAD | PUSHED)
     assert epoch.next_use(1) == 0
+
+
+def test_what_comes_together_is_pushed_when_it_is_in_the_store(harness: Harness) -> None:
+    together, way = harness.together, harness.way
+    together.brings = True
+    harness.cache.engine.plan(1, "train", harness.reader.epoch, 0.0, True)
+
+    def bring(inode: int) -> None:
+        way.bring(harness.node(inode), harness.reader, inode - 1, done)
+
+    def done(node: Node, reader: PlannedReader, brought: Brought) -> None:
+        harness.done.append((node.inode, brought))
+
+    def comes(inode: int, where: int | None, failed: bool = False) -> None:
+        if where == FETCHED:
+            harness.cache.engine.place(inode, SIZE)
+        together.done(harness.node(inode), harness.reader, Brought(where, SIZE, 0.1, failed))  # type: ignore[misc]
+        way.look((harness.reader,), again=False, idle=False)
+
+    bring(1)
+    assert together.begun == [1, 2]
+    assert (harness.pusher.ordered, way.under_way) == ([], 2)
+    assert way.is_near(2), "it is on its way"
+    bring(11)
+    assert together.since == 10, "what is read before waits in the page cache"
+    assert together.begun == [1, 2, 11, 12]
+    bring(21)
+    assert harness.pusher.ordered == [21], "more than two requests of this kind are not made at a time"
+    comes(2, FETCHED)
+    comes(1, FETCHED)
+    assert harness.pusher.ordered == [21, 2, 1], "the plan was followed beyond both"
+    assert [inode for inode, _ in harness.done] == [2, 1]
+    harness.tell(1, 2, where=HIT | PUSHED)
+    together.near.add(32)
+    bring(31)
+    assert harness.pusher.ordered[3:] == [31], "32 is there"
+    # A disk that is full, and a source that fails: others come alone, and what was fetched in vain may come again.
+    comes(11, UNSTORED, failed=True)
+    assert harness.pusher.ordered[4:] == [11], "workers have it in memory"
+    comes(12, None, failed=True)
+    assert [found.failed for inode, found in harness.done if inode > 10] == [False, True]
+    bring(41)
+    assert harness.pusher.ordered[5:] == [41]

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Pl
 
 from spiderfs.forms.partition import Split
 from spiderfs.options.units import Capacity, format_duration, format_size, parse_duration, parse_size
+from spiderfs.sources.node_names import as_named, is_address
 from spiderfs.sources.open import is_url
 from spiderfs.views.recipe import Recipe, format_recipes, parse_recipes
 
@@ -89,8 +90,8 @@ def _peers(value: object) -> dict[str, float]:
         if not (url := _endpoint(text)) or url in found:
             raise ValueError("a node has no address, or two have one: write them like http://n1:8443+http://n2:8443")
         found[url] = share
-    if len(found) == 1:
-        raise ValueError("this is one node: name all of them, this one too, or leave peers out")
+    if len(found) == 1 and (is_address(as_named(url).host) or found[url] != 1):
+        raise ValueError("this is one node: name all of them, this one too, or a host whose addresses they have")
     return found
 
 

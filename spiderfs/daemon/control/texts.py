@@ -107,11 +107,12 @@ def _troubles(counters: Mapping[str, int]) -> str:
 
 
 def _peer_rows(status: MountStatus) -> list[tuple[str, str]]:
-    if not status.peers:
+    if not status.options.peers:
         return []
     hits, size = (sum(getattr(peer, name) for peer in status.peers.values()) for name in ("hits", "bytes"))
     return [
-        ("from peers", f"{round_size(size)} in {hits:,} reads"),
+        ("from peers", f"{round_size(size)} in {hits:,} reads" if status.peers else "no other node is known"),
+        *([] if status.is_member else [("", "this node is none of those that peers names: it keeps nothing for them")]),
         *(
             (
                 f"  {escaped(url)}",

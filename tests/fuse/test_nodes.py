@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import random
 import signal
 import time
@@ -15,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
-from mounting import PATIENCE_S, Mounted, detach, eventually, mounted, settle
+from mounting import PATIENCE_S, Mounted, children, detach, eventually, mounted, settle
 from planning import planned
 from reading import write_files
 
@@ -92,13 +93,7 @@ class Node:
 
     def keeps_for(self, other: Node) -> list[str]:
         """The names whose home is this node, of a list with another one."""
-        homes = Homes({self.url: 1.0, other.url: 1.0}, self.url)
-
-        def number(name: str) -> int:
-            found = (Path(self.mount.source) / name).stat()
-            return version_hash(name.encode(), Version(found.st_size, found.st_mtime_ns))
-
-        return [name for name in NAMES if not homes.is_elsewhere(number(name))]
+        return shares(self, other)[0]
 
     def peers(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = self.mount.stats()["peers"]
@@ -140,8 +135,110 @@ def nodes(
         yield found
 
 
+# A name server: one name has the addresses that a file lists now.
+NAME = "nodes.invalid"
+LOOKING_OFTEN = f"""
+import socket
+from spiderfs.daemon.caching import membership
+membership.LOOK_UP_S = membership.AGAIN_S = 0.05
+look_up = socket.getaddrinfo
+def answer(host, *rest, **more):
+    hosts = open("ANSWERS").read().split() if host == "{NAME}" else [host]
+    if not hosts:
+        raise socket.gaierror(socket.EAI_NONAME, "no address")
+    return [found for one in hosts for found in look_up(one, *rest, **more)]
+socket.getaddrinfo = answer
+"""
+
+
+@dataclass
+class Named:
+    """Nodes by one name, each at an address of its own on the loopback."""
+
+    nodes: list[Node]
+    answers: Path
+    """Has the addresses that the name has now."""
+
+    def are(self, *numbers: int) -> None:
+        """The name has the addresses of these nodes from now on, and they have heard of it."""
+        listed = [self.nodes[number] for number in numbers]
+        replaced(self.answers, " ".join(urlsplit(node.url).hostname or "" for node in listed))
+        for node in self.nodes:
+            others = {other.url for other in listed} - {node.url}
+            eventually(lambda node=node, others=others: node.peers().keys() == others, what=f"{node.url} {others}")
+
+
+@contextlib.contextmanager
+def stopped(mount: Mounted) -> Iterator[None]:
+    """All processes of a mount stand still."""
+    above = [mount.supervisor.pid, *children(mount.supervisor.pid)]
+    pids = [*above, *(pid for parent in above[1:] for pid in children(parent))]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    yield
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGCONT)
+
+
+def replaced(path: Path, text: str) -> None:
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").rename(path)
+
+
+@contextlib.contextmanager
+def named_nodes(source: Path, place: Path, count: int, **options: object) -> Iterator[Named]:
+    port, answers = free_port(), place / "answers"
+    answers.write_text("")
+    with contextlib.ExitStack() as stack:
+        found = []
+        for number in range(count):
+            own, address = place / f"node{number}", f"127.0.0.{number + 2}"
+            url = f"http://{address}:{port}"
+            mount = stack.enter_context(
+                mounted(
+                    source,
+                    own,
+                    first=LOOKING_OFTEN.replace("ANSWERS", str(answers)),
+                    allowed=["cannot be looked up", "the manager ended"],
+                    peers=f"http://{NAME}:{port}",
+                    # All these addresses are this machine's.
+                    peer_self=url,
+                    peer_timeout=f"{LONG_TIMEOUT_S}s",
+                    source__latency_ms=LATENCY_S * 1000,
+                    **options,
+                )
+            )
+            server = stack.enter_context(web_server(mount.point, own, port, address=address))
+            found.append(Node(mount, server, url))
+        yield Named(found, answers)
+
+
 def total(members: Sequence[Node], metric: str) -> float:
     return sum(node.mount.metric(metric) for node in members)
+
+
+def entries(node: Node) -> int:
+    found: int = node.mount.stats()["sections"]["importance"]["entries"]
+    return found
+
+
+def forget_pages(node: Node) -> None:
+    """What the kernel has of a mount's files it asks for again."""
+    for name in NAMES:
+        fd = os.open(node.mount.point / name, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def shares(*members: Node) -> list[list[str]]:
+    """The names whose home each of these nodes is."""
+    homes = Homes({node.url: 1.0 for node in members}, members[0].url)
+    shared: dict[str, list[str]] = {node.url: [] for node in members}
+    for name in NAMES:
+        found = (Path(members[0].mount.source) / name).stat()
+        number = version_hash(name.encode(), Version(found.st_size, found.st_mtime_ns))
+        shared[homes.members[homes.home(number)]].append(name)
+    return list(shared.values())
 
 
 def size_of(source: Path) -> int:
@@ -181,12 +278,17 @@ def test_what_a_plan_names_is_fetched_ahead_from_peers_too(
         assert total(members, "origin_bytes") == size_of(source)
 
 
-@pytest.mark.parametrize("what", ["stopped", "killed", "unmounted"])
+@pytest.mark.parametrize("what", ["stopped", "killed", "unmounted", "mount stopped"])
 def test_a_node_that_is_lost_costs_the_time_limit_and_nothing_else(source: Path, tmp_path: Path, what: str) -> None:
-    with nodes(source, tmp_path, 2, timeout_s=TIMEOUT_S, immutable="on") as (lost, reader):
+    with (
+        nodes(source, tmp_path, 2, timeout_s=TIMEOUT_S, immutable="on") as (lost, reader),
+        contextlib.ExitStack() as stack,
+    ):
         if what == "unmounted":
             lost.mount.stop()
             detach(lost.mount.point)
+        elif what == "mount stopped":
+            stack.enter_context(stopped(lost.mount))
         else:
             lost.server.signal(signal.SIGSTOP if what == "stopped" else signal.SIGKILL)
         others = lost.keeps_for(reader)
@@ -244,6 +346,49 @@ def test_nodes_with_different_lists_do_not_ask_in_a_circle(source: Path, tmp_pat
         with ThreadPoolExecutor(3) as threads:
             assert max(threads.map(Node.reads_all, members)) < 2 * TIMEOUT_S + SLACK_S
         assert sum(node.had("hits") for node in members) > FILES / 2
+        everybody = "+".join(node.url for node in members)
+        for node in members:
+            node.mount.change("peers", everybody)
+            assert len(node.peers()) == 2
+            with pytest.raises(OSError, match="Invalid argument"):
+                node.mount.change("peers", "none")
+        assert all(f"peers={everybody}" in node.mount.control("config").read_text() for node in members)
+
+
+@pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])
+def test_nodes_of_one_name_come_and_go(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
+    with named_nodes(source, tmp_path, 3, **mode) as named, ThreadPoolExecutor(3) as threads:
+        one, two, three = named.nodes
+
+        def fetched_now() -> float:
+            before = total(named.nodes, "origin_bytes")
+            assert max(threads.map(Node.reads_all, named.nodes)) < PATIENCE_S
+            return total(named.nodes, "origin_bytes") - before
+
+        assert "no other node is known" in one.mount.control("stats").read_text()
+        named.are(0, 1)
+        assert "this node is none of them" in three.mount.control("stats").read_text()
+        assert fetched_now() == size_of(source), "also what the third one reads, which is no member"
+        eventually(lambda: [entries(node) for node in (one, two, three)] == [*map(len, shares(one, two)), 0])
+
+        named.are(0, 1, 2)
+        moved = shares(one, two, three)[2]
+        for node in named.nodes:
+            forget_pages(node)
+        assert fetched_now() <= sum((source / name).stat().st_size for name in moved)
+        eventually(lambda: entries(three) == len(moved))
+
+        os.kill(one.mount.manager(), signal.SIGKILL)
+        under_way = [threads.submit(node.reads_all) for node in named.nodes]
+        named.are(0, 2)
+        assert max(reading.result() for reading in under_way) < PATIENCE_S
+        two.server.signal(signal.SIGSTOP)
+        replaced(named.answers, "")
+        for node in named.nodes:
+            forget_pages(node)
+        assert max(node.reads_all() for node in (one, three)) < LONG_TIMEOUT_S / 2, "the one that left is not asked"
+        assert [*one.peers(), *three.peers()] == [three.url, one.url]
+        assert sum(node.had("timeouts") for node in named.nodes) == 0
 
 
 def test_what_changes_at_the_source_is_never_given_as_it_was(source: Path, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 # How often a name is looked up, and how soon again if that has failed. Nobody waits for it.
 LOOK_UP_S, AGAIN_S = 10.0, 2.0
+# The same for names in a list, whose addresses change rarely.
+LISTED_S = 60.0
 
 
 class Membership:
@@ -25,11 +27,11 @@ class Membership:
         self._members = members
         self._rehomed = rehomed
         self._options = options
-        self._found: dict[str, Node] = {}
-        self._told: object = None
         # A manager before this one has heard answers too.
-        known = members.nodes() if members is not None and live_name(options.peers) else []
-        self._roll = Roll([address for node in known if node for address in node.addresses])
+        known = members.nodes() if members is not None else []
+        self._found = {node.url: node for node in known if node is not None}
+        self._roll = Roll([address for node in self._found.values() for address in node.addresses])
+        self._told: object = None
         self._changed = trio.Event()
 
     def change(self, options: Options) -> None:
@@ -38,7 +40,7 @@ class Membership:
             return
         if not options.peers or not self._options.peers:
             raise ConfigError("a mount cannot begin or end with peers: unmount, then mount with the others")
-        self._options, self._roll = options, Roll()
+        self._options, self._found, self._roll = options, {}, Roll()
         if not live_name(options.peers):
             self._take_over(options.peers)
         self._changed.set()
@@ -46,7 +48,7 @@ class Membership:
     async def run(self) -> None:
         """Look up the nodes' names for ever."""
         while self._members is not None:
-            self._changed, self._found = trio.Event(), {}
+            self._changed = trio.Event()
             # A name that is not answered for keeps a thread for half a minute, and no other name waiting.
             threads = trio.CapacityLimiter(len(self._options.peers))
             async with trio.open_nursery() as nursery:
@@ -65,8 +67,10 @@ class Membership:
             found = await trio.to_thread.run_sync(find, abandon_on_cancel=True, limiter=threads)
             if is_known != bool(found):
                 is_known = not is_known
-                say = log.info if is_known else log.warning
-                say("peers: %s %s", node.host, "is known again" if is_known else "cannot be looked up: nodes stay")
+                if is_known:
+                    log.info("peers: %s is known again", node.host)
+                else:
+                    log.warning("peers: %s cannot be looked up: the nodes that are known stay", node.host)
             if name:
                 # As many as there are places; all nodes leave out the same ones.
                 counted = self._roll.after(found)[: MOST_MEMBERS - 1]
@@ -77,7 +81,7 @@ class Membership:
                 self._take_over(dict.fromkeys(self._found, 1.0) if name else self._options.peers)
             except ConfigError as exc:
                 log.warning("%s", exc)
-            await trio.sleep(LOOK_UP_S if found else AGAIN_S)
+            await trio.sleep((LOOK_UP_S if name else LISTED_S) if found else AGAIN_S)
 
     def _take_over(self, weights: Mapping[str, float]) -> None:
         assert self._members is not None

@@ -301,17 +301,18 @@ def test_nobody_listens(setup: Setup) -> None:
 
 
 def test_a_peer_shows_a_certificate_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate = tmp_path / "localhost.pem"
-    certificate.write_bytes(own_certificate("localhost"))
-    peer = Peer(certificate)
-    stranger = Setup(peer)
-    assert (stranger.read(), stranger.status().timeouts, peer.asked) == (CONTENT, 1, [])
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    with closing(Setup(peer)) as setup:
-        for _ in range(3):
-            assert type(setup.read()) is FromPeer
-        assert setup.status().timeouts == 0
-    peer.close()
+    for days, known, gives in ((1, False, False), (1, True, True), (-1, True, False)):
+        certificate = tmp_path / "localhost.pem"
+        certificate.write_bytes(own_certificate("localhost", days))
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate if known else tmp_path / "none.pem"))
+        peer = Peer(certificate)
+        with closing(Setup(peer)) as setup:
+            for _ in range(2):
+                found = setup.read()
+                assert (found, isinstance(found, FromPeer)) == (CONTENT, gives)
+            assert setup.status().timeouts == (0 if gives else 2)
+            assert bool(peer.asked) == gives
+        peer.close()
 
 
 def test_many_threads_ask_side_by_side(setup: Setup) -> None:

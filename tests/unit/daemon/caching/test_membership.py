@@ -37,8 +37,8 @@ class Names:
         self.asked = 0
         self._place = place
         monkeypatch.setattr(module, "addresses_of", self._addresses_of)
-        monkeypatch.setattr(module, "LOOK_UP_S", 0.005)
-        monkeypatch.setattr(module, "AGAIN_S", 0.005)
+        for pause in ("LOOK_UP_S", "LISTED_S", "AGAIN_S"):
+            monkeypatch.setattr(module, pause, 0.005)
 
     def says(self, *answers: str, name: str = "nodes") -> None:
         self.answers[name] = [[address for address in answer.split() if address != "-"] for answer in answers]
@@ -128,7 +128,7 @@ async def test_an_answer_without_a_node_is_not_enough_to_lose_it_and_a_failure_c
 ) -> None:
     names.says("127.0.0.1 198.51.100.1", *["127.0.0.1"] * (MISSED - 1), "-", "127.0.0.1 198.51.100.1", "-")
     async with running(Node(names.options("http://nodes:80"))) as node:
-        await until(lambda: caplog.text.count("nodes cannot be looked up: nodes stay") == 2)
+        await until(lambda: caplog.text.count("nodes cannot be looked up: the nodes") == 2)
         assert node.known == [HERE, A]
         assert node.moves == 1
         names.says("127.0.0.1")

@@ -11,7 +11,7 @@ import trio
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
 from spiderfs.sources.members import MOST_MEMBERS, OWN, Members
-from spiderfs.sources.node_names import Node, Roll, addresses_of, as_named, at_address, is_here, live_name
+from spiderfs.sources.node_names import Roll, addresses_of, as_named, at_address, is_here, live_name
 
 log = logging.getLogger(__name__)
 

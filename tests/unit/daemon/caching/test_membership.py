@@ -134,13 +134,10 @@ async def test_an_answer_without_a_node_is_not_enough_to_lose_it_and_a_failure_c
         names.says("127.0.0.1")
         await until(lambda: node.known == [HERE])
         assert not any(map(node.members.is_elsewhere, range(1000)))
-    caplog.clear()
 
 
 @in_trio
-async def test_the_next_manager_goes_on_with_what_the_last_one_knew(
-    names: Names, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_next_manager_goes_on_with_what_the_last_one_knew(names: Names) -> None:
     names.says("127.0.0.1 198.51.100.1 198.51.100.2")
     options = names.options("http://nodes:80")
     async with running(Node(options)) as node:
@@ -149,7 +146,6 @@ async def test_the_next_manager_goes_on_with_what_the_last_one_knew(
     async with running(Node(options, node.members)) as following:
         await until(lambda: len(names.answers["nodes"]) == 1)
         assert following.known == [HERE, A, B]
-    caplog.clear()
 
 
 @in_trio
@@ -169,7 +165,6 @@ async def test_a_listed_node_has_the_addresses_of_its_name_now(names: Names, cap
             await until(lambda wanted=wanted: addresses() == wanted)
     assert node.moves == 0
     assert "n2 cannot be looked up" in caplog.text
-    caplog.clear()
 
 
 @in_trio

@@ -34,7 +34,7 @@ from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.members import Members
-from spiderfs.sources.node_names import live_name, own_url
+from spiderfs.sources.node_names import live_name, own_url, weights_of
 from spiderfs.sources.open import OpenedSource, is_url
 from spiderfs.sources.peers import PeerSource
 from spiderfs.sources.read_process import ReadProcess
@@ -301,7 +301,7 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
         members = Members(1 + options.workers)
         # The addresses of a name are found by the manager: a name server may take its time.
         if not live_name(options.peers):
-            members.change(options.peers, (own_url(options.peers, options.peer_self),))
+            members.change(weights_of(options.peers), (own_url(options.peers, options.peer_self),))
     reader, writer = open_pipe()
     return MountContext(
         options=options,

@@ -1,7 +1,8 @@
 """The names and addresses of nodes that share out the samples of a source (`members.py`).
 
 A node's name is the URL of the web server over its mount. The option `peers` lists the names, or it is one URL, each
-address of whose host is a member, with a name of its own.
+address of whose host is a member, with a name of its own. Or it lists servers of Redis, each with its share of the
+samples; what these leave is at home on each node.
 
 A name server may lose its memory for a while. So a look-up that fails changes nothing, and an address leaves only when
 MISSED answers in a row do not have it; a new one counts at once.
@@ -18,6 +19,8 @@ from urllib.parse import urlsplit
 from spiderfs.errors import ConfigError
 
 MISSED = 3
+# This node, beside servers of Redis.
+HERE = "here"
 
 
 class Node(NamedTuple):
@@ -44,7 +47,18 @@ def at_address(url: str, address: str) -> Node:
 
 def live_name(urls: Collection[str]) -> str:
     """The URL with the name whose addresses are the members; empty if the members are listed."""
-    return next(iter(urls)) if len(urls) == 1 else ""
+    return next((url for url in urls if len(urls) == 1 and not is_server(url)), "")
+
+
+def is_server(url: str) -> bool:
+    """Whether this is no node, but a server of Redis that holds samples for all."""
+    return url.startswith("redis")
+
+
+def weights_of(urls: Mapping[str, float]) -> dict[str, float]:
+    """The weights of all members that `peers` lists; of servers, the share that these leave to this node."""
+    left = 1.0 - sum(urls.values()) if all(map(is_server, urls)) else 0.0
+    return {**urls, HERE: left} if left > 1e-9 else dict(urls)
 
 
 def is_address(host: str) -> bool:
@@ -72,8 +86,8 @@ def addresses_of(host: str) -> list[str]:
 
 def own_url(urls: Mapping[str, float], given: str) -> str:
     """Which node's URL is this machine's: `given`, or the only one with an address of it; raises ConfigError."""
-    if given:
-        return given
+    if given or any(map(is_server, urls)):
+        return given or HERE
     own = [url for url in urls if is_here(addresses_of(urlsplit(url).hostname or ""))]
     if len(own) != 1:
         which = "several nodes" if own else "no node"

@@ -1,10 +1,7 @@
 """A source with the caches of other nodes in front of it: a small file's home is asked first, over HTTP.
 
 Each node has a static web server (nginx) over its mount, so what the home has not cached it fetches, once for all who
-ask, and keeps (`core/homes.py`). A peer is trusted as the source is, and nothing depends on it: if it does not know the
-file, does not answer within the time limit of a question, or answers with anything else than the bytes asked for, the
-source is read. After some failures in a row a peer is not asked for a while (the breaker), so a node that is down costs
-its readers the time limit a few times and then nothing.
+ask, and keeps (`core/homes.py`). Or the homes are servers of Redis (`redis_peer.py`).
 
 **Exactly this version.** The name in a question ends with the number of the version (`asked_name`), which is the same
 on all nodes: a hash of path, size and mtime or tag. The home finds such a name only while the file's own name means
@@ -20,8 +17,6 @@ from __future__ import annotations
 
 import errno
 import http.client
-import logging
-import os
 import re
 import socket
 import ssl
@@ -31,20 +26,18 @@ import urllib.parse
 from collections.abc import Container
 from functools import cached_property
 
-from spiderfs.errors import SourceError, SourceUnavailable
+from spiderfs.errors import SourceUnavailable
 from spiderfs.sources.members import FIELDS, OWN, Members
-from spiderfs.sources.node_names import Node
+from spiderfs.sources.node_names import Node, is_server
+from spiderfs.sources.peer import Asked, Peer
+from spiderfs.sources.redis_peer import RedisPeer
 from spiderfs.sources.source import FromPeer, Source, Version, version_hash
 from spiderfs.sources.web.asking import Line, Web, left_s
-
-log = logging.getLogger(__name__)
 
 _ASKED = re.compile(rb"(.+)\.spiderfs-([0-9a-f]{16})", re.DOTALL)
 _NAME_MAX = 255
 # Files that are younger may be changing still (`vfs/settling.py`), and clocks differ.
 YOUNG_S = 60.0
-# After so many failures in a row a peer is not asked for this long, and twice as long after each further one.
-FAILURES, PAUSE_S, LONGEST_PAUSE_S = 3, 1.0, 30.0
 _ABSENT = (403, 404, 410)
 
 
@@ -59,43 +52,34 @@ def asked_version(name: bytes) -> tuple[bytes, int] | None:
     return None if found is None else (found[1], int(found[2], 16))
 
 
-class _Peer:
-    """One node, for the threads of one process."""
+class WebPeer(Peer):
+    """A node with a web server over its mount; for the threads of one process."""
 
     def __init__(self, node: Node, counts: memoryview, timeout_s: float, tls: ssl.SSLContext | None) -> None:
-        self.node = node
-        """As it is known now; its URL stays."""
+        super().__init__(node, counts, timeout_s)
         parts = urllib.parse.urlsplit(node.url)
         path = urllib.parse.quote(parts.path.rstrip("/"), safe="/%")
         self._base = f"{parts.scheme}://{parts.netloc}{path}"
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = tls
         self._web = Web(timeout_s, self._connected)
-        self.close = self._web.close
-        self._counts, self._timeout_s = counts, timeout_s
-        self._lock = threading.Lock()
-        self._failed, self._rests_until = 0, 0.0
 
-    def ask(self, path: bytes, offset: int, length: int, size: int) -> bytes | None:
-        """Bytes of a file of this size; None if the node does not have them, or does not give them in time."""
-        until = time.monotonic() + self._timeout_s
-        if not self.node.addresses or not self._may_be_asked():
+    def _fetch(self, asked: Asked) -> bytes | None:
+        directory, slash, name = asked.path.rpartition(b"/")
+        name = asked_name(name, asked.number)
+        if len(name) > _NAME_MAX:
             return None
-        extent = None if length == size else (offset, offset + length)
-        url = f"{self._base}/{urllib.parse.quote(path)}"
-        try:
-            answer = self._web.get(url, extent=extent, most_bytes=length, within_s=until - time.monotonic())
-            if not answer.ok and answer.status not in _ABSENT:
-                raise SourceUnavailable(f"status {answer.status}")
-            if answer.ok and (len(answer.body), answer.size) != (length, size):
-                raise SourceUnavailable(f"{len(answer.body)} bytes of {answer.size} instead of {length} of {size}")
-        except SourceError as exc:
-            self._note(failed=True)
-            log.debug("%s: %s: %s", self.node.url, os.fsdecode(path), exc)
-            return None
-        content = answer.body if answer.ok else None
-        self._note(failed=False, content=content)
-        return content
+        extent = None if asked.length == asked.size else (asked.offset, asked.offset + asked.length)
+        url = f"{self._base}/{urllib.parse.quote(directory + slash + name)}"
+        answer = self._web.get(url, extent=extent, most_bytes=asked.length, within_s=self._timeout_s)
+        if not answer.ok and answer.status not in _ABSENT:
+            raise SourceUnavailable(f"status {answer.status}")
+        if answer.ok and answer.size != asked.size:
+            raise SourceUnavailable(f"of {answer.size} bytes instead of {asked.size}")
+        return answer.body if answer.ok else None
+
+    def close(self) -> None:
+        self._web.close()
 
     def _connected(self, _: str, until: float) -> Line:
         error: OSError = OSError(errno.EHOSTUNREACH, "no address")
@@ -116,36 +100,6 @@ class _Peer:
             return Line(connection)
         raise error
 
-    # -- the breaker
-
-    def _may_be_asked(self) -> bool:
-        with self._lock:
-            if self._failed < FAILURES:
-                return True
-            if time.monotonic() < self._rests_until:
-                return False
-            # One tries whether the node is back; the others learn of it.
-            self._rests_until = time.monotonic() + self._timeout_s
-            return True
-
-    def _note(self, failed: bool, content: bytes | None = None) -> None:
-        with self._lock:
-            if failed:
-                self._failed += 1
-                self._counts[FIELDS.index("timeouts")] += 1
-                if self._failed >= FAILURES:
-                    pause_s = min(PAUSE_S * 2.0 ** min(self._failed - FAILURES, 9), LONGEST_PAUSE_S)
-                    self._rests_until = time.monotonic() + pause_s
-                    self._counts[FIELDS.index("down")] = 1
-                return
-            self._failed = 0
-            self._counts[FIELDS.index("down")] = 0
-            if content is None:
-                self._counts[FIELDS.index("absent")] += 1
-            else:
-                self._counts[FIELDS.index("hits")] += 1
-                self._counts[FIELDS.index("bytes")] += len(content)
-
 
 class PeerSource:
     """`inner`, and in front of it the other `members`; for one reading process."""
@@ -158,7 +112,7 @@ class PeerSource:
         self._members = members
         self._timeout_s, self._counts = timeout_s, counts
         self._asked = asked
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, Peer] = {}
         self._edition, self._following = -1, threading.Lock()
         self.undated_directories = inner.undated_directories
         self.stat, self.scan, self.statvfs = inner.stat, inner.scan, inner.statvfs
@@ -172,13 +126,15 @@ class PeerSource:
             if self._members.is_elsewhere(number) and number not in self._asked:
                 if self._edition != self._members.edition:
                     self._follow()
-                directory, slash, name = path.rpartition(b"/")
-                name = asked_name(name, number)
                 peer = self._peers.get(self._members.home(number))
-                if peer is not None and len(name) <= _NAME_MAX:
-                    found = peer.ask(directory + slash + name, offset, length, version.size)
-                    if found is not None:
-                        return FromPeer(found)
+                if peer is not None:
+                    asked = Asked(path, number, offset, length, version.size)
+                    found = peer.ask(asked)
+                    if found is None:
+                        found = self._inner.read(path, offset, length, version)
+                        peer.offer(asked, found)
+                        return found
+                    return FromPeer(found)
         return self._inner.read(path, offset, length, version)
 
     def close(self) -> None:
@@ -198,7 +154,7 @@ class PeerSource:
             if not nodes:
                 return
             before, width = dict(self._peers), len(FIELDS)
-            peers = {}
+            peers: dict[int, Peer] = {}
             for place, node in enumerate(nodes):
                 if place == OWN or node is None:
                     continue
@@ -208,8 +164,11 @@ class PeerSource:
                     del before[place]
                 else:
                     counts = self._counts[place * width : (place + 1) * width]
-                    tls = self._tls if node.url.startswith("https:") else None
-                    known = _Peer(node, counts, self._timeout_s, tls)
+                    if is_server(node.url):
+                        known = RedisPeer(node, counts, self._timeout_s)
+                    else:
+                        tls = self._tls if node.url.startswith("https:") else None
+                        known = WebPeer(node, counts, self._timeout_s, tls)
                 peers[place] = known
             self._peers, self._edition = peers, edition
         for gone in before.values():

@@ -19,10 +19,12 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import pytest
+import redis
 from mounting import PATIENCE_S, Mounted, children, detach, eventually, mounted, settle
 from planning import planned
 from reading import write_files
 
+from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.web_server import WebServer, free_port, web_server
 from spiderfs.core.homes import Homes
 from spiderfs.sources.source import Version, version_hash
@@ -49,7 +51,7 @@ def source(tmp_path: Path) -> Path:
 @dataclass
 class Node:
     mount: Mounted
-    server: WebServer
+    server: WebServer | RedisServer
     url: str
     longest_s: float = 0.0
     """How long a file took to read at most."""
@@ -93,7 +95,7 @@ class Node:
 
     def keeps_for(self, other: Node) -> list[str]:
         """The names whose home is this node, of a list with another one."""
-        return shares(self, other)[0]
+        return shares_of({self.url: 1.0, other.url: 1.0}, Path(self.mount.source))[self.url]
 
     def peers(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = self.mount.stats()["peers"]
@@ -222,27 +224,19 @@ def entries(node: Node) -> int:
     return found
 
 
-def forget_pages(node: Node) -> None:
-    """What the kernel has of a mount's files it asks for again."""
-    for name in NAMES:
-        fd = os.open(node.mount.point / name, os.O_RDONLY)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-
-
-def shares(*members: Node) -> list[list[str]]:
-    """The names whose home each of these nodes is."""
-    homes = Homes({node.url: 1.0 for node in members}, members[0].url)
-    shared: dict[str, list[str]] = {node.url: [] for node in members}
-    for name in NAMES:
-        found = (Path(members[0].mount.source) / name).stat()
+def shares_of(weights: Mapping[str, float], source: Path, names: Sequence[str] = NAMES) -> dict[str, list[str]]:
+    """The names that each member is the home of."""
+    homes = Homes(weights, min(weights))
+    shared: dict[str, list[str]] = {url: [] for url in weights}
+    for name in names:
+        found = (source / name).stat()
         number = version_hash(name.encode(), Version(found.st_size, found.st_mtime_ns))
         shared[homes.members[homes.home(number)]].append(name)
-    return list(shared.values())
+    return shared
 
 
-def size_of(source: Path) -> int:
-    return sum((source / name).stat().st_size for name in NAMES)
+def size_of(source: Path, names: Sequence[str] = NAMES) -> int:
+    return sum((source / name).stat().st_size for name in names)
 
 
 @MODES
@@ -357,38 +351,61 @@ def test_nodes_with_different_lists_do_not_ask_in_a_circle(source: Path, tmp_pat
 
 @pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])
 def test_nodes_of_one_name_come_and_go(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
-    with named_nodes(source, tmp_path, 3, **mode) as named, ThreadPoolExecutor(3) as threads:
+    first, second, third = NAMES[::3], NAMES[1::3], NAMES[2::3]
+    with named_nodes(source, tmp_path, 3, **mode) as named, ThreadPoolExecutor(6) as threads:
         one, two, three = named.nodes
+        kept = dict.fromkeys((node.url for node in named.nodes), 0)
 
-        def fetched_now() -> float:
+        def are_fetched_once(names: Sequence[str], members: Sequence[Node], readers: Sequence[Node]) -> None:
+            """All read these files for the first time."""
             before = total(named.nodes, "origin_bytes")
-            assert max(threads.map(Node.reads_all, named.nodes)) < PATIENCE_S
-            return total(named.nodes, "origin_bytes") - before
+            assert max(threads.map(lambda node: node.reads_all(names), readers)) < PATIENCE_S
+            assert total(named.nodes, "origin_bytes") - before == size_of(source, names)
+            for url, share in shares_of({node.url: 1.0 for node in members}, source, names).items():
+                kept[url] += len(share)
+            eventually(lambda: {node.url: entries(node) for node in named.nodes} == kept)
 
         assert "no other node is known" in one.mount.control("stats").read_text()
         named.are(0, 1)
         assert "this node is none of them" in three.mount.control("stats").read_text()
-        assert fetched_now() == size_of(source), "also what the third one reads, which is no member"
-        eventually(lambda: [entries(node) for node in (one, two, three)] == [*map(len, shares(one, two)), 0])
-
-        named.are(0, 1, 2)
-        moved = shares(one, two, three)[2]
-        for node in named.nodes:
-            forget_pages(node)
-        assert fetched_now() <= sum((source / name).stat().st_size for name in moved)
-        eventually(lambda: entries(three) == len(moved))
+        are_fetched_once(first, [one, two], named.nodes)
 
         os.kill(one.mount.manager(), signal.SIGKILL)
-        under_way = [threads.submit(node.reads_all) for node in named.nodes]
-        named.are(0, 2)
+        under_way = [threads.submit(node.reads_all, first) for node in named.nodes]
+        named.are(0, 1, 2)
         assert max(reading.result() for reading in under_way) < PATIENCE_S
+        are_fetched_once(second, named.nodes, named.nodes)
+
+        named.are(0, 2)
         two.server.signal(signal.SIGSTOP)
         replaced(named.answers, "")
-        for node in named.nodes:
-            forget_pages(node)
-        assert max(node.reads_all() for node in (one, three)) < LONG_TIMEOUT_S / 2, "the one that left is not asked"
+        are_fetched_once(third, [one, three], [one, three])
         assert [*one.peers(), *three.peers()] == [three.url, one.url]
         assert sum(node.had("timeouts") for node in named.nodes) == 0
+
+
+@MODES
+def test_samples_whose_home_is_a_server_are_fetched_once(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(RedisServer(tmp_path))
+        at_server = f"{server.url}/images"
+        options = {"peers": f"{at_server}*0.5", "peer_timeout": "2s", **mode}
+        one, two = (
+            Node(stack.enter_context(mounted(source, tmp_path / name, **options)), server, at_server)
+            for name in ("one", "two")
+        )
+        early, late = NAMES[::2], NAMES[1::2]
+        assert one.reads_all(early) < PATIENCE_S
+        with contextlib.closing(redis.Redis("127.0.0.1", server.port)) as client:
+            there = len(shares_of({at_server: 0.5, "here": 0.5}, source, early)[at_server])
+            eventually(lambda: client.dbsize() == there)
+        assert two.reads_all(early) < PATIENCE_S
+        assert (one.had("absent"), two.had("hits"), one.had("timeouts") + two.had("timeouts")) == (there, there, 0)
+        eventually(lambda: entries(one) == entries(two) == len(early) - there)
+        server.kill()
+        for node in (one, two):
+            assert node.reads_all(late) < PATIENCE_S
+            assert node.peers()[at_server]["up"] == 0
 
 
 def test_what_changes_at_the_source_is_never_given_as_it_was(source: Path, tmp_path: Path) -> None:

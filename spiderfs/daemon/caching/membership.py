@@ -11,7 +11,17 @@ import trio
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
 from spiderfs.sources.members import MOST_MEMBERS, OWN, Members
-from spiderfs.sources.node_names import Roll, addresses_of, as_named, at_address, is_here, live_name
+from spiderfs.sources.node_names import (
+    HERE,
+    Roll,
+    addresses_of,
+    as_named,
+    at_address,
+    is_here,
+    is_server,
+    live_name,
+    weights_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +52,7 @@ class Membership:
             raise ConfigError("a mount cannot begin or end with peers: unmount, then mount with the others")
         self._options, self._found, self._roll = options, {}, Roll()
         if not live_name(options.peers):
-            self._take_over(options.peers)
+            self._take_over(weights_of(options.peers))
         self._changed.set()
 
     async def run(self) -> None:
@@ -78,7 +88,7 @@ class Membership:
             elif found:
                 self._found[url] = node._replace(addresses=found)
             try:
-                self._take_over(dict.fromkeys(self._found, 1.0) if name else self._options.peers)
+                self._take_over(dict.fromkeys(self._found, 1.0) if name else weights_of(self._options.peers))
             except ConfigError as exc:
                 log.warning("%s", exc)
             await trio.sleep((LOOK_UP_S if name else LISTED_S) if found else AGAIN_S)
@@ -100,6 +110,8 @@ class Membership:
         assert self._members is not None
         if self._options.peer_self:
             return {self._options.peer_self}
+        if any(map(is_server, weights)):
+            return {HERE}
         if self._members.members[OWN] in weights and not live_name(self._options.peers):
             return {self._members.members[OWN]}
         return {url for url in weights if is_here((self._found.get(url) or as_named(url)).addresses)}

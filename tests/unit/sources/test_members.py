@@ -25,6 +25,7 @@ from spiderfs.sources.node_names import (
     is_here,
     live_name,
     own_url,
+    weights_of,
 )
 from spiderfs.sources.peers import PeerSource
 from spiderfs.sources.source import FromPeer, version_hash
@@ -65,6 +66,19 @@ def test_nodes_by_their_urls_and_by_addresses_of_a_name() -> None:
     assert at_address(name, "10.0.0.1") == Node("https://10.0.0.1:8443/imagenet", "nodes", ["10.0.0.1"])
     assert at_address("http://nodes", "fd00::1") == Node("http://[fd00::1]", "nodes", ["fd00::1"])
     assert [live_name(urls) for urls in ((), (name,), (name, A))] == ["", name, ""]
+
+
+def test_what_servers_leave_is_at_home_on_each_node() -> None:
+    one, two = "redis://n1/set", "redis://n2/set"
+    assert live_name([one]) == ""
+    assert weights_of({one: 1.0}) == {one: 1.0}
+    assert weights_of({A: 1.0, B: 2.0}) == {A: 1.0, B: 2.0}
+    members = Members()
+    members.change(weights_of({one: 0.3, two: 0.5}), {own_url({one: 0.3, two: 0.5}, "")})
+    homes = homes_of(members)
+    for url, share in ((one, 0.3), (two, 0.5), ("here", 0.2)):
+        assert homes.count(url) / GROUPS == pytest.approx(share, abs=0.01)
+    assert list(members.statuses()) == [one, two]
 
 
 @pytest.mark.parametrize(

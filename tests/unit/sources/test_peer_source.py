@@ -19,7 +19,8 @@ from spiderfs.errors import SourceChanged
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.members import Members, PeerStatus
 from spiderfs.sources.node_names import Node
-from spiderfs.sources.peers import FAILURES, PAUSE_S, PeerSource, asked_name, asked_version
+from spiderfs.sources.peer import FAILURES, PAUSE_S
+from spiderfs.sources.peers import PeerSource, asked_name, asked_version
 from spiderfs.sources.source import FromPeer, Version, version_hash
 from spiderfs.testing import MemorySource
 

@@ -17,6 +17,7 @@ from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
 from spiderfs.sources.members import Members
 from spiderfs.sources.node_names import MISSED
+from spiderfs.sources.node_names import Node as Known
 
 HERE, A, B = "http://127.0.0.1:80", "http://198.51.100.1:80", "http://198.51.100.2:80"
 
@@ -215,3 +216,15 @@ async def test_a_list_is_changed_while_mounted(names: Names) -> None:
     membership.change(alone)
     with pytest.raises(ConfigError, match="unmount"):
         membership.change(before)
+
+
+@in_trio
+async def test_servers_hold_their_shares_and_this_node_the_rest(names: Names) -> None:
+    names.says("198.51.100.1", name="n1")
+    options = names.options("redis://n1/set*0.5")
+    async with running(Node(options)) as node:
+        await until(lambda: Known("redis://n1/set", "n1", ["198.51.100.1"]) in node.members.nodes())
+        assert node.members.members == ["here", "redis://n1/set"]
+        elsewhere = sum(map(node.members.is_elsewhere, range(1 << 16)))
+        node.membership.change(options.changed("peers", "redis://n1/set*0.25"))
+        assert sum(map(node.members.is_elsewhere, range(1 << 16))) == pytest.approx(elsewhere / 2, rel=0.05)

@@ -1,0 +1,140 @@
+"""A server of Redis or Valkey as a home of samples, for nodes without disks and for those who run one already.
+
+It holds whole files, by the numbers of their versions, in the name of a data set, and whoever had to read the source
+gives it the file. It is to have `noeviction`: the share of the samples that has its home there is set by `peers`, and
+a cache that lets the oldest go would lose each sample just before its next epoch. What does not fit any more the server
+refuses, and what nobody has asked for in a week leaves: earlier versions.
+
+redis-py would repeat a call whose answer is late; here it does not, and asks no name server on the way of a read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from functools import cache
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from spiderfs.errors import SourceUnavailable
+from spiderfs.sources.node_names import Node
+from spiderfs.sources.peer import Asked, Peer
+
+PASSWORD_VARIABLE = "REDISCLI_AUTH"
+PORT = 6379
+KEPT_S = 7 * 24 * 3600
+# Files that wait to be given, and how many are given at a time.
+_WAITING, _AT_A_TIME, _LARGEST_BYTES = 64, 16, 1 << 20
+
+
+class RedisPeer(Peer):
+    def __init__(self, node: Node, counts: memoryview, timeout_s: float) -> None:
+        super().__init__(node, counts, timeout_s)
+        self._prefix = f"spiderfs:{urlsplit(node.url).path.strip('/')}"
+        self._client: Any = None
+        self._reached: list[str] = []
+        self._given: queue.Queue[tuple[str, bytes] | None] = queue.Queue(_WAITING)
+        self._giver: threading.Thread | None = None
+
+    def _fetch(self, asked: Asked) -> bytes | None:
+        if asked.length != asked.size or asked.size > _LARGEST_BYTES:
+            return None
+        errors, began = _errors(), time.monotonic()
+        try:
+            content: bytes | None = self._redis().getex(self._key(asked), ex=KEPT_S)
+        except errors as exc:
+            raise SourceUnavailable(type(exc).__name__) from None
+        # The library's time limit is for each piece of the answer.
+        if time.monotonic() - began > 2 * self._timeout_s:
+            raise SourceUnavailable("the answer has taken too long")
+        return content
+
+    def offer(self, asked: Asked, content: bytes) -> None:
+        if len(content) != asked.size or asked.size > _LARGEST_BYTES or self._failed or not self.node.addresses:
+            return
+        with self._lock:
+            if self._giver is None:
+                self._giver = threading.Thread(target=self._give, daemon=True)
+                self._giver.start()
+        # One that finds no room is offered again by whoever reads it next.
+        with contextlib.suppress(queue.Full):
+            self._given.put_nowait((self._key(asked), content))
+
+    def close(self) -> None:
+        if self._giver is not None:
+            with contextlib.suppress(queue.Full):
+                self._given.put_nowait(None)
+            self._giver.join(self._timeout_s)
+        if self._client is not None:
+            self._client.close()
+
+    def _give(self) -> None:
+        some: list[tuple[str, bytes] | None] = []
+        while None not in some:
+            some = [self._given.get()]
+            while len(some) < _AT_A_TIME and not self._given.empty():
+                some.append(self._given.get())
+            try:
+                calls = self._redis().pipeline(transaction=False)
+                for one in some:
+                    if one is not None:
+                        calls.set(*one, ex=KEPT_S)
+                # A server that is full says so for each.
+                calls.execute(raise_on_error=False)
+            except _errors():
+                # Whoever asks it next finds that out too.
+                continue
+
+    def _key(self, asked: Asked) -> str:
+        return f"{self._prefix}:{asked.number:016x}"
+
+    def _redis(self) -> Any:
+        with self._lock:
+            if self._client is None or self._reached != self.node.addresses:
+                self._client, self._reached = _connected(self.node, self._timeout_s), self.node.addresses
+            return self._client
+
+
+@cache
+def _errors() -> tuple[type[Exception], ...]:
+    import redis
+
+    return redis.RedisError, OSError, ValueError
+
+
+def _connected(node: Node, timeout_s: float) -> Any:
+    # Few mounts need the library.
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    address = node.addresses[0]
+
+    class Tls(redis.SSLConnection):
+        def _connect(self) -> Any:
+            self.host = address
+            try:
+                plain = redis.Connection._connect(self)  # type: ignore[no-untyped-call]
+            finally:
+                self.host = node.host
+            return self._wrap_socket_with_ssl(plain)  # type: ignore[no-untyped-call]
+
+    parts = urlsplit(node.url)
+    secure: dict[str, Any] = {}
+    if parts.scheme == "rediss":
+        secure = {"connection_class": Tls, "ssl_cert_reqs": "required", "ssl_check_hostname": True}
+    pool = redis.ConnectionPool(
+        host=node.host if secure else address,
+        port=parts.port or PORT,
+        username=None if parts.username is None else unquote(parts.username),
+        password=os.environ.get(PASSWORD_VARIABLE) or None,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
+        **secure,
+    )
+    return redis.Redis(connection_pool=pool)

@@ -22,12 +22,15 @@ from urllib.parse import unquote, urlsplit
 from spiderfs.errors import SourceUnavailable
 from spiderfs.sources.node_names import Node
 from spiderfs.sources.peer import Asked, Peer
+from spiderfs.sources.web.asking import left_s
 
 PASSWORD_VARIABLE = "REDISCLI_AUTH"
 PORT = 6379
 KEPT_S = 7 * 24 * 3600
 # Files that wait to be given, and how many are given at a time.
 _WAITING, _AT_A_TIME, _LARGEST_BYTES = 64, 16, 1 << 20
+# How long that may take; nobody waits for it.
+_GIVEN_S = 5.0
 
 
 class RedisPeer(Peer):
@@ -38,18 +41,18 @@ class RedisPeer(Peer):
         self._reached: list[str] = []
         self._given: queue.Queue[tuple[str, bytes] | None] = queue.Queue(_WAITING)
         self._giver: threading.Thread | None = None
+        # Until when the call of a thread has to be answered.
+        self._times = threading.local()
 
     def _fetch(self, asked: Asked) -> bytes | None:
         if asked.length != asked.size or asked.size > _LARGEST_BYTES:
             return None
-        errors, began = _errors(), time.monotonic()
+        errors = _errors()
+        self._times.until = time.monotonic() + self._timeout_s
         try:
             content: bytes | None = self._redis().getex(self._key(asked), ex=KEPT_S)
         except errors as exc:
             raise SourceUnavailable(type(exc).__name__) from None
-        # The library's time limit is for each piece of the answer.
-        if time.monotonic() - began > 2 * self._timeout_s:
-            raise SourceUnavailable("the answer has taken too long")
         return content
 
     def offer(self, asked: Asked, content: bytes) -> None:
@@ -77,6 +80,7 @@ class RedisPeer(Peer):
             some = [self._given.get()]
             while len(some) < _AT_A_TIME and not self._given.empty():
                 some.append(self._given.get())
+            self._times.until = time.monotonic() + max(self._timeout_s, _GIVEN_S)
             try:
                 calls = self._redis().pipeline(transaction=False)
                 for one in some:
@@ -94,8 +98,58 @@ class RedisPeer(Peer):
     def _redis(self) -> Any:
         with self._lock:
             if self._client is None or self._reached != self.node.addresses:
-                self._client, self._reached = _connected(self.node, self._timeout_s), self.node.addresses
+                self._client, self._reached = self._made(), self.node.addresses
             return self._client
+
+    def _made(self) -> Any:
+        # Few mounts need the library.
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        node, times = self.node, self._times
+        parts = urlsplit(node.url)
+
+        class Reached(redis.Connection):
+            def _connect(self) -> Any:
+                self.host, self.socket_connect_timeout = node.addresses[0], left_s(times.until)
+                return _Timed(super()._connect(), times)  # type: ignore[no-untyped-call]
+
+        class ReachedByTls(redis.SSLConnection):
+            def _connect(self) -> Any:
+                self.host, self.socket_connect_timeout = node.addresses[0], left_s(times.until)
+                plain = redis.Connection._connect(self)  # type: ignore[no-untyped-call]
+                self.host = node.host
+                return _Timed(self._wrap_socket_with_ssl(plain), times)  # type: ignore[no-untyped-call]
+
+        secure: dict[str, Any] = (
+            {"ssl_cert_reqs": "required", "ssl_check_hostname": True} if parts.scheme == "rediss" else {}
+        )
+        pool = redis.ConnectionPool(
+            connection_class=ReachedByTls if secure else Reached,
+            host=node.host,
+            port=parts.port or PORT,
+            username=None if parts.username is None else unquote(parts.username),
+            password=os.environ.get(PASSWORD_VARIABLE) or None,
+            socket_timeout=self._timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            **secure,
+        )
+        return redis.Redis(connection_pool=pool)
+
+
+class _Timed:
+    """A socket on which a whole answer comes in time: the library's own limit is for each piece of it."""
+
+    def __init__(self, connected: Any, times: threading.local) -> None:
+        self._connected, self._times = connected, times
+
+    def __getattr__(self, name: str) -> Any:
+        # With no time at all the library looks whether anything is there.
+        if name in ("recv", "recv_into", "sendall") and self._connected.gettimeout() != 0:
+            self._connected.settimeout(left_s(self._times.until))
+        return getattr(self._connected, name)
 
 
 @cache
@@ -103,38 +157,3 @@ def _errors() -> tuple[type[Exception], ...]:
     import redis
 
     return redis.RedisError, OSError, ValueError
-
-
-def _connected(node: Node, timeout_s: float) -> Any:
-    # Few mounts need the library.
-    import redis
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
-
-    address = node.addresses[0]
-
-    class Tls(redis.SSLConnection):
-        def _connect(self) -> Any:
-            self.host = address
-            try:
-                plain = redis.Connection._connect(self)  # type: ignore[no-untyped-call]
-            finally:
-                self.host = node.host
-            return self._wrap_socket_with_ssl(plain)  # type: ignore[no-untyped-call]
-
-    parts = urlsplit(node.url)
-    secure: dict[str, Any] = {}
-    if parts.scheme == "rediss":
-        secure = {"connection_class": Tls, "ssl_cert_reqs": "required", "ssl_check_hostname": True}
-    pool = redis.ConnectionPool(
-        host=node.host if secure else address,
-        port=parts.port or PORT,
-        username=None if parts.username is None else unquote(parts.username),
-        password=os.environ.get(PASSWORD_VARIABLE) or None,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-        **secure,
-    )
-    return redis.Redis(connection_pool=pool)

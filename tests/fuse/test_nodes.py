@@ -354,7 +354,7 @@ def test_nodes_of_one_name_come_and_go(source: Path, tmp_path: Path, mode: dict[
     first, second, third = NAMES[::3], NAMES[1::3], NAMES[2::3]
     with named_nodes(source, tmp_path, 3, **mode) as named, ThreadPoolExecutor(6) as threads:
         one, two, three = named.nodes
-        kept = dict.fromkeys((node.url for node in named.nodes), 0)
+        kept, again = (dict.fromkeys((node.url for node in named.nodes), 0) for _ in range(2))
 
         def are_fetched_once(names: Sequence[str], members: Sequence[Node], readers: Sequence[Node]) -> None:
             """All read these files for the first time."""
@@ -363,7 +363,8 @@ def test_nodes_of_one_name_come_and_go(source: Path, tmp_path: Path, mode: dict[
             assert total(named.nodes, "origin_bytes") - before == size_of(source, names)
             for url, share in shares_of({node.url: 1.0 for node in members}, source, names).items():
                 kept[url] += len(share)
-            eventually(lambda: {node.url: entries(node) for node in named.nodes} == kept)
+            # Of files that were read before, the third node may have heard once more when it had become their home.
+            eventually(lambda: all(0 <= entries(node) - kept[node.url] <= again[node.url] for node in named.nodes))
 
         assert "no other node is known" in one.mount.control("stats").read_text()
         named.are(0, 1)
@@ -371,6 +372,7 @@ def test_nodes_of_one_name_come_and_go(source: Path, tmp_path: Path, mode: dict[
         are_fetched_once(first, [one, two], named.nodes)
 
         os.kill(one.mount.manager(), signal.SIGKILL)
+        again[three.url] = len(shares_of({node.url: 1.0 for node in named.nodes}, source, first)[three.url])
         under_way = [threads.submit(node.reads_all, first) for node in named.nodes]
         named.are(0, 1, 2)
         assert max(reading.result() for reading in under_way) < PATIENCE_S

@@ -27,10 +27,8 @@ from spiderfs.sources.web.asking import left_s
 PASSWORD_VARIABLE = "REDISCLI_AUTH"
 PORT = 6379
 KEPT_S = 7 * 24 * 3600
-# Files that wait to be given, and how many are given at a time.
-_WAITING, _AT_A_TIME, _LARGEST_BYTES = 64, 16, 1 << 20
-# How long that may take; nobody waits for it.
-_GIVEN_S = 5.0
+# Bytes of files that wait to be given, and how many files are given at a time, within how long. Nobody waits for it.
+_WAITING_BYTES, _AT_A_TIME, _GIVEN_S = 32 << 20, 16, 5.0
 
 
 class RedisPeer(Peer):
@@ -39,13 +37,14 @@ class RedisPeer(Peer):
         self._prefix = f"spiderfs:{urlsplit(node.url).path.strip('/')}"
         self._client: Any = None
         self._reached: list[str] = []
-        self._given: queue.Queue[tuple[str, bytes] | None] = queue.Queue(_WAITING)
+        self._given: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+        self._waiting_bytes = 0
         self._giver: threading.Thread | None = None
         # Until when the call of a thread has to be answered.
         self._times = threading.local()
 
     def _fetch(self, asked: Asked) -> bytes | None:
-        if asked.length != asked.size or asked.size > _LARGEST_BYTES:
+        if asked.length != asked.size:
             return None
         errors = _errors()
         self._times.until = time.monotonic() + self._timeout_s
@@ -56,41 +55,41 @@ class RedisPeer(Peer):
         return content
 
     def offer(self, asked: Asked, content: bytes) -> None:
-        if len(content) != asked.size or asked.size > _LARGEST_BYTES or self._failed or not self.node.addresses:
+        if len(content) != asked.size or self._failed or not self.node.addresses:
             return
         with self._lock:
+            # One that finds no room is offered again by whoever reads it next.
+            if self._waiting_bytes and self._waiting_bytes + asked.size > _WAITING_BYTES:
+                return
+            self._waiting_bytes += asked.size
+            self._given.put((self._key(asked), content))
             if self._giver is None:
                 self._giver = threading.Thread(target=self._give, daemon=True)
                 self._giver.start()
-        # One that finds no room is offered again by whoever reads it next.
-        with contextlib.suppress(queue.Full):
-            self._given.put_nowait((self._key(asked), content))
 
     def close(self) -> None:
         if self._giver is not None:
-            with contextlib.suppress(queue.Full):
-                self._given.put_nowait(None)
+            self._given.put(("", b""))
             self._giver.join(self._timeout_s)
         if self._client is not None:
             self._client.close()
 
     def _give(self) -> None:
-        some: list[tuple[str, bytes] | None] = []
-        while None not in some:
+        while True:
             some = [self._given.get()]
             while len(some) < _AT_A_TIME and not self._given.empty():
                 some.append(self._given.get())
-            self._times.until = time.monotonic() + max(self._timeout_s, _GIVEN_S)
-            try:
+            if not all(key for key, _ in some):
+                return
+            self._times.until = time.monotonic() + _GIVEN_S
+            # Whoever asks a server next that fails finds that out too, and one that is full says so for each file.
+            with contextlib.suppress(*_errors()):
                 calls = self._redis().pipeline(transaction=False)
-                for one in some:
-                    if one is not None:
-                        calls.set(*one, ex=KEPT_S)
-                # A server that is full says so for each.
+                for key, content in some:
+                    calls.set(key, content, ex=KEPT_S)
                 calls.execute(raise_on_error=False)
-            except _errors():
-                # Whoever asks it next finds that out too.
-                continue
+            with self._lock:
+                self._waiting_bytes -= sum(len(content) for _, content in some)
 
     def _key(self, asked: Asked) -> str:
         return f"{self._prefix}:{asked.number:016x}"

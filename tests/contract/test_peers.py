@@ -150,9 +150,6 @@ def test_whoever_reads_the_source_fills_the_server(tmp_path: Path) -> None:
         until = time.monotonic() + 10
         while not all(home.read(b"%d" % number)[1] for number in range(40)):
             assert time.monotonic() < until
-        home.add(b"large", bytes(3 << 20), at_home=None)
-        for _ in range(2):
-            assert home.read(b"large")[:2] == (True, False)
         version = home.source.stat(b"1").version
         assert home.reader.read(b"1", 10, 20, version) == CONTENT[10:30], "a piece is had from the source"
 

@@ -25,7 +25,8 @@ from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.errors import ConfigError
 from spiderfs.sources.node_names import Node, as_named
 
-MOST_MEMBERS = 1024
+# For each of them, to draw the homes takes a megabyte for a moment.
+MOST_MEMBERS = 256
 FIELDS = ("hits", "bytes", "absent", "timeouts", "down")
 OWN = 0
 _LIST_BYTES = 1 << 20
@@ -76,13 +77,19 @@ class Members(Homes):
 
     def nodes(self) -> list[Node | None]:
         """The nodes by their places; no places, not even this node's, while the manager writes them."""
+        nodes, _ = self._told()
+        if nodes:
+            self.members = [node.url if node else "" for node in nodes]
+        return nodes
+
+    def _told(self) -> tuple[list[Node | None], object]:
+        """The nodes by their places, and for which members and weights the homes are drawn."""
         _, size, checksum = _HEADER.unpack_from(self._list)
         text = self._list[_HEADER.size : _HEADER.size + size]
         if zlib.crc32(text) != checksum:
-            return []
-        nodes = [node and Node(*node) for node in json.loads(text or b"[null]")]
-        self.members = [node.url if node else "" for node in nodes]
-        return nodes
+            return [], None
+        nodes, drawn_for = json.loads(text or b"[[null], null]")
+        return [node and Node(*node) for node in nodes], drawn_for
 
     def change(
         self, weights: Mapping[str, float], own: Collection[str], found: Mapping[str, Node] | None = None
@@ -100,15 +107,17 @@ class Members(Homes):
         nodes: list[Node | None] = [None] * (1 + max(places.values(), default=0))
         for url in urls:
             nodes[places.get(url, OWN)] = (found or {}).get(url) or as_named(url)
-        self._publish(nodes)
-        homes = np.zeros(GROUPS, np.uint16)
-        if others:
-            drawn = Homes(weights, urls[0])
-            of_member = np.array([places.get(url, OWN) for url in drawn.members], np.uint16)
-            homes = of_member[[drawn.home(group) for group in range(GROUPS)]]
-        now = np.frombuffer(self._home_of, np.uint16)
-        have_moved = bool(((now == OWN) != (homes == OWN)).any())
-        now[:] = homes
+        drawing, have_moved = [dict(weights), sorted(own)], False
+        if self._told()[1] != drawing:
+            homes = np.zeros(GROUPS, np.uint16)
+            if others:
+                drawn = Homes(weights, urls[0])
+                of_member = np.array([places.get(url, OWN) for url in drawn.members], np.uint16)
+                homes = of_member[[drawn.home(group) for group in range(GROUPS)]]
+            now = np.frombuffer(self._home_of, np.uint16)
+            have_moved = bool(((now == OWN) != (homes == OWN)).any())
+            now[:] = homes
+        self._publish(nodes, drawing)
         return have_moved
 
     def _places(self, urls: Sequence[str]) -> dict[str, int]:
@@ -123,8 +132,8 @@ class Members(Homes):
                 self._cells(row, place)[:] = memoryview(bytes(8 * len(FIELDS))).cast("Q")
         return places
 
-    def _publish(self, nodes: Sequence[Node | None]) -> None:
-        text = json.dumps(nodes).encode()
+    def _publish(self, nodes: Sequence[Node | None], drawing: object) -> None:
+        text = json.dumps([nodes, drawing]).encode()
         if len(text) > _LIST_BYTES - _HEADER.size:
             raise ConfigError("the URLs of peers are too long: shorten them")
         self._list[_HEADER.size : _HEADER.size + len(text)] = text

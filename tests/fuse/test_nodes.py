@@ -343,7 +343,7 @@ def test_nodes_with_different_lists_do_not_ask_in_a_circle(source: Path, tmp_pat
         everybody = "+".join(node.url for node in members)
         for node in members:
             node.mount.change("peers", everybody)
-            assert len(node.peers()) == 2
+            eventually(lambda node=node: len(node.peers()) == 2)
             with pytest.raises(OSError, match="Invalid argument"):
                 node.mount.change("peers", "none")
         assert all(f"peers={everybody}" in node.mount.control("config").read_text() for node in members)

@@ -42,6 +42,7 @@ class Membership:
         self._found = {node.url: node for node in known if node is not None}
         self._roll = Roll([address for node in self._found.values() for address in node.addresses])
         self._told: object = None
+        self._one_at_a_time = trio.Lock()
         self._changed = trio.Event()
 
     def change(self, options: Options) -> None:
@@ -51,8 +52,6 @@ class Membership:
         if not options.peers or not self._options.peers:
             raise ConfigError("a mount cannot begin or end with peers: unmount, then mount with the others")
         self._options, self._found, self._roll = options, {}, Roll()
-        if not live_name(options.peers):
-            self._take_over(weights_of(options.peers))
         self._changed.set()
 
     async def run(self) -> None:
@@ -61,6 +60,8 @@ class Membership:
             self._changed = trio.Event()
             # A name that is not answered for keeps a thread for half a minute, and no other name waiting.
             threads = trio.CapacityLimiter(len(self._options.peers))
+            if not live_name(self._options.peers):
+                await self._take_over(weights_of(self._options.peers))
             async with trio.open_nursery() as nursery:
                 for url in self._options.peers:
                     nursery.start_soon(self._follow, url, threads)
@@ -87,23 +88,27 @@ class Membership:
                 self._found = {member.url: member for member in (at_address(url, address) for address in counted)}
             elif found:
                 self._found[url] = node._replace(addresses=found)
-            try:
-                self._take_over(dict.fromkeys(self._found, 1.0) if name else weights_of(self._options.peers))
-            except ConfigError as exc:
-                log.warning("%s", exc)
+            await self._take_over(dict.fromkeys(self._found, 1.0) if name else weights_of(self._options.peers))
             await trio.sleep((LOOK_UP_S if name else LISTED_S) if found else AGAIN_S)
 
-    def _take_over(self, weights: Mapping[str, float]) -> None:
+    async def _take_over(self, weights: Mapping[str, float]) -> None:
         assert self._members is not None
-        own = self._own(weights)
-        telling = (dict(weights), own, dict(self._found))
-        if telling == self._told:
-            return
-        has_moved = self._members.change(weights, own, self._found)
-        self._told = telling
-        log.info("peers: %d nodes, and this is %s", len(weights), self._members.members[OWN] or "none of them")
-        if has_moved:
-            self._rehomed()
+        # To draw the homes takes some milliseconds for each node.
+        with trio.CancelScope(shield=True):
+            async with self._one_at_a_time:
+                own, found = self._own(weights), dict(self._found)
+                telling = (dict(weights), own, found)
+                if telling == self._told:
+                    return
+                try:
+                    has_moved = await trio.to_thread.run_sync(self._members.change, weights, own, found)
+                except ConfigError as exc:
+                    log.warning("%s", exc)
+                    return
+                self._told = telling
+                log.info("peers: %d nodes, and this is %s", len(weights), self._members.members[OWN] or "none of them")
+                if has_moved:
+                    self._rehomed()
 
     def _own(self, weights: Mapping[str, float]) -> set[str]:
         """Which of the nodes is this one: the one that the option names, or was it before, or has an address of it."""

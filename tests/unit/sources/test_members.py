@@ -167,9 +167,19 @@ def test_a_list_that_is_half_written_is_not_believed() -> None:
     assert [node.url for node in members.nodes() if node] == [HERE, B]
 
 
+def test_homes_are_not_drawn_again_for_new_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = Members()
+    changed(members, HERE, A)
+    homes = homes_of(members)
+    monkeypatch.setattr(module, "Homes", None)
+    assert not members.change({HERE: 1.0, A: 1.0}, {HERE}, {A: Node(A, "n1", ["10.0.0.9"])})
+    assert members.nodes()[1] == Node(A, "n1", ["10.0.0.9"])
+    assert homes_of(members) == homes
+
+
 def test_more_members_than_places_are_refused() -> None:
-    with pytest.raises(ConfigError, match="more than 1024 nodes"):
-        changed(Members(), *(f"http://n{number}" for number in range(2000)))
+    with pytest.raises(ConfigError, match="more than 256 nodes"):
+        changed(Members(), *(f"http://n{number}" for number in range(300)))
     with pytest.raises(ConfigError, match="too long"):
         changed(Members(), A, "http://n/" + "x" * (1 << 20))
 

@@ -53,7 +53,9 @@ class WebServer:
 
 
 @contextlib.contextmanager
-def web_server(point: Path, place: Path, port: int, workers: int = 8) -> Iterator[WebServer]:
+def web_server(
+    point: Path, place: Path, port: int, workers: int = 8, address: str = "127.0.0.1"
+) -> Iterator[WebServer]:
     """nginx over a mount, at this port of this machine."""
     text = EXAMPLE.read_text()
     changes = {
@@ -61,7 +63,7 @@ def web_server(point: Path, place: Path, port: int, workers: int = 8) -> Iterato
         "worker_processes 32;": f"worker_processes {workers}; daemon off;",
         "/var/log/nginx/spiderfs.log": str(place / "nginx.log"),
         "/run/nginx-spiderfs.pid": str(place / "nginx.pid"),
-        "listen 8443;": f"listen 127.0.0.1:{port};",
+        "listen 8443;": f"listen {address}:{port};",
         "allow 10.0.0.0/24;": "allow 127.0.0.1;",
         "/mnt/imagenet": str(point),
         "access_log off;": f"access_log off; {temporary_paths(place)}",
@@ -69,7 +71,7 @@ def web_server(point: Path, place: Path, port: int, workers: int = 8) -> Iterato
     for old, new in changes.items():
         assert old in text, old
         text = text.replace(old, new, 1)
-    with nginx(text, place, port) as server:
+    with nginx(text, place, port, address) as server:
         yield server
 
 
@@ -80,7 +82,7 @@ def temporary_paths(place: Path) -> str:
 
 
 @contextlib.contextmanager
-def nginx(text: str, place: Path, port: int) -> Iterator[WebServer]:
+def nginx(text: str, place: Path, port: int, address: str = "127.0.0.1") -> Iterator[WebServer]:
     """nginx with this configuration, once it listens at the port; its files lie in `place`."""
     configuration = place / "nginx.conf"
     configuration.write_text(text)
@@ -88,7 +90,7 @@ def nginx(text: str, place: Path, port: int) -> Iterator[WebServer]:
     server = WebServer(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     try:
         deadline = time.monotonic() + PATIENCE_S
-        while not _listens(port):
+        while not _listens(address, port):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"nginx does not listen: see {place}/nginx.log")
             time.sleep(0.01)
@@ -97,6 +99,6 @@ def nginx(text: str, place: Path, port: int) -> Iterator[WebServer]:
         server.close()
 
 
-def _listens(port: int) -> bool:
+def _listens(address: str, port: int) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((address, port)) == 0

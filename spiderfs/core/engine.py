@@ -345,7 +345,7 @@ class Engine:
         self.owed.add(name, shared, self.members)
 
     def owing_changed(self) -> None:
-        """Rank all members anew: a rank has begun or ended an epoch of a shared list, or nobody shares a list."""
+        """Rank all members anew: homes have moved, or a rank has begun or ended an epoch of a shared list."""
         self._replanned()
 
     def compare_paces(self, now_s: float) -> None:

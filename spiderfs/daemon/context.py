@@ -15,7 +15,6 @@ import trio
 
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.source import ArchiveSource
-from spiderfs.core.homes import Homes
 from spiderfs.core.rooms import NO_VIEWS, ViewsRoom
 from spiderfs.daemon.cache_directory import bind_to_view, same_file
 from spiderfs.daemon.chosen_partition import Partition, chosen_partition
@@ -34,8 +33,10 @@ from spiderfs.shared.notice import Notice
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState, SlowSource
+from spiderfs.sources.members import Members
+from spiderfs.sources.node_names import live_name, own_url, weights_of
 from spiderfs.sources.open import OpenedSource, is_url
-from spiderfs.sources.peers import PeerCounts, PeerSource, PeerStatus, own_url
+from spiderfs.sources.peers import PeerSource
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.single_flight import RecentTimeouts
 from spiderfs.sources.source import Source
@@ -117,9 +118,8 @@ class MountContext:
     """
     passing_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PASSING_SAMPLES))
     """Those of them that are being fetched, and that the store is not to take: the engine would not keep them."""
-    homes: Homes | None = None
-    """The homes of samples among several nodes, by the option `peers`."""
-    peer_counts: PeerCounts = field(default_factory=lambda: PeerCounts(0, 0))
+    members: Members | None = None
+    """The nodes that share out the samples, by the option `peers`."""
     asked_by_peers: SharedSlots = field(default_factory=lambda: SharedSlots(_ASKED_SAMPLES))
     """The versions that other nodes have asked for: they are read from the source, and from no other node."""
     touches: Touches = field(default_factory=Touches)
@@ -188,11 +188,11 @@ class MountContext:
         # A row of its own: two processes that add to one row could lose a count.
         counters = self.row(row + _rows_of_processes(options) - MANAGER_ROW)
         originals: Source = self.source
-        if self.homes is not None:
-            peer_counts = self.peer_counts.row(row - MANAGER_ROW)
+        if self.members is not None:
+            peer_counts = self.members.row(row - MANAGER_ROW)
             # A reader gives up after the time limit of the source, which must have its turn before that.
             timeout_s = min(options.peer_timeout, options.source_timeout_s / 2)
-            originals = PeerSource(self.source, self.homes, timeout_s, peer_counts, self.asked_by_peers)
+            originals = PeerSource(self.source, self.members, timeout_s, peer_counts, self.asked_by_peers)
         source = ViewSource(originals, self.forms, makers, options.sample_max_bytes, counters.add)
         # A reader's fetch never queues behind files that are pushed ahead; no push comes to the manager.
         at_a_time = options.fetches if row == MANAGER_ROW else options.fetches + self.pushes
@@ -202,16 +202,9 @@ class MountContext:
     def archives(self) -> ArchiveSource | None:
         """The source, if neighbours in its archives may be read together: as they are, and from nowhere else."""
         source = self.source
-        if isinstance(source, ArchiveSource) and self.homes is None and self.forms.shown == ORIGINAL:
+        if isinstance(source, ArchiveSource) and self.members is None and self.forms.shown == ORIGINAL:
             return source
         return None
-
-    def peer_statuses(self) -> dict[str, PeerStatus]:
-        """What was had from each other node, by its URL."""
-        if self.homes is None:
-            return {}
-        members = enumerate(self.homes.members)
-        return {url: self.peer_counts.of(member) for member, url in members if member != self.homes.own}
 
     def views_room(self, catalogue: Catalogue) -> ViewsRoom:
         """What of the cache is for views, where the root shows both these and originals."""
@@ -303,9 +296,12 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
     forms.fingerprint(forms.shown)
     listener = open_run_directory(layout.run)
     faults = FaultState.in_memory(**options.source_faults())
-    homes = None
+    members = None
     if options.peers:
-        homes = Homes(options.peers, own_url(options.peers, options.peer_self))
+        members = Members(1 + options.workers)
+        # The addresses of a name are found by the manager: a name server may take its time.
+        if not live_name(options.peers):
+            members.change(weights_of(options.peers), (own_url(options.peers, options.peer_self),))
     reader, writer = open_pipe()
     return MountContext(
         options=options,
@@ -323,8 +319,7 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
         resent=ResentRequests(options.workers, MAX_WAITING, REFUSED_AFTER),
         names_asked=SharedSlots(options.workers),
         notice=Notice(options.workers),
-        homes=homes,
-        peer_counts=PeerCounts(1 + options.workers, len(options.peers)),
+        members=members,
     )
 
 

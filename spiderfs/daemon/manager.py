@@ -28,6 +28,7 @@ from spiderfs.core.rooms import VIEWS
 from spiderfs.daemon.caching.bringing import Bell
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.capacity import CacheCapacity
+from spiderfs.daemon.caching.membership import Membership
 from spiderfs.daemon.caching.packer import Packer
 from spiderfs.daemon.caching.prefetcher import Prefetcher
 from spiderfs.daemon.caching.push_ahead import PushAhead
@@ -116,10 +117,11 @@ class Manager:
             noted_in(recording),
             context.partition.partials_share,
             context.views_room(catalogue),
-            context.homes,
+            context.members,
         )
         self._capacity = CacheCapacity(options, cache, catalogue, supply.lister)
         self._superseded = Superseded(catalogue, content, cache)
+        self._membership = Membership(context.members, options, cache.engine.owing_changed)
 
         # Trainers teach the cache.
         self._bell = Bell()
@@ -177,6 +179,7 @@ class Manager:
                 lambda changed: cache.set_policy(changed.policy),
                 training.change,
                 self._prefetcher.change,
+                self._membership.change,
                 lambda changed: context.faults.change(changed.source_faults()),
                 lambda changed: self._client_pipe.change(client_terms_of(changed, context.mounted_at_s)),
             ),
@@ -219,6 +222,7 @@ class Manager:
         return ControlTable(renders, acts)
 
     def _status(self) -> MountStatus:
+        members = self._context.members
         return MountStatus(
             options=self._options.current,
             pid=self._context.supervisor_pid,
@@ -234,7 +238,8 @@ class Manager:
             source_reachable=self._context.counters.source_reachable(),
             forms=self._cached_forms(),
             partition=self._context.partition,
-            peers=self._context.peer_statuses(),
+            peers=members.statuses() if members else {},
+            is_member=members is None or members.has_own,
             next_partition=self._next_partition.found(self._options.current),
             link=self._training.link_status(),
         )
@@ -275,7 +280,7 @@ class Manager:
         for task in (self._events.flush_in_time, self._write_log, self._keep_house, self._save_now_and_then):
             nursery.start_soon(task)
         nursery.start_soon(forget_gone, self._context.source)
-        for component in (self._capacity, self._superseded, self._warmer, self._prefetcher):
+        for component in (self._capacity, self._superseded, self._warmer, self._prefetcher, self._membership):
             nursery.start_soon(component.run)
         nursery.start_soon(self._training.share_with_other_nodes)
         if self._packer is not None:

@@ -83,7 +83,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             events=events,
             settings=settings_of(options, context.mounted_at_s),
             scattered=lambda: context.spare_nodes.in_use,
-            asked_by_peers=context.asked_by_peers if context.homes is not None else None,
+            asked_by_peers=context.asked_by_peers if context.members is not None else None,
         )
 
         def follow_options() -> None:

@@ -59,6 +59,7 @@ from spiderfs.options.types import (
     Word,
 )
 from spiderfs.options.units import Capacity, parse_duration, parse_size
+from spiderfs.sources.node_names import as_named, at_address, is_address, live_name
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import OPENERS, identity_of, is_url, open_source, scheme_of, without_secrets
 from spiderfs.views.recipe import NO_VIEW, ORIGINAL, READY, Recipe
@@ -351,10 +352,13 @@ class Options(BaseModel):
 
     peers: Peers = option(
         "all nodes that show this source, this one too, as URLs of web servers over their mounts, with + between them:"
-        " their caches act as one; URL*WEIGHT for nodes of different capacity",
+        " their caches act as one; URL*WEIGHT for nodes of different capacity. One URL stands for all addresses of its"
+        " host, which is looked up again and again. Or servers of Redis, and the share of the samples that each holds"
+        " for all nodes: redis://n1:6379/NAME*0.4, with TLS and a password as for `cluster`",
         "http://n1:8443+http://n2:8443",
         default={},
         default_text="none",
+        live=True,
     )
     peer_self: Endpoint = option(
         "which of `peers` is this node; none finds it by the addresses of this machine", "http://n1:8443", default=""
@@ -473,7 +477,9 @@ class Options(BaseModel):
     @field_validator("peer_self")
     @classmethod
     def _check_peer_self(cls, own: str, info: ValidationInfo) -> str:
-        if own and own not in info.data.get("peers", {}):
+        peers = info.data.get("peers", {})
+        host = as_named(own).host
+        if own and own not in peers and not (is_address(host) and at_address(live_name(peers), host).url == own):
             raise ValueError("peers does not name this node: write it there too, in the same way")
         return own
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Pl
 
 from spiderfs.forms.partition import Split
 from spiderfs.options.units import Capacity, format_duration, format_size, parse_duration, parse_size
+from spiderfs.sources.node_names import as_named, is_address, is_server
 from spiderfs.sources.open import is_url
 from spiderfs.views.recipe import Recipe, format_recipes, parse_recipes
 
@@ -84,14 +86,25 @@ def _peers(value: object) -> dict[str, float]:
             share = 0.0
         if not 0 < share <= 1e6:
             raise ValueError(f"{weight!r} is no weight of a node: write a number in proportion to its capacity")
-        if "@" in text:
+        if "@" in text and not is_server(text):
             raise ValueError("the addresses of nodes are shown to all who read the mount: leave logins out")
-        if not (url := _endpoint(text)) or url in found:
+        if not (url := _data_set_of(text) if is_server(text) else _endpoint(text)) or url in found:
             raise ValueError("a node has no address, or two have one: write them like http://n1:8443+http://n2:8443")
         found[url] = share
-    if len(found) == 1:
-        raise ValueError("this is one node: name all of them, this one too, or leave peers out")
+    servers = sum(map(is_server, found))
+    if servers and (servers < len(found) or sum(found.values()) > 1 + 1e-9):
+        raise ValueError("servers hold shares of the samples, which are 1 at most in all: write redis://n1/NAME*0.4")
+    if len(found) == 1 and not servers and (is_address(as_named(url).host) or found[url] != 1):
+        raise ValueError("this is one node: name all of them, this one too, or a host whose addresses they have")
     return found
+
+
+def _data_set_of(value: str) -> str:
+    """The URL of a server, with the name that a data set has there."""
+    name = value.partition("://")[2].partition("/")[2]
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise ValueError("a server holds several data sets: write which, as redis://n1:6379/imagenet")
+    return f"{_stream_server(value.removesuffix('/' + name))}/{name}"
 
 
 def _stream_server(value: str) -> str:

@@ -19,13 +19,13 @@ from web_trees import web_source
 
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.source import ArchiveSource
-from spiderfs.core.homes import Homes
 from spiderfs.errors import SourceChanged, SourceNotADirectory, SourceNotFound
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
+from spiderfs.sources.members import Members
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import open_source
-from spiderfs.sources.peers import PeerCounts, PeerSource
+from spiderfs.sources.peers import PeerSource
 from spiderfs.sources.source import Source, SourceStat, Version
 from spiderfs.testing import MemorySource
 
@@ -297,8 +297,9 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     if request.param == "peers":
         # The other node, the home of half of the files, is away.
         own, other = "http://127.0.0.1:1", "http://127.0.0.1:2"
-        homes = Homes({own: 1.0, other: 1.0}, own)
-        source = PeerSource(source, homes, 0.2, PeerCounts(1, 2).row(0), ())
+        members = Members()
+        members.change({own: 1.0, other: 1.0}, {own})
+        source = PeerSource(source, members, 0.2, members.row(0), ())
     yield Subject(source, DirectoryTree(root))
     source.close()
     source.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import random
 import signal
 import time
@@ -15,13 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
-from mounting import PATIENCE_S, Mounted, detach, eventually, mounted, settle
+import redis
+from mounting import PATIENCE_S, Mounted, children, detach, eventually, mounted, settle
 from planning import planned
 from reading import write_files
 
+from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.web_server import WebServer, free_port, web_server
 from spiderfs.core.homes import Homes
 from spiderfs.sources.source import Version, version_hash
@@ -48,7 +51,7 @@ def source(tmp_path: Path) -> Path:
 @dataclass
 class Node:
     mount: Mounted
-    server: WebServer
+    server: WebServer | RedisServer
     url: str
     longest_s: float = 0.0
     """How long a file took to read at most."""
@@ -92,13 +95,7 @@ class Node:
 
     def keeps_for(self, other: Node) -> list[str]:
         """The names whose home is this node, of a list with another one."""
-        homes = Homes({self.url: 1.0, other.url: 1.0}, self.url)
-
-        def number(name: str) -> int:
-            found = (Path(self.mount.source) / name).stat()
-            return version_hash(name.encode(), Version(found.st_size, found.st_mtime_ns))
-
-        return [name for name in NAMES if not homes.is_elsewhere(number(name))]
+        return shares_of({self.url: 1.0, other.url: 1.0}, Path(self.mount.source))[self.url]
 
     def peers(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = self.mount.stats()["peers"]
@@ -140,12 +137,106 @@ def nodes(
         yield found
 
 
+# A name server: one name has the addresses that a file lists now.
+NAME = "nodes.invalid"
+LOOKING_OFTEN = f"""
+import socket
+from spiderfs.daemon.caching import membership
+membership.LOOK_UP_S = membership.AGAIN_S = 0.05
+look_up = socket.getaddrinfo
+def answer(host, *rest, **more):
+    hosts = open("ANSWERS").read().split() if host == "{NAME}" else [host]
+    if not hosts:
+        raise socket.gaierror(socket.EAI_NONAME, "no address")
+    return [found for one in hosts for found in look_up(one, *rest, **more)]
+socket.getaddrinfo = answer
+"""
+
+
+@dataclass
+class Named:
+    """Nodes by one name, each at an address of its own on the loopback."""
+
+    nodes: list[Node]
+    answers: Path
+    """Has the addresses that the name has now."""
+
+    def are(self, *numbers: int) -> None:
+        """The name has the addresses of these nodes from now on, and they have heard of it."""
+        listed = [self.nodes[number] for number in numbers]
+        replaced(self.answers, " ".join(urlsplit(node.url).hostname or "" for node in listed))
+        for node in self.nodes:
+            others = {other.url for other in listed} - {node.url}
+            eventually(lambda node=node, others=others: node.peers().keys() == others, what=f"{node.url} {others}")
+
+
+@contextlib.contextmanager
+def stopped(mount: Mounted) -> Iterator[None]:
+    """All processes of a mount stand still."""
+    above = [mount.supervisor.pid, *children(mount.supervisor.pid)]
+    pids = [*above, *(pid for parent in above[1:] for pid in children(parent))]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    yield
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGCONT)
+
+
+def replaced(path: Path, text: str) -> None:
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").rename(path)
+
+
+@contextlib.contextmanager
+def named_nodes(source: Path, place: Path, count: int, **options: object) -> Iterator[Named]:
+    port, answers = free_port(), place / "answers"
+    answers.write_text("")
+    with contextlib.ExitStack() as stack:
+        found = []
+        for number in range(count):
+            own, address = place / f"node{number}", f"127.0.0.{number + 2}"
+            url = f"http://{address}:{port}"
+            mount = stack.enter_context(
+                mounted(
+                    source,
+                    own,
+                    first=LOOKING_OFTEN.replace("ANSWERS", str(answers)),
+                    allowed=["cannot be looked up", "the manager ended"],
+                    peers=f"http://{NAME}:{port}",
+                    # All these addresses are this machine's.
+                    peer_self=url,
+                    peer_timeout=f"{LONG_TIMEOUT_S}s",
+                    source__latency_ms=LATENCY_S * 1000,
+                    **options,
+                )
+            )
+            server = stack.enter_context(web_server(mount.point, own, port, address=address))
+            found.append(Node(mount, server, url))
+        yield Named(found, answers)
+
+
 def total(members: Sequence[Node], metric: str) -> float:
     return sum(node.mount.metric(metric) for node in members)
 
 
-def size_of(source: Path) -> int:
-    return sum((source / name).stat().st_size for name in NAMES)
+def entries(node: Node) -> int:
+    found: int = node.mount.stats()["sections"]["importance"]["entries"]
+    return found
+
+
+def shares_of(weights: Mapping[str, float], source: Path, names: Sequence[str] = NAMES) -> dict[str, list[str]]:
+    """The names that each member is the home of."""
+    homes = Homes(weights, min(weights))
+    shared: dict[str, list[str]] = {url: [] for url in weights}
+    for name in names:
+        found = (source / name).stat()
+        number = version_hash(name.encode(), Version(found.st_size, found.st_mtime_ns))
+        shared[homes.members[homes.home(number)]].append(name)
+    return shared
+
+
+def size_of(source: Path, names: Sequence[str] = NAMES) -> int:
+    return sum((source / name).stat().st_size for name in names)
 
 
 @MODES
@@ -181,12 +272,17 @@ def test_what_a_plan_names_is_fetched_ahead_from_peers_too(
         assert total(members, "origin_bytes") == size_of(source)
 
 
-@pytest.mark.parametrize("what", ["stopped", "killed", "unmounted"])
+@pytest.mark.parametrize("what", ["stopped", "killed", "unmounted", "mount stopped"])
 def test_a_node_that_is_lost_costs_the_time_limit_and_nothing_else(source: Path, tmp_path: Path, what: str) -> None:
-    with nodes(source, tmp_path, 2, timeout_s=TIMEOUT_S, immutable="on") as (lost, reader):
+    with (
+        nodes(source, tmp_path, 2, timeout_s=TIMEOUT_S, immutable="on") as (lost, reader),
+        contextlib.ExitStack() as stack,
+    ):
         if what == "unmounted":
             lost.mount.stop()
             detach(lost.mount.point)
+        elif what == "mount stopped":
+            stack.enter_context(stopped(lost.mount))
         else:
             lost.server.signal(signal.SIGSTOP if what == "stopped" else signal.SIGKILL)
         others = lost.keeps_for(reader)
@@ -244,6 +340,74 @@ def test_nodes_with_different_lists_do_not_ask_in_a_circle(source: Path, tmp_pat
         with ThreadPoolExecutor(3) as threads:
             assert max(threads.map(Node.reads_all, members)) < 2 * TIMEOUT_S + SLACK_S
         assert sum(node.had("hits") for node in members) > FILES / 2
+        everybody = "+".join(node.url for node in members)
+        for node in members:
+            node.mount.change("peers", everybody)
+            eventually(lambda node=node: len(node.peers()) == 2)
+            with pytest.raises(OSError, match="Invalid argument"):
+                node.mount.change("peers", "none")
+        assert all(f"peers={everybody}" in node.mount.control("config").read_text() for node in members)
+
+
+@pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])
+def test_nodes_of_one_name_come_and_go(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
+    first, second, third = NAMES[::3], NAMES[1::3], NAMES[2::3]
+    with named_nodes(source, tmp_path, 3, **mode) as named, ThreadPoolExecutor(6) as threads:
+        one, two, three = named.nodes
+        kept, again = (dict.fromkeys((node.url for node in named.nodes), 0) for _ in range(2))
+
+        def are_fetched_once(names: Sequence[str], members: Sequence[Node], readers: Sequence[Node]) -> None:
+            """All read these files for the first time."""
+            before = total(named.nodes, "origin_bytes")
+            assert max(threads.map(lambda node: node.reads_all(names), readers)) < PATIENCE_S
+            assert total(named.nodes, "origin_bytes") - before == size_of(source, names)
+            for url, share in shares_of({node.url: 1.0 for node in members}, source, names).items():
+                kept[url] += len(share)
+            # Of files that were read before, the third node may have heard once more when it had become their home.
+            eventually(lambda: all(0 <= entries(node) - kept[node.url] <= again[node.url] for node in named.nodes))
+
+        assert "no other node is known" in one.mount.control("stats").read_text()
+        named.are(0, 1)
+        assert "this node is none of them" in three.mount.control("stats").read_text()
+        are_fetched_once(first, [one, two], named.nodes)
+
+        os.kill(one.mount.manager(), signal.SIGKILL)
+        again[three.url] = len(shares_of({node.url: 1.0 for node in named.nodes}, source, first)[three.url])
+        under_way = [threads.submit(node.reads_all, first) for node in named.nodes]
+        named.are(0, 1, 2)
+        assert max(reading.result() for reading in under_way) < PATIENCE_S
+        are_fetched_once(second, named.nodes, named.nodes)
+
+        named.are(0, 2)
+        two.server.signal(signal.SIGSTOP)
+        replaced(named.answers, "")
+        are_fetched_once(third, [one, three], [one, three])
+        assert [*one.peers(), *three.peers()] == [three.url, one.url]
+        assert sum(node.had("timeouts") for node in named.nodes) == 0
+
+
+@MODES
+def test_samples_whose_home_is_a_server_are_fetched_once(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(RedisServer(tmp_path))
+        at_server = f"{server.url}/images"
+        options = {"peers": f"{at_server}*0.5", "peer_timeout": "2s", **mode}
+        one, two = (
+            Node(stack.enter_context(mounted(source, tmp_path / name, **options)), server, at_server)
+            for name in ("one", "two")
+        )
+        early, late = NAMES[::2], NAMES[1::2]
+        assert one.reads_all(early) < PATIENCE_S
+        with contextlib.closing(redis.Redis("127.0.0.1", server.port)) as client:
+            there = len(shares_of({at_server: 0.5, "here": 0.5}, source, early)[at_server])
+            eventually(lambda: client.dbsize() == there)
+        assert two.reads_all(early) < PATIENCE_S
+        assert (one.had("absent"), two.had("hits"), one.had("timeouts") + two.had("timeouts")) == (there, there, 0)
+        eventually(lambda: entries(one) == entries(two) == len(early) - there)
+        server.kill()
+        for node in (one, two):
+            assert node.reads_all(late) < PATIENCE_S
+            assert node.peers()[at_server]["up"] == 0
 
 
 def test_what_changes_at_the_source_is_never_given_as_it_was(source: Path, tmp_path: Path) -> None:

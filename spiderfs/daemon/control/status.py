@@ -13,7 +13,7 @@ from spiderfs.daemon.chosen_partition import Partition
 from spiderfs.daemon.training.courses.job_accounts import JobStatus
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.options.model import Options
-from spiderfs.sources.peers import PeerStatus
+from spiderfs.sources.members import PeerStatus
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class MountStatus:
     """What was had from each other node, by its URL."""
     next_partition: Partition | None
     """That of a mount with these options and the profile as it is now; None if it would need another profile."""
+    is_member: bool = True
+    """Whether this node is the home of samples; else it is none of those that `peers` names."""
     link: LinkStatus | None = None
     """That to the other nodes of trainings, by the option `cluster`."""
 

@@ -107,11 +107,14 @@ def _troubles(counters: Mapping[str, int]) -> str:
 
 
 def _peer_rows(status: MountStatus) -> list[tuple[str, str]]:
-    if not status.peers:
+    if not status.options.peers:
         return []
+    if not status.peers:
+        return [("from peers", "no other node is known")]
     hits, size = (sum(getattr(peer, name) for peer in status.peers.values()) for name in ("hits", "bytes"))
+    none_of_them = "" if status.is_member else "; this node is none of them, and keeps nothing for others"
     return [
-        ("from peers", f"{round_size(size)} in {hits:,} reads"),
+        ("from peers", f"{round_size(size)} in {hits:,} reads{none_of_them}"),
         *(
             (
                 f"  {escaped(url)}",

@@ -298,7 +298,14 @@ def test_settings_of_a_store_reach_it(paths: Paths, bucket: type[_Bucket]) -> No
     ("option", "said"),
     [
         ("peers=n1:8443+n2:8443", "write it like https://"),
-        ("peers=http://n1:8443", "name all of them, this one too"),
+        ("peers=http://10.0.0.1:8443", "name all of them, this one too"),
+        ("peers=http://nodes:8443*2", "name all of them, this one too"),
+        ("peers=http://nodes:8443,peer_self=http://10.0.0.1:80", "peers does not name this node"),
+        ("peers=redis://n1:6379", "write which, as redis://n1:6379/imagenet"),
+        ("peers=redis://n1:6379/a/b", "write which, as redis://n1:6379/imagenet"),
+        ("peers=redis://:secret@n1:6379/a", "leave the password out"),
+        ("peers=redis://n1:6379/a+http://n2:8443", "shares of the samples"),
+        ("peers=redis://n1:6379/a*0.6+redis://n2:6379/a*0.5", "1 at most in all"),
         ("peers=http://n1:8443+http://n1:8443/", "two have one"),
         ("peers=http://n1:8443+", "a node has no address"),
         ("peers=http://n1:8443+http://me:word@n2:8443", "leave logins out"),
@@ -327,6 +334,10 @@ def test_nodes_are_named_in_an_option_or_in_a_file(paths: Paths, tmp_path: Path)
     file.write_text('peers = ["http://n1:8443", "https://n2:8443/imagenet*2.5"]\n')
     assert Options.load([], file, paths.source, paths.mountpoint).peers == nodes
     assert paths.load("peers=none") == paths.load()
+    options = paths.load("peers=http://nodes:8443,peer_self=http://10.0.0.1:8443")
+    assert (options.peers, options.peer_self) == ({"http://nodes:8443": 1.0}, "http://10.0.0.1:8443")
+    servers = {"redis://me@n1/set": 0.3, "rediss://n2:6380/set": 0.5}
+    assert paths.load("peers=redis://me@n1/set*0.3+rediss://n2:6380/set*0.5").peers == servers
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ FILES = ROOT / "docs" / "examples" / "containers"
 
 def commands(text: str) -> list[list[str]]:
     """The command lines of spiderfs in a file."""
-    parsed: list[Any] = [yaml.safe_load(text)]
+    parsed: list[Any] = list(yaml.safe_load_all(text))
     found = []
     for value in parsed:
         parsed += value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
@@ -45,7 +45,7 @@ def test_every_command_is_one_of_spiderfs(name: str, count: int, tmp_path: Path)
         assert command is not None
         context = command.make_context(subcommand, arguments)  # raises UsageError
         if subcommand == "mount":
-            (given,) = context.params["options"]
+            given = ",".join(context.params["options"])
             assert context.params["foreground"]
             source, point = tmp_path / "source", tmp_path / "mnt"
             source.mkdir()
@@ -59,12 +59,30 @@ def test_a_mount_made_in_a_container_is_seen_outside() -> None:
     service = yaml.safe_load((FILES / "compose.yaml").read_text())["services"]["spiderfs"]
     assert service["volumes"][1]["bind"]["propagation"] == "rshared"
     assert service["pid"] == "host"
-    pod = yaml.safe_load((FILES / "daemonset.yaml").read_text())["spec"]["template"]["spec"]
+    _, daemons = yaml.safe_load_all((FILES / "daemonset.yaml").read_text())
+    pod = daemons["spec"]["template"]["spec"]
     assert pod["hostPID"]
     mounts = {volume["name"]: volume for volume in pod["containers"][0]["volumeMounts"]}
     assert mounts["mounts"]["mountPropagation"] == "Bidirectional"
     training = yaml.safe_load((FILES / "training.yaml").read_text())["spec"]["containers"][0]
     assert training["volumeMounts"][0]["mountPropagation"] == "HostToContainer"
+
+
+def test_the_nodes_find_each_other_by_the_service() -> None:
+    service, daemons = yaml.safe_load_all((FILES / "daemonset.yaml").read_text())
+    (port,) = (port["port"] for port in service["spec"]["ports"])
+    template = daemons["spec"]["template"]
+    spiderfs, nginx, _ = template["spec"]["containers"]
+    assert f"peers=http://{service['metadata']['name']}:{port}" in spiderfs["args"][0]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == template["metadata"]["labels"]
+    assert [port["containerPort"] for port in nginx["ports"]] == [port]
+    configuration = (FILES.parent / "nginx-peers.conf").read_text()
+    assert f"listen {port};" in configuration
+    # As the file system of the node, at the path that the configuration names.
+    (mounts,) = (volume for volume in template["spec"]["volumes"] if volume["name"] == "mounts")
+    assert f"root {nginx['volumeMounts'][0]['mountPath']}/imagenet;" in configuration
+    assert f"{mounts['hostPath']['path']}/imagenet " in spiderfs["args"][0]
 
 
 def test_the_image_installs_what_there_is() -> None:

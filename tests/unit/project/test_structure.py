@@ -77,7 +77,7 @@ ONLY_IMPORTERS = {
     "botocore": ("spiderfs/sources/buckets/s3.py",),
     "google": ("spiderfs/sources/buckets/google.py",),
     "azure": ("spiderfs/sources/buckets/azure.py",),
-    "redis": ("spiderfs/cluster/stream.py",),
+    "redis": ("spiderfs/cluster/stream.py", "spiderfs/sources/redis_peer.py"),
     "requests": ("spiderfs/sources/buckets/lists.py",),
     "PIL": ("spiderfs/views/making.py", "spiderfs/profiling/bench_readers.py"),
     "pyfuse3": ("spiderfs/fuse/pyfuse3_binding.py",),

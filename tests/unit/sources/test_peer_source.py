@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
@@ -14,19 +15,12 @@ import pytest
 from certificates import own_certificate
 from local_server import LocalServer
 
-from spiderfs.core.homes import Homes
-from spiderfs.errors import ConfigError, SourceChanged
+from spiderfs.errors import SourceChanged
 from spiderfs.shared.slots import SharedSlots
-from spiderfs.sources.peers import (
-    FAILURES,
-    PAUSE_S,
-    PeerCounts,
-    PeerSource,
-    PeerStatus,
-    asked_name,
-    asked_version,
-    own_url,
-)
+from spiderfs.sources.members import Members, PeerStatus
+from spiderfs.sources.node_names import Node
+from spiderfs.sources.peer import FAILURES, PAUSE_S
+from spiderfs.sources.peers import PeerSource, asked_name, asked_version
 from spiderfs.sources.source import FromPeer, Version, version_hash
 from spiderfs.testing import MemorySource
 
@@ -89,16 +83,23 @@ def reply(
     handler.wfile.write(content)
 
 
+def members_of(*urls: str) -> Members:
+    """This node, and others."""
+    members = Members()
+    at_home = {url: Node(url, "localhost", ["127.0.0.1"]) for url in urls if "localhost" in url}
+    members.change(dict.fromkeys((HERE, *urls), 1.0), {HERE}, at_home)
+    return members
+
+
 class Setup:
     """A source with one file whose home is the peer, and a source with that peer in front of it."""
 
     def __init__(self, peer: Peer, prefix: str = "") -> None:
         self.peer = peer
         self.source = MemorySource()
-        self.homes = Homes({HERE: 1.0, peer.url + prefix: 1.0}, HERE)
-        self.counts = PeerCounts(1, 2)
+        self.homes = members_of(peer.url + prefix)
         self.asked = SharedSlots(64)
-        self.reader = PeerSource(self.source, self.homes, TIMEOUT_S, self.counts.row(0), self.asked)
+        self.reader = PeerSource(self.source, self.homes, TIMEOUT_S, self.homes.row(0), self.asked)
         self.paths = [path for path in (b"d/%d x?.jpg" % number for number in range(99)) if self._is_at_peer(path)]
         self.path = self.paths[0]
         self.version = self.source.stat(self.path).version
@@ -114,10 +115,13 @@ class Setup:
         return self.reader.read(self.path, offset, length, self.version)
 
     def status(self) -> PeerStatus:
-        return self.counts.of(1 - self.homes.own)
+        return self.homes.status(1)
 
     def reads(self) -> int:
         return self.source.calls["read"]
+
+    def close(self) -> None:
+        self.reader.close()
 
 
 @pytest.fixture
@@ -128,8 +132,9 @@ def peer() -> Iterator[Peer]:
 
 
 @pytest.fixture
-def setup(peer: Peer) -> Setup:
-    return Setup(peer)
+def setup(peer: Peer) -> Iterator[Setup]:
+    with closing(Setup(peer)) as setup:
+        yield setup
 
 
 def test_the_home_is_asked_for_exactly_this_version(setup: Setup) -> None:
@@ -290,24 +295,25 @@ def test_nobody_listens(setup: Setup) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        homes = Homes({HERE: 1.0, url: 1.0}, HERE)
-        reader = PeerSource(setup.source, homes, TIMEOUT_S, PeerCounts(1, 2).row(0), SharedSlots(8))
+        members = members_of(url)
+        reader = PeerSource(setup.source, members, TIMEOUT_S, members.row(0), SharedSlots(8))
         for path in setup.paths:
             assert reader.read(path, 0, len(CONTENT), setup.source.stat(path).version) == CONTENT
 
 
 def test_a_peer_shows_a_certificate_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate = tmp_path / "localhost.pem"
-    certificate.write_bytes(own_certificate("localhost"))
-    peer = Peer(certificate)
-    stranger = Setup(peer)
-    assert (stranger.read(), stranger.status().timeouts, peer.asked) == (CONTENT, 1, [])
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    setup = Setup(peer)
-    for _ in range(3):
-        assert type(setup.read()) is FromPeer
-    assert setup.status().timeouts == 0
-    peer.close()
+    for days, known, gives in ((1, False, False), (1, True, True), (-1, True, False)):
+        certificate = tmp_path / "localhost.pem"
+        certificate.write_bytes(own_certificate("localhost", days))
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate if known else tmp_path / "none.pem"))
+        peer = Peer(certificate)
+        with closing(Setup(peer)) as setup:
+            for _ in range(2):
+                found = setup.read()
+                assert (found, isinstance(found, FromPeer)) == (CONTENT, gives)
+            assert setup.status().timeouts == (0 if gives else 2)
+            assert bool(peer.asked) == gives
+        peer.close()
 
 
 def test_many_threads_ask_side_by_side(setup: Setup) -> None:
@@ -331,27 +337,15 @@ def test_many_threads_ask_side_by_side(setup: Setup) -> None:
 
 
 def test_a_mount_may_lie_below_a_path_of_the_server(peer: Peer) -> None:
-    setup = Setup(peer, prefix="/imagenet")
-    peer.files[b"imagenet/" + setup.named(setup.path)] = CONTENT
-    assert type(setup.read()) is FromPeer
+    with closing(Setup(peer, prefix="/imagenet")) as setup:
+        peer.files[b"imagenet/" + setup.named(setup.path)] = CONTENT
+        assert type(setup.read()) is FromPeer
 
 
 @pytest.mark.parametrize("name", [b"a.jpg", b"a.spiderfs-0", b".spiderfs-0", b"\n\xff.spiderfs-0123456789abcdef"])
 def test_names_in_questions(name: bytes) -> None:
     assert asked_version(asked_name(name, 2**63 - 1)) == (name, 2**63 - 1)
     assert asked_version(b"a.spiderfs-0123") is asked_version(b"plain") is None
-
-
-def test_this_node_is_the_one_with_an_address_of_this_machine() -> None:
-    far, near = "http://198.51.100.1:80", "http://127.0.0.1:8443"
-    assert own_url({far: 1.0, near: 1.0}, "") == near
-    assert own_url({far: 1.0, near: 1.0}, far) == far
-    for urls, which in (
-        ([far, "http://203.0.113.1:80"], "no node"),
-        ([near, "http://127.0.0.1:8444"], "several nodes"),
-    ):
-        with pytest.raises(ConfigError, match=rf"^peers names {which} .* peer_self=URL$"):
-            own_url(dict.fromkeys(urls, 1.0), "")
 
 
 def test_numbers_of_versions_stay_what_they_were() -> None:

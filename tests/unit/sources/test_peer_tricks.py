@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler
-from typing import Any
 
 import pytest
-from test_peer_source import CONTENT, HERE, TIMEOUT_S, Peer, Setup, reply
+from test_peer_source import CONTENT, TIMEOUT_S, Peer, Setup, members_of, reply
 
-from spiderfs.core.homes import Homes
 from spiderfs.errors import ConfigError
 from spiderfs.shared.slots import SharedSlots
-from spiderfs.sources.peers import PeerCounts, PeerSource, own_url
-from spiderfs.sources.source import FromPeer, version_hash
+from spiderfs.sources.node_names import addresses_of, own_url
+from spiderfs.sources.peers import PeerSource
+from spiderfs.sources.source import FromPeer
 from spiderfs.testing import MemorySource
 
 
 @pytest.fixture
 def setup() -> Iterator[Setup]:
     peer = Peer()
-    yield Setup(peer)
+    with closing(Setup(peer)) as setup:
+        yield setup
     peer.close()
 
 
@@ -135,37 +134,17 @@ def test_a_name_that_no_host_can_have_is_never_there(host: str) -> None:
     with pytest.raises(ConfigError, match="no node"):
         own_url({url: 1.0}, "")
     source = MemorySource()
-    reader = PeerSource(source, Homes({HERE: 1.0, url: 1e6}, HERE), TIMEOUT_S, PeerCounts(1, 2).row(0), SharedSlots(8))
-    found = source.add(b"file", CONTENT)
-    for _ in range(2):
-        began = time.monotonic()
-        assert reader.read(b"file", 0, len(CONTENT), found.version) == CONTENT
+    assert addresses_of(host) == []
+    members = members_of(url)
+    reader = PeerSource(source, members, TIMEOUT_S, members.row(0), SharedSlots(8))
+    began = time.monotonic()
+    for number in range(9):
+        name = b"file%d" % number
+        assert reader.read(name, 0, len(CONTENT), source.add(name, CONTENT).version) == CONTENT
     assert time.monotonic() - began < TIMEOUT_S / 2
 
 
 def test_a_path_of_a_server_in_any_letters(setup: Setup) -> None:
-    elsewhere = Setup(setup.peer, prefix="/daten ä")
-    setup.peer.files["daten ä/".encode() + elsewhere.named(elsewhere.path)] = CONTENT
-    assert type(elsewhere.read()) is FromPeer
-
-
-def test_a_name_that_is_not_answered_for_keeps_no_other_peer_waiting(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask, over = socket.getaddrinfo, threading.Event()
-
-    def asked(host: str, *args: Any, **kwargs: Any) -> Any:
-        if host == "hangs.invalid":
-            over.wait(30)
-        return ask(host, *args, **kwargs)
-
-    monkeypatch.setattr(socket, "getaddrinfo", asked)
-    url = setup.peer.url.replace("127.0.0.1", "localhost")
-    # The names are looked up in this order.
-    homes = Homes({HERE: 1.0, "http://hangs.invalid": 1.0, url: 1.0}, HERE)
-    reader = PeerSource(setup.source, homes, TIMEOUT_S, PeerCounts(1, 3).row(0), SharedSlots(64))
-    versions = ((path, setup.source.stat(path).version) for path in setup.paths)
-    path, version = next(one for one in versions if homes.members[homes.home(version_hash(*one))] == url)
-    setup.peer.files[setup.named(path)] = CONTENT
-    assert isinstance(reader.read(path, 0, len(CONTENT), version), FromPeer)
-    over.set()
+    with closing(Setup(setup.peer, prefix="/daten ä")) as elsewhere:
+        setup.peer.files["daten ä/".encode() + elsewhere.named(elsewhere.path)] = CONTENT
+        assert type(elsewhere.read()) is FromPeer

@@ -1,0 +1,122 @@
+"""The manager's part in `peers`: it finds out who the nodes are, and where, and tells all processes (`members.py`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import trio
+
+from spiderfs.errors import ConfigError
+from spiderfs.options.model import Options
+from spiderfs.sources.members import MOST_MEMBERS, OWN, Members
+from spiderfs.sources.node_names import (
+    HERE,
+    Roll,
+    addresses_of,
+    as_named,
+    at_address,
+    is_here,
+    is_server,
+    live_name,
+    weights_of,
+)
+
+log = logging.getLogger(__name__)
+
+# How often a name is looked up, and how soon again if that has failed. Nobody waits for it.
+LOOK_UP_S, AGAIN_S = 10.0, 2.0
+# The same for names in a list, whose addresses change rarely.
+LISTED_S = 60.0
+
+
+class Membership:
+    def __init__(self, members: Members | None, options: Options, rehomed: Callable[[], None]) -> None:
+        """`members`: those that all processes share, None without `peers`; `rehomed` is called when homes move."""
+        self._members = members
+        self._rehomed = rehomed
+        self._options = options
+        # A manager before this one has heard answers too.
+        known = members.nodes() if members is not None else []
+        self._found = {node.url: node for node in known if node is not None}
+        self._roll = Roll([address for node in self._found.values() for address in node.addresses])
+        self._told: object = None
+        self._one_at_a_time = trio.Lock()
+        self._changed = trio.Event()
+
+    def change(self, options: Options) -> None:
+        """Take over the option; raises ConfigError where that takes a new mount."""
+        if options.peers == self._options.peers:
+            return
+        if not options.peers or not self._options.peers:
+            raise ConfigError("a mount cannot begin or end with peers: unmount, then mount with the others")
+        self._options, self._found, self._roll = options, {}, Roll()
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Look up the nodes' names for ever."""
+        while self._members is not None:
+            self._changed = trio.Event()
+            # A name that is not answered for keeps a thread for half a minute, and no other name waiting.
+            threads = trio.CapacityLimiter(len(self._options.peers))
+            if not live_name(self._options.peers):
+                await self._take_over(weights_of(self._options.peers))
+            async with trio.open_nursery() as nursery:
+                for url in self._options.peers:
+                    nursery.start_soon(self._follow, url, threads)
+                await self._changed.wait()
+                nursery.cancel_scope.cancel()
+
+    async def _follow(self, url: str, threads: trio.CapacityLimiter) -> None:
+        node, is_known = as_named(url), True
+        if node.addresses:
+            return
+        name = live_name(self._options.peers)
+        while True:
+            find = partial(addresses_of, node.host)
+            found = await trio.to_thread.run_sync(find, abandon_on_cancel=True, limiter=threads)
+            if is_known != bool(found):
+                is_known = not is_known
+                if is_known:
+                    log.info("peers: %s is known again", node.host)
+                else:
+                    log.warning("peers: %s cannot be looked up: the nodes that are known stay", node.host)
+            if name:
+                # As many as there are places; all nodes leave out the same ones.
+                counted = self._roll.after(found)[: MOST_MEMBERS - 1]
+                self._found = {member.url: member for member in (at_address(url, address) for address in counted)}
+            elif found:
+                self._found[url] = node._replace(addresses=found)
+            await self._take_over(dict.fromkeys(self._found, 1.0) if name else weights_of(self._options.peers))
+            await trio.sleep((LOOK_UP_S if name else LISTED_S) if found else AGAIN_S)
+
+    async def _take_over(self, weights: Mapping[str, float]) -> None:
+        assert self._members is not None
+        # To draw the homes takes some milliseconds for each node.
+        with trio.CancelScope(shield=True):
+            async with self._one_at_a_time:
+                own, found = self._own(weights), dict(self._found)
+                telling = (dict(weights), own, found)
+                if telling == self._told:
+                    return
+                try:
+                    has_moved = await trio.to_thread.run_sync(self._members.change, weights, own, found)
+                except ConfigError as exc:
+                    log.warning("%s", exc)
+                    return
+                self._told = telling
+                log.info("peers: %d nodes, and this is %s", len(weights), self._members.members[OWN] or "none of them")
+                if has_moved:
+                    self._rehomed()
+
+    def _own(self, weights: Mapping[str, float]) -> set[str]:
+        """Which of the nodes is this one: the one that the option names, or was it before, or has an address of it."""
+        assert self._members is not None
+        if self._options.peer_self:
+            return {self._options.peer_self}
+        if any(map(is_server, weights)):
+            return {HERE}
+        if self._members.members[OWN] in weights and not live_name(self._options.peers):
+            return {self._members.members[OWN]}
+        return {url for url in weights if is_here((self._found.get(url) or as_named(url)).addresses)}

@@ -1,0 +1,160 @@
+"""Which nodes share out the samples of a source, as all processes of one mount know it.
+
+The manager looks the nodes' names up again and again (`daemon/caching/membership.py`) and says here who is a member,
+and at which addresses. The reading processes take over from here, at their next read, whom they ask (`peers.py`).
+
+Each node has a **place**, and keeps it as long as it is a member; place 0 is this node's own. The homes of samples are
+a table of places. List and table lie in memory that all processes share, and only the manager writes them. Whoever
+reads between two writes may ask a node that is not the home, which costs a question at most: no bytes depend on it.
+
+A node that is no member (yet) is the home of nothing: it asks the others, and keeps what a plan reads next alone.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from spiderfs.core.homes import GROUPS, Homes
+from spiderfs.errors import ConfigError
+from spiderfs.sources.node_names import Node, as_named
+
+# For each of them, to draw the homes takes a megabyte for a moment.
+MOST_MEMBERS = 256
+FIELDS = ("hits", "bytes", "absent", "timeouts", "down")
+OWN = 0
+_LIST_BYTES = 1 << 20
+# The number of the edition, how long its text is, and a checksum: a text that is half written is not believed.
+_HEADER = struct.Struct("@QII")
+
+
+class PeerStatus(NamedTuple):
+    up: bool
+    hits: int
+    bytes: int
+    absent: int
+    timeouts: int
+
+
+class Members(Homes):
+    """Homes whose members may change, and what the reading processes have had from each; make it before these.
+
+    `members` has the URLs by their places, empty where nobody is, as this process has heard last (`nodes`).
+    """
+
+    def __init__(self, processes: int = 1) -> None:
+        """So many `processes` count what they have."""
+        self.own = OWN
+        self.members = [""]
+        self._home_of = memoryview(mmap.mmap(-1, 2 * GROUPS)).cast("H")
+        self._list = mmap.mmap(-1, _LIST_BYTES)
+        self._processes, self._width = processes, MOST_MEMBERS * len(FIELDS)
+        self._counts = memoryview(mmap.mmap(-1, 8 * processes * self._width)).cast("Q")
+
+    def home(self, key: int) -> int:
+        return self._home_of[key % GROUPS]
+
+    def is_elsewhere(self, key: object) -> bool:
+        assert isinstance(key, int)
+        return self._home_of[key % GROUPS] != OWN
+
+    @property
+    def has_own(self) -> bool:
+        """Whether this node is a member."""
+        return bool(self.members[OWN])
+
+    @property
+    def edition(self) -> int:
+        """Another number whenever the nodes are others, or their addresses."""
+        edition: int = _HEADER.unpack_from(self._list)[0]
+        return edition
+
+    def nodes(self) -> list[Node | None]:
+        """The nodes by their places; no places, not even this node's, while the manager writes them."""
+        nodes, _ = self._told()
+        if nodes:
+            self.members = [node.url if node else "" for node in nodes]
+        return nodes
+
+    def _told(self) -> tuple[list[Node | None], object]:
+        """The nodes by their places, and for which members and weights the homes are drawn."""
+        _, size, checksum = _HEADER.unpack_from(self._list)
+        text = self._list[_HEADER.size : _HEADER.size + size]
+        if zlib.crc32(text) != checksum:
+            return [], None
+        nodes, drawn_for = json.loads(text or b"[[null], null]")
+        return [node and Node(*node) for node in nodes], drawn_for
+
+    def change(
+        self, weights: Mapping[str, float], own: Collection[str], found: Mapping[str, Node] | None = None
+    ) -> bool:
+        """Have these members; those in `own` are this node. `found` has what is known of them beside their URLs.
+
+        Returns whether a sample has another home, for this node, than before. For the manager alone, and before it.
+        Raises ConfigError for more members than there are places.
+        """
+        # Another manager may have changed them, and may have died while it wrote.
+        self.nodes()
+        urls = sorted(weights)
+        others = [url for url in urls if url not in own]
+        places = self._places(others)
+        nodes: list[Node | None] = [None] * (1 + max(places.values(), default=0))
+        for url in urls:
+            nodes[places.get(url, OWN)] = (found or {}).get(url) or as_named(url)
+        drawing, have_moved = [dict(weights), sorted(own)], False
+        if self._told()[1] != drawing:
+            homes = np.zeros(GROUPS, np.uint16)
+            if others:
+                drawn = Homes(weights, urls[0])
+                of_member = np.array([places.get(url, OWN) for url in drawn.members], np.uint16)
+                homes = of_member[[drawn.home(group) for group in range(GROUPS)]]
+            now = np.frombuffer(self._home_of, np.uint16)
+            have_moved = bool(((now == OWN) != (homes == OWN)).any())
+            now[:] = homes
+        self._publish(nodes, drawing)
+        return have_moved
+
+    def _places(self, urls: Sequence[str]) -> dict[str, int]:
+        """The places of other nodes: those that they have, or the first ones that are free."""
+        if len(urls) >= MOST_MEMBERS:
+            raise ConfigError(f"peers has more than {MOST_MEMBERS} nodes: name fewer")
+        places = {url: place for place, url in enumerate(self.members) if place != OWN and url in urls}
+        free = sorted(set(range(OWN + 1, MOST_MEMBERS)) - set(places.values()), reverse=True)
+        for url in (url for url in urls if url not in places):
+            places[url] = place = free.pop()
+            for row in range(self._processes):
+                self._cells(row, place)[:] = memoryview(bytes(8 * len(FIELDS))).cast("Q")
+        return places
+
+    def _publish(self, nodes: Sequence[Node | None], drawing: object) -> None:
+        text = json.dumps([nodes, drawing]).encode()
+        if len(text) > _LIST_BYTES - _HEADER.size:
+            raise ConfigError("the URLs of peers are too long: shorten them")
+        self._list[_HEADER.size : _HEADER.size + len(text)] = text
+        _HEADER.pack_into(self._list, 0, self.edition + 1, len(text), zlib.crc32(text))
+        self.members = [node.url if node else "" for node in nodes]
+
+    # -- what was had from them
+
+    def row(self, process: int) -> memoryview:
+        """What this process counts: for each place the cells of FIELDS."""
+        return self._counts[process * self._width : (process + 1) * self._width]
+
+    def _cells(self, process: int, place: int) -> memoryview:
+        return self.row(process)[place * len(FIELDS) : (place + 1) * len(FIELDS)]
+
+    def status(self, place: int) -> PeerStatus:
+        """The sums over all processes; a peer is up while no process lets it rest."""
+        rows = (self._cells(row, place) for row in range(self._processes))
+        hits, size, absent, timeouts, down = (sum(cells) for cells in zip(*rows, strict=True))
+        return PeerStatus(not down, hits, size, absent, timeouts)
+
+    def statuses(self) -> dict[str, PeerStatus]:
+        """What was had from each other member, by its URL."""
+        return {url: self.status(place) for place, url in enumerate(self.members) if url and place != OWN}

@@ -1,0 +1,121 @@
+"""The names and addresses of nodes that share out the samples of a source (`members.py`).
+
+A node's name is the URL of the web server over its mount. The option `peers` lists the names, or it is one URL, each
+address of whose host is a member, with a name of its own. Or it lists servers of Redis, each with its share of the
+samples; what these leave is at home on each node.
+
+A name server may lose its memory for a while. So a look-up that fails changes nothing, and an address leaves only when
+MISSED answers in a row do not have it; a new one counts at once.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from spiderfs.errors import ConfigError
+
+MISSED = 3
+# This node, beside servers of Redis.
+HERE = "here"
+
+
+class Node(NamedTuple):
+    url: str
+    """Its name, by which homes are drawn: the same on all nodes."""
+    host: str
+    """What its certificate is for."""
+    addresses: list[str]
+
+
+def as_named(url: str) -> Node:
+    """The node with this URL; its addresses are known if the URL has one."""
+    host = urlsplit(url).hostname or ""
+    return Node(url, host, [host] if is_address(host) else [])
+
+
+def at_address(url: str, address: str) -> Node:
+    """The node at one of the addresses of the name in a URL."""
+    parts = urlsplit(url)
+    host = f"[{address}]" if ":" in address else address
+    netloc = host if parts.port is None else f"{host}:{parts.port}"
+    return Node(parts._replace(netloc=netloc).geturl(), parts.hostname or "", [address])
+
+
+def live_name(urls: Collection[str]) -> str:
+    """The URL with the name whose addresses are the members; empty if the members are listed."""
+    return next((url for url in urls if len(urls) == 1 and not is_server(url)), "")
+
+
+def is_server(url: str) -> bool:
+    """Whether this is no node, but a server of Redis that holds samples for all."""
+    return url.startswith("redis")
+
+
+def weights_of(urls: Mapping[str, float]) -> dict[str, float]:
+    """The weights of all members that `peers` lists; of servers, the share that these leave to this node."""
+    left = 1.0 - sum(urls.values()) if all(map(is_server, urls)) else 0.0
+    return {**urls, HERE: left} if left > 1e-9 else dict(urls)
+
+
+def is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def addresses_of(host: str) -> list[str]:
+    """The addresses of a name, those of IPv4 if it has any, so that a node has one; none if they cannot be had.
+
+    May take half a minute.
+    """
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return []
+    by_family: dict[int, set[str]] = {}
+    for family, _, _, _, address in found:
+        by_family.setdefault(family, set()).add(str(address[0]))
+    return sorted(by_family.get(socket.AF_INET, by_family.get(socket.AF_INET6, ())))
+
+
+def own_url(urls: Mapping[str, float], given: str) -> str:
+    """Which node's URL is this machine's: `given`, or the only one with an address of it; raises ConfigError."""
+    if given or any(map(is_server, urls)):
+        return given or HERE
+    own = [url for url in urls if is_here(addresses_of(urlsplit(url).hostname or ""))]
+    if len(own) != 1:
+        which = "several nodes" if own else "no node"
+        raise ConfigError(f"peers names {which} with an address of this machine: say which is this one, peer_self=URL")
+    return own[0]
+
+
+def is_here(addresses: Sequence[str]) -> bool:
+    """Whether one of the addresses is this machine's."""
+    for address in addresses:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind((address, 0))
+                return True
+            except OSError:
+                continue
+    return False
+
+
+class Roll:
+    """The addresses that count, by the answers of a name server one after the other."""
+
+    def __init__(self, addresses: Sequence[str] = ()) -> None:
+        self._missed = dict.fromkeys(addresses, 0)
+
+    def after(self, answer: Sequence[str]) -> list[str]:
+        """Those that count after this answer, which is none if the look-up has failed."""
+        if answer:
+            missed = {address: times + 1 for address, times in self._missed.items()} | dict.fromkeys(answer, 0)
+            self._missed = {address: times for address, times in missed.items() if times < MISSED}
+        return sorted(self._missed)

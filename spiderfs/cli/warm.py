@@ -305,8 +305,7 @@ def _followed(mount: Mount, shown: AbstractContextManager[Show]) -> Warming:
             seen.append((time.monotonic(), warming.fetched_bytes))
             (first_s, first), (last_s, last) = seen[0], seen[-1]
             rate = (last - first) / (last_s - first_s) if last > first else 0.0
-            done, of = warming.found - warming.left, warming.found
-            show(_said(warming, rate), done, None if warming.searching else of)
+            show(_said(warming, rate), warming.found - warming.left, None if warming.searching else warming.found)
             time.sleep(_LOOK_INTERVAL_S)
 
 
@@ -351,18 +350,14 @@ def _check(mount: Mount, warming: Warming) -> None:
     if warming.failed:
         troubles.append(f"{warming.failed:,} files or directories could not be read, and the daemon's log says why")
     if warming.missing:
-        first = f"{warming.missing:,} paths mean no file of {mount.mountpoint}, the first is {warming.unknown}"
-        troubles.append(first)
+        troubles.append(f"{warming.missing:,} paths mean no file of {mount.mountpoint}, the first is {warming.unknown}")
     if warming.roomless:
         troubles.append(
             f"{warming.roomless:,} files are not pinned: pinned files may take half of the cache, so give it more with"
             f" 'spiderfs config {mount.mountpoint} capacity=SIZE', or unpin others"
         )
     if warming.unkept:
-        troubles.append(
-            f"{warming.unkept:,} files were fetched and are not in the cache, because its disk is full: make room"
-            " there, and run this command again"
-        )
+        troubles.append(f"{warming.unkept:,} files are not kept: make room on the full disk of the cache and try again")
     if troubles:
         raise SpiderfsError("; ".join(troubles))
 

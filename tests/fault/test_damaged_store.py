@@ -210,7 +210,7 @@ def test_what_is_pinned_on_a_full_disk_is_fetched_once_there_is_room(source: Pat
     ):
         full = run_spiderfs("pin", mount.point, ".")
         said = re.fullmatch(
-            r"spiderfs: (\d+) files were fetched and are not in the cache, because its disk is full: .*\n", full.stderr
+            r"spiderfs: (\d+) files are not kept: make room on the full disk of the cache .*\n", full.stderr
         )
         assert said is not None, full.stderr
         assert full.returncode == 1

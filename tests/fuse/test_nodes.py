@@ -386,7 +386,7 @@ def test_nodes_of_one_name_come_and_go(source: Path, tmp_path: Path, mode: dict[
         assert sum(node.had("timeouts") for node in named.nodes) == 0
 
 
-@MODES
+@pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])
 def test_samples_whose_home_is_a_server_are_fetched_once(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(RedisServer(tmp_path))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -19,7 +17,7 @@ from spiderfs.errors import SourceChanged
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.members import Members, PeerStatus
 from spiderfs.sources.node_names import Node
-from spiderfs.sources.peer import FAILURES, PAUSE_S
+from spiderfs.sources.peer import FAILURES
 from spiderfs.sources.peers import PeerSource, asked_name, asked_version
 from spiderfs.sources.source import FromPeer, Version, version_hash
 from spiderfs.testing import MemorySource
@@ -250,17 +248,6 @@ def test_a_long_text_about_a_file_that_is_not_there_is_not_waited_for(setup: Set
     assert setup.status() == PeerStatus(True, 0, 0, FAILURES + 1, 0)
 
 
-def test_a_peer_that_is_back_is_asked_again(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup.peer.answers = failing
-    for _ in range(FAILURES):
-        setup.read()
-    setup.peer.answers = lambda handler, path: False
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 2 * PAUSE_S)
-    assert type(setup.read()) is FromPeer
-    assert setup.status() == PeerStatus(True, 1, len(CONTENT), 0, FAILURES)
-
-
 @pytest.mark.parametrize("says", [True, False])
 def test_a_connection_that_the_server_has_closed_is_made_anew(setup: Setup, says: bool) -> None:
     def closing(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
@@ -290,17 +277,6 @@ def test_a_kept_connection_that_ends_at_the_next_question_is_made_anew(setup: Se
     assert setup.status() == PeerStatus(True, 3, 3 * len(CONTENT), 0, 0)
 
 
-def test_nobody_listens(setup: Setup) -> None:
-    setup.peer.close()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        members = members_of(url)
-        reader = PeerSource(setup.source, members, TIMEOUT_S, members.row(0), SharedSlots(8))
-        for path in setup.paths:
-            assert reader.read(path, 0, len(CONTENT), setup.source.stat(path).version) == CONTENT
-
-
 def test_a_peer_shows_a_certificate_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for days, known, gives in ((1, False, False), (1, True, True), (-1, True, False)):
         certificate = tmp_path / "localhost.pem"
@@ -314,26 +290,6 @@ def test_a_peer_shows_a_certificate_that_is_known(tmp_path: Path, monkeypatch: p
             assert setup.status().timeouts == (0 if gives else 2)
             assert bool(peer.asked) == gives
         peer.close()
-
-
-def test_many_threads_ask_side_by_side(setup: Setup) -> None:
-    for path in setup.paths:
-        setup.peer.files[setup.named(path)] = path * 300
-        setup.source.change(path, path * 300)
-    for path in setup.paths:
-        setup.peer.files[setup.named(path)] = path * 300
-    at_peer = [
-        path for path in setup.paths if setup.homes.is_elsewhere(version_hash(path, setup.source.stat(path).version))
-    ]
-
-    def read(path: bytes) -> bool:
-        found = setup.reader.read(path, 0, len(path) * 300, setup.source.stat(path).version)
-        return found == path * 300
-
-    with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(read, at_peer * 5))
-    assert setup.status().hits == 5 * len(at_peer)
-    assert setup.peer.connections <= 8
 
 
 def test_a_mount_may_lie_below_a_path_of_the_server(peer: Peer) -> None:

@@ -1,7 +1,8 @@
-"""The wheel on every supported Python that this machine has: installed, mounted, read, told by a hook, unmounted.
+"""The wheel on Pythons that this machine has: installed, mounted, read, told by a hook, unmounted.
 
-An interpreter's virtual environment is made once for each lock, below .venv, which scripts/setup makes anew with a new
-lock. The interpreter of .venv itself is always tried; another one only where it can compile hnswlib.
+They are that of .venv and the newest other one that is supported; all of them with SPIDERFS_ALL_PYTHONS=1. An
+interpreter's virtual environment is made once for each lock, below .venv, which scripts/setup makes anew with a new
+lock. Another one than that of .venv is tried only where it can compile hnswlib, which takes most of the time.
 """
 
 from __future__ import annotations
@@ -114,11 +115,16 @@ def write_samples(source: Path) -> dict[Path, bytes]:
     return {path.relative_to(source): path.read_bytes() for path in source.rglob("*.npy")}
 
 
-@pytest.mark.parametrize("minor", MINORS, ids=[f"3.{minor}" for minor in MINORS])
+def minors_to_try() -> list[int]:
+    own = sys.version_info.minor
+    others = [minor for minor in reversed(MINORS) if minor != own and find_interpreter(minor)]
+    return [own, *(others if os.environ.get("SPIDERFS_ALL_PYTHONS") else others[:1])]
+
+
+@pytest.mark.parametrize("minor", minors_to_try(), ids=lambda minor: f"3.{minor}")
 def test_the_wheel_mounts_and_learns(minor: int, wheel: Path, tmp_path: Path) -> None:
     interpreter = find_interpreter(minor)
-    if interpreter is None:
-        pytest.skip(f"this machine has no python3.{minor} with headers and venv")
+    assert interpreter is not None
     commands = environment_with(wheel, interpreter, minor)
     source, point, cache = tmp_path / "source", tmp_path / "point", tmp_path / "cache"
     wanted = write_samples(source)

@@ -76,7 +76,7 @@ def report(mountpoint: str, path: Path) -> None:
         compared = _compared(Path(trace), stats, bool(epochs)) if trace != "none" else []
     text = _page(str(mount.mountpoint), stats, epochs, compared)
     try:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     except OSError as exc:
         raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
     click.echo(f"{len(epochs):,} epochs are on {path}")

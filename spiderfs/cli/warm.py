@@ -158,10 +158,7 @@ def _ending_well() -> Iterator[None]:
 def _wanted(
     mount: Mount, mountpoint: str, paths: Iterable[str], globs: bool = True, there: bool = True
 ) -> Iterator[str]:
-    """The paths that are meant, and with `globs` globs, relative to the mount; raises ConfigError.
-
-    With `there` each must be of a file that is there.
-    """
+    """The paths, and with `globs` globs, relative to the mount; `there`: of files that are. Raises ConfigError."""
     for path in paths:
         if path == "-":
             name = ""
@@ -196,11 +193,9 @@ def _at_end_of_links(mount: Mount, relative: str, there: bool) -> str:
     path = f"{mount.mountpoint}/{relative}"
     try:
         found = within(ANSWER_TIMEOUT_S, lambda: os.path.realpath(path, strict=True))
-    except (FileNotFoundError, NotADirectoryError) as exc:
-        if not there:
-            return relative
-        raise ConfigError(f"{mount.mountpoint} has no file {relative}: write a path below it") from exc
-    except OSError:
+    except OSError as exc:
+        if there and isinstance(exc, FileNotFoundError | NotADirectoryError):
+            raise ConfigError(f"{mount.mountpoint} has no file {relative}: write a path below it") from exc
         return relative  # The source may answer the daemon, and if not the daemon says so.
     return _relative(mount, str(mount.mountpoint), found)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -135,6 +138,18 @@ def test_without_trainings_a_trace_is_enough(here: Path, tmp_path: Path) -> None
         f"spiderfs: {here} has seen no training yet, and records no trace: call trainer_hook.plan in the training, or"
         " mount with -o trace=FILE\n"
     )
+
+
+def test_the_page_is_utf_8_where_the_locale_is_another(here: Path, tmp_path: Path) -> None:
+    has(here, [EPOCH], "none")
+    there, table = here.rename(tmp_path / "é"), tmp_path / "mountinfo"
+    table.write_text(table.read_text().replace(str(here), str(there)))
+    run = f"import pathlib; from spiderfs.linux import mounts; mounts.MOUNT_TABLE = pathlib.Path({str(table)!r})"
+    run += "; from spiderfs.cli.main import main; main()"
+    arguments = ["report", there, "--html", tmp_path / "page.html"]
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PATH": os.environ["PATH"]}
+    subprocess.run([sys.executable, "-c", run, *arguments], check=True, env=plain, timeout=60)
+    assert f"Trainings at {there}" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_it_fails_in_one_line(here: Path, tmp_path: Path) -> None:

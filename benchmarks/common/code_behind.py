@@ -11,6 +11,7 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ def hash_of(places: Iterable[str], root: Path = ROOT) -> str:
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()[:16]
 
 
+@cache
 def _code_of(text: str) -> str:
     tree = ast.parse(text)
     for node in ast.walk(tree):

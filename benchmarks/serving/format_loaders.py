@@ -59,6 +59,9 @@ class Task:
     most_bytes: int | None = None
     """Of the format's own cache."""
     planned: bool = False
+    pool: float | None = None
+    """The share of the samples in the pool of a PoolSampler, which draws in the place of a uniform shuffle."""
+    decodes: bool = True
     drops_pages: bool = False
     """Whether the kernel is told to forget a photo that was read, as where the data set is larger than memory."""
 
@@ -85,16 +88,17 @@ def decoded(content: bytes) -> Tensor:
 class Photos(Dataset[Tensor]):
     """Plain files, listed as torchvision's ImageFolder lists them, or whatever else names its samples so."""
 
-    def __init__(self, samples: list[tuple[str, str]], read: Callable[[str], bytes]) -> None:
+    def __init__(self, samples: list[tuple[str, str]], read: Callable[[str], bytes], decodes: bool = True) -> None:
         labels = {label: number for number, label in enumerate(sorted({label for _, label in samples}))}
         self.samples = [(path, labels[label]) for path, label in samples]
-        self._read = read
+        self._read, self._decodes = read, decodes
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Tensor:
-        return decoded(self._read(self.samples[index][0]))
+        content = self._read(self.samples[index][0])
+        return decoded(content) if self._decodes else torch.tensor(len(content))
 
 
 class Remote:
@@ -135,12 +139,16 @@ def read_once(path: str) -> bytes:
 
 def files(task: Task) -> Iterable[Any]:
     if task.faults is None:
-        photos = Photos(index(Path(task.data)), read_once if task.drops_pages else read_file)
+        photos = Photos(index(Path(task.data)), read_once if task.drops_pages else read_file, task.decodes)
     else:
         remote = Remote(task.data, task.faults)
         photos = Photos(remote.index(), remote.read)
     # With a generator of its own the loader's next epoch can be planned early.
     loader = DataLoader(photos, shuffle=True, generator=torch.Generator(), **_options())
+    if task.pool is not None:
+        from trainer_hook import PoolSampler
+
+        loader = DataLoader(photos, sampler=PoolSampler(len(photos), pool=task.pool), **_options())
     if task.planned:
         import trainer_hook
 

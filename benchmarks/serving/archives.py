@@ -53,6 +53,7 @@ from benchmarks.serving.peers import python_of_peers
 from benchmarks.serving.streaming_formats import FOLDERS, Reading, loaders, read
 from spiderfs.archives.index import Index
 from spiderfs.archives.indexer_process import Indexers
+from spiderfs.sources.client import SourceLimits
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.source import Version
@@ -172,7 +173,7 @@ def measure_index(scratch: Path, members: int) -> dict[str, float]:
             return os.pread(file.fileno(), length, offset)
 
         before_s, began_s = cpu_of_children_s(), time.perf_counter()
-        indexers = Indexers(64, 30.0)
+        indexers = Indexers(SourceLimits())
         indexers.index("tar", b"members.tar", Version(tar.stat().st_size, OLD_S * 10**9), from_file, to)
         took_s = time.perf_counter() - began_s
         peak_bytes = peak_of_indexer()

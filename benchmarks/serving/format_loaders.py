@@ -62,6 +62,7 @@ class Task:
     pool: float | None = None
     """The share of the samples in the pool of a PoolSampler, which draws in the place of a uniform shuffle."""
     decodes: bool = True
+    batch: int = BATCH
     drops_pages: bool = False
     """Whether the kernel is told to forget a photo that was read, as where the data set is larger than memory."""
 
@@ -144,11 +145,11 @@ def files(task: Task) -> Iterable[Any]:
         remote = Remote(task.data, task.faults)
         photos = Photos(remote.index(), remote.read)
     # With a generator of its own the loader's next epoch can be planned early.
-    loader = DataLoader(photos, shuffle=True, generator=torch.Generator(), **_options())
+    loader = DataLoader(photos, shuffle=True, generator=torch.Generator(), **_options(task))
     if task.pool is not None:
         from trainer_hook import PoolSampler
 
-        loader = DataLoader(photos, sampler=PoolSampler(len(photos), pool=task.pool), **_options())
+        loader = DataLoader(photos, sampler=PoolSampler(len(photos), pool=task.pool), **_options(task))
     if task.planned:
         import trainer_hook
 
@@ -182,7 +183,7 @@ def mosaicml(task: Task) -> Iterable[Any]:
         download.DOWNLOADER_MAPPINGS["slow"] = Downloader
         options = {"remote": prefix, "local": task.cache}
     photos = Photos(shuffle=True, batch_size=BATCH, cache_limit=task.most_bytes, **options)
-    return DataLoader(photos, **_options())
+    return DataLoader(photos, **_options(task))
 
 
 def litdata(task: Task) -> Iterable[Any]:
@@ -201,7 +202,7 @@ def litdata(task: Task) -> Iterable[Any]:
         downloader.register_downloader("s3://", Downloader, overwrite=True)
         options = {"input_dir": prefix, "cache_dir": task.cache, "max_cache_size": task.most_bytes}
     photos = StreamingDataset(shuffle=True, transform=lambda sample: decoded(sample["jpg"]), **options)
-    return StreamingDataLoader(photos, **_options())  # type: ignore[no-any-return]
+    return StreamingDataLoader(photos, **_options(task))  # type: ignore[no-any-return]
 
 
 def webdataset(task: Task) -> Iterable[Any]:
@@ -216,11 +217,11 @@ def webdataset(task: Task) -> Iterable[Any]:
         urls = [prefix + os.path.basename(url) for url in urls]
         options = {"cache_dir": task.cache, "cache_size": task.most_bytes or -1}
     photos = WebDataset(urls, shardshuffle=len(urls), **options).shuffle(SHUFFLE_BUFFER)
-    return DataLoader(photos.map(lambda sample: decoded(sample["jpg"])), **_options())
+    return DataLoader(photos.map(lambda sample: decoded(sample["jpg"])), **_options(task))
 
 
-def _options() -> dict[str, Any]:
-    return {"batch_size": BATCH, "num_workers": LOADER_WORKERS, "persistent_workers": True}
+def _options(task: Task) -> dict[str, Any]:
+    return {"batch_size": task.batch, "num_workers": LOADER_WORKERS, "persistent_workers": True}
 
 
 LOADERS: dict[str, Callable[[Task], Iterable[Any]]] = {

@@ -83,7 +83,7 @@ class Extent:
     """Members of the tar that is entered."""
 
 
-FULL = Extent(images=1_000, samples=4_000, rounds=1, members=1_000_000, entered=12_000)
+FULL = Extent(images=1_000, samples=3_000, rounds=1, members=1_000_000, entered=12_000)
 QUICK = Extent(images=200, samples=400, rounds=1, members=20_000, entered=2_000)
 
 
@@ -121,10 +121,13 @@ class Case:
     options: str = ""
 
 
+ALONE = ("loose", "tar", "zip", "loose, immutable", "tar, immutable", "webdataset")
+POOLED = ("loose", "tar", "tar, pool", "tar, pool, immutable", "webdataset")
+REQUESTS = ("loose", "tar", "tar, pool", "loose, immutable", "tar, immutable", "tar, pool, immutable")
 CASES = {
-    "remote": Case(20.0, 200_000_000, ("loose", "tar", "zip", "loose, immutable", "tar, immutable", "webdataset")),
-    "line": Case(20.0, 25_000_000, ("loose", "tar", "tar, pool", "tar, pool, immutable", "webdataset"), 0.2),
-    "requests": Case(50.0, 200_000_000, tuple(SYSTEMS)[:-1], 0.2, photos=False, options=",fetches=8"),
+    "remote": Case(20.0, 200_000_000, ALONE),
+    "line": Case(20.0, 25_000_000, POOLED, cached_share=0.2),
+    "requests": Case(50.0, 200_000_000, REQUESTS, cached_share=0.2, photos=False, options=",fetches=8"),
 }
 
 

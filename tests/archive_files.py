@@ -16,6 +16,7 @@ from spiderfs.archives.index import FILE, LINK, Index, IndexBuilder
 from spiderfs.archives.indexer_process import FORMATS, Indexers
 from spiderfs.archives.pieces import Pieces
 from spiderfs.archives.zip_format import bytes_begin, unpacked
+from spiderfs.sources.client import SourceLimits
 from spiderfs.sources.source import Version
 
 OLD_S = 1_700_000_000
@@ -86,7 +87,7 @@ def run(*command: str | Path, cwd: Path) -> bytes:
 @contextlib.contextmanager
 def patient_indexers() -> Iterator[Indexers]:
     """Those of a test, in which nobody is told to ask again because the machine is busy."""
-    with contextlib.closing(Indexers(64, 30.0)) as indexers:
+    with contextlib.closing(Indexers(SourceLimits())) as indexers:
         indexers.moment_s = 30.0
         yield indexers
 

@@ -1,24 +1,26 @@
-"""Archives as directories: what an index costs, and epochs over a tar or a zip beside the same files loose.
+"""Archives as directories: what an index costs, and epochs over a tar beside the same files loose, and WebDataset.
 
-    .venv/bin/python -m benchmarks.serving.archives --json FILE     some ten minutes
-    .venv/bin/python -m benchmarks.serving.archives --quick         under a minute, without WebDataset
+    .venv/bin/python -m benchmarks.serving.archives --json FILE     six minutes
+    .venv/bin/python -m benchmarks.serving.archives --quick         a minute, without WebDataset
 
 **Index**: a tar of a million members of 100 bytes on the local disk is indexed by the process that does so for a mount,
 beside Python's tarfile, which lists the same tar; then paths are looked up in the index in a random order.
 
 **First entry**: 12,000 members of 1,000 bytes, 10 ms away: the time until a mount has listed a tar that it does not
-know yet, beside a walk from header to header (of 1,000 of them), which is what tar(1) would do.
+know yet, beside a walk from header to header (of some of them), which is what tar(1) would do.
 
-**Epochs**: photos in folders are read twice, in a new order each time, by the loader of `streaming_formats` (two
-workers that decode). The same photos lie loose, in one tar, and in one zip, in a mount with opens or with -o
-immutable, all with a plan. WebDataset reads shards of 4 MB from the same slow source
-by itself. "Reads" are requests for bytes in both epochs, and "bytes" what came, each for a photo; the index counts.
+**Epochs**: two, each in a new order, by the loader of `streaming_formats` (two workers, here with batches of 16). The
+same samples lie loose, in one tar, and in one zip, in a mount with opens or with -o immutable, all with a plan. "Pool"
+draws by a PoolSampler whose pool has half as many samples as a cache of a fifth. WebDataset reads shards of 4 MB from
+the same slow source by itself. "Reads" are requests for the bytes of samples, in both epochs together, and "bytes" what
+came, each for a sample: where a cache of a fifth is used as well as can be, 1.8. What the index takes is in "start".
 
-    remote   20 ms away, 200 MB/s, a cache that holds everything
-    fifth    the same, and a cache that holds a fifth of the bytes; the kernel forgets what the loader has read
+    remote    photos 20 ms away, at 200 MB/s, decoded; a cache that holds everything
+    line      photos 20 ms away, at 25 MB/s, decoded; a cache that holds a fifth
+    requests  members of 8 kB 50 ms away, a mount that may make 8 requests at a time, not decoded; a fifth
 
-Systems take turns, each round in another order, each with an empty cache. Ratios are medians of the ratios within a
-round.
+Where the cache holds a fifth, the kernel forgets what the loader has read. Systems take turns, each round in another
+order, each with an empty cache. Ratios are medians of the ratios within a round.
 """
 
 from __future__ import annotations
@@ -48,23 +50,32 @@ from benchmarks.common.mounts import counts, mounted
 from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.serving.format_loaders import SHARD_BYTES, Task
 from benchmarks.serving.peers import python_of_peers
-from benchmarks.serving.streaming_formats import CASES, FOLDERS, Reading, loaders, read
+from benchmarks.serving.streaming_formats import FOLDERS, Reading, loaders, read
 from spiderfs.archives.index import Index
 from spiderfs.archives.indexer_process import Indexers
+from spiderfs.sources.client import SourceLimits
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.source import Version
 
 TABLE_WIDTH = 120
 ROOMY = 2.0
-ENTRY_LATENCY_MS, ENTRY_BYTES, HEADERS = 10.0, 1000, 1000
+ENTRY_LATENCY_MS, ENTRY_BYTES, HEADERS = 10.0, 1000, 300
 LOOK_UPS = 100_000
 OLD_S = 1_700_000_000
+
+
+MEMBER_BYTES = 8000
+POOL = 0.1
+# Small, so that what the loader's workers have in hand is little beside a fifth of some hundred photos.
+BATCH = 16
 
 
 @dataclass(frozen=True)
 class Extent:
     images: int
+    samples: int
+    """Small ones, of which many are read."""
     rounds: int
     members: int
     """Of the tar that is indexed."""
@@ -72,25 +83,51 @@ class Extent:
     """Members of the tar that is entered."""
 
 
-FULL = Extent(images=1_000, rounds=3, members=1_000_000, entered=12_000)
-QUICK = Extent(images=200, rounds=1, members=20_000, entered=2_000)
+FULL = Extent(images=1_000, samples=3_000, rounds=1, members=1_000_000, entered=12_000)
+QUICK = Extent(images=200, samples=400, rounds=1, members=20_000, entered=2_000)
 
 
 @dataclass(frozen=True)
 class System:
     data: str
-    """Where the photos lie, in the mount's source: a directory or an archive. WebDataset has shards."""
+    """Where the samples lie, in the mount's source: a directory or an archive. WebDataset has shards."""
+    beside: str = ""
+    """The system whose rates its own are compared with."""
     options: str = ""
     loader: str = "files"
+    pool: float | None = None
 
 
 SYSTEMS = {
-    "loose": System("photos"),
-    "tar": System("photos.tar"),
-    "zip": System("photos.zip"),
-    "loose, immutable": System("photos", ",immutable=on"),
-    "tar, immutable": System("photos.tar", ",immutable=on"),
-    "webdataset": System("webdataset", loader="webdataset"),
+    "loose": System("loose"),
+    "tar": System("packed.tar", "loose"),
+    "zip": System("packed.zip", "loose"),
+    "tar, pool": System("packed.tar", "loose", pool=POOL),
+    "loose, immutable": System("loose", "", ",immutable=on"),
+    "tar, immutable": System("packed.tar", "loose, immutable", ",immutable=on"),
+    "tar, pool, immutable": System("packed.tar", "loose, immutable", ",immutable=on", pool=POOL),
+    "webdataset": System("webdataset", "", loader="webdataset"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    latency_ms: float
+    bytes_per_s: int
+    systems: tuple[str, ...]
+    cached_share: float | None = None
+    photos: bool = True
+    """Whether the samples are photos, which are decoded."""
+    options: str = ""
+
+
+ALONE = ("loose", "tar", "zip", "loose, immutable", "tar, immutable", "webdataset")
+POOLED = ("loose", "tar", "tar, pool", "tar, pool, immutable", "webdataset")
+REQUESTS = ("loose", "tar", "tar, pool", "loose, immutable", "tar, immutable", "tar, pool, immutable")
+CASES = {
+    "remote": Case(20.0, 200_000_000, ALONE),
+    "line": Case(20.0, 25_000_000, POOLED, cached_share=0.2),
+    "requests": Case(50.0, 200_000_000, REQUESTS, cached_share=0.2, photos=False, options=",fetches=8"),
 }
 
 
@@ -141,7 +178,7 @@ def measure_index(scratch: Path, members: int) -> dict[str, float]:
             return os.pread(file.fileno(), length, offset)
 
         before_s, began_s = cpu_of_children_s(), time.perf_counter()
-        indexers = Indexers(64, 30.0)
+        indexers = Indexers(SourceLimits())
         indexers.index("tar", b"members.tar", Version(tar.stat().st_size, OLD_S * 10**9), from_file, to)
         took_s = time.perf_counter() - began_s
         peak_bytes = peak_of_indexer()
@@ -192,14 +229,24 @@ def measure_entry(scratch: Path, entered: int) -> dict[str, float]:
 # -- epochs
 
 
+def make_members(root: Path, count: int) -> list[str]:
+    """Files that no two of are alike, below `root`; returns their names."""
+    bytes_of = random.Random(1).randbytes
+    names = [f"{number % FOLDERS:03d}/{number:06d}" for number in range(count)]
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(bytes_of(MEMBER_BYTES))
+    return names
+
+
 def pack(source: Path, names: list[str]) -> None:
-    """The photos in one tar and one zip beside them, in the order of their names."""
+    """The loose files in one tar and one zip beside them, in the order of their names."""
     with (
-        tarfile.open(source / "photos.tar", "w") as tar,
-        zipfile.ZipFile(source / "photos.zip", "w", zipfile.ZIP_STORED) as packed,
+        tarfile.open(source / "packed.tar", "w") as tar,
+        zipfile.ZipFile(source / "packed.zip", "w", zipfile.ZIP_STORED) as packed,
     ):
         for name in sorted(names):
-            content = (source / "photos" / name).read_bytes()
+            content = (source / "loose" / name).read_bytes()
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
@@ -210,115 +257,143 @@ def pack(source: Path, names: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Epochs:
+    """`reads` and `bytes` are of both epochs, each as a share of those of all samples."""
+
     reading: Reading
     reads: float = 0.0
     bytes: float = 0.0
-    """Each as a share of those of all photos."""
 
 
-def measure_epochs(system: System, case: str, source: Path, images: int, scratch: Path, python: Path) -> Epochs:
-    slow = CASES[case]
-    total = sum(path.stat().st_size for path in (source / "photos").rglob("*.jpg"))
-    most_bytes = None if slow.cached_share is None else int(slow.cached_share * total)
+def measure_epochs(system: System, case: Case, source: Path, samples: int, scratch: Path, python: Path) -> Epochs:
+    total = sum(path.stat().st_size for path in (source / "loose").rglob("*") if path.is_file())
+    most_bytes = None if case.cached_share is None else int(case.cached_share * total)
     if system.loader != "files":
         (scratch / "cache").mkdir(parents=True)
         faults = scratch / "faults"
-        FaultState.create(faults, latency_ms=slow.latency_ms, bandwidth=slow.bytes_per_s).close()
-        task = Task(system.loader, str(source.parent / system.data), str(scratch / "cache"), str(faults), most_bytes)
-        return Epochs(read(task, images, python))
-    options = f"source.bandwidth={slow.bytes_per_s},archives=tar+zip{system.options}"
+        FaultState.create(faults, latency_ms=case.latency_ms, bandwidth=case.bytes_per_s).close()
+        data, cache = str(source.parent / system.data), str(scratch / "cache")
+        task = Task(system.loader, data, cache, str(faults), most_bytes, batch=BATCH)
+        return Epochs(read(task, samples, python))
+    options = f"source.bandwidth={case.bytes_per_s},archives=tar+zip{case.options}{system.options}"
     capacity = most_bytes or int(ROOMY * total)
-    with mounted(source, scratch, capacity, slow.latency_ms, options) as mount:
-        data, cache = str(mount / system.data), str(scratch / "cache")
-        task = Task("files", data, cache, planned=True, drops_pages=most_bytes is not None)
-        reading = read(task, images, python)
+    with mounted(source, scratch, capacity, case.latency_ms, options) as mount:
+        task = Task(
+            "files",
+            str(mount / system.data),
+            str(scratch / "cache"),
+            planned=True,
+            pool=system.pool,
+            decodes=case.photos,
+            batch=BATCH,
+            drops_pages=most_bytes is not None,
+        )
+        reading = read(task, samples, python)
         counted = counts(mount)
-        return Epochs(reading, counted["origin_reads"] / images, counted["origin_bytes"] / total)
+        return Epochs(reading, counted["origin_reads"] / samples, counted["origin_bytes"] / total)
 
 
-def ratio_to_loose(found: dict[str, list[Epochs]], system: str, field: str) -> float | None:
-    loose = "loose, immutable" if system.endswith("immutable") else "loose"
-    if system == loose or loose not in found:
+def ratio(found: dict[str, list[Epochs]], system: str, beside: str, field: str) -> float | None:
+    if system == beside or beside not in found or any(one.reading.refused for one in found[beside]):
         return None
-    pairs = zip(found[system], found[loose], strict=True)
+    pairs = zip(found[system], found[beside], strict=True)
     ratios = [getattr(one.reading, field) / getattr(other.reading, field) for one, other in pairs]
-    return float(statistics.median(ratios))
+    return round(float(statistics.median(ratios)), 2)
+
+
+def figures(found: dict[str, list[Epochs]]) -> dict[str, dict[str, float]]:
+    """Of each system the medians, and ratios to the same files loose and to WebDataset."""
+    shown = {}
+    for name, rounds in found.items():
+        if any(one.reading.refused for one in rounds):
+            continue
+        of = {
+            field: round(statistics.median(getattr(one.reading, field) for one in rounds), 1)
+            for field in ("start_s", "first", "second")
+        }
+        for label, beside in (("loose", SYSTEMS[name].beside), ("webdataset", "webdataset")):
+            for field in ("first", "second"):
+                if (found_ratio := ratio(found, name, beside, field)) is not None:
+                    of[f"{field} x {label}"] = found_ratio
+        of |= {name: round(statistics.median(getattr(one, name) for one in rounds), 2) for name in ("reads", "bytes")}
+        shown[name] = of
+    return shown
 
 
 def show_epochs(case: str, found: dict[str, list[Epochs]], console: Console) -> None:
-    headings = ("start s", "first, images/s", "x loose", "second", "x loose", "reads", "bytes")
+    ratios = [f"{field} x {label}" for label in ("loose", "webdataset") for field in ("first", "second")]
+    headings = ("start s", "1st, 1/s", "2nd, 1/s", "x loose", "x loose", "x wds", "x wds", "reads", "bytes")
     table = plain_table(case, "", *headings)
+    for system, of in figures(found).items():
+        cells = [f"{of[ratio]:.2f}" if ratio in of else "" for ratio in ratios]
+        rates = [f"{of['start_s']:.1f}", f"{of['first']:,.0f}", f"{of['second']:,.0f}"]
+        table.add_row(
+            system, *rates, *cells, *(f"{of[name]:.2f}" if of["reads"] else "" for name in ("reads", "bytes"))
+        )
+    console.print(table)
     for system, rounds in found.items():
         if refused := {one.reading.refused for one in rounds} - {""}:
             console.print(f"{system}: {refused}")
-            continue
-        cells = [f"{statistics.median(one.reading.start_s for one in rounds):.2f}"]
-        for field in ("first", "second"):
-            ratio = ratio_to_loose(found, system, field)
-            cells.append(f"{statistics.median(getattr(one.reading, field) for one in rounds):,.0f}")
-            cells.append("" if ratio is None else f"{ratio:.2f}")
-        for field in ("reads", "bytes"):
-            figure = statistics.median(getattr(one, field) for one in rounds)
-            cells.append(f"{figure:.2f}" if figure else "")
-        table.add_row(system, *cells)
-    console.print(table)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     extent = QUICK if arguments.quick else FULL
-    images, rounds = arguments.images or extent.images, arguments.rounds or extent.rounds
+    counts_of = {True: arguments.images or extent.images, False: arguments.samples or extent.samples}
+    rounds, members = arguments.rounds or extent.rounds, arguments.members or extent.members
     systems = arguments.systems or [name for name in SYSTEMS if name != "webdataset" or not arguments.quick]
     python = python_of_peers() if "webdataset" in systems else Path(sys.executable)
-    epochs: dict[str, dict[str, list[Epochs]]] = {case: {} for case in ("remote", "fifth")}
+    epochs: dict[str, dict[str, dict[str, float]]] = {}
     with scratch_directory("archives") as scratch:
-        index = measure_index(scratch, arguments.members or extent.members)
-        entry = measure_entry(scratch, extent.entered)
+        index, entry = measure_index(scratch, members), measure_entry(scratch, extent.entered)
         table = plain_table("index", "", "", words=("",))
         for name, figure in {**index, **entry}.items():
             table.add_row(name, f"{figure:,.4g}")
         console.print(table)
-        source = scratch / "source"
-        names = make_images(source / "photos", arguments.data, images, -(-images // FOLDERS))
-        pack(source, names)
+        sources = {True: scratch / "photos" / "source", False: scratch / "small" / "source"}
+        pack(
+            sources[True],
+            make_images(sources[True] / "loose", arguments.data, counts_of[True], -(-counts_of[True] // FOLDERS)),
+        )
+        pack(sources[False], make_members(sources[False] / "loose", counts_of[False]))
         if "webdataset" in systems:
-            loaders(python, "convert", "webdataset", str(source / "photos"), str(scratch / "webdataset"))
-        for case, found in epochs.items():
+            loaders(python, "convert", "webdataset", str(sources[True] / "loose"), str(scratch / "photos/webdataset"))
+        for case in arguments.cases or CASES:
+            of = CASES[case]
+            names = [name for name in of.systems if name in systems]
+            found: dict[str, list[Epochs]] = {name: [] for name in names}
             for number in range(rounds):
-                first = number % len(systems)
-                for name in systems[first:] + systems[:first]:
+                first = number % len(names)
+                for name in names[first:] + names[:first]:
                     place = scratch / f"{case}-{number}-{name.replace(', ', '-')}"
-                    measured = measure_epochs(SYSTEMS[name], case, source, images, place, python)
-                    found.setdefault(name, []).append(measured)
+                    measured = measure_epochs(
+                        SYSTEMS[name], of, sources[of.photos], counts_of[of.photos], place, python
+                    )
+                    found[name].append(measured)
                 console.log(f"{case}: round {number + 1} of {rounds}")
-            epochs[case] = {name: found[name] for name in systems}
-            show_epochs(case, epochs[case], console)
+            show_epochs(case, found, console)
+            epochs[case] = figures(found)
     return {
         "machine": machine(),
-        "images": images,
-        "members": arguments.members or extent.members,
-        "entered": extent.entered,
-        "shard_bytes": SHARD_BYTES,
-        "index": index,
-        "entry": entry,
-        "epochs": {
-            case: {name: _figures(measured) for name, measured in found.items()} for case, found in epochs.items()
+        "extent": {
+            "images": counts_of[True],
+            "samples": counts_of[False],
+            "rounds": rounds,
+            "members": members,
+            "entered": extent.entered,
+            "shard_bytes": SHARD_BYTES,
+            "pool": POOL,
         },
+        "index": {name: float(f"{figure:.4g}") for name, figure in index.items()},
+        "entry": {name: float(f"{figure:.4g}") for name, figure in entry.items()},
+        "epochs": epochs,
     }
-
-
-def _figures(measured: list[Epochs]) -> dict[str, list[float]]:
-    """What is kept of a system: a list with a figure for each round."""
-    readings = {
-        name: [round(getattr(one.reading, name), 2) for one in measured] for name in ("start_s", "first", "second")
-    }
-    return readings | {name: [round(getattr(one, name), 3) for one in measured] for name in ("reads", "bytes")}
 
 
 def main() -> int:
     parser = command_line(__doc__)
     add_data(parser, HELP)
-    add_numbers(parser, FULL, QUICK, images="images", rounds="rounds", members="members")
+    add_numbers(parser, FULL, QUICK, images="images", samples="samples", rounds="rounds", members="members")
     add_names(parser, "--systems", SYSTEMS, "systems (default all, quick without WebDataset)")
+    add_names(parser, "--cases", CASES, "cases (default all)")
     arguments = parser.parse_args()
 
     def measure_all() -> None:

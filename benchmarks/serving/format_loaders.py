@@ -59,6 +59,10 @@ class Task:
     most_bytes: int | None = None
     """Of the format's own cache."""
     planned: bool = False
+    pool: float | None = None
+    """The share of the samples in the pool of a PoolSampler, which draws in the place of a uniform shuffle."""
+    decodes: bool = True
+    batch: int = BATCH
     drops_pages: bool = False
     """Whether the kernel is told to forget a photo that was read, as where the data set is larger than memory."""
 
@@ -85,16 +89,17 @@ def decoded(content: bytes) -> Tensor:
 class Photos(Dataset[Tensor]):
     """Plain files, listed as torchvision's ImageFolder lists them, or whatever else names its samples so."""
 
-    def __init__(self, samples: list[tuple[str, str]], read: Callable[[str], bytes]) -> None:
+    def __init__(self, samples: list[tuple[str, str]], read: Callable[[str], bytes], decodes: bool = True) -> None:
         labels = {label: number for number, label in enumerate(sorted({label for _, label in samples}))}
         self.samples = [(path, labels[label]) for path, label in samples]
-        self._read = read
+        self._read, self._decodes = read, decodes
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Tensor:
-        return decoded(self._read(self.samples[index][0]))
+        content = self._read(self.samples[index][0])
+        return decoded(content) if self._decodes else torch.tensor(len(content))
 
 
 class Remote:
@@ -135,12 +140,16 @@ def read_once(path: str) -> bytes:
 
 def files(task: Task) -> Iterable[Any]:
     if task.faults is None:
-        photos = Photos(index(Path(task.data)), read_once if task.drops_pages else read_file)
+        photos = Photos(index(Path(task.data)), read_once if task.drops_pages else read_file, task.decodes)
     else:
         remote = Remote(task.data, task.faults)
         photos = Photos(remote.index(), remote.read)
     # With a generator of its own the loader's next epoch can be planned early.
-    loader = DataLoader(photos, shuffle=True, generator=torch.Generator(), **_options())
+    loader = DataLoader(photos, shuffle=True, generator=torch.Generator(), **_options(task))
+    if task.pool is not None:
+        from trainer_hook import PoolSampler
+
+        loader = DataLoader(photos, sampler=PoolSampler(len(photos), pool=task.pool), **_options(task))
     if task.planned:
         import trainer_hook
 
@@ -174,7 +183,7 @@ def mosaicml(task: Task) -> Iterable[Any]:
         download.DOWNLOADER_MAPPINGS["slow"] = Downloader
         options = {"remote": prefix, "local": task.cache}
     photos = Photos(shuffle=True, batch_size=BATCH, cache_limit=task.most_bytes, **options)
-    return DataLoader(photos, **_options())
+    return DataLoader(photos, **_options(task))
 
 
 def litdata(task: Task) -> Iterable[Any]:
@@ -193,7 +202,7 @@ def litdata(task: Task) -> Iterable[Any]:
         downloader.register_downloader("s3://", Downloader, overwrite=True)
         options = {"input_dir": prefix, "cache_dir": task.cache, "max_cache_size": task.most_bytes}
     photos = StreamingDataset(shuffle=True, transform=lambda sample: decoded(sample["jpg"]), **options)
-    return StreamingDataLoader(photos, **_options())  # type: ignore[no-any-return]
+    return StreamingDataLoader(photos, **_options(task))  # type: ignore[no-any-return]
 
 
 def webdataset(task: Task) -> Iterable[Any]:
@@ -208,11 +217,11 @@ def webdataset(task: Task) -> Iterable[Any]:
         urls = [prefix + os.path.basename(url) for url in urls]
         options = {"cache_dir": task.cache, "cache_size": task.most_bytes or -1}
     photos = WebDataset(urls, shardshuffle=len(urls), **options).shuffle(SHUFFLE_BUFFER)
-    return DataLoader(photos.map(lambda sample: decoded(sample["jpg"])), **_options())
+    return DataLoader(photos.map(lambda sample: decoded(sample["jpg"])), **_options(task))
 
 
-def _options() -> dict[str, Any]:
-    return {"batch_size": BATCH, "num_workers": LOADER_WORKERS, "persistent_workers": True}
+def _options(task: Task) -> dict[str, Any]:
+    return {"batch_size": task.batch, "num_workers": LOADER_WORKERS, "persistent_workers": True}
 
 
 LOADERS: dict[str, Callable[[Task], Iterable[Any]]] = {

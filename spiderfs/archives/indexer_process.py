@@ -24,13 +24,17 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from spiderfs.archives import tar_format, zip_format
 from spiderfs.archives.index import IndexBuilder
 from spiderfs.archives.pieces import AHEAD, Pieces, Read, ReadAhead
 from spiderfs.errors import ArchiveFailed, SourceUnavailable
 from spiderfs.sources.source import Version
+
+if TYPE_CHECKING:
+    # Not in the process that parses: it would import trio, and take half as long again to start.
+    from spiderfs.sources.client import SourceLimits
 
 # Archives are often entered one after the other. A process takes 0.2 s to start, and 35 MB while it waits.
 _IDLE_S = 10.0
@@ -43,18 +47,19 @@ FORMATS = {"tar": tar_format.add_members, "zip": zip_format.add_members}
 class Indexers:
     """The threads of one process that have indices made, and the processes that make them. Safe for threads."""
 
-    def __init__(self, fetches: int, timeout_s: float) -> None:
-        """Indices take up to `fetches` requests to the source at a time; who waits for one gives up after `timeout_s`.
+    def __init__(self, limits: SourceLimits) -> None:
+        """Indices take up to `max_concurrent` requests to the source at a time, each with `timeout_s` and `attempts`.
 
         Make it before or after a fork: it begins with neither threads nor processes.
         """
-        self._ahead = min(AHEAD, fetches)
-        self.threads = ThreadPoolExecutor(max(1, min(_MOST_JOBS, fetches // AHEAD)))
-        self.timeout_s = timeout_s
-        self.moment_s = min(_MOMENT_S, timeout_s / 4)
+        self.limits = limits
+        self._ahead = min(AHEAD, limits.max_concurrent)
+        self.threads = ThreadPoolExecutor(max(1, min(_MOST_JOBS, limits.max_concurrent // AHEAD)))
+        self.moment_s = min(_MOMENT_S, limits.timeout_s / 4)
         """How long a caller waits for an index before it is told to ask again; it has its thread for so long."""
         self._idle: list[tuple[subprocess.Popen[bytes], float]] = []
         self._lock = threading.Lock()
+        self._closed = False
 
     def index(self, kind: str, archive: bytes, version: Version, read: Read, to: Path) -> int:
         """Write the index of the archive that `read` reads; returns how many members it leaves out.
@@ -109,9 +114,13 @@ class Indexers:
             raise
         with self._lock:
             self._idle.append((process, time.monotonic()))
+        if self._closed:
+            self.close()
 
     def close(self) -> None:
         """End the processes that wait, and threads when they have ended what they do."""
+        # An index may be there before the process that has made it is idle.
+        self._closed = True
         self.threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             ending, self._idle = self._idle, []

@@ -37,6 +37,7 @@ from spiderfs.errors import (
 )
 from spiderfs.linux import steady_clock
 from spiderfs.linux.range_lock import lock_shared, try_lock, unlock
+from spiderfs.sources.client import pause_s
 from spiderfs.sources.source import Source, Version
 from spiderfs.vfs.settling import settles_at
 
@@ -46,8 +47,6 @@ log = logging.getLogger(__name__)
 # sources may lie over each other). And versions of archives that have yet to settle.
 _OPEN_INDICES, _UNSETTLED = 4096, 4096
 _SHARE_OF_DESCRIPTORS = 8
-# How often a read for an index is tried, and the pauses between, as in `sources/client.py`.
-_ATTEMPTS, _PAUSE_S, _LONGEST_PAUSE_S = 4, 0.1, 2.0
 _LOCK_OFFSETS = (1 << 62) - 1
 
 
@@ -58,6 +57,7 @@ class Indices:
         """Indices of archives of `inner`, in a directory that is for no other source."""
         self._inner, self._directory, self._indexers = inner, directory, indexers
         self._lock = threading.Lock()
+        self._random = random.Random()
         self._open: OrderedDict[bytes, Index] = OrderedDict()
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_open = min(_OPEN_INDICES, descriptors // _SHARE_OF_DESCRIPTORS)
@@ -167,16 +167,17 @@ class Indices:
 
     def _read_patiently(self, archive: bytes, offset: int, length: int, version: Version) -> bytes:
         """Read for an index, again if the source fails: to begin anew would be to read all of the archive again."""
-        until_s, pause_s, attempts = time.monotonic() + self._indexers.timeout_s, _PAUSE_S, _ATTEMPTS
+        limits, attempt, failures = self._indexers.limits, 0, 0
+        until_s = time.monotonic() + limits.timeout_s
         while True:
             try:
                 return self._inner.read(archive, offset, length, version)
             except SourceUnavailable as exc:
-                attempts -= not isinstance(exc, SourceThrottled)
-                if not attempts or time.monotonic() > until_s:
+                failures += not isinstance(exc, SourceThrottled)
+                if failures == limits.attempts or time.monotonic() > until_s:
                     raise
-            time.sleep(pause_s * random.uniform(0.5, 1))
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            attempt += 1
+            time.sleep(pause_s(attempt, limits, self._random))
 
     def _make(self, archive: bytes, version: Version) -> None:
         to, failed = self._files(archive)

@@ -92,24 +92,19 @@ class ArchiveSource:
         """As `Source.read`. A path with a slash behind it is that of an archive as the file that it is."""
         if path[-1:] == b"/":
             return self.inner.read(path[:-1], offset, length, version)
-        for archive, below in self._archives_on(path):
-            for again in (False, True):
-                # Who knows the member of this version has made the index, or has had another process make it.
-                index = self.indices.here(archive, again=again) if below and version.tag else None
-                row = index.find(below) if index is not None else None
-                if index is not None and row is not None and row.kind == FILE and index.tag(row) == version.tag:
-                    try:
-                        return self._bytes_of(archive, index, row, below, offset, length)
-                    except SourceChanged:
-                        self.stat(path)  # raises SourceNotFound if it is gone
-                        raise
+        if known := self._known(path, version) or self._known(path, version, again=True):
+            try:
+                return self._bytes_of(*known, offset, length)
+            except SourceChanged:
+                self.stat(path)  # raises SourceNotFound if it is gone
+                raise
         place = self._place(path)
         if place is None:
             return self.inner.read(path, offset, length, version)
         index, row, found = self._member(place)
         if row.kind != FILE or found.version != version:
             raise SourceChanged(f"{os.fsdecode(path)}: no longer the version that was asked for")
-        return self._bytes_of(place.archive, index, row, place.below, offset, length)
+        return self._bytes_of(place.archive, place.below, index, row, offset, length)
 
     def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
         place = self._place(path)
@@ -118,7 +113,7 @@ class ArchiveSource:
         index, row, found = self._member(place)
         if row.kind != FILE or row.size > most_bytes:
             raise SourceChanged(f"{os.fsdecode(path)}: no file of up to {most_bytes} bytes")
-        return found, self._bytes_of(place.archive, index, row, place.below, 0, row.size)
+        return found, self._bytes_of(place.archive, place.below, index, row, 0, row.size)
 
     def readlink(self, path: bytes) -> bytes:
         place = self._place(path)
@@ -127,7 +122,7 @@ class ArchiveSource:
         index, row, _ = self._member(place)
         if row.kind != LINK:
             raise SourceChanged(f"{os.fsdecode(path)}: no longer a symbolic link")
-        return self._bytes_of(place.archive, index, row, place.below, 0, row.size)
+        return self._bytes_of(place.archive, place.below, index, row, 0, row.size)
 
     def listxattr(self, path: bytes) -> list[str]:
         if self._place(path) is None:
@@ -149,15 +144,25 @@ class ArchiveSource:
 
     def neighbourhood(self, path: bytes, version: Version) -> Neighbourhood | None:
         """What lies beside a member of this version, if this process finds its index; asks the source nothing."""
-        for archive, below in self._archives_on(path):
-            index = self.indices.here(archive) if below and version.tag else None
-            row = index.find(below) if index is not None else None
-            if index is not None and row is not None and row.kind == FILE and index.tag(row) == version.tag:
-                return Neighbourhood(archive, index, row)
+        if known := self._known(path, version):
+            archive, _, index, row = known
+            return Neighbourhood(archive, index, row)
         found = self.inner.neighbourhood(path, version) if isinstance(self.inner, ArchiveSource) else None
         if found is not None:
             found.as_file += b"/"
         return found
+
+    def _known(self, path: bytes, version: Version, again: bool = False) -> tuple[bytes, bytes, Index, Row] | None:
+        """The archive, what is below it, and the index and row of a member of this version, if an index is here.
+
+        Who knows such a member has made the index, or has had another process make it: `again` as in `Indices.here`.
+        """
+        for archive, below in self._archives_on(path) if version.tag else ():
+            index = self.indices.here(archive, again=again) if below else None
+            row = index.find(below) if index is not None else None
+            if index is not None and row is not None and row.kind == FILE and index.tag(row) == version.tag:
+                return archive, below, index, row
+        return None
 
     def _archives_on(self, path: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Each beginning of a path that has the name of an archive, and the rest of the path."""
@@ -212,7 +217,7 @@ class ArchiveSource:
 
     # -- bytes
 
-    def _bytes_of(self, archive: bytes, index: Index, row: Row, below: bytes, offset: int, length: int) -> bytes:
+    def _bytes_of(self, archive: bytes, below: bytes, index: Index, row: Row, offset: int, length: int) -> bytes:
         """Bytes of a file, or of a link's text; raises SourceChanged if the archive is not that of the index."""
         length = max(0, min(length, row.size - offset))
         if text := index.text(row):

@@ -243,18 +243,11 @@ class MountContext:
         return Supply(content, records, client, catalogue, lister, fetcher, counters, views)
 
     def _client(self, counters: Counters, read: Read) -> SourceClient:
-        options = self.options
-        limits = SourceLimits(
-            timeout_s=options.source_timeout_s,
-            scan_timeout_s=max(options.source_timeout_s, 20 * options.source_timeout_s),
-            attempts=options.source_attempts,
-            max_concurrent=options.fetches,
-        )
         # A source that is a mount of spiderfs has control files too.
         shown = TreeSource(self.source, self.forms, (CONTROL_DIRECTORY, DIRECTORY))
         return SourceClient(
             shown,
-            limits,
+            _limits(self.options),
             rng=random.Random(),
             on_event=counters.add,
             on_reachable=counters.set_source_reachable,
@@ -323,9 +316,18 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
     )
 
 
+def _limits(options: Options) -> SourceLimits:
+    return SourceLimits(
+        timeout_s=options.source_timeout_s,
+        scan_timeout_s=20 * options.source_timeout_s,
+        attempts=options.source_attempts,
+        max_concurrent=options.fetches,
+    )
+
+
 def _with_archives(source: Source, options: Options, indices: Path) -> Source:
     """The source with its archives as directories, where options ask for that; raises MountError."""
-    indexers = Indexers(options.fetches, options.source_timeout_s)
+    indexers = Indexers(_limits(options))
     for depth in range(options.archive_depth):
         directory = indices / str(depth)
         shown = ArchiveSource(source, options.archive_kinds, directory, options.sample_max_bytes, indexers)

@@ -75,6 +75,14 @@ class SourceLimits:
             raise ValueError("backoff_s must be at least 0 and at most max_backoff_s")
 
 
+def pause_s(attempt: int, limits: SourceLimits, rng: random.Random) -> float:
+    """How long to wait after so many attempts have failed.
+
+    Full jitter (AWS, "Exponential Backoff And Jitter"): workers that failed together do not return together.
+    """
+    return rng.uniform(0, min(limits.max_backoff_s, limits.backoff_s * 2 ** min(attempt - 1, 30)))
+
+
 class Patience(NamedTuple):
     """How long one caller may wait: until this time. `answers` is the number of the source's answers when it began."""
 
@@ -270,9 +278,7 @@ class SourceClient:
                 if attempt >= self._limits.attempts or self._repetitions < 1:
                     raise
                 self._repetitions -= 1
-            # Full jitter (AWS, "Exponential Backoff And Jitter"): workers that failed together do not return together.
-            longest_s = min(self._limits.max_backoff_s, self._limits.backoff_s * 2 ** min(attempt - 1, 30))
-            await trio.sleep(self._random.uniform(0, longest_s))
+            await trio.sleep(pause_s(attempt, self._limits, self._random))
             self._on_event("source_retries")
             attempt += 1
 

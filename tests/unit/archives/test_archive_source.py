@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 from archive_files import Link, patient_indexers, tar_of, zip_of
+from mounting import eventually
 
 from spiderfs.archives import indexer_process
 from spiderfs.archives.indexer_process import Indexers
@@ -30,6 +31,7 @@ from spiderfs.errors import (
     SourceThrottled,
     SourceUnavailable,
 )
+from spiderfs.sources.client import SourceLimits
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.source import Source, SourceStat, Version
 from spiderfs.testing import MemorySource
@@ -321,7 +323,7 @@ class Gate(MemorySource):
 def test_who_waits_for_an_index_is_told_to_ask_again(tmp_path: Path) -> None:
     inner = Gate()
     inner.add(b"s.tar", tar_of(TREE))
-    with contextlib.closing(Indexers(1, 0.04)) as indexers:
+    with contextlib.closing(Indexers(SourceLimits(timeout_s=0.04, max_concurrent=1))) as indexers:
         source = ArchiveSource(inner, ["tar"], tmp_path, 1 << 20, indexers)
         for _ in range(2):
             with pytest.raises(SourceThrottled, match="being looked for"):
@@ -432,6 +434,36 @@ def test_a_process_that_cannot_be_started_is_not_taken_for_a_full_disk(
             with pytest.raises(SourceUnavailable, match="no process can be started"):
                 source.stat(b"s.tar/n01")
         assert read(source, b"s.tar/n01/a.jpg") == b"first"
+
+
+def test_a_process_that_has_work_when_all_is_over_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner, started, real = Gate(), [], subprocess.Popen
+    inner.add(b"s.tar", tar_of(TREE))
+
+    def noted(command: list[str], **pipes: object) -> subprocess.Popen[bytes]:
+        started.append(real(command, **pipes))  # type: ignore[call-overload]
+        return started[-1]  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(indexer_process.subprocess, "Popen", noted)
+    with contextlib.closing(Indexers(SourceLimits(timeout_s=0.04, max_concurrent=1))) as indexers:
+        source = ArchiveSource(inner, ["tar"], tmp_path, 1 << 20, indexers)
+        with pytest.raises(SourceThrottled, match="being looked for"):
+            source.stat(b"s.tar/n01")
+        eventually(lambda: started)
+    inner.gate.set()
+    eventually(lambda: started[0].returncode is not None)
+
+
+def test_an_index_has_as_many_attempts_as_any_read(tmp_path: Path) -> None:
+    for attempts, shown in ((2, False), (3, True)):
+        inner = Changing()
+        inner.add(b"s.tar", tar_of(TREE))
+        inner.failures = [SourceUnavailable("away"), SourceUnavailable("away")]
+        with contextlib.closing(Indexers(SourceLimits(attempts=attempts, backoff_s=0.001))) as indexers:
+            indexers.moment_s = 30.0
+            source = ArchiveSource(inner, ["tar"], tmp_path / str(attempts), 1 << 20, indexers)
+            with contextlib.nullcontext() if shown else pytest.raises(SourceUnavailable, match="away"):
+                assert names(source, b"s.tar/n01")
 
 
 def test_an_index_that_cannot_be_written_is_an_error(indexers: Indexers, tmp_path: Path) -> None:

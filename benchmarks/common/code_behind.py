@@ -27,7 +27,7 @@ _REFURBISHING = ("trainer_hook/refurbishing",)
 DECIDED_BY: dict[str, tuple[str, ...]] = {
     "accuracy-short": TRAINED,
     "client": ("spiderfs/client", "spiderfs/store", "spiderfs/shared"),
-    "archives": (*_FETCHING, *_PLANNING, "spiderfs/archives"),
+    "archives": (*_FETCHING, *_PLANNING, "spiderfs/archives", "trainer_hook/samplers/pool.py"),
     "cluster": (*_FETCHING, *_DECIDING),
     "cpu_split": _SERVING,
     "decoding": (*_SERVING, "spiderfs/views"),

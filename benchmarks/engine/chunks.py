@@ -34,8 +34,12 @@ from spiderfs.policies.lru import LRU
 from trainer_hook import PoolSampler
 
 CACHED_SHARE = 0.20
-# Of a PoolSampler's pool.
-POOL_SHARES = {"pool": 0.9 * CACHED_SHARE, "half a pool": 0.5 * CACHED_SHARE}
+# The share of a PoolSampler's pool, and its blocks.
+POOLS = {
+    "pool": {"pool": 0.9 * CACHED_SHARE},
+    "half a pool": {"pool": 0.5 * CACHED_SHARE},
+    "half a pool, blocks of 16": {"pool": 0.5 * CACHED_SHARE, "block": 16},
+}
 # Such as FEW_BYTES are of photos.
 FEW_MEMBERS = 4
 BATCH = 64
@@ -123,8 +127,8 @@ class Reader:
 
 def orders_of(draws: str, extent: Extent) -> list[npt.NDArray[np.uint32]]:
     """The epochs, and one more that is known and never read."""
-    if draws in POOL_SHARES:
-        sampler = PoolSampler(extent.samples, pool=POOL_SHARES[draws], seed=SEED)
+    if draws in POOLS:
+        sampler = PoolSampler(extent.samples, seed=SEED, **POOLS[draws])  # type: ignore[arg-type]
         return [np.array(list(sampler), np.uint32) for _ in range(extent.epochs + 1)]
     rng = np.random.default_rng(SEED)
     return [rng.permutation(extent.samples).astype(np.uint32) for _ in range(extent.epochs + 1)]
@@ -133,7 +137,7 @@ def orders_of(draws: str, extent: Extent) -> list[npt.NDArray[np.uint32]]:
 def run(arguments: argparse.Namespace, console: Console) -> None:
     extent = QUICK if arguments.quick else FULL
     rows = []
-    cells = [(draws, rule) for draws in ("uniform", *POOL_SHARES) for rule in RULES]
+    cells = [(draws, rule) for draws in ("uniform", *POOLS) for rule in RULES]
     for draws, (most_members, near_caches) in track(cells, console=console, transient=True):
         reader = Reader(extent.samples, most_members, near_caches)
         reader.read(orders_of(draws, extent))

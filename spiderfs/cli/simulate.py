@@ -118,8 +118,8 @@ def show(report: dict[str, Any], console: Console) -> None:
     table = Table(title=f"Policies on {report['trace']}", caption=caption(report), caption_justify="left")
     for number, column in enumerate(columns(report)):
         table.add_column(column, justify="left" if number < 2 else "right")
-    for row in rows(report):
-        table.add_row(*row.cells, end_section=row.ends_capacity)
+    for cells, ends_capacity in rows(report):
+        table.add_row(*cells, end_section=ends_capacity)
     console.print(table)
     for line in lines_about_scorings(report):
         console.print(line)

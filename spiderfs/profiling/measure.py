@@ -148,7 +148,7 @@ def measure(
             if not files:
                 raise UsageError(f"{options['source']} has no files to read: name a mount of a data set")
             source = source_speed(files, int(options["fetches"]))
-            samples = wanted.total or (count_files(mount.root) if loader is None else loader.facts.samples)
+            samples = wanted.total or (count_files(mount.root) if loader is None else loader.samples)
             speeds = Speeds(source, {NO_VIEW: cached_reads(files[:_READ_AGAIN], 1)}, samples)
         say("originals")
         found = None if loader is None else _originals(loader, _fastest(uncached).cost, speeds, cache_bytes, wanted)
@@ -169,9 +169,9 @@ def _uncached(loader: Loader, wanted: Wanted) -> Pass:
 
 def _originals(loader: Loader, uncached: Cost, speeds: Speeds, cache_bytes: float, wanted: Wanted) -> Profile:
     """A profile without views, by a loader whose samples are cached; `uncached` is what they took before that."""
-    facts, (first, count) = loader.facts, _samples(loader, wanted.samples)
+    first, count = _samples(loader, wanted.samples)
     encoded = _repeated(loader, first, count)
-    step_s = loader.step_s(_STEPS) if facts.steps else None if wanted.rate is None else facts.batch / wanted.rate
+    step_s = loader.step_s(_STEPS) if loader.steps else None if wanted.rate is None else loader.batch / wanted.rate
     sample_bytes = loader.mount.bytes_of_a_sample()
     if not sample_bytes:
         raise UsageError(
@@ -186,8 +186,8 @@ def _originals(loader: Loader, uncached: Cost, speeds: Speeds, cache_bytes: floa
         cores=len(os.sched_getaffinity(0)),
         source=speeds.source,
         samples=speeds.samples,
-        workers=facts.workers,
-        batch=facts.batch,
+        workers=loader.workers,
+        batch=loader.batch,
         step_s=step_s,
         uncached=uncached,
         encoded=Form(sample_bytes, speeds.reads[NO_VIEW], encoded.cost),
@@ -208,8 +208,8 @@ def _decoded(loader: Loader, reads: Reads, wanted: Wanted) -> Form:
 
 def _samples(loader: Loader, wanted: int) -> tuple[int, int]:
     """Where the samples begin that are measured, and how many there are; those before warm the loader up."""
-    before = min(2 * loader.facts.batch, loader.facts.samples // 4)
-    return before, min(wanted, loader.facts.samples - before)
+    before = min(2 * loader.batch, loader.samples // 4)
+    return before, min(wanted, loader.samples - before)
 
 
 def _warm_up(loader: Loader, samples: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
@@ -135,21 +135,15 @@ def _epochs(result: Replay) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-class ComparisonRow(NamedTuple):
-    """One line of the table of a comparison; the capacity is named in its first line alone."""
-
-    cells: tuple[str, ...]
-    ends_capacity: bool
-
-
 def columns(report: dict[str, Any]) -> tuple[str, ...]:
     """The headings of the table of a comparison; the first two are of words, the others of numbers."""
     policy = "policy, radius" if report["scorings"] else "policy"
     return "capacity", policy, "hits", "later hits", "redirects", "origin / sample", "origin"
 
 
-def rows(report: dict[str, Any]) -> list[ComparisonRow]:
-    found = []
+def rows(report: dict[str, Any]) -> list[tuple[tuple[str, ...], bool]]:
+    """The lines of that table, and whether each is a capacity's last; the capacity is named in its first line alone."""
+    found: list[tuple[tuple[str, ...], bool]] = []
     shown_capacity = None
     for row in report["results"]:
         is_bound = row["policy"] == BOUND
@@ -162,7 +156,7 @@ def rows(report: dict[str, Any]) -> list[ComparisonRow]:
             round_size(row["origin_bytes_per_sample"]),
             round_size(row["origin_bytes"]),
         )
-        found.append(ComparisonRow(cells, is_bound))
+        found.append((cells, is_bound))
         shown_capacity = row["capacity"]
     return found
 

@@ -157,7 +157,8 @@ def is_stale(path: str | Path) -> bool:
     if mount is None:
         return False
     try:
-        within(PROBE_TIMEOUT_S, lambda: _ask(mount.mountpoint))
+        # The kernel may answer stat(2) without the daemon.
+        within(PROBE_TIMEOUT_S, lambda: os.getxattr(mount.mountpoint, PROBE_XATTR))
     except TimeoutError:
         return False
     except OSError as exc:
@@ -303,11 +304,6 @@ def check_fuse_available(allow_other: bool = False) -> None:
             raise MountError(
                 f"only root may use allow_other here: add the line 'user_allow_other' to {FUSE_CONF}, or mount as root"
             )
-
-
-def _ask(path: Path) -> None:
-    """Ask the daemon of the mount at this path for an attribute; the kernel may answer stat(2) without the daemon."""
-    os.getxattr(path, PROBE_XATTR)
 
 
 def _unescape(field: bytes) -> str:

@@ -14,7 +14,7 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Hint
 from spiderfs.core.homes import Homes
 from spiderfs.core.policy import Key
-from spiderfs.simulation.replay import Replay, Teacher, counted
+from spiderfs.simulation.replay import Replay, Teacher, counted, served
 
 
 def replay_on_nodes(
@@ -32,38 +32,17 @@ def replay_on_nodes(
     engines = [engine(capacity_bytes, homes.seen_from(place)) for place in range(nodes)]
     sizes = dict(zip(accesses.keys, accesses.sizes, strict=True))
     teachers = [Teacher(made, sizes, hints, ratio) for made in engines]
-    hits: list[bool] = []
-    redirects: list[bool] = []
-    for number, (key, size, course_id) in enumerate(
-        zip(accesses.keys, accesses.sizes, accesses.course_ids, strict=True)
-    ):
+    outcomes = []
+    for number, access in enumerate(zip(accesses.keys, accesses.sizes, accesses.course_ids, strict=True)):
         # All have the same hints.
         if number == teachers[0].due:
             for teacher in teachers:
                 teacher.give(number)
-        own, teacher = engines[number % nodes], teachers[number % nodes]
-        hit = key in own.members
-        given = teacher.choose(course_id, key, hit) if course_id else key
-        if course_id:
-            teacher.served(course_id, key, given)
-        redirected = given != key
-        home = engines[homes.home(_hash_of(key))]
-        if not hit and not redirected and home is not own:
-            hit = key in home.members
-            _read(home, key, size)
-        hits.append(hit or redirected)
-        redirects.append(redirected)
-        _read(own, given, own.members[given].size if redirected else size)
+        own, home = engines[number % nodes], engines[homes.home(_hash_of(access[0]))]
+        outcomes.append(served(own, teachers[number % nodes], *access, None if home is own else home))
     for teacher in teachers:
         teacher.give(len(accesses))
-    return counted(accesses, epoch_length, hits, redirects)
-
-
-def _read(engine: Engine, key: Key, size: int) -> None:
-    if isinstance(key, tuple):
-        engine.block_read(key, size)
-    else:
-        engine.opened(key, size)
+    return counted(accesses, epoch_length, outcomes)
 
 
 def _hash_of(key: Key) -> int:

@@ -13,14 +13,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trainer_hook.isolation import ErrorBoundary, callers
+from trainer_hook.loader.epoch_order import Indices
 from trainer_hook.loader.planner import Planner
-
-Indices = npt.NDArray[np.uint32]
 
 
 class Listener(Protocol):

@@ -35,13 +35,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import DataLoader
 
 from spiderfs.protocol import DEFAULT_LIMITS, Plan
 from trainer_hook.connection.client import Client
 from trainer_hook.isolation import ErrorBoundary
-from trainer_hook.loader.epoch_order import EpochOrder
+from trainer_hook.loader.epoch_order import EpochOrder, Indices
 from trainer_hook.loader.exchange import Exchanging, like, repeats, why_not_exchanged, why_not_replaced
 from trainer_hook.loader.rehearsal import NextEpoch, Rehearsal, batches_of, why_not
 from trainer_hook.loader.repeating import index_sampler_of, is_repeating
@@ -57,8 +56,6 @@ _FORESEEN_MAX = 2
 _INDEX_MAX = 2**32 - 1
 # In the place of the state of a sampler's iterator.
 _REPLACED = "the samples are not those that the sampler drew"
-
-Indices = npt.NDArray[np.uint32]
 
 
 def indices_of(drawn: Any) -> Indices | None:

@@ -41,7 +41,7 @@ def served(
 
 
 class Following:
-    """One reader that follows its plans: at the begin of an epoch the engine gets `epochs` of them, from that one on."""
+    """One reader that follows its plans: at the begin of an epoch the engine gets `epochs` of them, from it on."""
 
     def __init__(self, engine: Engine, accesses: Accesses, epoch_length: int, epochs: int) -> None:
         self._engine = engine

@@ -3,9 +3,8 @@
 An open waits for nothing, since only READ knows which blocks are wanted. A reader in order gets whole blocks, and those
 ahead of it. Of a reader that jumps nobody knows whether it will come back: the first time it gets the bytes that it
 asked for and nothing is kept; the second time the whole block is fetched. Random reads of 128 KiB would otherwise fetch
-eight times their bytes. Where all blocks are cached, the kernel may
-read the plain file that the store has of them by itself (`fuse/passthrough.py`); this module says which file that is,
-and tells the policies of the blocks that are read so.
+eight times their bytes. Where all blocks are cached, the kernel may read the store's plain file by itself
+(`fuse/passthrough.py`): this module says which that is, and tells the policies of these blocks.
 """
 
 from __future__ import annotations

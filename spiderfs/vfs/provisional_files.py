@@ -1,10 +1,9 @@
 """Opening and reading a **provisional version**, whose bytes may still change under it (`vfs/settling.py`).
 
 The kernel is told of such a version under another number than the inode, with the bit PROVISIONAL, and for no longer
-than until it has settled; the next look-up then gives the inode itself. The bytes that one open reads of the version
-are kept from the store, from the pages that the kernel keeps of the settled version, and from every other open: the
-open's handle is a random number, and all workers find its bytes under that number (`unstored_bytes.py`). Everywhere
-else (events, lists of samples, redirects) the version is its inode.
+than until it has settled; the next look-up then gives the inode itself. What one open reads of the version nobody else
+gets, the store and the kernel's pages included: the open's handle is a random number, by which all workers find its
+bytes (`unstored_bytes.py`). Everywhere else (events, lists, redirects) the version is its inode.
 """
 
 from __future__ import annotations

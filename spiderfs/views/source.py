@@ -10,7 +10,7 @@ from collections.abc import Callable
 from spiderfs.errors import ViewFailed
 from spiderfs.sources.source import Source, Version
 from spiderfs.views.pool import MakerLost, MakerPool
-from spiderfs.views.recipe import ORIGINAL, REASONS, Unmade
+from spiderfs.views.recipe import ORIGINAL, Unmade
 from spiderfs.views.tree import Forms, TreeSource
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class ViewSource(TreeSource):
                 raise ViewFailed(f"{os.fsdecode(path)}: the view cannot be made now: {exc}") from exc
             return original
         if isinstance(view, Unmade) or len(view) == version.size or len(view) > self._longest_bytes:
-            reason = REASONS[view] if isinstance(view, Unmade) else _LENGTH
+            reason = view.reason if isinstance(view, Unmade) else _LENGTH
             if length != self._unknown_length:
                 raise ViewFailed(f"{os.fsdecode(path)}: there was a view, and now there is none: {reason}")
             self._tell("views_as_they_are", path, reason, logging.INFO)

@@ -18,9 +18,8 @@ With `share`, batches are exchanged with other jobs on the mount (`exchange.py`)
 epoch in another order. The sampler still draws its batches, but only how many samples each has is taken from them.
 
 If samples are drawn with replacement, the epoch after the next is foreseen too, because the cache has room for many
-samples that the next epoch does not draw. (With three quarters cached, knowing two epochs costs 7 % more bytes than
-knowing three; at a fifth it costs nothing: benchmarks/training/lookahead.py.) If each sample is drawn once per epoch,
-the daemon has no use for that.
+samples that the next epoch does not draw. (With three quarters cached that saves 7 % of the bytes:
+benchmarks/training/lookahead.py.) If each sample is drawn once per epoch, the daemon has no use for that.
 
 The module is long because each draw passes all of these ways: to see that a loader gets each draw once, one has to see
 them side by side.
@@ -43,7 +42,7 @@ from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.epoch_order import EpochOrder, Indices
 from trainer_hook.loader.exchange import Exchanging, like, repeats, why_not_exchanged, why_not_replaced
 from trainer_hook.loader.rehearsal import NextEpoch, Rehearsal, batches_of, why_not
-from trainer_hook.loader.repeating import index_sampler_of, is_repeating
+from trainer_hook.loader.repeating import index_sampler_of, is_repeating, recorded
 from trainer_hook.ranks import share_of_rank
 from trainer_hook.resuming import JobOrder, Progress, restored
 from trainer_hook.samplers.epoch import EpochSampler
@@ -83,8 +82,8 @@ class Planner:
     """Stands between a loader and its index sampler, and publishes plans for the list `name` through `client`.
 
     `samples` is the length of the list. With `publish` false, nothing is drawn beforehand and nothing is published; a
-    EpochSampler still gets its scores and its position. `draw_ahead` is for samplers whose next epoch cannot be known:
-    the sampler draws its next epoch before the current one has ended. The first epoch has the number `first_epoch`.
+    EpochSampler still gets its scores and its position. With `draw_ahead` the sampler draws its next epoch before the
+    current one has ended. The first epoch has the number `first_epoch`.
     """
 
     def __init__(
@@ -217,13 +216,12 @@ class Planner:
         """An epoch has begun, and nothing is known of it."""
         self._epoch += 1
 
-    def draw(self, iteration: object, record: Callable[[Any], object]) -> Drawing:
+    def draw(self, iteration: object, record: Callable[[Any], object]) -> Iterator[Any]:
         """The draws for this iteration; to be called when the loader makes an iterator of its index sampler.
 
         The iterator calls `record` with each draw that the loader gets.
 
-        The sampler makes its own iterator now, because some samplers draw everything when they do; all else waits until
-        the first batch is drawn.
+        The sampler makes its own iterator now, because some draw everything then; all else waits for the first batch.
         """
         rehearsal, own = None, iter(())
         if self._ahead is None:
@@ -234,7 +232,7 @@ class Planner:
         draws = self._replaced(draws) if replaces else draws
         if has_state(own):
             return StatefulDrawing(draws, record, self, own, rehearsal, replaces)
-        return Drawing(draws, record)
+        return recorded(draws, record)
 
     def _replaced(self, drawing: Iterator[Any]) -> Iterator[Any]:
         replace: Callable[[Sequence[int]], list[int]] | None = None
@@ -459,23 +457,7 @@ class Planner:
         log.warning("the loader's epochs are not planned any more: %s", reason)
 
 
-class Drawing:
-    """One pass over a loader's index sampler: what the loader gets, and `record` is told of."""
-
-    def __init__(self, draws: Iterator[Any], record: Callable[[Any], object]) -> None:
-        self._draws = draws
-        self._record = record
-
-    def __iter__(self) -> Drawing:
-        return self
-
-    def __next__(self) -> Any:
-        drawn = next(self._draws)
-        self._record(drawn)
-        return drawn
-
-
-class StatefulDrawing(Drawing):
+class StatefulDrawing:
     """The draws of a sampler whose iterator has a state, which torchdata's `StatefulDataLoader` saves.
 
     `own` is that iterator, which draws along, and `rehearsal` is of the sampler's copy. Where the loader gets other
@@ -491,11 +473,17 @@ class StatefulDrawing(Drawing):
         rehearsal: Rehearsal | None,
         replaces: bool,
     ) -> None:
-        super().__init__(draws, record)
+        self._draws = recorded(draws, record)
         self._planner = planner
         self._own = own
         self._rehearsal = rehearsal
         self._replaces = replaces
+
+    def __iter__(self) -> StatefulDrawing:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._draws)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the sampler's iterator, after what the loader has drawn; for `StatefulDataLoader`."""

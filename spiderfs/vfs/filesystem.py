@@ -45,7 +45,7 @@ from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Open
 from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node, join
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
 from spiderfs.vfs.large_files import LargeFiles, ReadAhead, Touches
-from spiderfs.vfs.on_demand import OnDemand, Supply
+from spiderfs.vfs.on_demand import OnDemand, Part, Supply
 from spiderfs.vfs.provisional_files import ProvisionalFiles
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import FOREVER_S, Settings, is_provisional, left_s
@@ -71,7 +71,7 @@ _OWN_DIRECTORIES = (CONTROL_INODE, VIEWS_INODE)
 _VIEWS = VIEWS_DIRECTORY.rpartition(b"/")[2]
 
 
-class Filesystem:
+class Filesystem(Part):
     # Longer than other functions: here a reader sees every part of the file system and what it needs, in one order.
     def __init__(
         self,
@@ -93,19 +93,14 @@ class Filesystem:
 
         `asked_by_peers`: which versions other nodes have asked for; None where there are none.
         """
+        super().__init__(supply, clock)
         self._asked_by_peers = asked_by_peers
-        self._catalogue = supply.catalogue
-        self._client = supply.client
         self._flights = SingleFlight(supply.client.timeouts)
-        self._lister = supply.lister
-        self._fetcher = supply.fetcher
         self._read_ahead = read_ahead
         self._walk_ahead = walk_ahead
         self._redirects = redirects
         self._control = control
         self._events = events
-        self._counters = supply.counters
-        self._now = clock
         self._scattered = scattered
         self.settings = settings  # replaced as a whole when an option changes
         # By directory: when the listing was made that the kernel may have kept.

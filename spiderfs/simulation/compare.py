@@ -16,8 +16,7 @@ from spiderfs.options.units import Capacity, round_size
 from spiderfs.policies import POLICIES
 from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.simulation.hint_source import HintSource
-from spiderfs.simulation.nodes import replay_on_nodes
-from spiderfs.simulation.replay import Replay, policy_for, replay
+from spiderfs.simulation.replay import Replay, policy_for, replay, replay_on_nodes
 from spiderfs.trace.format import Trace
 
 # The policy that knows the whole trace.

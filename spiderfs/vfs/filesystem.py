@@ -179,12 +179,12 @@ class Filesystem(Part):
             return Entry(self._control_attributes(self._control.getattr(CONTROL_INODE)), FOREVER_S)
         if parent == CONTROL_INODE:
             if name == _VIEWS and self._catalogue.forms.names:
-                return self._views()
+                return self._views_entry()
             return Entry(self._control_attributes(self._control.lookup(name)), 0.0)
         dentry = await self._lister.form(name)
         return _no_entry(FOREVER_S) if dentry is None else self._entry(dentry, FOREVER_S)
 
-    def _views(self) -> Entry:
+    def _views_entry(self) -> Entry:
         # Mode and owner are those of the root: the kernel may let readers pass by them.
         return Entry(self._attributes(VIEWS_INODE, self._catalogue.node(VIEWS_INODE).stat, FOREVER_S), FOREVER_S)
 
@@ -350,7 +350,7 @@ class Filesystem(Part):
             names = enumerate(self._catalogue.forms.names, 1)
             return [(name, _without_inode(self._attributes(0, found, 0.0), position)) for position, name in names]
         listed = [(name, Entry(self._control_attributes(found), 0.0)) for name, found in self._control.readdir()]
-        return [*listed, (_VIEWS, self._views())] if self._catalogue.forms.names else listed
+        return [*listed, (_VIEWS, self._views_entry())] if self._catalogue.forms.names else listed
 
     def _listed(self, dentry: Dentry) -> Entry:
         if self._on_demand.is_unsized(dentry):

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from spiderfs.linux.sockets import socket_address
-
 # A file of every mount, below its root; it holds the path of the socket.
 _HOOK_FILE = ".spiderfs/hook"
 
@@ -69,15 +67,17 @@ def socket_finder(directory: str | os.PathLike[str], given: str | os.PathLike[st
 
 def connect(path: Path, timeout_s: float) -> socket.socket:
     """A connected stream socket; its path may be longer than the 107 bytes that unix(7) allows. Raises OSError."""
-    with socket_address(path) as address:
-        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            stream.settimeout(timeout_s)
-            stream.connect(address)
-        except OSError as exc:
-            stream.close()
-            if exc.errno is None:
-                raise
-            # The system's own error does not say which socket it is.
-            raise OSError(exc.errno, exc.strerror, os.fspath(path)) from exc
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        stream.settimeout(timeout_s)
+        stream.connect(f"/proc/self/fd/{directory}/{path.name}")
+    except OSError as exc:
+        stream.close()
+        if exc.errno is None:
+            raise
+        # The system's own error does not say which socket it is.
+        raise OSError(exc.errno, exc.strerror, os.fspath(path)) from exc
+    finally:
+        os.close(directory)
     return stream

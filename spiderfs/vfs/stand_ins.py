@@ -94,9 +94,8 @@ class StandIns(Part):
     def send_back(self, node: Node, trainer: Attached, caller: Caller) -> None:
         """Raises Stale if a look-up would now give this trainer a stand-in for the file that it opens.
 
-        The kernel believes a name for its whole TTL, also when there is a stand-in for it since. An open that is
-        answered with ESTALE makes the kernel look the name up and open what it is given then; so no name has to be
-        forgotten beforehand.
+        The kernel still believes the name; ESTALE makes it look the name up (`OnDemand.check_still_named`) and open
+        what it is given then. So no name has to be forgotten beforehand.
         """
         if not self._redirects.active:
             return

@@ -154,11 +154,7 @@ class Planner:
     # -- a training that goes on
 
     def state_dict(self, done: bool = True) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on after what the job has consumed; empty between epochs.
-
-        If the training is not `done` with the batch that it took last, that is not consumed. To be called by the
-        training's thread. Raises RuntimeError if another rank does not say what it reads.
-        """
+        """See `Planning.state_dict`. To be called by the training's thread."""
         taken = self._taken - (0 if done else self._last)
         if self.sampler is not None:
             return self.sampler.state_dict() if done else self.sampler.at_position(taken, self.sampler.state_dict)
@@ -183,10 +179,7 @@ class Planner:
         return -(-(left // self._whole * self._whole) // batch) or None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the next epoch go on where `state_dict` was called: its loader gives what was not consumed, and ends.
-
-        Raises ValueError if the state is not one of this list, or if this loader is not planned.
-        """
+        """See `Planning.load_state_dict`; raises ValueError, too, if this loader is not planned."""
         if self.sampler is not None:
             if state:
                 self.sampler.load_state_dict(state)

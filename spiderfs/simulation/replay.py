@@ -58,6 +58,7 @@ class Replay:
     hits: Counts
     """Opens that did not wait for the source, including those that were redirected."""
     redirects: Counts
+    served_bytes: Counts
     origin_bytes: Counts
     distinct: Counts
     """Different samples that were read in each epoch."""
@@ -187,6 +188,7 @@ def counted(accesses: Accesses, epoch_length: int, outcomes: list[tuple[bool, bo
         opens=np.diff(starts, append=len(accesses)),
         hits=np.add.reduceat(hits.astype(np.int64), starts),
         redirects=np.add.reduceat(redirects.astype(np.int64), starts),
+        served_bytes=np.add.reduceat(sizes, starts),
         origin_bytes=np.add.reduceat(np.where(hits, 0, sizes), starts),
         distinct=np.array([np.unique(accesses.ids[start : start + epoch_length]).size for start in starts]),
         distinct_in_all=accesses.distinct,

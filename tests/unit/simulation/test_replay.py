@@ -35,6 +35,7 @@ def test_counts_per_epoch() -> None:
     result = replay(Engine(MinIO(), 30), accesses, 2)
     assert result.opens.tolist() == [2, 2, 1]
     assert result.hits.tolist() == [0, 1, 0]
+    assert result.served_bytes.tolist() == [30, 40, 30]
     assert result.origin_bytes.tolist() == [30, 30, 30]
     assert result.coverage.tolist() == pytest.approx([2 / 3, 2 / 3, 1 / 3])
     assert result.hit_ratio == pytest.approx(1 / 5)

@@ -52,7 +52,8 @@ def replaced_hooks(classifier: nn.Module, loader: DataLoader[Any] | None, split:
 class Hook:
     """One training's hook. Only the training's thread may call its methods; none of them waits or raises.
 
-    Values that cannot be used are left out, with one warning; a hook that fails does nothing from then on.
+    Values that cannot be used are left out, with one warning. If the hook itself fails, it logs that and does nothing
+    from then on.
     """
 
     def __init__(

@@ -10,6 +10,8 @@ training that resumes, a rank, and a process that has lost the cache all agree. 
 for fewer epochs than `reuse`, by its place; each later one exactly `reuse` times.
 
 If only a part of the samples is kept, it is always the same part; each of the others is renewed in each epoch.
+
+This module is pure: numpy alone, and no state but its arguments.
 """
 
 from __future__ import annotations

@@ -258,13 +258,7 @@ def _mount_store(whole: Any, halves: SplitDataset, name: str, kept: float, job: 
                 f"one of them has {max(sizes):,} bytes, and {mount} takes sample_max_bytes={store.most_bytes}: split"
                 " where samples are smaller, before they become floating-point numbers for example"
             )
-        index, half = next(iter(tried.items()))
-        store.put(index, 0, half)
-        store.settle()
-        try:
-            store.get(index, 0)
-        except Missing:
-            raise Unusable("what was put into the mount's cache could not be read") from None
+        _try_out(store, *next(iter(tried.items())))
         if round(min(room, kept) * samples) == 0:
             raise Unusable(f"the cache of {mount} has no room for them: give it more capacity, or partials_share")
     except Unusable:
@@ -273,6 +267,15 @@ def _mount_store(whole: Any, halves: SplitDataset, name: str, kept: float, job: 
     if room < kept:
         log.info("the cache of %s has room for %.0f %% of the partly augmented samples", mount, 100 * room)
     return store, min(room, kept)
+
+
+def _try_out(store: MountStore, index: int, half: Half) -> None:
+    store.put(index, 0, half)
+    store.settle()
+    try:
+        store.get(index, 0)
+    except Missing:
+        raise Unusable("what was put into the mount's cache could not be read") from None
 
 
 def _ranks(loader: DataLoader[Any]) -> tuple[int, int] | None:

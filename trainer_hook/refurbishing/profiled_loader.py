@@ -13,6 +13,7 @@ but other processes had the cores, is left out.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import logging
@@ -28,7 +29,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from spiderfs.linux.process_table import end_with_parent
 from trainer_hook.refurbishing.directory_store import Missing, PartialStore
 from trainer_hook.refurbishing.mount_store import MountStore
 from trainer_hook.refurbishing.mount_store import Unusable as NoMount
@@ -40,6 +40,7 @@ _ORDER_SEED = 0
 # The first steps of a device compile, and find out which algorithms are fast.
 _STEPS_BEFORE = 2
 _SCHEDULED = Path("/proc/thread-self/schedstat")
+_PR_SET_PDEATHSIG = 1
 # The name of what is kept, and more generations of it than there are passes.
 _STORE, _GENERATIONS = "measuring", 1 << 10
 
@@ -331,7 +332,7 @@ def main(named: str) -> None:
     """Answer until standard input ends, or until there is nothing to measure."""
     measuring = None
     # The program that asks may be killed while the training's code runs, which looks for no end of the questions.
-    end_with_parent(os.getppid(), signal.SIGINT)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     with os.fdopen(os.dup(0)) as questions, os.fdopen(os.dup(1), "w", buffering=1) as answers:
         # The training must neither read a question nor print an answer: the program that asks would wait for ever.
         with open(os.devnull, "rb") as nothing:

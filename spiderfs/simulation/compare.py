@@ -80,11 +80,7 @@ def compare(
                     **hint_source.described(POLICIES[policy].scoring, setting),
                     "capacity": str(capacity),
                     "capacity_bytes": capacity_bytes,
-                    "hit_ratio": result.hit_ratio,
-                    "warm_hit_ratio": result.warm_hit_ratio,
-                    "redirects": int(result.redirects.sum()),
-                    "origin_bytes": int(result.origin_bytes.sum()),
-                    "origin_bytes_per_sample": result.origin_bytes_per_sample,
+                    **_figures(result),
                     "seconds": perf_counter() - began,
                     "epochs": _epochs(result),
                 }
@@ -114,6 +110,16 @@ def _recorded_plans(trace: Trace, name: str, nodes: int) -> list[tuple[int, Rank
 
 def _engine(policy: str, accesses: Accesses, capacity_bytes: int, homes: Homes | None = None) -> Engine:
     return Engine(policy_for(POLICIES[policy], accesses), capacity_bytes, homes=homes)
+
+
+def _figures(result: Replay) -> dict[str, Any]:
+    return {
+        "hit_ratio": result.hit_ratio,
+        "warm_hit_ratio": result.warm_hit_ratio,
+        "redirects": int(result.redirects.sum()),
+        "origin_bytes": int(result.origin_bytes.sum()),
+        "origin_bytes_per_sample": result.origin_bytes_per_sample,
+    }
 
 
 def _epochs(result: Replay) -> list[dict[str, Any]]:

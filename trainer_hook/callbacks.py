@@ -110,7 +110,11 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
                 )
             hook = self.attachment.hook
             if hook is not None and hook.batches_left is not None:
-                _count_as_done(trainer, len(trainer.train_dataloader) - hook.batches_left)
+                # A checkpoint of other ranks had others: have the Trainer count those that are behind this rank.
+                counted = trainer.fit_loop.epoch_loop.batch_progress.current
+                more = len(trainer.train_dataloader) - hook.batches_left - counted.processed
+                for name in ("ready", "started", "processed", "completed"):
+                    setattr(counted, name, getattr(counted, name) + more)
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             _follow_length(trainer)
@@ -217,14 +221,6 @@ def _epoch_that_begins(trainer: Any) -> int:
     # The checkpoint was written when the last batch ended, but for the last of all that happens at a batch's end.
     has_ended = batches.is_last_batch and batches.current.completed < batches.current.processed
     return int(epochs.processed + (epochs.processed < epochs.started and has_ended))
-
-
-def _count_as_done(trainer: Any, batches: int) -> None:
-    """Have Lightning's Trainer count this many batches of the epoch as done: a checkpoint of other ranks had others."""
-    counted = trainer.fit_loop.epoch_loop.batch_progress.current
-    more = batches - counted.processed
-    for name in ("ready", "started", "processed", "completed"):
-        setattr(counted, name, getattr(counted, name) + more)
 
 
 def _follow_length(trainer: Any) -> None:

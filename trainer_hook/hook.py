@@ -43,9 +43,8 @@ _open: WeakSet[Hook] = WeakSet()
 def replaced_hooks(classifier: nn.Module, loader: DataLoader[Any] | None, split: str, job: str | None) -> list[Hook]:
     """The open hooks of this layer that a new one replaces.
 
-    These are hooks whose loader has been freed. If the training attaches anew by its job's id, these are also the hooks
-    of the same list that have the same loader, or have seen batches: loaders that are used side by side are attached
-    before the first batch.
+    Those are hooks whose loader has been freed; and if the training attaches anew by its job's id, those of its list
+    that have its loader or have seen batches: loaders used side by side are attached before the first batch.
     """
     return [hook for hook in _open if hook._is_replaced(classifier, loader, split, job)]
 
@@ -72,7 +71,7 @@ class Hook:
         self._declared, self._client = introduced.declaration, introduced.connection.client
         self._job = introduced.connection.hello.job
         self._boundary = ErrorBoundary()
-        self._boundary.on_failure(self._step_aside)
+        self._boundary.on_failure(self._leave)
         # Without a loader, `Hook.batch` names the samples of the very next forward pass.
         ahead = 0 if loader is None and lookahead is None else lookahead
         beside = _attributions.setdefault(classifier, WeakSet())
@@ -285,9 +284,6 @@ class Hook:
         for reason in self._attribution.reasons:
             self._warn(f"some batches are not sent to the daemon: {reason}")
 
-    def _step_aside(self) -> None:
-        self._leave(0.0)
-
     def _leave(self, timeout_s: float) -> None:
         end_plans, self._end_plans = self._end_plans, None
         if end_plans is None:
@@ -314,8 +310,8 @@ def _message(
 ) -> Batch | None:
     """The embeddings and losses of samples of one batch, for the daemon; the sampler is told of the losses too.
 
-    None if a number is not finite, because such a step taught the model nothing. The sending thread calls this, because
-    the copies from the device may not be complete.
+    None if a number is not finite, because such a step taught the model nothing. For the sending thread: copies from
+    the device may not be complete.
     """
     embeddings = np.concatenate([part.embeddings() for part in parts])
     losses: npt.NDArray[Any] | None = None

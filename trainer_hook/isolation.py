@@ -61,10 +61,10 @@ class ErrorBoundary:
         # A training may take its batches in one thread and run its model in another.
         self.lock = threading.RLock()
         _boundaries.add(self)
-        self._step_aside: weakref.WeakMethod[Callable[[], object]] | None = None
+        self._step_aside: weakref.WeakMethod[Callable[[float], object]] | None = None
 
-    def on_failure(self, step_aside: Callable[[], object]) -> None:
-        """Call the method `step_aside` after a failure; the boundary holds only a weak reference to its object."""
+    def on_failure(self, step_aside: Callable[[float], object]) -> None:
+        """Call the method `step_aside` after a failure, with no time to wait; its object is referred to weakly."""
         self._step_aside = weakref.WeakMethod(step_aside)
 
     def call(self, ours: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
@@ -90,7 +90,7 @@ class ErrorBoundary:
         # The hook has failed, so stepping aside may fail too.
         with contextlib.suppress(Exception):
             if step_aside is not None:
-                step_aside()
+                step_aside(0.0)
 
 
 _boundaries: weakref.WeakSet[ErrorBoundary] = weakref.WeakSet()

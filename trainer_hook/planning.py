@@ -49,7 +49,7 @@ class Planning:
         )
         self.follower = Follower(loader, self.planner, boundary, listener)
         if listener is None:
-            boundary.on_failure(self._step_aside)
+            boundary.on_failure(self.close)
         self._is_open = True
         # Nobody has to keep this object.
         self._call_off = when_collected(drawing if listener is None else listener, self._release)
@@ -80,9 +80,6 @@ class Planning:
         `set_epoch` begins that one instead. Raises ValueError if the state is not one of this list.
         """
         self.planner.load_state_dict(state)
-
-    def _step_aside(self) -> None:
-        self.close(0.0)
 
     def __enter__(self) -> Planning:
         return self

@@ -6,9 +6,8 @@ and so on. So a state of four ranks serves one rank or eight, and no draw is los
 be divided, its first draws are made once more, as torch's DistributedSampler does.
 
 A rank knows only what its own sampler draws. So each leaves that in torch.distributed's store when an epoch begins, and
-with `share` each batch that was exchanged; who needs it reads it there. That is no collective call: rank 0 alone may
-ask for the state, at any batch that all ranks have begun. Ranks take equally many samples, as in any training that
-averages gradients.
+with `share` each batch that was exchanged; who needs it reads it there. So rank 0 alone may ask for the state, at any
+batch that all ranks have begun, as long as they take equally many.
 """
 
 from __future__ import annotations

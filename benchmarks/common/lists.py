@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
+from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.policies import POLICIES
 from spiderfs.simulation.replay import Replay, policy_for, replay
 
 LIST_POLICIES = {"LRU": "lru", "MinIO": "minio", "MIN": "belady"}
+_READER = "reader"
 MIN_BY_EPOCH = "MIN by epoch"
 LIST_CACHES = (*LIST_POLICIES, MIN_BY_EPOCH)
 
@@ -29,7 +33,37 @@ def served(
     whole = accesses_of([sample for drawn in lists for sample in drawn], sizes)
     engine = Engine(policy_for(POLICIES[policy], whole), capacity)
     for drawn in lists:
-        yield replay(engine, accesses_of(drawn, sizes), len(drawn), planned_epochs=int(planned))
+        accesses = accesses_of(drawn, sizes)
+        if planned:
+            yield replay(engine, accesses, len(drawn), before=Following(engine, accesses, len(drawn), 1).read_next)
+        else:
+            yield replay(engine, accesses, len(drawn))
+
+
+class Following:
+    """One reader that follows its plans: at the begin of an epoch the engine gets `epochs` of them, from it on."""
+
+    def __init__(self, engine: Engine, accesses: Accesses, epoch_length: int, epochs: int) -> None:
+        self._engine = engine
+        self._accesses = accesses
+        self._ids = accesses.ids.astype(np.uint32)
+        self._epoch_length = epoch_length
+        self._epochs = epochs
+        self._keys = list(dict.fromkeys(accesses.keys))
+        self._id_of = {key: number for number, key in enumerate(self._keys)}
+
+    def read_next(self, number: int) -> None:
+        """The reader is about to read: `before` of `replay`."""
+        epoch, position = divmod(number, self._epoch_length)
+        if position == 0:
+            for ahead in range(self._epochs):
+                start = number + ahead * self._epoch_length
+                order = self._ids[start : start + self._epoch_length]
+                if len(order):
+                    planned = PlannedEpoch(epoch + ahead, self._keys, self._id_of, order)
+                    self._engine.plan(_READER, "", planned, float(number), begun=ahead == 0)
+        self._engine.progressed(_READER, "", epoch, position + 1, position, float(number))
+        self._engine.wanted(_READER, self._accesses.keys[number], float(number))
 
 
 def min_by_epoch(lists: list[list[int]], sizes: list[int], capacity: int) -> Iterator[Replay]:

@@ -57,6 +57,7 @@ from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 import trainer_hook
 from benchmarks.common.command import add_data, add_names, add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.lists import Following
 from benchmarks.common.mounts import counts, leave_signals_to_the_parent, mounted
 from benchmarks.common.results import machine, save, verdict_table, wide_console
 from benchmarks.common.sources import write
@@ -349,9 +350,10 @@ def min_by_epoch(data: Data, lists: list[list[int]], capacity: int) -> list[tupl
     accesses = Accesses.of(drawn, [data.sizes[sample] for sample in drawn])
     everything = Engine(policy_for(POLICIES["belady"], accesses), capacity)
     three_epochs = Engine(POLICIES["spider"](), capacity)
+    planned = Following(three_epochs, accesses, len(lists[0]), 3)
     fetched = (
         replay(everything, accesses, len(lists[0])).origin_bytes.tolist(),
-        replay(three_epochs, accesses, len(lists[0]), planned_epochs=3).origin_bytes.tolist(),
+        replay(three_epochs, accesses, len(lists[0]), before=planned.read_next).origin_bytes.tolist(),
     )
     return list(zip(*fetched, strict=True))
 

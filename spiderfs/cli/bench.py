@@ -12,6 +12,7 @@ import click
 
 from spiderfs.cli.control_files import explained, mount_at, printable, read_control
 from spiderfs.cli.signals import ended_by_signals
+from spiderfs.cli.simulate import json_file, write_json
 from spiderfs.errors import UsageError
 from spiderfs.linux.mounts import mounted_at
 
@@ -29,9 +30,7 @@ _CAPACITY = "capacity=20%"
 @click.option(
     "--workers", type=click.IntRange(1, 256), help="Workers of the training's loader [default: one for each core]"
 )
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to this file too."
-)
+@json_file
 def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Path | None) -> None:
     """Say what to mount your training's data with, and what that brings: at most two minutes.
 
@@ -59,8 +58,6 @@ def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Pa
             ) from exc
     _show(found)
     if json_path is not None:
-        from spiderfs.cli.simulate import write_json
-
         write_json(_report(found), json_path)
 
 

@@ -20,7 +20,7 @@ from spiderfs.cli.control_files import mountpoints as complete
 from spiderfs.cli.control_files import printable, read_control, warn
 from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import ConfigError
-from spiderfs.linux.mounts import Mount, canonical, spiderfs_mounts
+from spiderfs.linux.mounts import canonical, spiderfs_mounts
 from spiderfs.metrics import MOUNT_UP
 
 DEFAULT_LISTEN = "127.0.0.1:9464"
@@ -75,18 +75,14 @@ class Mounts(Collector):
         families: dict[str, Metric] = {}
         for point in self._chosen or there:
             label = printable(point)
-            found = _metrics_of(there[point]) if point in there else []
+            found: list[Metric] = []
+            if point in there:
+                # Nothing if it does not answer, or is another user's.
+                with contextlib.suppress(OSError, ValueError):
+                    found = list(text_string_to_metric_families(read_control(there[point], "metrics")))
             up.add_metric([label], float(bool(found)))
             for family in found:
                 together = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for name, labels, value, *_ in family.samples:
                     together.add_sample(name, {"mount": label, **labels}, value)
         return [up, *families.values()]
-
-
-def _metrics_of(mount: Mount) -> list[Metric]:
-    """Nothing if the mount does not answer, or is another user's."""
-    try:
-        return list(text_string_to_metric_families(read_control(mount, "metrics")))
-    except (OSError, ValueError):
-        return []

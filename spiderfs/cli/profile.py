@@ -10,7 +10,7 @@ import click
 
 from spiderfs.cli.control_files import explained, find_mount, mountpoints, printable, read_control, read_stats
 from spiderfs.cli.signals import ended_by_signals
-from spiderfs.cli.simulate import Number
+from spiderfs.cli.simulate import Number, json_file, write_json
 from spiderfs.errors import UsageError
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.recipe import NO_VIEW, READY, parse_recipes
@@ -71,9 +71,7 @@ _COUNTS = ("encoded", "decoded", "augmented")
     help="How many samples a second the steps of a machine take, if the function returns no step.",
 )
 @click.option("--planned", is_flag=True, help="The training publishes plans, so no worker waits for the source.")
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to this file too."
-)
+@json_file
 @click.option(
     "--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw all splits to this PNG or SVG."
 )
@@ -120,8 +118,6 @@ def profile(
         _show_profile(found, console)
     console.print(advice(speeds, found))
     if json_path is not None:
-        from spiderfs.cli.simulate import write_json
-
         write_json(_report(options, speeds, found), json_path)
     if plot_path is not None:
         assert found is not None

@@ -26,6 +26,11 @@ class Number(click.FloatRange):
         return converted
 
 
+json_file = click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to this file too."
+)
+
+
 @click.command()
 @click.argument("trace", type=click.Path(path_type=Path))
 @click.option("--policy", "policies", default="all", show_default=True, help="Policies, separated by commas, or all.")
@@ -62,9 +67,7 @@ class Number(click.FloatRange):
     show_default=True,
     help="Deal the accesses to so many nodes in turn, each with this capacity, whose caches act as one (`peers`).",
 )
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write all figures to this file too."
-)
+@json_file
 def simulate(
     trace: Path,
     policies: str,
@@ -118,8 +121,8 @@ def show(report: dict[str, Any], console: Console) -> None:
     table = Table(title=f"Policies on {report['trace']}", caption=caption(report), caption_justify="left")
     for number, column in enumerate(columns(report)):
         table.add_column(column, justify="left" if number < 2 else "right")
-    for row in rows(report):
-        table.add_row(*row.cells, end_section=row.ends_capacity)
+    for cells, ends_capacity in rows(report):
+        table.add_row(*cells, end_section=ends_capacity)
     console.print(table)
     for line in lines_about_scorings(report):
         console.print(line)

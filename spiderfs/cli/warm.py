@@ -242,7 +242,7 @@ def _fetch(
         if detach:
             click.echo(f"the daemon goes on: {mount.mountpoint}/{CONTROL_DIR}/warm says how far it is")
             return None
-        warming = _followed(mount, nullcontext(_unseen) if quiet else _shown())
+        warming = _followed(mount, nullcontext(lambda line, done, of: None) if quiet else _shown())
     except BaseException as exc:
         if asked:
             _ask(mount, "\n")
@@ -367,10 +367,6 @@ def _ended(warming: Warming) -> SpiderfsError:
 def _shown() -> AbstractContextManager[Show]:
     """A bar on a terminal; elsewhere a line now and then."""
     return _bar() if sys.stdout is not None and sys.stdout.isatty() else _lines()
-
-
-def _unseen(line: str, done: int, of: int | None) -> None:
-    """Show nothing."""
 
 
 @contextmanager

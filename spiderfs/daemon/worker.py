@@ -16,7 +16,7 @@ from spiderfs.daemon.pipes import EventWriter
 from spiderfs.daemon.published_options import published_options, settings_of
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.kernel import Kernel, Serving
-from spiderfs.fuse.passthrough import KernelBackingFiles, Passthrough
+from spiderfs.fuse.passthrough import BackingFiles, Passthrough
 from spiderfs.linux.memory import give_back_freed_memory, keep_freed_memory
 from spiderfs.shared.attached_trainers import published_trainers
 from spiderfs.vfs.control_files import Control, ImmutableControl
@@ -119,7 +119,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         # Several workers do not know of each other's handles; and where no open is asked for, nobody knows of any.
         passthrough = None
         if context.options.workers == 1 and not immutable and kernel.descriptor is not None:
-            passthrough = Passthrough(KernelBackingFiles(kernel.descriptor), filesystem.large_files, layout.run)
+            passthrough = Passthrough(BackingFiles(kernel.descriptor), filesystem.large_files, layout.run)
             nursery.start_soon(_tidy, passthrough)
         counters.add("process_starts")
         held = context.resent.of_worker(index, counters)

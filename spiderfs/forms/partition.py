@@ -21,7 +21,9 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 _SPLIT = re.compile(r"([0-9]{1,3})-([0-9]{1,3})-([0-9]{1,3})", re.ASCII)
 # What is fetched has to land somewhere, and a training's other samples want some room.
@@ -67,16 +69,16 @@ class FormSizes(NamedTuple):
     augmented: float
 
 
-class Places(NamedTuple):
-    """A figure for each place in which a sample is found: how many lie there, or how fast they come from there."""
+class Places(NamedTuple, Generic[T]):
+    """A value for each place in which a sample is found: how many lie there, or how fast they come from there."""
 
-    augmented: float
-    decoded: float
-    encoded: float
-    storage: float
+    augmented: T
+    decoded: T
+    encoded: T
+    storage: T
 
 
-def samples_in(split: Split, cache_bytes: float, samples: float, sizes: FormSizes) -> Places:
+def samples_in(split: Split, cache_bytes: float, samples: float, sizes: FormSizes) -> Places[float]:
     """How many of `samples` are in each place; none is in two.
 
     Equation 2:  N_A = min(N_total, x_A S_mem / (M S_data))
@@ -89,7 +91,7 @@ def samples_in(split: Split, cache_bytes: float, samples: float, sizes: FormSize
     return _rest_encoded(samples, augmented, decoded, split.encoded * cache_bytes / sizes.encoded)
 
 
-def _rest_encoded(samples: float, augmented: float, decoded: float, room: float) -> Places:
+def _rest_encoded(samples: float, augmented: float, decoded: float, room: float) -> Places[float]:
     """Samples that are in neither form: as many as originals as there is room for, and the others in storage."""
     # Where all are in the first two, their sum may be rounded to a bit more.
     rest = max(0.0, samples - (augmented + decoded))
@@ -112,7 +114,9 @@ def view_share(split: Split, cache_bytes: float, landing_bytes: float, samples: 
     return max(0.0, fit - varies) / samples
 
 
-def samples_held(split: Split, cache_bytes: float, landing_bytes: float, samples: float, sizes: FormSizes) -> Places:
+def samples_held(
+    split: Split, cache_bytes: float, landing_bytes: float, samples: float, sizes: FormSizes
+) -> Places[float]:
     """How many of `samples` a mount with this split holds in each place.
 
     That is less than equations 2 to 8 say: a mount leaves room for landing, and shows as many views as surely fit
@@ -149,7 +153,7 @@ class Cluster:
     gradient_pcie_bytes: float = 0.0
 
 
-def throughputs(cluster: Cluster, sizes: FormSizes) -> Places:
+def throughputs(cluster: Cluster, sizes: FormSizes) -> Places[float]:
     """Samples a second if all samples were found in one place.
 
     Equation 1:  DSI_A = min(B_cache / (M S_data), n B_NIC / (M S_data + C_nw), n B_PCIe / (M S_data + C_PCIe), n T_GPU)
@@ -204,15 +208,6 @@ class Demand(NamedTuple):
 _NOTHING = Demand()
 
 
-class Demands(NamedTuple):
-    """What a sample asks for that is found in each place."""
-
-    augmented: Demand
-    decoded: Demand
-    encoded: Demand
-    storage: Demand
-
-
 @dataclass(frozen=True)
 class Capacities:
     """What all nodes together can do; infinite where nothing is known of a limit.
@@ -237,9 +232,13 @@ class Prediction(NamedTuple):
 
 
 def bottleneck(
-    counts: Places, demands: Demands, capacities: Capacities, uses: float = 1.0, keeping: Demand = _NOTHING
+    counts: Places[float],
+    demands: Places[Demand],
+    capacities: Capacities,
+    uses: float = 1.0,
+    keeping: Demand = _NOTHING,
 ) -> Prediction:
-    """The samples a second of a training whose samples are found in these places.
+    """The samples a second of a training whose samples are found in these places, and ask for this there.
 
     Each augmented sample is used `uses` times, by as many jobs or in as many epochs, and then made again from storage;
     `keeping` is what it asks for then besides, to be kept.

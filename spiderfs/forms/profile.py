@@ -13,7 +13,6 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +23,6 @@ from spiderfs.forms.partition import (
     Capacities,
     Cluster,
     Demand,
-    Demands,
     FormSizes,
     Places,
     Prediction,
@@ -123,24 +121,19 @@ class Profile:
         decoded = self.views[view].sample_bytes if view is not None else NO_LIMIT
         return FormSizes(self.encoded.sample_bytes, decoded, self.augmented.sample_bytes)
 
-    def counts(self, split: Split, view: str | None) -> Places:
+    def counts(self, split: Split, view: str | None) -> Places[float]:
         """How many samples a node finds in each place: it draws from all of them, whatever the others have cached."""
-        return self._counts(view)(split)
-
-    def _counts(self, view: str | None) -> Callable[[Split], Places]:
         sizes = self.sizes(view)
-        landing = landing_bytes(self.cache_bytes, sizes)
-        return lambda split: samples_held(split, self.cache_bytes, landing, self.samples, sizes)
+        return samples_held(split, self.cache_bytes, landing_bytes(self.cache_bytes, sizes), self.samples, sizes)
 
-    def demands(self, view: str | None) -> Demands:
+    def demands(self, view: str | None) -> Places[Demand]:
         """What a sample asks for in each place; with a plan nobody waits for the source, which only has to keep up."""
         uncached = self._demand(self.uncached)._replace(storage_bytes=self.encoded.sample_bytes)
         if self.planned:
             uncached = uncached._replace(wait_s=self.encoded.cost.wait_s)
         decoded = self.views[view].cost if view is not None else self.uncached
-        return Demands(
-            self._demand(self.augmented.cost), self._demand(decoded), self._demand(self.encoded.cost), uncached
-        )
+        augmented, encoded = self._demand(self.augmented.cost), self._demand(self.encoded.cost)
+        return Places(augmented, self._demand(decoded), encoded, uncached)
 
     def _demand(self, cost: Cost) -> Demand:
         # Without workers, the process that takes the steps makes the samples too, one after the other.
@@ -173,19 +166,14 @@ class Profile:
 
     def predicted(self, split: Split, view: str | None) -> Prediction:
         """By the law of the bottleneck."""
-        return self._law(view)(split)
-
-    def _law(self, view: str | None) -> Callable[[Split], Prediction]:
-        demands, capacities, keeping = self.demands(view), self.capacities(), _asked(self.keeping)
-        counts = self._counts(view)
-        return lambda split: bottleneck(counts(split), demands, capacities, self.uses, keeping)
+        counts, keeping = self.counts(split, view), _asked(self.keeping)
+        return bottleneck(counts, self.demands(view), self.capacities(), self.uses, keeping)
 
     def by_equation_9(self, split: Split, view: str | None) -> float:
         return mean_throughput(self.cluster(view), self.sizes(view), split, self.cache_bytes, self.samples)
 
     def best(self, view: str | None) -> Split:
-        law = self._law(view)
-        return best_split(lambda split: law(split).samples_per_s)
+        return best_split(lambda split: self.predicted(split, view).samples_per_s)
 
 
 def landing_bytes(cache_bytes: float, sizes: FormSizes) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from spiderfs.errors import MountError
 from spiderfs.fuse import session, wire
 from spiderfs.fuse.immutable_operations import ImmutableOperations
-from spiderfs.fuse.kernel import Kernel, Serving
+from spiderfs.fuse.kernel import Kernel, Serving, error_number
 from spiderfs.fuse.operations import Operations
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 
@@ -32,15 +32,15 @@ class KernelBinding:
             if isinstance(filesystem, ImmutableFilesystem)
             else Operations(filesystem, counters, self.push, serving.handles, serving.passthrough)
         )
-        await session.serve(
+        await session.RequestLoop(
             self.descriptor,
             operations.handlers(),
-            operations.error_number,
+            lambda exc: error_number(exc, counters),
             counters,
             serving.idle,
             lambda: filesystem.at_rest,
             serving.held,
-        )
+        ).serve()
 
     def push(self, inode: int, content: bytes) -> None:
         # ENOENT: the kernel does not know the inode any more. Nor is it an error that it has no memory for this.

@@ -11,7 +11,6 @@ import trio
 from spiderfs.errors import AttributeTooLong, InvalidArgument, ReadOnly, SourceTimeout
 from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles, OpenDelivery, open_out
-from spiderfs.fuse.kernel import error_number
 from spiderfs.fuse.passthrough import Passthrough, passing_out
 from spiderfs.fuse.session import Body, Handler
 from spiderfs.fuse.wire import Opcode, OpenFlag
@@ -172,10 +171,6 @@ class Operations:
 
     async def refuse(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         raise ReadOnly("spiderfs is read-only")
-
-    def error_number(self, exc: Exception) -> int:
-        """The errno for an exception that a handler has raised; logs and counts as `kernel.py` does."""
-        return error_number(exc, self._counters)
 
 
 # Every request that would change a name or an attribute.

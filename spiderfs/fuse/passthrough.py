@@ -22,13 +22,13 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import trio
 
 from spiderfs.fuse import wire
 from spiderfs.fuse.wire import OpenFlag
 from spiderfs.shared.layout import RunLayout
+from spiderfs.vfs.large_files import LargeFiles
 
 log = logging.getLogger(__name__)
 
@@ -45,28 +45,20 @@ _REFUSED = (errno.EPERM, errno.ELOOP, errno.ENOTTY, errno.EINVAL, errno.EOPNOTSU
 LINGER_S, _LINGERING = 2.0, 256
 
 
-class BackingFiles(Protocol):
-    """The calls that tell the kernel of files that it may read by itself."""
-
-    def register(self, fd: int) -> int:
-        """Returns the number of the open file, more than 0, which `fd` need not stay open for; raises OSError."""
-
-    def give_up(self, number: int) -> None:
-        """The kernel lets go of the file once no handle reads from it."""
-
-
-class KernelBackingFiles:
-    """The backing files of one connection to the kernel; `descriptor` is an open /dev/fuse."""
+class BackingFiles:
+    """Tells the kernel of files that it may read by itself; `descriptor` is its connection, an open /dev/fuse."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def register(self, fd: int) -> int:
+        """Returns the number of the open file, more than 0, which `fd` need not stay open for; raises OSError."""
         # The number is what ioctl(2) returns, and Python says that only of a buffer that can be written.
         number: int = fcntl.ioctl(self._descriptor, _BACKING_OPEN, bytearray(_BACKING_MAP.pack(fd, 0, 0)))
         return number
 
     def give_up(self, number: int) -> None:
+        """The kernel lets go of the file once no handle reads from it."""
         fcntl.ioctl(self._descriptor, _BACKING_CLOSE, _BACKING_ID.pack(number))
 
 
@@ -79,24 +71,14 @@ def passing_out(handle: int, number: int, past_pages: bool) -> bytes:
     return wire.OPEN_OUT.pack(handle, OpenFlag.PASSTHROUGH | (OpenFlag.DIRECT_IO if past_pages else 0), number)
 
 
-class PlainFiles(Protocol):
-    """The plain files that the store has of large files; `vfs/large_files.py`."""
-
-    def is_whole(self, inode: int) -> bool:
-        """Whether all of a large file is in the cache, verified."""
-
-    def plain_file(self, inode: int) -> int | None:
-        """A descriptor of the plain file of a large file that is whole, for the caller to close."""
-
-
 class Passthrough:
     """The sole worker's book of what the kernel reads from; `run` is where a successor looks."""
 
     def __init__(
-        self, files: BackingFiles, plain_files: PlainFiles, run: RunLayout, clock: Callable[[], float] = time.monotonic
+        self, files: BackingFiles, large_files: LargeFiles, run: RunLayout, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._files = files
-        self._plain_files = plain_files
+        self._large_files = large_files
         self._run = run
         self._now = clock
         self._possible = True
@@ -115,7 +97,7 @@ class Passthrough:
 
         `may_begin`: the kernel has no other handle of the inode, and the file is one to begin with.
         """
-        if self._idle.pop(inode, None) is not None and not self._plain_files.is_whole(inode):
+        if self._idle.pop(inode, None) is not None and not self._large_files.is_whole(inode):
             # Evicted since, and nobody reads it: it is to be fetched again like any other.
             self._end(inode)
         return self._numbers.get(inode, 0) or (self._begin(inode) if may_begin and self._possible else 0)
@@ -151,7 +133,7 @@ class Passthrough:
             log.debug("inode %d stays registered: %s", inode, exc)
 
     def _begin(self, inode: int) -> int:
-        fd = self._plain_files.plain_file(inode)
+        fd = self._large_files.plain_file(inode)
         if fd is None:
             return 0
         try:

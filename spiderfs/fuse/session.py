@@ -103,41 +103,22 @@ def resend(descriptor: int) -> bool:
     return True
 
 
-async def serve(
-    descriptor: int,
-    handlers: Mapping[int, Handler],
-    error_number: Callable[[Exception], int],
-    counters: Counters,
-    idle: Callable[[], None],
-    at_rest: Callable[[], bool],
-    held: HeldRequests,
-) -> None:
-    """Answer requests until the file system is unmounted.
+@dataclass
+class RequestLoop:
+    """A worker's loop over requests: the task that takes them, and those that wait to take them again.
 
     `error_number` gives the errno for an exception. `idle` is called before each look for a request. `at_rest` says
     whether trio's loop has nothing to do but to wait for requests and timers. `held` notes requests that the kernel has
     handed out before.
     """
-    with select.epoll() as arrivals:
-        arrivals.register(descriptor, select.EPOLLIN | select.EPOLLEXCLUSIVE)
-        async with trio.open_nursery() as nursery:
-            loop = _RequestLoop(descriptor, arrivals, handlers, error_number, counters, idle, at_rest, held, nursery)
-            nursery.start_soon(loop.attend)
-
-
-@dataclass
-class _RequestLoop:
-    """A worker's loop over requests: the task that takes them, and those that wait to take them again."""
 
     descriptor: int
-    arrivals: select.epoll
     handlers: Mapping[int, Handler]
     error_number: Callable[[Exception], int]
     counters: Counters
     idle: Callable[[], None]
     at_rest: Callable[[], bool]
     held: HeldRequests
-    nursery: trio.Nursery
 
     def __post_init__(self) -> None:
         self._buffer = bytearray(wire.REQUEST_BYTES)
@@ -149,8 +130,15 @@ class _RequestLoop:
         # Answers that the counters do not have yet: to add each one at once would take 0.1 us.
         self._answers = 0
 
+    async def serve(self) -> None:
+        """Answer requests until the file system is unmounted."""
+        with select.epoll() as self._arrivals:
+            self._arrivals.register(self.descriptor, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._attend)
+
     # Longer than other functions: every request passes through this loop, and a further coroutine costs 0.1 us.
-    async def attend(self) -> None:
+    async def _attend(self) -> None:
         """Take requests until the file system is unmounted; rest while another task does so."""
         burst = 0
         woken = False
@@ -177,12 +165,12 @@ class _RequestLoop:
                     pass_at = time.monotonic() + PASS_INTERVAL_S
                     woken = False
                 else:
-                    woken = bool(self.arrivals.poll(pass_at - now))
+                    woken = bool(self._arrivals.poll(pass_at - now))
                 continue
             except OSError as exc:
                 if exc.errno == errno.ENODEV:
                     # Nobody waits any more for what is still being answered, and the source may hang.
-                    self.nursery.cancel_scope.cancel()
+                    self._nursery.cancel_scope.cancel()
                     return
                 if exc.errno in (errno.ENOENT, errno.EINTR):
                     continue  # the caller was killed while its request was being read
@@ -253,7 +241,7 @@ class _RequestLoop:
     def _leave(self) -> None:
         self._waiting += 1
         if not self._resting.unpark():
-            self.nursery.start_soon(self.attend)
+            self._nursery.start_soon(self._attend)
 
 
 def _write(descriptor: int, unique: int, error: int, body: bytes | memoryview) -> None:

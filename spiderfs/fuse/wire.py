@@ -223,22 +223,17 @@ def init_out(body: memoryview, immutable: bool = False) -> bytes:
 def entry_out(entry: Entry) -> bytes:
     """The answer to LOOKUP; inode 0 makes the kernel remember that there is no such name."""
     found = entry.attributes
-    return _ENTRY.pack(found.inode, 0, *_timeouts(entry.timeout_s, found.timeout_s), *_attr(found))
+    (seconds, nanoseconds), (of_attributes, rest) = _timeout(entry.timeout_s), _timeout(found.timeout_s)
+    return _ENTRY.pack(found.inode, 0, seconds, of_attributes, nanoseconds, rest, *_attr(found))
 
 
 def attr_out(found: Attributes) -> bytes:
-    seconds, _, nanoseconds, _ = _timeouts(found.timeout_s, 0.0)
-    return _ATTR_OUT.pack(seconds, nanoseconds, *_attr(found))
+    return _ATTR_OUT.pack(*_timeout(found.timeout_s), *_attr(found))
 
 
-def _timeouts(entry_s: float, attributes_s: float) -> tuple[int, int, int, int]:
-    entry_whole, attributes_whole = int(entry_s), int(attributes_s)
-    return (
-        entry_whole,
-        attributes_whole,
-        int((entry_s - entry_whole) * 1e9),
-        int((attributes_s - attributes_whole) * 1e9),
-    )
+def _timeout(timeout_s: float) -> tuple[int, int]:
+    seconds = int(timeout_s)
+    return seconds, int((timeout_s - seconds) * 1e9)
 
 
 def _attr(found: Attributes) -> tuple[int, ...]:

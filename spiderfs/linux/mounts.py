@@ -74,6 +74,7 @@ READ_AHEAD_KIB = 256
 
 T = TypeVar("T")
 
+_libc = ctypes.CDLL(None, use_errno=True)
 _OCTAL_ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
@@ -157,7 +158,8 @@ def is_stale(path: str | Path) -> bool:
     if mount is None:
         return False
     try:
-        within(PROBE_TIMEOUT_S, lambda: _ask(mount.mountpoint))
+        # The kernel may answer stat(2) without the daemon.
+        within(PROBE_TIMEOUT_S, lambda: os.getxattr(mount.mountpoint, PROBE_XATTR))
     except TimeoutError:
         return False
     except OSError as exc:
@@ -305,11 +307,6 @@ def check_fuse_available(allow_other: bool = False) -> None:
             )
 
 
-def _ask(path: Path) -> None:
-    """Ask the daemon of the mount at this path for an attribute; the kernel may answer stat(2) without the daemon."""
-    os.getxattr(path, PROBE_XATTR)
-
-
 def _unescape(field: bytes) -> str:
     """A field of mountinfo with its octal escapes resolved; a name need not be UTF-8."""
     return os.fsdecode(_OCTAL_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), field))
@@ -325,9 +322,8 @@ def _mount2(path: Path, source: str, options: list[str], flags: int) -> int:
         f"group_id={os.getgid()}",
         *options,
     ]
-    libc = ctypes.CDLL(None, use_errno=True)
     arguments = (os.fsencode(source), os.fsencode(path), FSTYPE.encode(), flags, ",".join(data).encode())
-    if libc.mount(*arguments) != 0:
+    if _libc.mount(*arguments) != 0:
         failure = os.strerror(ctypes.get_errno())
         os.close(descriptor)
         raise MountError(f"cannot mount on {path}: {failure}")
@@ -353,10 +349,9 @@ def _fusermount_mount(path: Path, source: str, options: list[str]) -> int:
 
 def _detached_fusectl() -> int:
     """The directory of FUSE connections as an open directory that is mounted nowhere; raises OSError unless root."""
-    libc = ctypes.CDLL(None, use_errno=True)
 
     def call(*arguments: object) -> int:
-        result: int = libc.syscall(*arguments)
+        result: int = _libc.syscall(*arguments)
         if result < 0:
             raise OSError(ctypes.get_errno(), "fusectl")
         return result
@@ -370,8 +365,7 @@ def _detached_fusectl() -> int:
 
 
 def _umount2(path: Path, lazy: bool) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.umount2(os.fsencode(path), UMOUNT_NOFOLLOW | (MNT_DETACH if lazy else 0)) == 0:
+    if _libc.umount2(os.fsencode(path), UMOUNT_NOFOLLOW | (MNT_DETACH if lazy else 0)) == 0:
         return 0
     return ctypes.get_errno()
 

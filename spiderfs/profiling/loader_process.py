@@ -26,16 +26,6 @@ _PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)
-class LoaderFacts:
-    """Samples of the data set, the loader's workers, samples of a batch, and whether there is a step to measure."""
-
-    samples: int
-    workers: int
-    batch: int
-    steps: bool
-
-
-@dataclass(frozen=True)
 class Pass:
     cost: Cost
     kept_bytes: float
@@ -64,7 +54,7 @@ class LoaderProcess:
 
     def open(self, mount: PrivateMount) -> Loader:
         """The loader of what this mount shows, in place of those that were opened before; raises UsageError."""
-        return Loader(self, mount, LoaderFacts(**self.ask(directory=os.fspath(mount.root))))
+        return Loader(self, mount, **self.ask(directory=os.fspath(mount.root)))
 
     def ask(self, **question: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -91,11 +81,14 @@ class LoaderProcess:
 
 @dataclass(frozen=True)
 class Loader:
-    """One loader of what a mount shows."""
+    """One loader of what a mount shows: samples of its data set and of a batch, and whether there are steps."""
 
     process: LoaderProcess
     mount: PrivateMount
-    facts: LoaderFacts
+    samples: int
+    workers: int
+    batch: int
+    steps: bool
 
     def measure(self, first: int, count: int, kept: Kept = Kept.NO) -> Pass:
         """A pass over samples from the `first` on."""

@@ -38,11 +38,6 @@ def files_below(root: Path, most: int) -> list[Path]:
     return list(islice(_walk(root), most))
 
 
-def count_files(root: Path) -> int:
-    """How many regular files there are; this lists all of them."""
-    return sum(1 for _ in _walk(root))
-
-
 def _walk(directory: Path) -> Iterator[Path]:
     with os.scandir(directory) as entries:
         listed = sorted(entries, key=lambda entry: entry.name)
@@ -141,14 +136,16 @@ def measure(
                     mount = (stack if last else only).enter_context(private_mount(options, above, NO_VIEW))
                     files_below(mount.root, _FILES)  # their names are known to a mount that has been read before
                     loader = process.open(mount)
-                    uncached.append(_uncached(loader, wanted))
+                    first, count = _samples(loader, wanted.samples)
+                    _warm_up(loader, first)
+                    uncached.append(loader.measure(first, count))
         say("the source")
         with private_mount(options, above, NO_VIEW) as mount:
             files = files_below(mount.root, _FILES)
             if not files:
                 raise UsageError(f"{options['source']} has no files to read: name a mount of a data set")
             source = source_speed(files, int(options["fetches"]))
-            samples = wanted.total or (count_files(mount.root) if loader is None else loader.facts.samples)
+            samples = wanted.total or (sum(1 for _ in _walk(mount.root)) if loader is None else loader.samples)
             speeds = Speeds(source, {NO_VIEW: cached_reads(files[:_READ_AGAIN], 1)}, samples)
         say("originals")
         found = None if loader is None else _originals(loader, _fastest(uncached).cost, speeds, cache_bytes, wanted)
@@ -161,17 +158,11 @@ def measure(
     return speeds, found
 
 
-def _uncached(loader: Loader, wanted: Wanted) -> Pass:
-    first, count = _samples(loader, wanted.samples)
-    _warm_up(loader, first)
-    return loader.measure(first, count)
-
-
 def _originals(loader: Loader, uncached: Cost, speeds: Speeds, cache_bytes: float, wanted: Wanted) -> Profile:
     """A profile without views, by a loader whose samples are cached; `uncached` is what they took before that."""
-    facts, (first, count) = loader.facts, _samples(loader, wanted.samples)
+    first, count = _samples(loader, wanted.samples)
     encoded = _repeated(loader, first, count)
-    step_s = loader.step_s(_STEPS) if facts.steps else None if wanted.rate is None else facts.batch / wanted.rate
+    step_s = loader.step_s(_STEPS) if loader.steps else None if wanted.rate is None else loader.batch / wanted.rate
     sample_bytes = loader.mount.bytes_of_a_sample()
     if not sample_bytes:
         raise UsageError(
@@ -186,13 +177,18 @@ def _originals(loader: Loader, uncached: Cost, speeds: Speeds, cache_bytes: floa
         cores=len(os.sched_getaffinity(0)),
         source=speeds.source,
         samples=speeds.samples,
-        workers=facts.workers,
-        batch=facts.batch,
+        workers=loader.workers,
+        batch=loader.batch,
         step_s=step_s,
         uncached=uncached,
         encoded=Form(sample_bytes, speeds.reads[NO_VIEW], encoded.cost),
         augmented=Form(augmented.kept_bytes, None, augmented.cost),
-        keeping=_difference(kept_anew, augmented.cost),
+        # What is kept is sent, and not waited for, unless sample follows on sample as here.
+        keeping=Cost(
+            max(0.0, kept_anew.cpu_s - augmented.cost.cpu_s),
+            0.0,
+            max(0.0, kept_anew.other_cpu_s - augmented.cost.other_cpu_s),
+        ),
         planned=wanted.planned,
         uses=wanted.uses,
         nodes=wanted.nodes,
@@ -208,18 +204,13 @@ def _decoded(loader: Loader, reads: Reads, wanted: Wanted) -> Form:
 
 def _samples(loader: Loader, wanted: int) -> tuple[int, int]:
     """Where the samples begin that are measured, and how many there are; those before warm the loader up."""
-    before = min(2 * loader.facts.batch, loader.facts.samples // 4)
-    return before, min(wanted, loader.facts.samples - before)
+    before = min(2 * loader.batch, loader.samples // 4)
+    return before, min(wanted, loader.samples - before)
 
 
 def _warm_up(loader: Loader, samples: int) -> None:
     if samples:
         loader.measure(0, samples)
-
-
-def _difference(more: Cost, less: Cost) -> Cost:
-    # What is kept is sent, and not waited for, unless sample follows on sample as here.
-    return Cost(max(0.0, more.cpu_s - less.cpu_s), 0.0, max(0.0, more.other_cpu_s - less.other_cpu_s))
 
 
 def _repeated(loader: Loader, first: int, count: int, kept: Kept = Kept.NO) -> Pass:

@@ -1,70 +1,35 @@
 """The hook protocol: what a trainer tells the daemon and what the daemon answers. Other rooms import it from here."""
 
-from spiderfs.errors import ProtocolError
-from spiderfs.protocol.frames import PREFIX_BYTES, VERSION, Decoder, encode
-from spiderfs.protocol.messages import (
-    DEFAULT_LIMITS,
-    MESSAGES,
-    Batch,
-    Cached,
-    CachedRequest,
-    EpochEnd,
-    Error,
-    Exchange,
-    Given,
-    Goodbye,
-    Hello,
-    Keep,
-    Limits,
-    Message,
-    Ok,
-    PartialSamples,
-    Pin,
-    Pinned,
-    Plan,
-    Progress,
-    Room,
-    Samples,
-    Scores,
-    ScoresRequest,
-    Turn,
-    Turns,
-    WarmUp,
-    Warn,
-)
-
-__all__ = [
-    "DEFAULT_LIMITS",
-    "MESSAGES",
-    "PREFIX_BYTES",
-    "VERSION",
-    "Batch",
-    "Cached",
-    "CachedRequest",
-    "Decoder",
-    "EpochEnd",
-    "Error",
-    "Exchange",
-    "Given",
-    "Goodbye",
-    "Hello",
-    "Keep",
-    "Limits",
-    "Message",
-    "Ok",
-    "PartialSamples",
-    "Pin",
-    "Pinned",
-    "Plan",
-    "Progress",
-    "ProtocolError",
-    "Room",
-    "Samples",
-    "Scores",
-    "ScoresRequest",
-    "Turn",
-    "Turns",
-    "WarmUp",
-    "Warn",
-    "encode",
-]
+from spiderfs.errors import ProtocolError as ProtocolError
+from spiderfs.protocol.frames import PREFIX_BYTES as PREFIX_BYTES
+from spiderfs.protocol.frames import VERSION as VERSION
+from spiderfs.protocol.frames import Decoder as Decoder
+from spiderfs.protocol.frames import encode as encode
+from spiderfs.protocol.messages import DEFAULT_LIMITS as DEFAULT_LIMITS
+from spiderfs.protocol.messages import MESSAGES as MESSAGES
+from spiderfs.protocol.messages import Batch as Batch
+from spiderfs.protocol.messages import Cached as Cached
+from spiderfs.protocol.messages import CachedRequest as CachedRequest
+from spiderfs.protocol.messages import EpochEnd as EpochEnd
+from spiderfs.protocol.messages import Error as Error
+from spiderfs.protocol.messages import Exchange as Exchange
+from spiderfs.protocol.messages import Given as Given
+from spiderfs.protocol.messages import Goodbye as Goodbye
+from spiderfs.protocol.messages import Hello as Hello
+from spiderfs.protocol.messages import Keep as Keep
+from spiderfs.protocol.messages import Limits as Limits
+from spiderfs.protocol.messages import Message as Message
+from spiderfs.protocol.messages import Ok as Ok
+from spiderfs.protocol.messages import PartialSamples as PartialSamples
+from spiderfs.protocol.messages import Pin as Pin
+from spiderfs.protocol.messages import Pinned as Pinned
+from spiderfs.protocol.messages import Plan as Plan
+from spiderfs.protocol.messages import Progress as Progress
+from spiderfs.protocol.messages import Room as Room
+from spiderfs.protocol.messages import Samples as Samples
+from spiderfs.protocol.messages import Scores as Scores
+from spiderfs.protocol.messages import ScoresRequest as ScoresRequest
+from spiderfs.protocol.messages import Turn as Turn
+from spiderfs.protocol.messages import Turns as Turns
+from spiderfs.protocol.messages import WarmUp as WarmUp
+from spiderfs.protocol.messages import Warn as Warn

@@ -21,19 +21,15 @@ class Notice:
     def __init__(self, workers: int) -> None:
         self._events = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(workers)]
 
-    def wake_workers(self) -> None:
-        """Wake each worker, now or when it waits next."""
-        for event in self._events:
-            os.eventfd_write(event, 1)
-
     def after(self, publish: Callable[[T], None]) -> Callable[[T], None]:
-        """A function that publishes, and then gives the notice, also where publishing has failed halfway."""
+        """A function that publishes, and then wakes each worker, also where publishing has failed halfway."""
 
         def published(what: T) -> None:
             try:
                 publish(what)
             finally:
-                self.wake_workers()
+                for event in self._events:
+                    os.eventfd_write(event, 1)
 
         return published
 

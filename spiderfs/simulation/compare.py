@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
@@ -16,8 +16,7 @@ from spiderfs.options.units import Capacity, round_size
 from spiderfs.policies import POLICIES
 from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.simulation.hint_source import HintSource
-from spiderfs.simulation.nodes import replay_on_nodes
-from spiderfs.simulation.replay import Replay, policy_for, replay
+from spiderfs.simulation.replay import Replay, policy_for, replay, replay_on_nodes
 from spiderfs.trace.format import Trace
 
 # The policy that knows the whole trace.
@@ -135,21 +134,15 @@ def _epochs(result: Replay) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-class ComparisonRow(NamedTuple):
-    """One line of the table of a comparison; the capacity is named in its first line alone."""
-
-    cells: tuple[str, ...]
-    ends_capacity: bool
-
-
 def columns(report: dict[str, Any]) -> tuple[str, ...]:
     """The headings of the table of a comparison; the first two are of words, the others of numbers."""
     policy = "policy, radius" if report["scorings"] else "policy"
     return "capacity", policy, "hits", "later hits", "redirects", "origin / sample", "origin"
 
 
-def rows(report: dict[str, Any]) -> list[ComparisonRow]:
-    found = []
+def rows(report: dict[str, Any]) -> list[tuple[tuple[str, ...], bool]]:
+    """The lines of that table, and whether each is a capacity's last; the capacity is named in its first line alone."""
+    found: list[tuple[tuple[str, ...], bool]] = []
     shown_capacity = None
     for row in report["results"]:
         is_bound = row["policy"] == BOUND
@@ -162,7 +155,7 @@ def rows(report: dict[str, Any]) -> list[ComparisonRow]:
             round_size(row["origin_bytes_per_sample"]),
             round_size(row["origin_bytes"]),
         )
-        found.append(ComparisonRow(cells, is_bound))
+        found.append((cells, is_bound))
         shown_capacity = row["capacity"]
     return found
 

@@ -120,7 +120,7 @@ class _Course:
             indices = [self._index_of[key] for key in keys]
         except KeyError as exc:
             raise _damaged(f"a batch of course {self._course_id} has the file {exc}, which its list has not") from None
-        dimension = batches[0].dimension
+        dimension = int(batches[0].embeddings.shape[1])
         if self._scoring is None or not self._scoring.fits(dimension):
             labels = np.fromiter(self.labels.values(), np.int64, len(self.labels))
             self._scoring = SCORINGS[self._name](labels, dimension, self._options)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,7 @@ from spiderfs.core.hints import (
     Scored,
     WarmUp,
 )
+from spiderfs.core.homes import Homes
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
@@ -47,8 +48,6 @@ Counts = NDArray[np.int64]
 
 
 NEVER = -1
-# A replay takes all accesses of a trace for those of one reader.
-_READER = "trace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,65 +96,110 @@ def replay(
     accesses: Accesses,
     epoch_length: int,
     hints: Sequence[tuple[int, Hint]] = (),
-    planned_epochs: int = 0,
     ratio: float | None = None,
     news: Sequence[tuple[int, RankNews]] = (),
+    before: Callable[[int], None] = lambda number: None,
 ) -> Replay:
     """Feed all accesses (at least one) to an engine, and count by epochs of `epoch_length` accesses.
 
     Each hint comes with the number of the access before which the policy gets it; hints are in that order. The engine
-    gets `news` of ranks in the same way. With `planned_epochs` of 1 the engine gets the plan of each epoch when the
-    epoch begins, with 2 also that of the next. `ratio` fixes the ratio until a hint sets another one; None leaves it to
-    the policy.
+    gets `news` of ranks in the same way. `ratio` fixes the ratio until a hint sets another one; None leaves it to the
+    policy. `before` is called with the number of each access, before it.
     """
-    members = engine.members
-    plans = _Plans(engine, accesses, epoch_length, planned_epochs)
     teacher = Teacher(engine, dict(zip(accesses.keys, accesses.sizes, strict=True)), hints, ratio)
     ranks = PlannedRanks(engine, news)
-    hit_list: list[bool] = []
-    redirect_list: list[bool] = []
-    for number, (key, size, course_id) in enumerate(
-        zip(accesses.keys, accesses.sizes, accesses.course_ids, strict=True)
-    ):
+    outcomes = []
+    for number, access in enumerate(zip(accesses.keys, accesses.sizes, accesses.course_ids, strict=True)):
         if number == teacher.due:
             teacher.give(number)
         if number == ranks.due:
             ranks.give(number)
-        if number == plans.due:
-            plans.give(number)
-        if planned_epochs:
-            epoch, position = divmod(number, epoch_length)
-            engine.progressed(_READER, "", epoch, position + 1, position, float(number))
-            engine.wanted(_READER, key, float(number))
-        hit = key in members
-        given = teacher.choose(course_id, key, hit) if course_id else key
-        if course_id:
-            teacher.served(course_id, key, given)
-        redirected = given != key
-        hit_list.append(hit or redirected)
-        redirect_list.append(redirected)
-        if isinstance(key, tuple):
-            engine.block_read(key, size)
-        else:
-            engine.opened(given, members[given].size if redirected else size)
+        before(number)
+        outcomes.append(served(engine, teacher, *access))
     teacher.give(len(accesses))
-    return counted(accesses, epoch_length, hit_list, redirect_list)
+    return counted(accesses, epoch_length, outcomes)
 
 
-def counted(accesses: Accesses, epoch_length: int, hit_list: list[bool], redirect_list: list[bool]) -> Replay:
-    """The counts by epochs, of whether each access was a hit, and whether it was redirected."""
-    hits = np.array(hit_list)
+def replay_on_nodes(
+    nodes: int,
+    engine: Callable[[int, Homes], Engine],
+    capacity_bytes: int,
+    accesses: Accesses,
+    epoch_length: int,
+    hints: Sequence[tuple[int, Hint]] = (),
+    ratio: float | None = None,
+) -> Replay:
+    """As `replay`, on so many nodes of this capacity each, whose engines `engine` makes; all hear all hints.
+
+    The accesses are dealt to them in turn, as a training with a rank on each node reads an epoch, and their caches act
+    as one (`core/homes.py`): what a node has not cached it asks the home for, which fetches what it has not.
+    """
+    names = [f"{number:06}" for number in range(nodes)]
+    homes = Homes(dict.fromkeys(names, 1.0), names[0])
+    engines = [engine(capacity_bytes, homes.seen_from(place)) for place in range(nodes)]
+    sizes = dict(zip(accesses.keys, accesses.sizes, strict=True))
+    teachers = [Teacher(made, sizes, hints, ratio) for made in engines]
+    outcomes = []
+    for number, access in enumerate(zip(accesses.keys, accesses.sizes, accesses.course_ids, strict=True)):
+        # All have the same hints.
+        if number == teachers[0].due:
+            for teacher in teachers:
+                teacher.give(number)
+        own, home = engines[number % nodes], engines[homes.home(_hash_of(access[0]))]
+        outcomes.append(served(own, teachers[number % nodes], *access, None if home is own else home))
+    for teacher in teachers:
+        teacher.give(len(accesses))
+    return counted(accesses, epoch_length, outcomes)
+
+
+def served(
+    engine: Engine, teacher: Teacher, key: Key, size: int, course_id: str, home: Engine | None = None
+) -> tuple[bool, bool]:
+    """Have a reader of a course (or of none, "") read a sample; whether that is a hit, and whether it is redirected.
+
+    What the engine has not cached it asks the `home` for, which is another one.
+    """
+    hit = key in engine.members
+    given = teacher.choose(course_id, key, hit) if course_id else key
+    if course_id:
+        teacher.served(course_id, key, given)
+    redirected = given != key
+    if home is not None and not hit and not redirected:
+        hit = key in home.members
+        read(home, key, size)
+    read(engine, given, engine.members[given].size if redirected else size)
+    return hit or redirected, redirected
+
+
+def read(engine: Engine, key: Key, size: int) -> None:
+    """Tell the engine that a small file, or a block, was read."""
+    if isinstance(key, tuple):
+        engine.block_read(key, size)
+    else:
+        engine.opened(key, size)
+
+
+def counted(accesses: Accesses, epoch_length: int, outcomes: list[tuple[bool, bool]]) -> Replay:
+    """The counts by epochs, of what `served` has returned for each access."""
+    hits, redirects = np.array(outcomes).T
     sizes = np.asarray(accesses.sizes, np.int64)
     starts = np.arange(0, len(accesses), epoch_length)
     return Replay(
         opens=np.diff(starts, append=len(accesses)),
         hits=np.add.reduceat(hits.astype(np.int64), starts),
-        redirects=np.add.reduceat(np.array(redirect_list).astype(np.int64), starts),
+        redirects=np.add.reduceat(redirects.astype(np.int64), starts),
         served_bytes=np.add.reduceat(sizes, starts),
         origin_bytes=np.add.reduceat(np.where(hits, 0, sizes), starts),
         distinct=np.array([np.unique(accesses.ids[start : start + epoch_length]).size for start in starts]),
         distinct_in_all=accesses.distinct,
     )
+
+
+def _hash_of(key: Key) -> int:
+    """The number by which a sample has its home; the blocks of a file have one home."""
+    number = key[0] if isinstance(key, tuple) else key
+    assert isinstance(number, int)
+    return number
 
 
 class Teacher:
@@ -348,26 +392,3 @@ def lists_of(plans: Iterable[Planned]) -> dict[str, _List]:
         known = _List(list(keys), {key: sample for sample, key in enumerate(keys)})
         found |= dict.fromkeys(courses, known)
     return found
-
-
-class _Plans:
-    """Gives the plan of each epoch to an engine."""
-
-    def __init__(self, engine: Engine, accesses: Accesses, epoch_length: int, planned_epochs: int) -> None:
-        self._engine = engine
-        self._ids = accesses.ids.astype(np.uint32)
-        self._epoch_length = epoch_length
-        self._planned_epochs = planned_epochs
-        self.due = 0 if planned_epochs else NEVER
-        self._keys = list(dict.fromkeys(accesses.keys))
-        self._id_of = {key: number for number, key in enumerate(self._keys)}
-
-    def give(self, number: int) -> None:
-        """Give the plan of the epoch that begins with access `number`."""
-        for ahead in range(self._planned_epochs):
-            start = number + ahead * self._epoch_length
-            order = self._ids[start : start + self._epoch_length]
-            if len(order):
-                epoch = PlannedEpoch(start // self._epoch_length, self._keys, self._id_of, order)
-                self._engine.plan(_READER, "", epoch, float(number), begun=ahead == 0)
-        self.due = number + self._epoch_length

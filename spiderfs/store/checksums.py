@@ -18,8 +18,8 @@ from spiderfs.store.store import BLOCK_BYTES, ContentKey
 PIECE_BYTES = 128 << 10
 _LENGTH = struct.Struct("<Q")
 _HEADER_OF_ONE = struct.Struct("<QQ")
-_PIECES = BLOCK_BYTES // PIECE_BYTES
-_ALL = (1 << _PIECES) - 1
+ALL_PIECES = range(BLOCK_BYTES // PIECE_BYTES)
+_ALL = (1 << len(ALL_PIECES)) - 1
 # Files that `SoundPieces` remembers. When it forgets a file, the file has to be read through READ once more.
 _FILES = 65536
 
@@ -103,9 +103,6 @@ class SoundPieces:
         if len(known) < key.block:
             known.extend(bytes(key.block - len(known)))
         known[key.block - 1] |= (1 << pieces.stop) - (1 << pieces.start)
-
-    def add_block(self, key: ContentKey) -> None:
-        self.add(key, range(_PIECES))
 
     def forget(self, key: ContentKey) -> None:
         known = self._files.get(key.inode)

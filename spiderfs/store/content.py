@@ -26,7 +26,7 @@ import lmdb
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
 from spiderfs.shared.layout import BLOCKS_DIRECTORY, RESERVE_FILE
 from spiderfs.store.blocks import BlockFiles
-from spiderfs.store.checksums import SoundPieces, header, verified, verified_elsewhere
+from spiderfs.store.checksums import ALL_PIECES, SoundPieces, header, verified, verified_elsewhere
 from spiderfs.store.environment import open_environment, translate, translated_errors
 from spiderfs.store.rows import (
     INODE,
@@ -204,7 +204,7 @@ class LmdbContent:
         if blocks:
             outcomes = [(key, taken) for (key, _), taken in zip(records, landed, strict=True) if key.block]
             for key in (key for key, taken in outcomes if taken):
-                self._sound.add_block(key)
+                self._sound.add(key, ALL_PIECES)
             self._disown([key for key, taken in outcomes if not taken])
         self.free(FREED_AT_ONCE)
         return landed

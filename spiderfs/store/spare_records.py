@@ -102,7 +102,9 @@ class SpareRecords:
                     self._disk.put(rows, leave, unless)
                     return
                 except StoreError as exc:
-                    self._fails(exc)
+                    if self._spare is None:
+                        log.warning("%s: names are kept in memory until the disk takes them", exc)
+                        self._spare = MemoryRecords(self._tables)
             if unless is None or not unless():
                 self._keep(rows, leave)
 
@@ -158,7 +160,9 @@ class SpareRecords:
             spare.put([(table, key, None) for table, key in wanted])
             self._deleted -= wanted
             wanted, limit = set(), 2 * limit
-        self._works()
+        log.warning("the disk of the cache takes names again")
+        self._spare = None
+        self._shared.in_use = False
 
     def _keep(self, rows: list[Row], leave: Left | None) -> None:
         assert self._spare is not None
@@ -173,13 +177,3 @@ class SpareRecords:
             self._spare.put([(table, key, value)])
             if value is not None and table == INODES:
                 self._shared.put(key, value)
-
-    def _fails(self, exc: StoreError) -> None:
-        if self._spare is None:
-            log.warning("%s: names are kept in memory until the disk takes them", exc)
-            self._spare = MemoryRecords(self._tables)
-
-    def _works(self) -> None:
-        log.warning("the disk of the cache takes names again")
-        self._spare = None
-        self._shared.in_use = False

@@ -4,21 +4,13 @@
 (`tests/contract`).
 """
 
-from spiderfs.testing.bare import Bare, NoEvents, NoManager, bare_filesystem, make_older, notes_of_sole_worker
-from spiderfs.testing.fake_kernel import FakeKernel
-from spiderfs.testing.hook_sink import RecordingSink
-from spiderfs.testing.memory_content import MemoryContent
-from spiderfs.testing.memory_source import MemorySource
-
-__all__ = [
-    "Bare",
-    "FakeKernel",
-    "MemoryContent",
-    "MemorySource",
-    "NoEvents",
-    "NoManager",
-    "RecordingSink",
-    "bare_filesystem",
-    "make_older",
-    "notes_of_sole_worker",
-]
+from spiderfs.testing.bare import Bare as Bare
+from spiderfs.testing.bare import NoEvents as NoEvents
+from spiderfs.testing.bare import NoManager as NoManager
+from spiderfs.testing.bare import bare_filesystem as bare_filesystem
+from spiderfs.testing.bare import make_older as make_older
+from spiderfs.testing.bare import notes_of_sole_worker as notes_of_sole_worker
+from spiderfs.testing.fake_kernel import FakeKernel as FakeKernel
+from spiderfs.testing.hook_sink import RecordingSink as RecordingSink
+from spiderfs.testing.memory_content import MemoryContent as MemoryContent
+from spiderfs.testing.memory_source import MemorySource as MemorySource

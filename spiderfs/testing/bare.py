@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -62,18 +63,7 @@ class Bare:
 class NoEvents:
     """An `EventSink` that drops all events."""
 
-    def record_access(
-        self,
-        inode: int,
-        size: int,
-        where: int,
-        pid: int,
-        block: int = 0,
-        trainer: int = 0,
-        wanted: int = 0,
-        at_s: float = 0.0,
-        waited_us: int = 0,
-    ) -> None:
+    def record_access(self, *args: Any, **named: Any) -> None:
         pass
 
     def flush(self) -> None:
@@ -115,11 +105,11 @@ async def bare_filesystem(
     system is an `ImmutableFilesystem`, which `pusher_threads` ask too. `forms`: those that `source`, a `ViewSource`,
     shows. The root is known, and all that was fetched is in the store at the end.
     """
-    counters = counters or SharedCounters(1).row(0)
+    counters, settings = counters or SharedCounters(1).row(0), settings or Settings()
     events = events or NoEvents()
     client = SourceClient(source, limits or SourceLimits(), rng=random.Random(0), on_event=counters.add)
     catalogue = Catalogue(records, forms=forms)
-    views = ShownViews(catalogue, (settings or Settings()).sample_max_bytes)
+    views = ShownViews(catalogue, settings.sample_max_bytes)
     run = RunLayout(directory)
     fetch_lock = FetchLock(run.fetch_lock)
     unstored = UnstoredBytes()
@@ -139,13 +129,10 @@ async def bare_filesystem(
     make_filesystem: Callable[..., Filesystem] = Filesystem
     if immutable is not None:
         make_control = partial(ImmutableControl, forget_name=immutable.forget_name)
-        make_filesystem = partial(
-            ImmutableFilesystem,
-            doubt=immutable.doubt,
-            pusher_threads=pusher_threads or SharedSlots(1024),
-        )
-        settings = (settings or Settings())._replace(checked_since_s=clock())
-    lister = Lister(catalogue, client, since_s=(settings or Settings()).checked_since_s)
+        threads = pusher_threads or SharedSlots(1024)
+        make_filesystem = partial(ImmutableFilesystem, doubt=immutable.doubt, pusher_threads=threads)
+        settings = settings._replace(checked_since_s=clock())
+    lister = Lister(catalogue, client, since_s=settings.checked_since_s)
     async with trio.open_nursery() as nursery:
         filesystem = make_filesystem(
             supply=Supply(content, records, client, catalogue, lister, fetcher, counters, views),
@@ -156,7 +143,7 @@ async def bare_filesystem(
             unstored=unstored,
             control=make_control(control or NoManager(), run, os.getuid(), worker=0),
             events=events,
-            settings=settings or Settings(),
+            settings=settings,
             clock=clock,
         )
         try:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Budget, Hint, Lost, Published
 from spiderfs.core.policy import Key, Policy
-from spiderfs.simulation.replay import Teacher
+from spiderfs.simulation.replay import Teacher, read
 from spiderfs.trace.format import Trace
 
 
@@ -59,9 +59,7 @@ def repeated(trace: Trace, policy: Policy) -> Repeated:
             teacher.served(course_id, key, given.key)
         if given.unseen:
             engine.read_unseen(given.key, given.size)
-        elif isinstance(given.key, tuple):
-            engine.block_read(given.key, given.size)
         else:
-            engine.opened(given.key, given.size)
+            read(engine, given.key, given.size)
     teacher.give(len(accesses))
     return Repeated(engine, teacher.redirects)

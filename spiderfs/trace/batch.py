@@ -33,10 +33,6 @@ class TracedBatch:
     losses: NDArray[np.float16] | None
     goes_on: bool = False
 
-    @property
-    def dimension(self) -> int:
-        return int(self.embeddings.shape[1])
-
     @classmethod
     def from_bytes(
         cls, course_id: str, rows: int, dimension: int, with_losses: bool, goes_on: bool, content: bytes

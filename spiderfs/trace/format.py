@@ -22,7 +22,7 @@ import io
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -209,17 +209,29 @@ class TraceWriter:
         assert not isinstance(hint, Candidates)
         match hint:
             case Scored(course_id, keys, scores):
-                self.scores(time_s, keys, scores, number_of(course_id))
-            case Hub():
-                self.hub(time_s, hint, number_of(hint.course_id))
+                number = number_of(course_id)
+                for place, (key, score) in enumerate(zip(keys, scores, strict=True)):
+                    first = place == 0
+                    self.append(time_s, _inode(key), _bits(score), Kind.SCORE, served=first, list_number=number)
+            case Hub(key, course_id, neighbours, distances):
+                number = number_of(course_id)
+                self.append(time_s, _inode(key), len(neighbours), Kind.HUB, list_number=number)
+                for neighbour, distance in zip(neighbours, distances, strict=True):
+                    self.append(time_s, _inode(neighbour), _bits(distance), Kind.NEIGHBOUR, list_number=number)
             case Ratio(ratio):
-                self.ratio(time_s, ratio)
+                self.append(time_s, 0, _bits(ratio), Kind.RATIO)
             case Epoch(course_id, accuracy):
-                self.epoch(time_s, number_of(course_id), accuracy)
+                known, number = accuracy is not None, number_of(course_id)
+                self.append(time_s, 0, _bits(accuracy or 0.0), Kind.EPOCH, served=known, list_number=number)
             case Labels(course_id, labels):
-                self.labels(time_s, labels, number_of(course_id))
+                number = number_of(course_id)
+                for key, label in labels.items():
+                    self.append(time_s, _inode(key), _bits(label), Kind.LABEL, list_number=number)
             case Pinning(course_id, keys):
-                self.pins(time_s, keys, number_of(course_id))
+                number = number_of(course_id)
+                self.append(time_s, 0, len(keys), Kind.PINS, list_number=number)
+                for key in keys:
+                    self.append(time_s, _inode(key), 0, Kind.PINNED, list_number=number)
             case WarmUp(course_id, active):
                 self.append(time_s, 0, 0, Kind.WARM_UP, served=active, list_number=number_of(course_id))
             case AtHand(key, size):
@@ -254,37 +266,6 @@ class TraceWriter:
         records["time_s"], records["kind"], records["list"] = time_s, Kind.DRAW, list_number
         records["key"] = keys
         self._put(records.tobytes())
-
-    def scores(self, time_s: float, keys: Sequence[Key], scores: Sequence[float], list_number: int) -> None:
-        """Record new scores that came together."""
-        for place, (key, score) in enumerate(zip(keys, scores, strict=True)):
-            first = place == 0
-            self.append(time_s, _inode(key), _bits(score), Kind.SCORE, served=first, list_number=list_number)
-
-    def hub(self, time_s: float, hub: Hub, list_number: int) -> None:
-        """Record a hub that the scorer found; its keys must be inodes."""
-        self.append(time_s, _inode(hub.key), len(hub.neighbours), Kind.HUB, list_number=list_number)
-        for neighbour, distance in zip(hub.neighbours, hub.distances, strict=True):
-            self.append(time_s, _inode(neighbour), _bits(distance), Kind.NEIGHBOUR, list_number=list_number)
-
-    def ratio(self, time_s: float, ratio: float) -> None:
-        self.append(time_s, 0, _bits(ratio), Kind.RATIO)
-
-    def epoch(self, time_s: float, list_number: int, accuracy: float | None = None) -> None:
-        known = accuracy is not None
-        self.append(time_s, 0, _bits(accuracy or 0.0), Kind.EPOCH, served=known, list_number=list_number)
-
-    def labels(self, time_s: float, labels: Mapping[Key, int], list_number: int) -> None:
-        """Record a list that a trainer declared; the keys must be inodes."""
-        for key, label in labels.items():
-            self.append(time_s, _inode(key), _bits(label), Kind.LABEL, list_number=list_number)
-
-    def pins(self, time_s: float, keys: Iterable[Key], list_number: int) -> None:
-        """Record which samples of a list are pinned from now on; the keys must be inodes."""
-        inodes = [_inode(key) for key in keys]
-        self.append(time_s, 0, len(inodes), Kind.PINS, list_number=list_number)
-        for inode in inodes:
-            self.append(time_s, inode, 0, Kind.PINNED, list_number=list_number)
 
     def batch(
         self,

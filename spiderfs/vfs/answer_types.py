@@ -8,9 +8,8 @@ from typing import NamedTuple, Protocol
 class Caller(NamedTuple):
     """The thread that asks for something; `pid` is its number.
 
-    `request` is the kernel's number of what it asks, 0 if that is not known. Requests that a worker has died with are
-    handed out again, and with them those that other workers hold: two workers then answer one request, and the answer
-    of the second counts.
+    `request` is the kernel's number of what it asks, 0 if that is not known. After the death of a worker, two workers
+    may answer one request: the second answer counts.
     """
 
     uid: int

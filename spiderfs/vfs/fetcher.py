@@ -1,10 +1,9 @@
 """Making bytes local: one fetch per file or block, however many readers and processes ask for it.
 
-Within a process identical fetches are made once (`sources/single_flight.py`). Between processes a byte-range lock on
-one file per mount, at an offset drawn from the key, lets one process fetch while the others wait and then find the
-record in the store; the kernel frees the lock of a process that dies. The time for which a reader waits for another's
-fetch counts against its patience, as if it waited for the source. A fetch is one question to a thread; its reader goes
-on with the bytes while they are put into the store (`landing.py`).
+Within a process identical fetches are made once (`sources/single_flight.py`), and between processes too
+(`fetch_lock.py`): the others wait, and then find the record in the store. The time for which a reader waits for
+another's fetch counts against its patience, as if it waited for the source. A fetch is one question to a thread; its
+reader goes on with the bytes while they are put into the store (`landing.py`).
 
 The fetched bytes also stay in a small **transit** buffer, so that the READs that follow an OPEN find the bytes even
 where the store had no room for them or has already let them go. What READs at other workers may want and cannot find in

@@ -45,7 +45,7 @@ from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Open
 from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node, join
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
 from spiderfs.vfs.large_files import LargeFiles, ReadAhead, Touches
-from spiderfs.vfs.on_demand import OnDemand, Supply
+from spiderfs.vfs.on_demand import OnDemand, Part, Supply
 from spiderfs.vfs.provisional_files import ProvisionalFiles
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import FOREVER_S, Settings, is_provisional, left_s
@@ -71,7 +71,7 @@ _OWN_DIRECTORIES = (CONTROL_INODE, VIEWS_INODE)
 _VIEWS = VIEWS_DIRECTORY.rpartition(b"/")[2]
 
 
-class Filesystem:
+class Filesystem(Part):
     # Longer than other functions: here a reader sees every part of the file system and what it needs, in one order.
     def __init__(
         self,
@@ -93,19 +93,14 @@ class Filesystem:
 
         `asked_by_peers`: which versions other nodes have asked for; None where there are none.
         """
+        super().__init__(supply, clock)
         self._asked_by_peers = asked_by_peers
-        self._catalogue = supply.catalogue
-        self._client = supply.client
         self._flights = SingleFlight(supply.client.timeouts)
-        self._lister = supply.lister
-        self._fetcher = supply.fetcher
         self._read_ahead = read_ahead
         self._walk_ahead = walk_ahead
         self._redirects = redirects
         self._control = control
         self._events = events
-        self._counters = supply.counters
-        self._now = clock
         self._scattered = scattered
         self.settings = settings  # replaced as a whole when an option changes
         # By directory: when the listing was made that the kernel may have kept.
@@ -184,12 +179,12 @@ class Filesystem:
             return Entry(self._control_attributes(self._control.getattr(CONTROL_INODE)), FOREVER_S)
         if parent == CONTROL_INODE:
             if name == _VIEWS and self._catalogue.forms.names:
-                return self._views()
+                return self._views_entry()
             return Entry(self._control_attributes(self._control.lookup(name)), 0.0)
         dentry = await self._lister.form(name)
         return _no_entry(FOREVER_S) if dentry is None else self._entry(dentry, FOREVER_S)
 
-    def _views(self) -> Entry:
+    def _views_entry(self) -> Entry:
         # Mode and owner are those of the root: the kernel may let readers pass by them.
         return Entry(self._attributes(VIEWS_INODE, self._catalogue.node(VIEWS_INODE).stat, FOREVER_S), FOREVER_S)
 
@@ -355,7 +350,7 @@ class Filesystem:
             names = enumerate(self._catalogue.forms.names, 1)
             return [(name, _without_inode(self._attributes(0, found, 0.0), position)) for position, name in names]
         listed = [(name, Entry(self._control_attributes(found), 0.0)) for name, found in self._control.readdir()]
-        return [*listed, (_VIEWS, self._views())] if self._catalogue.forms.names else listed
+        return [*listed, (_VIEWS, self._views_entry())] if self._catalogue.forms.names else listed
 
     def _listed(self, dentry: Dentry) -> Entry:
         if self._on_demand.is_unsized(dentry):

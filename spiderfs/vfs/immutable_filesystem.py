@@ -239,8 +239,7 @@ class ImmutableFilesystem(Filesystem):
     async def _pushed_read(self, inode: int, offset: int, size: int, delivery: Delivery | None) -> memoryview | None:
         """Make a small file local, for no reader but because a plan names it; its bytes, if this READ has fetched it.
 
-        There may be several READs of one file, in any order. The manager is told what becomes of the first one. It is
-        told of a fetch in any case, but once.
+        Of several READs the manager is told of the first, and of a fetch in any case, but once.
         """
         node, key = self._catalogue.node(inode), ContentKey(inode)
         is_first = offset == 0

@@ -3,9 +3,8 @@
 An open waits for nothing, since only READ knows which blocks are wanted. A reader in order gets whole blocks, and those
 ahead of it. Of a reader that jumps nobody knows whether it will come back: the first time it gets the bytes that it
 asked for and nothing is kept; the second time the whole block is fetched. Random reads of 128 KiB would otherwise fetch
-eight times their bytes. Where all blocks are cached, the kernel may
-read the plain file that the store has of them by itself (`fuse/passthrough.py`); this module says which file that is,
-and tells the policies of the blocks that are read so.
+eight times their bytes. Where all blocks are cached, the kernel may read the store's plain file by itself
+(`fuse/passthrough.py`): this module says which that is, and tells the policies of these blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.vfs.answer_types import Caller, EventSink
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetcher import Fetcher
-from spiderfs.vfs.on_demand import OnDemand, Supply
+from spiderfs.vfs.on_demand import OnDemand, Part, Supply
 from spiderfs.vfs.redirects import Redirects
 
 log = logging.getLogger(__name__)
@@ -138,7 +137,7 @@ class ReadAhead:
             self._started -= 1
 
 
-class LargeFiles:
+class LargeFiles(Part):
     """The large files as one worker serves them."""
 
     def __init__(
@@ -151,17 +150,12 @@ class LargeFiles:
         events: EventSink,
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
-        self._catalogue = supply.catalogue
-        self._content = supply.content
-        self._client = supply.client
-        self._fetcher = supply.fetcher
+        super().__init__(supply, clock)
         self._on_demand = on_demand
         self._read_ahead = read_ahead
         self._touches = touches
         self._redirects = redirects
         self._events = events
-        self._counters = supply.counters
-        self._now = clock
         # For files that the kernel reads by itself: when the policies were last told so, and up to which block.
         self._passed: dict[int, tuple[float, int]] = {}
 

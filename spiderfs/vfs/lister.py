@@ -32,10 +32,6 @@ NotRead = Callable[[bytes, SourceError], object]
 """Hears of a directory that could not be read, and why."""
 
 
-def _never_mind(path: bytes, exc: SourceError) -> None:
-    """The caller can do without this directory."""
-
-
 class Lister:
     def __init__(
         self,
@@ -103,7 +99,7 @@ class Lister:
         return node
 
     async def directories(
-        self, paths: Iterable[bytes], ttl_s: float, not_read: NotRead = _never_mind
+        self, paths: Iterable[bytes], ttl_s: float, not_read: NotRead = lambda path, exc: None
     ) -> dict[bytes, Node]:
         """The directories at these paths whose names can all be known, as of at most `ttl_s` ago; many at a time.
 
@@ -241,7 +237,7 @@ class Lister:
         wanted: Callable[[bytes], bool],
         ttl_s: float,
         roots: Iterable[bytes] = (b"",),
-        not_read: NotRead = _never_mind,
+        not_read: NotRead = lambda path, exc: None,
     ) -> AsyncGenerator[list[Node], None]:
         """All regular files, some at a time, of every directory at and below `roots` whose path is `wanted`.
 

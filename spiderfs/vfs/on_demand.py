@@ -54,18 +54,27 @@ class Supply:
     """Where the mount shows views; see `Fetcher`."""
 
 
-class OnDemand:
+class Part:
+    """A part of the file system: what it takes of the process's supply."""
+
+    def __init__(self, supply: Supply, clock: Callable[[], float]) -> None:
+        self._content = supply.content
+        self._client = supply.client
+        self._catalogue = supply.catalogue
+        self._lister = supply.lister
+        self._fetcher = supply.fetcher
+        self._counters = supply.counters
+        self._views = supply.views
+        self._now = clock
+
+
+class OnDemand(Part):
     """Fetches for readers. All methods raise Stale for a version that the source no longer has, and SourceError."""
 
     def __init__(self, supply: Supply, scattered: Callable[[], bool], clock: Callable[[], float]) -> None:
         """`scattered`: see `Filesystem`."""
+        super().__init__(supply, clock)
         self._scattered = scattered
-        self._now = clock
-        self._views = supply.views
-        self._catalogue = supply.catalogue
-        self._client = supply.client
-        self._fetcher = supply.fetcher
-        self._counters = supply.counters
         # What look-ups have fetched to learn the size, for the opens that follow: these take it out.
         self.looked_into: OrderedDict[int, Fetched] = OrderedDict()
 

@@ -1,10 +1,9 @@
 """Opening and reading a **provisional version**, whose bytes may still change under it (`vfs/settling.py`).
 
 The kernel is told of such a version under another number than the inode, with the bit PROVISIONAL, and for no longer
-than until it has settled; the next look-up then gives the inode itself. The bytes that one open reads of the version
-are kept from the store, from the pages that the kernel keeps of the settled version, and from every other open: the
-open's handle is a random number, and all workers find its bytes under that number (`unstored_bytes.py`). Everywhere
-else (events, lists of samples, redirects) the version is its inode.
+than until it has settled; the next look-up then gives the inode itself. What one open reads of the version nobody else
+gets, the store and the kernel's pages included: the open's handle is a random number, by which all workers find its
+bytes (`unstored_bytes.py`). Everywhere else (events, lists, redirects) the version is its inode.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller, Opened
 from spiderfs.vfs.catalogue import PROVISIONAL, Dentry, Node, join
 from spiderfs.vfs.large_files import LargeFiles
-from spiderfs.vfs.on_demand import OnDemand, Supply
+from spiderfs.vfs.on_demand import OnDemand, Part, Supply
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings, is_provisional
 from spiderfs.vfs.settling import WINDOW_S
@@ -35,7 +34,7 @@ log = logging.getLogger(__name__)
 _CHANGES = 8
 
 
-class ProvisionalFiles:
+class ProvisionalFiles(Part):
     """The provisional versions as one worker serves them; `settings` answers with those that hold now."""
 
     def __init__(
@@ -49,15 +48,12 @@ class ProvisionalFiles:
         settings: Callable[[], Settings],
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
-        self._catalogue = supply.catalogue
-        self._fetcher = supply.fetcher
+        super().__init__(supply, clock)
         self._on_demand = on_demand
         self._small_files = small_files
         self._large_files = large_files
         self._redirects = redirects
         self._unstored = unstored
-        self._counters = supply.counters
-        self._now = clock
         self._settings = settings
         self._said = False
 

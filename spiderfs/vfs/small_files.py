@@ -12,7 +12,7 @@ from spiderfs.sources.source import Delivery
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller, EventSink, Opened
 from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.on_demand import OnDemand, Supply
+from spiderfs.vfs.on_demand import OnDemand, Part, Supply
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.stand_ins import StandIns
 
@@ -20,7 +20,7 @@ from spiderfs.vfs.stand_ins import StandIns
 _LONGEST_US = (1 << 32) - 1
 
 
-class SmallFiles:
+class SmallFiles(Part):
     """The small files as one worker serves them."""
 
     def __init__(
@@ -32,14 +32,12 @@ class SmallFiles:
         events: EventSink,
         clock: Callable[[], float],
     ) -> None:
-        self._now = clock
-        self._fetcher = supply.fetcher
+        super().__init__(supply, clock)
         self._on_demand = on_demand
         self._looked_into = on_demand.looked_into
         self._redirects = redirects
         self._stand_ins = stand_ins
         self._events = events
-        self._counters = supply.counters
 
     async def open(self, node: Node, caller: Caller, delivery: Delivery | None) -> Opened:
         """Make the file local. The handle is the inode, whose bytes any worker can give."""

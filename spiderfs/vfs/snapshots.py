@@ -57,7 +57,11 @@ class Snapshots:
 
     def check(self, uid: int, more: int = 0) -> None:
         """Raise TryAgain if `more` snapshots of this user would be too many, NoRoom if all of them are too long."""
-        there = self._there()
+        # User and bytes of each snapshot, of all workers; it may be released by now.
+        there = []
+        for user, path in self._run.snapshots():
+            with contextlib.suppress(FileNotFoundError):
+                there.append((user, path.stat().st_size))
         limits = [(1.0, [size for _, size in there])]
         if uid not in self._trusted:
             limits.append((_SHARES, [size for user, size in there if user not in self._trusted]))
@@ -121,17 +125,6 @@ class Snapshots:
                 path.unlink(missing_ok=True)
         except OSError:
             path.unlink(missing_ok=True)
-
-    # -- the limit
-
-    def _there(self) -> list[tuple[int, int]]:
-        """User and bytes of each snapshot, of all workers."""
-        there = []
-        for uid, path in self._run.snapshots():
-            # The snapshot may be released by now.
-            with contextlib.suppress(FileNotFoundError):
-                there.append((uid, path.stat().st_size))
-        return there
 
     def _refusal(self, error: SpiderfsError) -> SpiderfsError:
         """Log a warning, at most one in `_WARNING_INTERVAL_S`, for a reader sees only an errno; returns the error."""

@@ -18,7 +18,7 @@ from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.source import SourceStat
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import Dentry, Node
-from spiderfs.vfs.on_demand import Supply
+from spiderfs.vfs.on_demand import Part, Supply
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import ANYBODY, Credentials, Settings, directories_to_pass
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _DIRECTORIES = 65536
 
 
-class StandIns:
+class StandIns(Part):
     """Gives the stand-ins of one worker; `settings` answers with those that hold now."""
 
     def __init__(
@@ -38,11 +38,8 @@ class StandIns:
         settings: Callable[[], Settings],
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
-        self._catalogue = supply.catalogue
-        self._lister = supply.lister
+        super().__init__(supply, clock)
         self._redirects = redirects
-        self._cached = supply.fetcher
-        self._now = clock
         self._settings = settings
         # Of directories on the way to stand-ins: their attributes, and when these were asked for.
         self._passed: dict[bytes, tuple[SourceStat, float]] = {}
@@ -52,7 +49,7 @@ class StandIns:
         trainer = self._redirects.trainer_of(caller.pid)
         if trainer is None:
             return None
-        stand_in = self._redirects.stand_in(dentry.inode, trainer, self._cached, self._settings())
+        stand_in = self._redirects.stand_in(dentry.inode, trainer, self._fetcher, self._settings())
         node = None if stand_in is None else await self._openable(stand_in, parent, caller)
         # Noted also if it gets the file itself: a note of an earlier look-up, which no open has followed, is void now.
         self._redirects.remember_lookup(caller.pid, dentry.inode, dentry.inode if node is None else node.inode)
@@ -97,13 +94,12 @@ class StandIns:
     def send_back(self, node: Node, trainer: Attached, caller: Caller) -> None:
         """Raises Stale if a look-up would now give this trainer a stand-in for the file that it opens.
 
-        The kernel believes a name for its whole TTL, also when there is a stand-in for it since. An open that is
-        answered with ESTALE makes the kernel look the name up and open what it is given then; so no name has to be
-        forgotten beforehand.
+        The kernel still believes the name; ESTALE makes it look the name up (`OnDemand.check_still_named`) and open
+        what it is given then. So no name has to be forgotten beforehand.
         """
         if not self._redirects.active:
             return
-        if self._redirects.stand_in(node.inode, trainer, self._cached, self._settings()) is not None:
+        if self._redirects.stand_in(node.inode, trainer, self._fetcher, self._settings()) is not None:
             # Only once: a reader that opens without a name (/proc/self/fd) comes back without a look-up, and then gets
             # the file itself.
             self._redirects.remember_lookup(caller.pid, node.inode, node.inode)

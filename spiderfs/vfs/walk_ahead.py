@@ -69,7 +69,7 @@ class _Walk:
         """How many directories a reader of this pace comes to while a listing is believed, with room to spare."""
         now = trio.current_time()
         asked_at_s, self._asked_at_s = self._asked_at_s, now
-        if asked_at_s is None or any(order.begins_with(inode) for order in self._orders):
+        if asked_at_s is None or any(order.place_of.get(inode) == 0 for order in self._orders):
             self._interval_s = None
         else:
             passed_s = min(now - asked_at_s, 2 * ttl_s)
@@ -85,14 +85,11 @@ class _Order:
 
     def __init__(self, directories: list[Node]) -> None:
         self._directories = directories
-        self._place_of = {node.inode: place for place, node in enumerate(directories)}
+        self.place_of = {node.inode: place for place, node in enumerate(directories)}
         self._last = self._end = 0
 
-    def begins_with(self, inode: int) -> bool:
-        return self._place_of.get(inode) == 0
-
     def following(self, inode: int, ahead: int) -> list[Node]:
-        place = self._place_of.get(inode)
+        place = self.place_of.get(inode)
         if place is None:
             return []
         last, self._last = self._last, place

@@ -12,7 +12,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.shared.bypass_terms import CLIENT_XATTR
 from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Member
 from spiderfs.vfs.catalogue import ROOT_INODE, Node
-from spiderfs.vfs.on_demand import Supply
+from spiderfs.vfs.on_demand import Part, Supply
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import Settings, is_provisional
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _PREFIX = "user.spiderfs."
 
 
-class Xattrs:
+class Xattrs(Part):
     """Of everything but control files, which have none."""
 
     def __init__(
@@ -33,13 +33,9 @@ class Xattrs:
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
         """`client_terms`: see `shared/bypass_terms.py`. `settings` answers with those that hold now."""
-        self._catalogue = supply.catalogue
-        self._content = supply.content
-        self._client = supply.client
-        self._fetcher = supply.fetcher
+        super().__init__(supply, clock)
         self._redirects = redirects
         self._client_terms = client_terms
-        self._now = clock
         self._settings = settings
 
     async def names(self, inode: int) -> list[str]:

@@ -130,28 +130,23 @@ def _whole(value: object, name: str, allowed: range) -> int:
 
 
 class Unmade(IntEnum):
-    """Why a maker makes no view of a file, which is then shown as it is; REASONS is what the log says."""
+    """Why a maker makes no view of a file, which is then shown as it is; `reason` is what the log says."""
 
-    NO_IMAGE = 1
-    DAMAGED = 2
-    MODE = 3
-    PIXELS = 4
-    ORIENTATION = 5
-    SMALL = 6
-    MEMORY = 7
-    PICTURES = 8
+    reason: str
 
+    def __new__(cls, number: int, reason: str = "") -> Unmade:
+        unmade = int.__new__(cls, number)
+        unmade._value_, unmade.reason = number, reason
+        return unmade
 
-REASONS = {
-    Unmade.NO_IMAGE: "it is no image, or of a format that no view is made of",
-    Unmade.DAMAGED: "its image is damaged or cut short",
-    Unmade.MODE: "its image is neither 8-bit grey nor 8-bit RGB",
-    Unmade.PIXELS: "its image has more pixels than view_megapixels allows",
-    Unmade.ORIENTATION: "its image has an orientation for which a view of this format has no place",
-    Unmade.SMALL: "its image is as small as the view, and of the same format",
-    Unmade.MEMORY: "its image takes more memory than a maker may have",
-    Unmade.PICTURES: "it is an animation, and a view is one image",
-}
+    NO_IMAGE = 1, "it is no image, or of a format that no view is made of"
+    DAMAGED = 2, "its image is damaged or cut short"
+    MODE = 3, "its image is neither 8-bit grey nor 8-bit RGB"
+    PIXELS = 4, "its image has more pixels than view_megapixels allows"
+    ORIENTATION = 5, "its image has an orientation for which a view of this format has no place"
+    SMALL = 6, "its image is as small as the view, and of the same format"
+    MEMORY = 7, "its image takes more memory than a maker may have"
+    PICTURES = 8, "it is an animation, and a view is one image"
 
 
 def request(length: int, recipe: Recipe) -> bytes:

@@ -6,12 +6,11 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from spiderfs.errors import ViewFailed
 from spiderfs.sources.source import Source, Version
-from spiderfs.views.pool import MakerLost
-from spiderfs.views.recipe import ORIGINAL, REASONS, Recipe, Unmade
+from spiderfs.views.pool import MakerLost, MakerPool
+from spiderfs.views.recipe import ORIGINAL, Unmade
 from spiderfs.views.tree import Forms, TreeSource
 
 log = logging.getLogger(__name__)
@@ -22,13 +21,6 @@ _LENGTH = "its view would have as many bytes as the file, or more than sample_ma
 def unknown_length(longest_bytes: int) -> int:
     """The length that a reader asks for if it does not know a view's length: more than any file with a view has."""
     return longest_bytes + 1
-
-
-class Makers(Protocol):
-    def make(self, original: bytes, recipe: Recipe) -> bytes | Unmade:
-        """The view of an original, or why there is none; raises MakerLost."""
-
-    def close(self) -> None: ...
 
 
 class ViewSource(TreeSource):
@@ -43,7 +35,7 @@ class ViewSource(TreeSource):
     """
 
     def __init__(
-        self, inner: Source, forms: Forms, makers: Makers, longest_bytes: int, count: Callable[[str], None]
+        self, inner: Source, forms: Forms, makers: MakerPool, longest_bytes: int, count: Callable[[str], None]
     ) -> None:
         """`count` gets the name of a counter, from one thread at a time."""
         super().__init__(inner, forms)
@@ -68,7 +60,7 @@ class ViewSource(TreeSource):
                 raise ViewFailed(f"{os.fsdecode(path)}: the view cannot be made now: {exc}") from exc
             return original
         if isinstance(view, Unmade) or len(view) == version.size or len(view) > self._longest_bytes:
-            reason = REASONS[view] if isinstance(view, Unmade) else _LENGTH
+            reason = view.reason if isinstance(view, Unmade) else _LENGTH
             if length != self._unknown_length:
                 raise ViewFailed(f"{os.fsdecode(path)}: there was a view, and now there is none: {reason}")
             self._tell("views_as_they_are", path, reason, logging.INFO)

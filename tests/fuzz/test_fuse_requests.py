@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from spiderfs.errors import ConfigError, SpiderfsError
 from spiderfs.fuse import session, wire
 from spiderfs.fuse.handles import Handles
+from spiderfs.fuse.kernel import error_number
 from spiderfs.fuse.operations import Operations
 from spiderfs.fuse.wire import Opcode
 from spiderfs.metrics import Counters
@@ -176,16 +177,16 @@ def test_any_message_leaves_a_worker_that_answers(messages: list[bytes], tmp_pat
 
     async def live() -> None:
         async with serving(tmp_path) as served, trio.open_nursery() as nursery:
-            nursery.start_soon(
-                session.serve,
+            loop = session.RequestLoop(
                 theirs.fileno(),
                 served.operations.handlers(),
-                served.operations.error_number,
+                lambda exc: error_number(exc, served.counters),
                 served.counters,
                 lambda: None,
                 lambda: False,
                 notes_of_sole_worker(served.counters),
             )
+            nursery.start_soon(loop.serve)
             with trio.fail_after(PATIENCE_S):
                 await trio.to_thread.run_sync(ask)
             assert served.counters.value("internal_errors") == 0

@@ -12,7 +12,7 @@ from fuzzing import damaged, examples, integers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiderfs.core.hints import Hub, WarmUp
+from spiderfs.core.hints import Epoch, Hub, Labels, Pinning, Ratio, Scored, WarmUp
 from spiderfs.errors import UsageError
 from spiderfs.options.units import Capacity
 from spiderfs.simulation.compare import chosen_policies, compare
@@ -51,19 +51,19 @@ def written() -> bytes:
     with tempfile.TemporaryDirectory(prefix="trace") as directory:
         writer = TraceWriter(Path(directory) / "trace")
         inodes = np.arange(1, 9, dtype=np.uint64)
-        writer.labels(0.0, {int(inode): int(inode) % 2 for inode in inodes}, 1)
-        writer.ratio(0.0, 0.9)
+        writer.hint(0.0, Labels("1", {int(inode): int(inode) % 2 for inode in inodes}), int)
+        writer.hint(0.0, Ratio(0.9), int)
         for epoch in range(2):
             for inode in inodes.tolist():
                 writer.append(1.0, inode, 100 * inode, list_number=1)
-                writer.scores(1.0, [inode], [0.5], 1)
+                writer.hint(1.0, Scored("1", [inode], [0.5]), int)
             writer.batch(1.5, 1, inodes, rng.normal(size=(8, 3)), rng.random(8))
-            writer.hub(2.0, Hub(1, "1", [3, 5], [0.1, 0.2]), 1)
+            writer.hint(2.0, Hub(1, "1", [3, 5], [0.1, 0.2]), int)
             writer.redirect(2.0, 3, 300, 1, 100, 1)
             writer.append(2.5, 77, 1 << 20, Kind.BLOCK, block=1)
-            writer.pins(2.5, [1, 3], 1)
+            writer.hint(2.5, Pinning("1", [1, 3]), int)
             writer.hint(2.5, WarmUp("1", epoch == 0), int)
-            writer.epoch(3.0, 1, 0.25 * epoch)
+            writer.hint(3.0, Epoch("1", 0.25 * epoch), int)
         writer.close()
         return (Path(directory) / "trace").read_bytes()
 

@@ -2,8 +2,7 @@
 
 The training's threads put messages into a queue of limited length, and go on. When the queue is full, batches are
 dropped and counted. Only the sending thread uses the socket. When the daemon dies, the client logs that once and tries
-to connect again, with growing pauses. When the daemon is back, the client first declares the lists again and sends the
-latest plans, the current one from the position that the training has reached by then.
+to connect again, with growing pauses. It is told anew then what `lists_and_plans.py` keeps.
 
 Locks are held for a few instructions only and never while waiting, so that a data loader can fork at any time.
 """
@@ -171,7 +170,7 @@ class Client:
 
     def scores(self, name: str, timeout_s: float) -> npt.NDArray[np.float32] | None:
         """The daemon's scores of a list; None if the daemon has none, or does not answer in time."""
-        message = self._ask(lambda number: ScoresRequest(name, number), timeout_s)
+        message = self._question(lambda number: ScoresRequest(name, number))(timeout_s)
         return message.scores if isinstance(message, Scores) and len(message.scores) else None
 
     def exchange(
@@ -189,7 +188,7 @@ class Client:
 
     def cached(self, name: str, timeout_s: float) -> npt.NDArray[np.bool_] | None:
         """Which samples of a list are in the cache; None if the daemon does not answer in time."""
-        message = self._ask(lambda number: CachedRequest(name, number), timeout_s)
+        message = self._question(lambda number: CachedRequest(name, number))(timeout_s)
         return message.flags() if isinstance(message, Cached) else None
 
     def pin(self, name: str, indices: npt.NDArray[np.integer[Any]], timeout_s: float) -> int | None:
@@ -199,7 +198,7 @@ class Client:
         after a crash has forgotten the pins.
         """
         pinned = indices.astype(np.uint32)
-        message = self._ask(lambda number: Pin(name, number, pinned), timeout_s)
+        message = self._question(lambda number: Pin(name, number, pinned))(timeout_s)
         return message.count if isinstance(message, Pinned) else None
 
     def warm_up(self, name: str, active: bool) -> None:
@@ -225,9 +224,6 @@ class Client:
             return
         self._queue.append((last, build))
         self._wake_up()
-
-    def _ask(self, request: Callable[[int], Message], timeout_s: float) -> Message | None:
-        return self._question(request)(timeout_s)
 
     def _question(self, request: Callable[[int], Message]) -> Callable[[float], Message | None]:
         """Send a question; returns a function that waits for the answer, at most the seconds it is given."""

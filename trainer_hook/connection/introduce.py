@@ -84,14 +84,6 @@ def hooks_job(given: str | None, current: str | None = None, timeout_s: float = 
     return _of_rank_0(store, key, own, "attach on rank 0 too, or give all ranks one job=", timeout_s)
 
 
-def plans_job(timeout_s: float = _AGREE_S) -> str:
-    """The id of the job of a training that has plans alone: one as long as its ranks run; waits for rank 0 for a while.
-
-    Ranks may end their connections at other times, as that depends on when each frees its loaders.
-    """
-    return _of_rank_0(shared_store(), "spiderfs plans", None, "plan on rank 0 too", timeout_s)
-
-
 def _of_rank_0(store: Any, key: str, own: str | None, advice: str, timeout_s: float) -> str:
     """The id that rank 0 leaves under `key`: `own`, or one of an earlier call, or a new one."""
     rank, new = rank_and_world()[0], uuid.uuid4().hex[:_ID_DIGITS]
@@ -213,7 +205,12 @@ def introduce(
         # If the last user was a hook that was freed just now, the connection has ended with it.
         connection = _connections.get(key)
     if connection is None:
-        hello = Job().hello(client_name, plans_job()) if job is None else job.hello(client_name, hooks_job(job.id))
+        if job is None:
+            # A job as long as its ranks run: each ends its connection when it frees its loaders.
+            agreed = _of_rank_0(shared_store(), "spiderfs plans", None, "plan on rank 0 too", _AGREE_S)
+        else:
+            agreed = hooks_job(job.id)
+        hello = (job or Job()).hello(client_name, agreed)
         client = Client(socket_finder(directory, socket), hello, queue_batches=queue_batches)
         connection = _connections[key] = _Connection(key, client, hello)
     else:

@@ -89,8 +89,7 @@ def declaration(
 def samples_of(dataset: Any) -> list[Sample]:
     """A pair (path, label) for each index, from `.samples` or `.imgs`; labels come from `.targets` if those lack them.
 
-    A Subset or a ConcatDataset has the samples of the data sets in it. Raises ValueError if there is no such attribute,
-    or if it is longer than the data set.
+    Raises ValueError if there is no such attribute, or if it is longer than the data set.
     """
     if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
         base = samples_of(dataset.dataset)
@@ -141,7 +140,7 @@ def _with_labels(entries: Sequence[Any] | npt.NDArray[Any], targets: Sequence[An
 class Classes(NamedTuple):
     """The labels of all samples, as numbers of classes; -1 means none.
 
-    `numbered` says whether a label is also the index of its class in the model's output.
+    `numbered`: see `Declaration`.
     """
 
     labels: npt.NDArray[np.int32]

@@ -1,8 +1,7 @@
 """What one rank reads in an epoch, in order; an exchange swaps two of the positions that are still to come.
 
-The order is a permutation of what the sampler drew, whatever is swapped. So each sample of the epoch is handed on
-exactly once, however late, often or wrongly exchanges are proposed: a proposal that the order does not allow
-is left out. The rank's own process keeps the order that counts; the mount only proposes.
+Whatever is proposed, each sample of the epoch is handed on exactly once: a proposal that the order does not allow is
+left out. The rank's own process keeps the order that counts; the mount only proposes.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ class EpochOrder:
     def hand_on(self, given: Iterable[int], count: int) -> list[int]:
         """Hand on the next `count` samples, and return them; `given` proposes which, one for each position.
 
-        A proposed sample changes places with the one whose turn it is. One that is not in the list, or that is not to
-        come any more, is left out: the sample whose turn it is keeps its place.
+        A proposed sample changes places with the one whose turn it is, unless it is not to come any more.
         """
         end = min(self.position + count, len(self.order))
         for position, sample in zip(range(self.position, end), given, strict=False):

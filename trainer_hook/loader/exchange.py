@@ -1,8 +1,7 @@
 """One epoch of a loader that shares its list with other jobs: which samples each batch gets.
 
-Before a batch goes to the loader's workers, the mount is asked what to take in its place, a batch ahead: when one batch
-is handed on, the question for the next one is sent. Whatever the mount answers, or does not, `EpochOrder` hands each
-sample of the epoch on exactly once.
+The mount is asked a batch ahead: when one batch is handed on to the loader's workers, the question for the next is
+sent. Whatever it answers, or does not, `EpochOrder` hands each sample on exactly once.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainer_hook.isolation import ErrorBoundary
+from trainer_hook.loader.epoch_order import Indices
 from trainer_hook.loader.iterating import (
     FollowedIterator,
     FollowedIteratorAround,
-    Indices,
     Iteration,
     Listener,
     Passes,

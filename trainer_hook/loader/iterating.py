@@ -1,8 +1,7 @@
 """The passes over a followed loader: which samples are in the batch that the loop has just taken.
 
-A pass notes what is drawn for it (`following.py`), and takes the draws in order when the loop takes the batches. The
-iterator of the loader counts the batches that it gives. So a pass knows which draws the loader skips: those of batches
-that a training has consumed before it goes on.
+A pass notes what is drawn for it (`following.py`), and takes that in order when the loop takes the batches. By the
+loader's own count it knows which draws are skipped: those that a training has consumed before it goes on.
 """
 
 from __future__ import annotations
@@ -13,14 +12,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from trainer_hook.isolation import ErrorBoundary, callers
+from trainer_hook.loader.epoch_order import Indices
 from trainer_hook.loader.planner import Planner
-
-Indices = npt.NDArray[np.uint32]
 
 
 class Listener(Protocol):

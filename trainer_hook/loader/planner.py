@@ -18,9 +18,8 @@ With `share`, batches are exchanged with other jobs on the mount (`exchange.py`)
 epoch in another order. The sampler still draws its batches, but only how many samples each has is taken from them.
 
 If samples are drawn with replacement, the epoch after the next is foreseen too, because the cache has room for many
-samples that the next epoch does not draw. (With three quarters cached, knowing two epochs costs 7 % more bytes than
-knowing three; at a fifth it costs nothing: benchmarks/training/lookahead.py.) If each sample is drawn once per epoch,
-the daemon has no use for that.
+samples that the next epoch does not draw. (With three quarters cached that saves 7 % of the bytes:
+benchmarks/training/lookahead.py.) If each sample is drawn once per epoch, the daemon has no use for that.
 
 The module is long because each draw passes all of these ways: to see that a loader gets each draw once, one has to see
 them side by side.
@@ -35,16 +34,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import DataLoader
 
 from spiderfs.protocol import DEFAULT_LIMITS, Plan
 from trainer_hook.connection.client import Client
 from trainer_hook.isolation import ErrorBoundary
-from trainer_hook.loader.epoch_order import EpochOrder
+from trainer_hook.loader.epoch_order import EpochOrder, Indices
 from trainer_hook.loader.exchange import Exchanging, like, repeats, why_not_exchanged, why_not_replaced
 from trainer_hook.loader.rehearsal import NextEpoch, Rehearsal, batches_of, why_not
-from trainer_hook.loader.repeating import index_sampler_of, is_repeating
+from trainer_hook.loader.repeating import index_sampler_of, is_repeating, recorded
 from trainer_hook.ranks import share_of_rank
 from trainer_hook.resuming import JobOrder, Progress, restored
 from trainer_hook.samplers.epoch import EpochSampler
@@ -57,8 +55,6 @@ _FORESEEN_MAX = 2
 _INDEX_MAX = 2**32 - 1
 # In the place of the state of a sampler's iterator.
 _REPLACED = "the samples are not those that the sampler drew"
-
-Indices = npt.NDArray[np.uint32]
 
 
 def indices_of(drawn: Any) -> Indices | None:
@@ -86,8 +82,8 @@ class Planner:
     """Stands between a loader and its index sampler, and publishes plans for the list `name` through `client`.
 
     `samples` is the length of the list. With `publish` false, nothing is drawn beforehand and nothing is published; a
-    EpochSampler still gets its scores and its position. `draw_ahead` is for samplers whose next epoch cannot be known:
-    the sampler draws its next epoch before the current one has ended. The first epoch has the number `first_epoch`.
+    EpochSampler still gets its scores and its position. With `draw_ahead` the sampler draws its next epoch before the
+    current one has ended. The first epoch has the number `first_epoch`.
     """
 
     def __init__(
@@ -158,11 +154,7 @@ class Planner:
     # -- a training that goes on
 
     def state_dict(self, done: bool = True) -> dict[str, Any]:
-        """What `load_state_dict` needs to go on after what the job has consumed; empty between epochs.
-
-        If the training is not `done` with the batch that it took last, that is not consumed. To be called by the
-        training's thread. Raises RuntimeError if another rank does not say what it reads.
-        """
+        """See `Planning.state_dict`. To be called by the training's thread."""
         taken = self._taken - (0 if done else self._last)
         if self.sampler is not None:
             return self.sampler.state_dict() if done else self.sampler.at_position(taken, self.sampler.state_dict)
@@ -187,10 +179,7 @@ class Planner:
         return -(-(left // self._whole * self._whole) // batch) or None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the next epoch go on where `state_dict` was called: its loader gives what was not consumed, and ends.
-
-        Raises ValueError if the state is not one of this list, or if this loader is not planned.
-        """
+        """See `Planning.load_state_dict`; raises ValueError, too, if this loader is not planned."""
         if self.sampler is not None:
             if state:
                 self.sampler.load_state_dict(state)
@@ -220,13 +209,12 @@ class Planner:
         """An epoch has begun, and nothing is known of it."""
         self._epoch += 1
 
-    def draw(self, iteration: object, record: Callable[[Any], object]) -> Drawing:
+    def draw(self, iteration: object, record: Callable[[Any], object]) -> Iterator[Any]:
         """The draws for this iteration; to be called when the loader makes an iterator of its index sampler.
 
         The iterator calls `record` with each draw that the loader gets.
 
-        The sampler makes its own iterator now, because some samplers draw everything when they do; all else waits until
-        the first batch is drawn.
+        The sampler makes its own iterator now, because some draw everything then; all else waits for the first batch.
         """
         rehearsal, own = None, iter(())
         if self._ahead is None:
@@ -237,7 +225,7 @@ class Planner:
         draws = self._replaced(draws) if replaces else draws
         if has_state(own):
             return StatefulDrawing(draws, record, self, own, rehearsal, replaces)
-        return Drawing(draws, record)
+        return recorded(draws, record)
 
     def _replaced(self, drawing: Iterator[Any]) -> Iterator[Any]:
         replace: Callable[[Sequence[int]], list[int]] | None = None
@@ -462,23 +450,7 @@ class Planner:
         log.warning("the loader's epochs are not planned any more: %s", reason)
 
 
-class Drawing:
-    """One pass over a loader's index sampler: what the loader gets, and `record` is told of."""
-
-    def __init__(self, draws: Iterator[Any], record: Callable[[Any], object]) -> None:
-        self._draws = draws
-        self._record = record
-
-    def __iter__(self) -> Drawing:
-        return self
-
-    def __next__(self) -> Any:
-        drawn = next(self._draws)
-        self._record(drawn)
-        return drawn
-
-
-class StatefulDrawing(Drawing):
+class StatefulDrawing:
     """The draws of a sampler whose iterator has a state, which torchdata's `StatefulDataLoader` saves.
 
     `own` is that iterator, which draws along, and `rehearsal` is of the sampler's copy. Where the loader gets other
@@ -494,11 +466,17 @@ class StatefulDrawing(Drawing):
         rehearsal: Rehearsal | None,
         replaces: bool,
     ) -> None:
-        super().__init__(draws, record)
+        self._draws = recorded(draws, record)
         self._planner = planner
         self._own = own
         self._rehearsal = rehearsal
         self._replaces = replaces
+
+    def __iter__(self) -> StatefulDrawing:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._draws)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the sampler's iterator, after what the loader has drawn; for `StatefulDataLoader`."""

@@ -1,8 +1,6 @@
 """Rehearsal: finding out what a sampler is about to draw, from a copy of it.
 
-The sampler itself draws later, when the loader asks, as it would have done without us. So the order of a training and
-the state of its random generators do not depend on a rehearsal, and an epoch that is left early leaves the sampler and
-the generators as it would have left them without one.
+The sampler itself draws later, when the loader asks, as it would have done without us, also if an epoch is left early.
 
 The copy has copies of the sampler's own generators. The global generators of torch (on the CPU), NumPy and Python are
 put back into their states afterwards. The copy shares data sets, models and loaders with the sampler, because these may
@@ -17,12 +15,10 @@ arguments, attributes of the class), and in the functions that they call in the 
 into only if the sampler belongs to the same package. Data sets count as constant, because samplers only read them.
 
 **Later epochs** are foreseen where that needs no rehearsal (`NextEpoch`), for torch's own samplers and accelerate's
-alone. They are drawn from copies of the samplers, with copies of their random generators, so nothing changes what the
-loader will draw. The next epochs of four kinds of samplers can be foreseen: a SequentialSampler; a DistributedSampler,
-and accelerate's SeedableRandomSampler, whose orders follow from a seed and the number of the epoch; and a sampler with
-a `torch.Generator`, its own or the loader's, also if accelerate deals out its batches to several ranks. A sampler that
-uses torch's global generator cannot be foreseen, because its draws depend on what the training draws from that
-generator before.
+alone. The next epochs of four kinds of samplers can be foreseen: a SequentialSampler; a DistributedSampler, and
+accelerate's SeedableRandomSampler, whose orders follow from a seed and the number of the epoch; and a sampler with a
+`torch.Generator`, its own or the loader's, also if accelerate deals out its batches to several ranks. torch's global
+generator cannot be foreseen, because the training draws from it too.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -149,7 +145,7 @@ def _used_by(function: FunctionType) -> Named:
     yield from ((function.__name__, default) for default in function.__defaults__ or ())
     seen = {name: function.__globals__.get(name) for name in sorted(loaded)}
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    seen |= {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+    seen |= {name: cell.cell_contents for name, cell in cells if cell != CellType()}
     for name, value in seen.items():
         yield name, value
         if not isinstance(value, type | ModuleType):
@@ -166,13 +162,6 @@ def _names(code: CodeType, *operations: str) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant, *operations)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
 
 
 def _package(module: str) -> str:

@@ -113,13 +113,15 @@ class Rounds:
             not_known = getattr(iterator, "_send_idx", 0) - getattr(iterator, "_rcvd_idx", 0)
             self.drawn = deque([(self._round, None)] * not_known)
             self._before = iterator._sampler_iter
-            self._recording = iterator._sampler_iter = self._recorded(iterator._sampler_iter)
+            self._recording = iterator._sampler_iter = recorded(iterator._sampler_iter, self._record)
         return self.drawn
 
     def _record(self, drawn: Any) -> None:
         self.drawn.append((self._round, self._samples_of(self._round, drawn)))
 
-    def _recorded(self, drawing: Iterator[Any]) -> Iterator[Any]:
-        for drawn in drawing:
-            self._record(drawn)
-            yield drawn
+
+def recorded(drawing: Iterator[Any], record: Callable[[Any], object]) -> Iterator[Any]:
+    """The same draws; `record` is told of each."""
+    for drawn in drawing:
+        record(drawn)
+        yield drawn

@@ -127,8 +127,7 @@ def _label_like(batch: Any, rows: int) -> Iterator[tuple[int, Tensor]]:
 def _numbers_in(tensor: Tensor) -> tuple[Numbers | None, npt.NDArray[np.bool_] | None]:
     """The whole number that each row has; and which classes of a row stand out, if it has shares of classes.
 
-    In smoothed labels one class stands out from the lowest share of the row. In mixtures of samples two to four do, and
-    in the output of a teacher model nearly all.
+    In smoothed labels one class stands out, in mixtures of samples two to four, and in a teacher's output nearly all.
     """
     if tensor.dim() < 2 or tensor.shape[1] == 1:
         if tensor.is_floating_point() and not torch.equal(tensor.double(), tensor.double().round()):

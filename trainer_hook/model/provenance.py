@@ -65,6 +65,7 @@ class Memory:
         self.shape = tuple(tensor.shape)
         self._stride = tensor.stride(0) if tensor.dim() else 0
         self._dtype = tensor.dtype
+        self._piece = self.key, self._offset, self.shape, self._stride
         self.second = False
         """Whether an earlier tensor of its batch has the same form."""
 
@@ -90,12 +91,7 @@ class Memory:
 
     def lies_as(self, other: Memory) -> bool:
         """Whether both are the same piece of the same storage."""
-        return (self.key, self._offset, self.shape, self._stride) == (
-            other.key,
-            other._offset,
-            other.shape,
-            other._stride,
-        )
+        return self._piece == other._piece
 
     def is_beside(self, other: Memory) -> bool:
         """Whether both have the same form, and are not the same piece."""

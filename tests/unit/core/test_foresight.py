@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis.stateful import invariant, precondition, rule
 from test_engine import SAMPLE_KEYS, EngineAgainstModel, size_of
 
+from benchmarks.common.lists import Following
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
 from spiderfs.core.guided import Adjustable, Guided, HasHubs
@@ -228,7 +229,10 @@ def with_replacement(seed: int, files: int, epochs: int) -> list[int]:
 
 
 def replayed(policy: Policy, accesses: Accesses, share: float, files: int, planned_epochs: int) -> Replay:
-    return replay(Engine(policy, int(accesses.distinct_bytes * share)), accesses, files, (), planned_epochs)
+    engine = Engine(policy, int(accesses.distinct_bytes * share))
+    if not planned_epochs:
+        return replay(engine, accesses, files)
+    return replay(engine, accesses, files, before=Following(engine, accesses, files, planned_epochs).read_next)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.25, 0.5, 0.75])

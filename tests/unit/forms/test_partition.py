@@ -16,7 +16,6 @@ from spiderfs.forms.partition import (
     Capacities,
     Cluster,
     Demand,
-    Demands,
     FormSizes,
     Places,
     Split,
@@ -51,7 +50,7 @@ CLUSTERS = st.builds(
 cost = st.floats(0, 1)
 amount = st.floats(0, 1e7)
 DEMAND = st.builds(Demand, st.floats(1e-6, 1), cost, amount, amount, amount, amount, cost)
-DEMANDS = st.builds(Demands, DEMAND, DEMAND, DEMAND, DEMAND)
+DEMANDS = st.builds(Places, DEMAND, DEMAND, DEMAND, DEMAND)
 COUNTS = st.builds(Places, *[st.floats(0, 1e6)] * 3, st.floats(1, 1e6))
 CAPACITIES = st.builds(Capacities, st.floats(1, 64), st.floats(1, 64), rate, *[bandwidth] * 4)
 
@@ -113,7 +112,7 @@ def test_the_equations_with_numbers_that_can_be_done_by_head() -> None:
 
 
 @given(COUNTS, DEMANDS, CAPACITIES)
-def test_the_law_is_what_the_slowest_resource_allows(counts: Places, demands: Demands, capacities: Capacities) -> None:
+def test_the_law_is_what_the_slowest_resource_allows(counts: Places, demands: Places, capacities: Capacities) -> None:
     found = bottleneck(counts, demands, capacities, uses=math.inf)
     alone = [
         bottleneck(Places(*(float(place == other) for other in range(4))), demands, capacities, math.inf).samples_per_s
@@ -124,7 +123,7 @@ def test_the_law_is_what_the_slowest_resource_allows(counts: Places, demands: De
 
 @given(COUNTS, DEMANDS, st.floats(1, 64))
 def test_where_one_resource_is_the_limit_a_mean_of_throughputs_says_too_much(
-    counts: Places, demands: Demands, workers: float
+    counts: Places, demands: Places, workers: float
 ) -> None:
     rates = [workers / sum(demand[:2]) for demand in demands]
     mean = sum(count * rate for count, rate in zip(counts, rates, strict=True)) / sum(counts)
@@ -134,7 +133,7 @@ def test_where_one_resource_is_the_limit_a_mean_of_throughputs_says_too_much(
 
 @given(COUNTS, DEMANDS, CAPACITIES, st.floats(1, 10))
 def test_more_of_a_resource_helps_only_where_it_is_the_bottleneck(
-    counts: Places, demands: Demands, capacities: Capacities, uses: float
+    counts: Places, demands: Places, capacities: Capacities, uses: float
 ) -> None:
     found = bottleneck(counts, demands, capacities, uses)
     for field in fields(Capacities):
@@ -148,7 +147,7 @@ def test_more_of_a_resource_helps_only_where_it_is_the_bottleneck(
 
 @given(COUNTS, DEMANDS, CAPACITIES, st.floats(1, 10))
 def test_what_is_used_more_often_costs_less(
-    counts: Places, demands: Demands, capacities: Capacities, uses: float
+    counts: Places, demands: Places, capacities: Capacities, uses: float
 ) -> None:
     once = bottleneck(counts, demands, capacities, 1).samples_per_s
     often = bottleneck(counts, demands, capacities, uses).samples_per_s
@@ -158,7 +157,7 @@ def test_what_is_used_more_often_costs_less(
 def test_the_law_is_what_a_simulated_loader_does() -> None:
     """Workers that prepare one sample after the other, drawn at random from four places, with A remade after K uses."""
     rng = random.Random(1)
-    demands = Demands(Demand(0.001, 0.0001), Demand(0.003, 0.0005), Demand(0.010, 0.0002), Demand(0.010, 0.020))
+    demands = Places(Demand(0.001, 0.0001), Demand(0.003, 0.0005), Demand(0.010, 0.0002), Demand(0.010, 0.020))
     counts, uses, workers = Places(100, 200, 300, 400), 3, 4
     busy = [0.0] * workers
     kept = dict.fromkeys(range(100), uses)
@@ -190,14 +189,14 @@ def test_all_splits_of_one_percent_are_tried() -> None:
 SMALL = FormSizes(100e3, 250e3, 150e3)
 
 
-def predicted_by(capacities: Capacities, demands: Demands, cache_bytes: float, uses: float) -> Callable[[Split], float]:
+def predicted_by(capacities: Capacities, demands: Places, cache_bytes: float, uses: float) -> Callable[[Split], float]:
     def predicted(split: Split) -> float:
         return bottleneck(samples_in(split, cache_bytes, 1000, SMALL), demands, capacities, uses).samples_per_s
 
     return predicted
 
 
-FAST_READS = Demands(
+FAST_READS = Places(
     Demand(0.0005, cache_bytes=150e3),
     Demand(0.002, cache_bytes=250e3),
     Demand(0.008, cache_bytes=100e3),
@@ -214,7 +213,7 @@ def test_a_slow_source_asks_for_originals_and_a_slow_processor_for_decoded_ones(
 
 @given(COUNTS, DEMANDS, CAPACITIES)
 def test_without_reuse_augmented_samples_are_worth_no_more_than_an_empty_cache(
-    counts: Places, demands: Demands, capacities: Capacities
+    counts: Places, demands: Places, capacities: Capacities
 ) -> None:
     without = counts._replace(augmented=0.0, storage=counts.storage + counts.augmented)
     kept = bottleneck(counts, demands, capacities, uses=1).samples_per_s
@@ -223,7 +222,7 @@ def test_without_reuse_augmented_samples_are_worth_no_more_than_an_empty_cache(
 
 @given(DEMANDS, CAPACITIES, st.floats(1e6, 1e9), st.floats(1, 8))
 def test_no_split_is_better_than_the_best(
-    demands: Demands, capacities: Capacities, cache_bytes: float, uses: float
+    demands: Places, capacities: Capacities, cache_bytes: float, uses: float
 ) -> None:
     predicted = predicted_by(capacities, demands, cache_bytes, uses)
     best = predicted(best_split(predicted, 20))

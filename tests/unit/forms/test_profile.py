@@ -11,7 +11,7 @@ from made_up_profile import MADE_UP
 from spiderfs.errors import UsageError
 from spiderfs.forms.partition import Split
 from spiderfs.forms.profile import Cost, Reads, SourceSpeed
-from spiderfs.profiling.loader_process import Loader, LoaderFacts, LoaderProcess
+from spiderfs.profiling.loader_process import Loader, LoaderProcess
 from spiderfs.profiling.measure import Speeds, Wanted, _originals, files_below, source_speed
 from spiderfs.profiling.private_mount import PrivateMount, settings_in
 from spiderfs.views.recipe import NO_VIEW
@@ -149,7 +149,7 @@ class Answers(LoaderProcess):
 
 
 def test_a_loader_that_reads_nothing_of_the_mount_is_refused() -> None:
-    loader = Loader(Answers(), NothingRead(Path("/mnt"), 1), LoaderFacts(8, 1, 4, False))
+    loader = Loader(Answers(), NothingRead(Path("/mnt"), 1), 8, 1, 4, False)
     speeds = Speeds(SourceSpeed(0.01, 1, 1e6), {NO_VIEW: Reads(1, 1, 1.0)}, 8)
     with pytest.raises(UsageError, match="has read nothing from the mount"):
         _originals(loader, Cost(1.0, 0.0, 0.0), speeds, 1e6, Wanted("train:make", (), 4, False, 1.0))
@@ -169,7 +169,7 @@ class Read(NothingRead):
 
 
 def test_what_keeping_takes_is_told_from_reading_and_a_rate_stands_for_a_step() -> None:
-    loader = Loader(InSteps(), Read(Path("/mnt"), 1), LoaderFacts(8, 1, 4, False))
+    loader = Loader(InSteps(), Read(Path("/mnt"), 1), 8, 1, 4, False)
     speeds = Speeds(SourceSpeed(0.01, 1, 1e6), {NO_VIEW: Reads(1, 1, 1.0)}, 8)
     found = _originals(
         loader, Cost(1.0, 0.0, 0.0), speeds, 1e6, Wanted("train:make", (), 4, False, 1.0, rate=50.0, nodes=3)

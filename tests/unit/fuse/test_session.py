@@ -93,16 +93,11 @@ class Served:
         with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
                 row = self.counters.row(0)
-                nursery.start_soon(
-                    session.serve,
-                    self.kernel.descriptor,
-                    self.handlers,
-                    self.error_number,
-                    row,
-                    self.look,
-                    self.at_rest,
-                    self.resent.of_worker(0, row),
+                held = self.resent.of_worker(0, row)
+                loop = session.RequestLoop(
+                    self.kernel.descriptor, self.handlers, self.error_number, row, self.look, self.at_rest, held
                 )
+                nursery.start_soon(loop.serve)
                 await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
                 nursery.cancel_scope.cancel()
 

@@ -87,14 +87,14 @@ def test_a_live_mount_is_not_mounted_over(mounted: Path) -> None:
 def test_a_dead_mount_is_cleaned(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unmounted = []
 
-    def gone(path: Path) -> os.stat_result:
+    def gone(path: Path, name: str) -> bytes:
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
     def unmount(path: Path, lazy: bool) -> None:
         unmounted.append((path, lazy))
         mounts.MOUNT_TABLE.write_text("")
 
-    monkeypatch.setattr(mounts, "_ask", gone)
+    monkeypatch.setattr(mounts.os, "getxattr", gone)
     monkeypatch.setattr(mounts, "unmount", unmount)
     mounts.check_mountable(mounted)
     assert mounts.clean_stale(mounted)
@@ -103,7 +103,7 @@ def test_a_dead_mount_is_cleaned(mounted: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_hung_mount_hangs_nobody(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    monkeypatch.setattr(mounts, "_ask", lambda path: released.wait(30))
+    monkeypatch.setattr(mounts.os, "getxattr", lambda path, name: released.wait(30))
     monkeypatch.setattr(mounts, "PROBE_TIMEOUT_S", 0.01)
     try:
         with pytest.raises(MountError, match="already shows"):

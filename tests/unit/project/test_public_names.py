@@ -9,13 +9,15 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from types import ModuleType
 
 import trainer_hook
 from spiderfs import client, protocol
 
 ROOT = Path(__file__).parents[3]
 PUBLIC = {"trainer_hook", "spiderfs.client", "spiderfs.errors", "spiderfs.protocol"}
-PUBLIC |= {f"{room.__name__}.{name}" for room in (trainer_hook, client, protocol) for name in room.__all__}
+PUBLIC |= {f"{room.__name__}.{name}" for room in (trainer_hook, client) for name in room.__all__}
+PUBLIC |= {f"spiderfs.protocol.{name}" for name, found in vars(protocol).items() if not isinstance(found, ModuleType)}
 FOR_DEVELOPERS = ("docs/design/", "docs/reference/bindings.md", "CONTRIBUTING.md")
 
 

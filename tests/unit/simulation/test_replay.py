@@ -18,7 +18,7 @@ from spiderfs.cli.main import main
 from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.core.guided import HubLimits
-from spiderfs.core.hints import Hub
+from spiderfs.core.hints import Epoch, Hub, Labels, Ratio, Scored
 from spiderfs.core.policy import Key
 from spiderfs.policies import POLICIES
 from spiderfs.policies.belady import Belady
@@ -85,13 +85,13 @@ def spider_run(path: Path) -> list[tuple[bool, Key | None]]:
     writer = TraceWriter(path)
     weights, label = np.ones(100), rng.integers(0, 4, 100)
     outcomes: list[tuple[bool, Key | None]] = []
-    writer.labels(0, dict(enumerate(label.tolist())), 1)
+    writer.hint(0, Labels("1", dict(enumerate(label.tolist()))), int)
     for epoch in range(3):
         policy.new_epoch("1")
         policy.set_ratio(ratio := (0.6, 0.55, 0.5)[epoch])
         engine.settle()
-        writer.epoch(0, 1)
-        writer.ratio(0, ratio)
+        writer.hint(0, Epoch("1"), int)
+        writer.hint(0, Ratio(ratio), int)
         for batch in rng.choice(100, (10, 10), p=weights / weights.sum()).tolist():
             for key in batch:
                 hit, hub = key in engine.members, policy.stand_in("1", key)
@@ -106,13 +106,13 @@ def spider_run(path: Path) -> list[tuple[bool, Key | None]]:
             for key in batch:
                 weights[key] = rng.uniform(0.05, 1.5)
                 policy.scored(key, weights[key])
-                writer.scores(0, [key], [weights[key]], 1)
+                writer.hint(0, Scored("1", [key], [weights[key]]), int)
             alike = np.flatnonzero(label == label[batch[0]]).tolist()[:12]
             hub_found = Hub(batch[0], "1", alike, [0.01 * key for key in alike])
             policy.hub_found(hub_found)
             engine.place(batch[0], 100)
             writer.append(0, batch[0], 100, Kind.AT_HAND)
-            writer.hub(0, hub_found, 1)
+            writer.hint(0, hub_found, int)
     writer.close()
     return outcomes
 

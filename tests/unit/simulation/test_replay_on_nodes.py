@@ -14,8 +14,7 @@ from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.policies.lru import LRU
 from spiderfs.policies.spider import Spider
-from spiderfs.simulation.nodes import replay_on_nodes
-from spiderfs.simulation.replay import Replay, replay
+from spiderfs.simulation.replay import Replay, replay, replay_on_nodes
 
 SAMPLES, EPOCHS = 2_000, 4
 

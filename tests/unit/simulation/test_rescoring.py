@@ -32,7 +32,7 @@ def training(path: Path, scoring: str = "graph", options: ScorerOptions | None =
     scorer = SCORINGS[scoring](LABELS, DIMENSION, options or ScorerOptions())
     centres = rng.standard_normal((CLASSES, DIMENSION))
     writer = TraceWriter(path)
-    writer.labels(0, dict(zip(INODES.tolist(), LABELS.tolist(), strict=True)), LIST)
+    writer.hint(0, Labels(str(LIST), dict(zip(INODES.tolist(), LABELS.tolist(), strict=True))), int)
     for epoch in range(epochs):
         for places in rng.choice(SAMPLES, (SAMPLES // BATCH, BATCH)):
             for place in places.tolist():
@@ -41,16 +41,16 @@ def training(path: Path, scoring: str = "graph", options: ScorerOptions | None =
             embeddings = ((epoch + 1) * centres[LABELS[places]] + 2 * noise).astype(np.float16)
             losses = rng.random(BATCH).astype(np.float16)
             found = scorer.batch(places, embeddings.astype(np.float32), losses.astype(np.float32))
-            writer.ratio(0, 0.5)
+            writer.hint(0, Ratio(0.5), int)
             writer.batch(0, LIST, INODES[places], embeddings, losses)
-            writer.scores(0, INODES[found.ids].tolist(), found.scores.tolist(), LIST)
+            writer.hint(0, Scored(str(LIST), INODES[found.ids].tolist(), found.scores.tolist()), int)
             if (hub := found.hub()) is not None:
                 neighbours = INODES[hub.neighbours].tolist()
                 writer.append(0, int(INODES[hub.id]), SIZE, Kind.AT_HAND)
-                writer.hub(0, Hub(int(INODES[hub.id]), str(LIST), neighbours, hub.distances.tolist()), LIST)
+                writer.hint(0, Hub(int(INODES[hub.id]), str(LIST), neighbours, hub.distances.tolist()), int)
         scorer.new_epoch()
-        writer.epoch(0, LIST, 0.5)
-        writer.ratio(0, 0.5)
+        writer.hint(0, Epoch(str(LIST), 0.5), int)
+        writer.hint(0, Ratio(0.5), int)
     writer.close()
 
 
@@ -86,7 +86,7 @@ def test_batches_that_were_scored_together_have_a_hub_each(path: Path) -> None:
     vectors = np.random.default_rng(1).standard_normal((SAMPLES, 4)).astype(np.float16)
     some = [range(40), range(20, 60), range(60, 80)]
     writer = TraceWriter(path)
-    writer.labels(0, dict(zip(INODES.tolist(), LABELS.tolist(), strict=True)), LIST)
+    writer.hint(0, Labels(str(LIST), dict(zip(INODES.tolist(), LABELS.tolist(), strict=True))), int)
     for number, places in enumerate(some):
         writer.batch(0, LIST, INODES[places], vectors[places], None, goes_on=number > 0)
     writer.close()
@@ -131,10 +131,10 @@ def test_a_list_that_is_declared_again_goes_on_and_a_changed_one_begins_anew(pat
     vectors = np.random.default_rng(1).standard_normal((SAMPLES, 4)).astype(np.float16)
     writer = TraceWriter(path)
     for declared in (labels, labels, changed):
-        writer.labels(0, declared, LIST)
+        writer.hint(0, Labels(str(LIST), declared), int)
         writer.batch(0, LIST, INODES[:60], vectors[:60], None)
         writer.append(0, 1, 1)
-        writer.labels(0, declared, LIST)
+        writer.hint(0, Labels(str(LIST), declared), int)
         writer.batch(0, LIST, INODES[60:], vectors[60:], None)
         writer.append(0, 1, 1)
     writer.close()
@@ -149,7 +149,7 @@ def test_a_list_that_is_declared_again_goes_on_and_a_changed_one_begins_anew(pat
 
 def damaged(path: Path, inodes: npt.NDArray[np.uint64], vectors: npt.NDArray[np.float64], number: int = LIST) -> None:
     writer = TraceWriter(path)
-    writer.labels(0, {5: 0, 6: 0}, LIST)
+    writer.hint(0, Labels(str(LIST), {5: 0, 6: 0}), int)
     writer.append(0, 5, SIZE, list_number=LIST)
     writer.batch(0, number, inodes, vectors, None)
     writer.close()

@@ -83,13 +83,13 @@ def test_a_record_cut_short_is_ignored_and_overwritten(path: Path, cut: int) -> 
 def test_what_a_scorer_found_stands_between_the_accesses(path: Path) -> None:
     hub = Hub(INODE, "3", [5, 6, 7], [0.1, 0.25, 1 / 3])
     writer = TraceWriter(path)
-    writer.ratio(0, 0.9)
+    writer.hint(0, Ratio(0.9), int)
     writer.append(1, 5, 50, list_number=3)
-    writer.scores(2, [5, 6], [1 / 3, 1 / 7], 3)
-    writer.scores(2, [6], [1 / 9], 3)
-    writer.hub(2, hub, 3)
+    writer.hint(2, Scored("3", [5, 6], [1 / 3, 1 / 7]), int)
+    writer.hint(2, Scored("3", [6], [1 / 9]), int)
+    writer.hint(2, hub, int)
     writer.redirect(3, 6, 60, INODE, 70, list_number=3)
-    writer.epoch(4, 3)
+    writer.hint(4, Epoch("3"), int)
     writer.append(5, 7, 70)
     writer.close()
     trace = read_trace(path)
@@ -102,7 +102,7 @@ def test_what_a_scorer_found_stands_between_the_accesses(path: Path) -> None:
 
 def test_a_list_cut_short_ends_where_it_was_cut(path: Path) -> None:
     writer = TraceWriter(path)
-    writer.hub(2, Hub(1, "3", [5, 6, 7], [0.1, 0.2, 0.3]), 3)
+    writer.hint(2, Hub(1, "3", [5, 6, 7], [0.1, 0.2, 0.3]), int)
     writer.close()
     path.write_bytes(path.read_bytes()[:-40])
     assert read_trace(path).hints() == [(0, Hub(1, "3", [5], [0.1]))]
@@ -173,10 +173,10 @@ def test_a_line_that_is_not_text_trace_is_named(path: Path, line: str) -> None:
 def test_lists_come_back_each_by_itself(path: Path) -> None:
     writer = TraceWriter(path)
     lists = [("1", {5: 0, 6: -(2**32) - 1}), ("2", {5: 2**31})]
-    writer.labels(0, lists[0][1], 1)
-    writer.labels(0, lists[1][1], 2)
+    writer.hint(0, Labels("1", lists[0][1]), int)
+    writer.hint(0, Labels("2", lists[1][1]), int)
     writer.append(1, 5, 10)
-    writer.labels(2, lists[1][1], 2)
+    writer.hint(2, Labels("2", lists[1][1]), int)
     writer.close()
     given = [Labels(dataset, labels) for dataset, labels in lists]
     assert read_trace(path).hints() == [(0, given[0]), (0, given[1]), (1, given[1])]
@@ -199,7 +199,7 @@ def test_batches_come_back_in_half_precision(path: Path, rows: int, dimension: i
     found = batches_of(path)
     assert [batch.goes_on for batch in found] == [False, True]
     for batch in found:
-        assert (batch.course_id, batch.dimension, batch.keys.tolist()) == ("3", dimension, inodes.tolist())
+        assert (batch.course_id, batch.embeddings.shape[1], batch.keys.tolist()) == ("3", dimension, inodes.tolist())
         assert (batch.embeddings == embeddings).all()
         assert (batch.losses is None) == (losses is None)
         assert losses is None or (batch.losses == losses).all()
@@ -214,14 +214,14 @@ def test_a_sample_of_64_dimensions_takes_158_bytes(path: Path) -> None:
 
 def test_lessons_stand_between_the_accesses_and_hints_go_without_them(path: Path) -> None:
     writer = TraceWriter(path)
-    writer.labels(0, {5: 1, 6: 1}, 2)
+    writer.hint(0, Labels("2", {5: 1, 6: 1}), int)
     writer.append(1, 5, 10, list_number=2)
     writer.batch(2, 2, np.array([5], np.uint64), np.ones((1, 4)), None)
-    writer.ratio(2, 0.75)
-    writer.scores(2, [5], [0.5], 3)
+    writer.hint(2, Ratio(0.75), int)
+    writer.hint(2, Scored("3", [5], [0.5]), int)
     writer.append(3, 6, 10, list_number=2)
-    writer.epoch(4, 2, accuracy=0.25)
-    writer.epoch(5, 2)
+    writer.hint(4, Epoch("2", accuracy=0.25), int)
+    writer.hint(5, Epoch("2"), int)
     writer.close()
     trace = read_trace(path)
     assert trace.has_batches

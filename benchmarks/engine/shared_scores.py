@@ -124,10 +124,11 @@ class Node:
         known = KnownList("list", samples, np.arange(1, count + 1, dtype=np.uint64))
         self.course = Course(1, f"job-{of}", known, place / "scores")
         courses.put(self.course)
-        self._numbers, self._of = {}, of
+        self._numbers, self._of, self._trainers, self._epoch = {}, of, list[Trainer](), 0
         for rank in ranks:
             trainer = Trainer(os.getpid(), 0, Hello("benchmark", self.course.job_id, None, rank, of))
             trainers.attach(trainer)
+            self._trainers.append(trainer)
             trainers.declare(trainer, "train", self.course, True)
             self._numbers[rank] = trainers.number_of(trainer)
 
@@ -140,7 +141,18 @@ class Node:
                 batch = Batch("train", 0, number, step.indices[its], step.embeddings[its])
                 await self.scoring.learn(trainer, self.course, [batch])
             if step.ends_epoch:
-                await self.scoring.new_epoch([self.course])
+                await self._end_epoch()
+
+    async def _end_epoch(self) -> None:
+        """All ranks end an epoch, as `Training` has them do."""
+
+        async def act() -> None:
+            await self.scoring.new_epoch([self.course])
+
+        for trainer in self._trainers:
+            self.nodes.say_ended(trainer, self._epoch)
+        await self.nodes.once_all_ended(self.course.job_id, self._epoch, act)
+        self._epoch += 1
 
     def count(self, name: str) -> int:
         return self.counters.totals()[name]

@@ -1,7 +1,8 @@
 """What the managers of one training's mounts tell each other, in frames like those of the hook's protocol.
 
-Rows to be scored are a `Batch`, whose indices name the samples that were served; `SharedScores` and `SharedHub` are
-what was made of them. Samples are named by their index in the list, which is the same on all nodes.
+Rows to be scored are a `Batch`, whose indices name the samples that were served, and `RankEnded` comes after the last
+of an epoch; `SharedScores` and `SharedHub` are what was made of them. Samples are named by their index in the list,
+which is the same on all nodes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,16 @@ class SharedHub(Message):
         demand(bool(np.isfinite(self.distances).all()), "a distance is not finite")
 
 
-_KINDS: dict[str, type[Message]] = {kind.TYPE: kind for kind in (Batch, SharedScores, SharedHub)}
+@dataclass(frozen=True)
+class RankEnded(Message):
+    """A rank has ended this epoch: its rows of it have been sent."""
+
+    TYPE = "rank_ended"
+    rank: int
+    epoch: int
+
+
+_KINDS: dict[str, type[Message]] = {kind.TYPE: kind for kind in (Batch, SharedScores, SharedHub, RankEnded)}
 
 
 def unpacked(frames: bytes, samples: int) -> list[Message]:
@@ -57,6 +67,8 @@ def unpacked(frames: bytes, samples: int) -> list[Message]:
                 largest = int(named.max(initial=0))
             case SharedHub(id=hub, neighbours=near):
                 largest = max(hub, int(near.max(initial=0)))
+            case RankEnded():
+                largest = 0
             case _:
                 raise message if isinstance(message, ProtocolError) else ProtocolError("no message of another node")
         demand(largest < samples, f"sample {largest} of a list of {samples}", "index")

@@ -259,12 +259,16 @@ class Training:
         number = self.trainers.number_of(trainer)
         self.scoring.forget_reads(number)
         self.plans.epoch_ended(number, end.epoch)
+        self._nodes.say_ended(trainer, end.epoch)
         if not self.trainers.ends_epoch(trainer, end.epoch):
             return
         self.accounts.begin_epoch(trainer.job_id, end.epoch + 1, steady_clock.now())
-        sigmas = await self.scoring.new_epoch(self.courses.of_job(trainer.job_id))
-        await self.pinboard.epoch_ended(trainer.job_id)
-        self._cache.apply(self.teaching.epoch_ended(trainer.job_id, end.epoch, sigmas, end.accuracy))
+        await self._nodes.once_all_ended(trainer.job_id, end.epoch, partial(self._end_epoch, trainer.job_id, end))
+
+    async def _end_epoch(self, job_id: str, end: EpochEnd) -> None:
+        sigmas = await self.scoring.new_epoch(self.courses.of_job(job_id))
+        await self.pinboard.epoch_ended(job_id)
+        self._cache.apply(self.teaching.epoch_ended(job_id, end.epoch, sigmas, end.accuracy))
         await self.redirects.publish()
 
     async def plan(self, trainer: Trainer, plan: Plan) -> None:

@@ -179,7 +179,7 @@ class BatchScoring:
             # In the thread: the wait for another course's scoring is none of this one's time.
             started = time.perf_counter()
             scoring = course.scoring_for(name, rows.embeddings.shape[1], self._options)
-            scored = scoring.batch(rows.indices, rows.embeddings, rows.losses)
+            scored = scoring.batch(rows.indices, rows.embeddings, rows.losses, len(np.unique(rows.batches)))
             return scored, time.perf_counter() - started
 
         scored, took_s = await trio.to_thread.run_sync(score, limiter=self._one_at_a_time)

@@ -8,19 +8,27 @@ course, whose id is the same on all nodes.
 Nothing depends on the server, nor on the other mounts. One that has heard no scores of a course scores the rows of its
 own ranks, as it would without the option; one that has heard some keeps these, and learns nothing new meanwhile: the
 scores of a part of the rows say less than the old ones of all.
+
+Rows come some time after they were made, and those of one epoch have to be scored alike. So each rank's last row is
+followed by a word that this was it, and rank 0's end of the epoch takes effect when all ranks have said that, or after
+LATE_S. No trainer waits for it: whoever draws the next list gets the scores of the moment.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Protocol
 
+import trio
+
 from spiderfs.cluster.link import Link, LinkStatus
-from spiderfs.cluster.messages import SharedHub, SharedScores, unpacked
+from spiderfs.cluster.messages import RankEnded, SharedHub, SharedScores, unpacked
 from spiderfs.daemon.training.courses.courses import Course, Courses
 from spiderfs.daemon.training.courses.trainers import Trainers
+from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.errors import ProtocolError
 from spiderfs.metrics import Counters
 from spiderfs.protocol import Batch, Message, encode
@@ -31,6 +39,8 @@ log = logging.getLogger(__name__)
 _ROWS, _SCORES = "spiderfs:rows", "spiderfs:scores"
 # No trainer of this mount has this number.
 _NOBODY = 0
+# Rows of another node that come later than this after rank 0's end of an epoch count for the next one.
+LATE_S = 1.0
 
 
 class Learner(Protocol):
@@ -44,6 +54,16 @@ class Learner(Protocol):
     async def adopt(self, course: Course, scores: SharedScores, hubs: Iterable[SharedHub]) -> None: ...
 
 
+@dataclass
+class _Ending:
+    """An epoch of a job that rank 0 has ended, and other ranks have not."""
+
+    epoch: int
+    act: Callable[[], Awaitable[None]]
+    all_ended: trio.Event = field(default_factory=trio.Event)
+    over: trio.Event = field(default_factory=trio.Event)
+
+
 class SeveralNodes:
     def __init__(self, server: str, courses: Courses, trainers: Trainers, counters: Counters) -> None:
         """`server` is the value of the option `cluster`; without one, nothing is said and nothing heard."""
@@ -54,6 +74,12 @@ class SeveralNodes:
         # The courses of which another node's scores have come.
         self._scored_elsewhere: set[str] = set()
         self._refused: set[str] = set()
+        # By job: the stream to which its last rows went, the last epoch that each rank elsewhere has ended, and the
+        # epoch that is about to end.
+        self._sent_to: dict[str, str] = {}
+        self._ended: dict[str, dict[int, int]] = {}
+        self._endings: dict[str, _Ending] = {}
+        self._nursery: trio.Nursery | None = None
 
     def link_status(self) -> LinkStatus | None:
         return None if self._link is None else self._link.status()
@@ -68,7 +94,8 @@ class SeveralNodes:
         """Send rows to the node that scores for all; whether it does so, as far as this one has heard."""
         assert self._link is not None
         rows = sum(len(batch.indices) for batch in batches)
-        self._link.send(_stream(_ROWS, scoring, course), b"".join(map(encode, batches)), rows)
+        stream = self._sent_to[course.job_id] = _stream(_ROWS, scoring, course)
+        self._link.send(stream, b"".join(map(encode, batches)), rows)
         return course.course_id in self._scored_elsewhere
 
     def tell(self, course: Course, scoring: str, scores: SharedScores, hubs: Iterable[SharedHub]) -> None:
@@ -76,12 +103,42 @@ class SeveralNodes:
         if self._link is not None and len(scores.ids) and self._trainers.scores_for_all(course.job_id):
             self._link.send(_stream(_SCORES, scoring, course), b"".join(map(encode, (scores, *hubs))))
 
+    def say_ended(self, trainer: Trainer, epoch: int) -> None:
+        """Tell the node that scores for all that this rank has sent its last row of an epoch."""
+        stream = self._sent_to.get(trainer.job_id)
+        if self._link is not None and stream is not None:
+            self._link.send(stream, encode(RankEnded(trainer.rank, epoch)))
+
     def look_again(self) -> None:
         """Trainers have come or gone, or have declared a list."""
         if self._link is not None:
             self._link.look_again()
 
     # -- what it hears
+
+    async def once_all_ended(self, job_id: str, epoch: int, act: Callable[[], Awaitable[None]]) -> None:
+        """Have `act` called when the job's ranks elsewhere have ended this epoch too: now, or by `run`, and soon."""
+        before = self._endings.get(job_id)
+        if before is not None:
+            before.all_ended.set()
+            await before.over.wait()
+        hears = self._link is not None and self._link.status().up and self._trainers.scores_for_all(job_id)
+        if self._nursery is None or not hears or self._has_ended(job_id, epoch):
+            await act()
+        else:
+            self._endings[job_id] = _Ending(epoch, act)
+            self._nursery.start_soon(self._end, job_id, self._endings[job_id])
+
+    def _has_ended(self, job_id: str, epoch: int) -> bool:
+        ended = self._ended.get(job_id, {})
+        return all(ended.get(rank, -1) >= epoch for rank in self._trainers.ranks_elsewhere(job_id))
+
+    async def _end(self, job_id: str, ending: _Ending) -> None:
+        with trio.move_on_after(LATE_S):
+            await ending.all_ended.wait()
+        await ending.act()
+        del self._endings[job_id]
+        ending.over.set()
 
     async def run(self, learner: Learner, publish: Callable[[], Awaitable[None]]) -> None:
         """Hear the other nodes, and `publish` what readers are to know of it, for as long as the mount lasts."""
@@ -103,12 +160,16 @@ class SeveralNodes:
             return stream.startswith(_ROWS)
 
         if self._link is not None:
-            await self._link.run(wanted, heard)
+            async with trio.open_nursery() as self._nursery:
+                await self._link.run(wanted, heard)
 
     def _wanted(self, scoring: str) -> dict[str, Course]:
         """The courses of which something is to be heard now, by their streams."""
         # What was heard of a job that is over says nothing of one that comes back.
         self._scored_elsewhere.intersection_update(course.course_id for course in self._courses)
+        jobs = {course.job_id for course in self._courses}
+        self._sent_to = {job: stream for job, stream in self._sent_to.items() if job in jobs}
+        self._ended = {job: ended for job, ended in self._ended.items() if job in jobs}
         found = {}
         for course in self._courses:
             scores_for_all = self._trainers.scores_for_all(course.job_id)
@@ -117,11 +178,23 @@ class SeveralNodes:
         return found
 
     async def _hear_rows(self, learner: Learner, course: Course, heard: Sequence[Message]) -> None:
-        batches = [part for part in heard if isinstance(part, Batch)]
-        for _, alike in groupby(batches, lambda batch: (batch.embeddings.shape[1], batch.losses is None)):
+        for _, alike in groupby(heard, _shape):
             some = list(alike)
-            await learner.learn(_NOBODY, course, some)
-            self._counters.add("cluster_rows_heard", sum(len(batch.indices) for batch in some))
+            batches = [part for part in some if isinstance(part, Batch)]
+            if batches:
+                await learner.learn(_NOBODY, course, batches)
+                self._counters.add("cluster_rows_heard", sum(len(batch.indices) for batch in batches))
+            for part in some:
+                if isinstance(part, RankEnded):
+                    await self._hear_end(course.job_id, part)
+
+    async def _hear_end(self, job_id: str, said: RankEnded) -> None:
+        self._ended.setdefault(job_id, {})[said.rank] = said.epoch
+        ending = self._endings.get(job_id)
+        if ending is not None and self._has_ended(job_id, ending.epoch):
+            # What comes next is of the next epoch.
+            ending.all_ended.set()
+            await ending.over.wait()
 
     async def _hear_scores(self, learner: Learner, course: Course, heard: Sequence[Sequence[Message]]) -> None:
         for parts in heard:
@@ -140,6 +213,11 @@ class SeveralNodes:
                 self._refused.add(course.course_id)
                 log.warning("what another mount of job %s has sent is of no use (%s)", course.job_id, exc)
             return []
+
+
+def _shape(part: Message) -> tuple[int, bool] | None:
+    """What rows have in common that can be scored together; None for what is no row."""
+    return (part.embeddings.shape[1], part.losses is None) if isinstance(part, Batch) else None
 
 
 def _stream(what: str, scoring: str, course: Course) -> str:

@@ -138,7 +138,8 @@ class Node:
             await trio.sleep(max(0.0, began + number / steps_per_s - time.monotonic()) if steps_per_s else 0)
             for rank, trainer in self._numbers.items():
                 its = slice(rank, None, self._of)
-                batch = Batch("train", 0, number, step.indices[its], step.embeddings[its])
+                await self.nodes.until_in_turn(self.course.job_id, self._epoch)
+                batch = Batch("train", self._epoch, number, step.indices[its], step.embeddings[its])
                 await self.scoring.learn(trainer, self.course, [batch])
             if step.ends_epoch:
                 await self._end_epoch()

@@ -252,6 +252,7 @@ class Training:
         course = self.trainers.course_of(trainer, name)
         self.trainers.teach(trainer, name)
         await self._until_names_are_asked()
+        await self._nodes.until_in_turn(trainer.job_id, batches[0].epoch)
         await self.scoring.learn(self.trainers.number_of(trainer), course, batches)
         await self.redirects.publish()
 

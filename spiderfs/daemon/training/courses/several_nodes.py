@@ -9,14 +9,15 @@ Nothing depends on the server, nor on the other mounts. One that has heard no sc
 own ranks, as it would without the option; one that has heard some keeps these, and learns nothing new meanwhile: the
 scores of a part of the rows say less than the old ones of all.
 
-Rows come some time after they were made, and those of one epoch have to be scored alike. So each rank's last row is
-followed by a word that this was it, and rank 0's end of the epoch takes effect when all ranks have said that, or after
-LATE_S. No trainer waits for it: whoever draws the next list gets the scores of the moment.
+Rows come some time after they were made, and those of one epoch have to be scored alike. So a word from each rank
+follows its last row of an epoch, and rank 0's end of the epoch takes effect when all ranks elsewhere have said it, or
+after LATE_S. Rows of the next epoch wait for that. No trainer does: it gets the scores of the moment.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -39,8 +40,9 @@ log = logging.getLogger(__name__)
 _ROWS, _SCORES = "spiderfs:rows", "spiderfs:scores"
 # No trainer of this mount has this number.
 _NOBODY = 0
-# Rows of another node that come later than this after rank 0's end of an epoch count for the next one.
-LATE_S = 1.0
+# Rows that come this long after an end of an epoch count for the next one. Meanwhile the next one's wait in backlogs,
+# which have room for three seconds.
+LATE_S = 2.0
 
 
 class Learner(Protocol):
@@ -56,12 +58,27 @@ class Learner(Protocol):
 
 @dataclass
 class _Ending:
-    """An epoch of a job that rank 0 has ended, and other ranks have not."""
+    """An epoch that rank 0 has ended, and not all ranks elsewhere."""
 
     epoch: int
     act: Callable[[], Awaitable[None]]
     all_ended: trio.Event = field(default_factory=trio.Event)
     over: trio.Event = field(default_factory=trio.Event)
+
+
+@dataclass
+class _Job:
+    """How far the ranks of a job are, as this node has heard."""
+
+    sent_to: str | None = None
+    """The stream to which the last rows of this node's ranks went."""
+    epoch: int | None = None
+    """The epoch whose rows are scored now."""
+    ended: dict[int, int] = field(default_factory=dict)
+    """The last epoch that each rank elsewhere has ended."""
+    ending: _Ending | None = None
+    early: list[tuple[Course, Batch]] = field(default_factory=list)
+    """Rows of ranks elsewhere that are of a later epoch."""
 
 
 class SeveralNodes:
@@ -74,11 +91,7 @@ class SeveralNodes:
         # The courses of which another node's scores have come.
         self._scored_elsewhere: set[str] = set()
         self._refused: set[str] = set()
-        # By job: the stream to which its last rows went, the last epoch that each rank elsewhere has ended, and the
-        # epoch that is about to end.
-        self._sent_to: dict[str, str] = {}
-        self._ended: dict[str, dict[int, int]] = {}
-        self._endings: dict[str, _Ending] = {}
+        self._jobs: defaultdict[str, _Job] = defaultdict(_Job)
         self._nursery: trio.Nursery | None = None
 
     def link_status(self) -> LinkStatus | None:
@@ -94,7 +107,7 @@ class SeveralNodes:
         """Send rows to the node that scores for all; whether it does so, as far as this one has heard."""
         assert self._link is not None
         rows = sum(len(batch.indices) for batch in batches)
-        stream = self._sent_to[course.job_id] = _stream(_ROWS, scoring, course)
+        stream = self._jobs[course.job_id].sent_to = _stream(_ROWS, scoring, course)
         self._link.send(stream, b"".join(map(encode, batches)), rows)
         return course.course_id in self._scored_elsewhere
 
@@ -105,8 +118,7 @@ class SeveralNodes:
 
     def say_ended(self, trainer: Trainer, epoch: int) -> None:
         """Tell the node that scores for all that this rank has sent its last row of an epoch."""
-        stream = self._sent_to.get(trainer.job_id)
-        if self._link is not None and stream is not None:
+        if self._link is not None and (stream := self._jobs[trainer.job_id].sent_to) is not None:
             self._link.send(stream, encode(RankEnded(trainer.rank, epoch)))
 
     def look_again(self) -> None:
@@ -118,30 +130,55 @@ class SeveralNodes:
 
     async def once_all_ended(self, job_id: str, epoch: int, act: Callable[[], Awaitable[None]]) -> None:
         """Have `act` called when the job's ranks elsewhere have ended this epoch too: now, or by `run`, and soon."""
-        before = self._endings.get(job_id)
-        if before is not None:
-            before.all_ended.set()
-            await before.over.wait()
-        hears = self._link is not None and self._link.status().up and self._trainers.scores_for_all(job_id)
-        if self._nursery is None or not hears or self._has_ended(job_id, epoch):
+        if self._nursery is None or not self._trainers.scores_for_all(job_id):
             await act()
-        else:
-            self._endings[job_id] = _Ending(epoch, act)
-            self._nursery.start_soon(self._end, job_id, self._endings[job_id])
+            return
+        job = self._jobs[job_id]
+        if job.ending is not None:
+            job.ending.all_ended.set()
+            await job.ending.over.wait()
+        job.ending = _Ending(epoch, act)
+        self._nursery.start_soon(self._end, job_id, job.ending)
 
-    def _has_ended(self, job_id: str, epoch: int) -> bool:
-        ended = self._ended.get(job_id, {})
+    async def until_in_turn(self, job_id: str, epoch: int) -> None:
+        """Wait until rows of this epoch, of a rank of this node, are to be scored."""
+        if self._link is not None:
+            job = self._jobs[job_id]
+            if job.ending is not None and epoch > job.ending.epoch:
+                await job.ending.over.wait()
+            job.epoch = epoch if job.epoch is None else max(job.epoch, epoch)
+
+    def _all_ended(self, job_id: str, epoch: int) -> bool:
+        ended = self._jobs[job_id].ended
         return all(ended.get(rank, -1) >= epoch for rank in self._trainers.ranks_elsewhere(job_id))
 
     async def _end(self, job_id: str, ending: _Ending) -> None:
-        with trio.move_on_after(LATE_S):
-            await ending.all_ended.wait()
+        assert self._link is not None
+        if self._link.status().up and not self._all_ended(job_id, ending.epoch):
+            with trio.move_on_after(LATE_S):
+                await ending.all_ended.wait()
         await ending.act()
-        del self._endings[job_id]
+        job = self._jobs[job_id]
+        job.ending, job.epoch = None, ending.epoch + 1
+        await self._learn_early(job)
         ending.over.set()
+
+    async def _learn_early(self, job: _Job) -> None:
+        early, job.early = job.early, []
+        for course, some in groupby(early, lambda one: one[0]):
+            await self._hear_rows(course, [batch for _, batch in some])
+
+    async def _end_waiting(self, job: _Job, early: list[tuple[Course, Batch]]) -> None:
+        """Rank 0 may end no epochs, or count them otherwise: then its end is waited for no more."""
+        await trio.sleep(LATE_S)
+        if job.early is early and job.ending is None:
+            job.epoch = max(batch.epoch for _, batch in early)
+            await self._learn_early(job)
 
     async def run(self, learner: Learner, publish: Callable[[], Awaitable[None]]) -> None:
         """Hear the other nodes, and `publish` what readers are to know of it, for as long as the mount lasts."""
+
+        self._learner = learner
 
         def wanted() -> dict[str, Course]:
             return self._wanted(learner.scoring)
@@ -152,7 +189,7 @@ class SeveralNodes:
                 return False
             parts = [self._unpacked(course, message) for message in messages]
             if stream.startswith(_ROWS):
-                await self._hear_rows(learner, course, [part for some in parts for part in some])
+                await self._hear_rows(course, [part for some in parts for part in some])
             else:
                 await self._hear_scores(learner, course, parts)
             await publish()
@@ -167,9 +204,8 @@ class SeveralNodes:
         """The courses of which something is to be heard now, by their streams."""
         # What was heard of a job that is over says nothing of one that comes back.
         self._scored_elsewhere.intersection_update(course.course_id for course in self._courses)
-        jobs = {course.job_id for course in self._courses}
-        self._sent_to = {job: stream for job, stream in self._sent_to.items() if job in jobs}
-        self._ended = {job: ended for job, ended in self._ended.items() if job in jobs}
+        for job_id in self._jobs.keys() - {course.job_id for course in self._courses}:
+            del self._jobs[job_id]
         found = {}
         for course in self._courses:
             scores_for_all = self._trainers.scores_for_all(course.job_id)
@@ -177,24 +213,23 @@ class SeveralNodes:
                 found[_stream(_ROWS if scores_for_all else _SCORES, scoring, course)] = course
         return found
 
-    async def _hear_rows(self, learner: Learner, course: Course, heard: Sequence[Message]) -> None:
-        for _, alike in groupby(heard, _shape):
+    async def _hear_rows(self, course: Course, heard: Sequence[Message]) -> None:
+        job, in_turn = self._jobs[course.job_id], list[Batch]()
+        for part in heard:
+            if isinstance(part, RankEnded):
+                job.ended[part.rank] = part.epoch
+            elif isinstance(part, Batch) and job.epoch is not None and part.epoch > job.epoch:
+                job.early.append((course, part))
+                if len(job.early) == 1 and self._nursery is not None:
+                    self._nursery.start_soon(self._end_waiting, job, job.early)
+            elif isinstance(part, Batch):
+                in_turn.append(part)
+        for _, alike in groupby(in_turn, lambda batch: (batch.embeddings.shape[1], batch.losses is None)):
             some = list(alike)
-            batches = [part for part in some if isinstance(part, Batch)]
-            if batches:
-                await learner.learn(_NOBODY, course, batches)
-                self._counters.add("cluster_rows_heard", sum(len(batch.indices) for batch in batches))
-            for part in some:
-                if isinstance(part, RankEnded):
-                    await self._hear_end(course.job_id, part)
-
-    async def _hear_end(self, job_id: str, said: RankEnded) -> None:
-        self._ended.setdefault(job_id, {})[said.rank] = said.epoch
-        ending = self._endings.get(job_id)
-        if ending is not None and self._has_ended(job_id, ending.epoch):
-            # What comes next is of the next epoch.
-            ending.all_ended.set()
-            await ending.over.wait()
+            await self._learner.learn(_NOBODY, course, some)
+            self._counters.add("cluster_rows_heard", sum(len(batch.indices) for batch in some))
+        if job.ending is not None and self._all_ended(course.job_id, job.ending.epoch):
+            job.ending.all_ended.set()
 
     async def _hear_scores(self, learner: Learner, course: Course, heard: Sequence[Sequence[Message]]) -> None:
         for parts in heard:
@@ -213,11 +248,6 @@ class SeveralNodes:
                 self._refused.add(course.course_id)
                 log.warning("what another mount of job %s has sent is of no use (%s)", course.job_id, exc)
             return []
-
-
-def _shape(part: Message) -> tuple[int, bool] | None:
-    """What rows have in common that can be scored together; None for what is no row."""
-    return (part.embeddings.shape[1], part.losses is None) if isinstance(part, Batch) else None
 
 
 def _stream(what: str, scoring: str, course: Course) -> str:

@@ -42,6 +42,7 @@ from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.results import machine, plain_table, save
+from spiderfs.cluster.link import Link
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses.courses import Course, Courses
@@ -116,7 +117,7 @@ class Node:
         cache = CacheControl(MemoryContent(), options.policy, options.large_share, row)
         cache.restore(count // 5, None)
         courses, trainers = Courses(), Trainers(lambda attached: None, lambda: False)
-        self.nodes = SeveralNodes(server, courses, trainers, row)
+        self.nodes = SeveralNodes(Link(server, row) if server else None, courses, trainers, row)
         self.scoring = BatchScoring(
             cache, Teaching(cache.engine, cache.size_of), courses, row, place / "scores", options, None, self.nodes
         )

@@ -3,6 +3,9 @@
 Rows to be scored are a `Batch`, whose indices name the samples that were served, and `RankEnded` comes after the last
 of an epoch; `SharedScores` and `SharedHub` are what was made of them. Samples are named by their index in the list,
 which is the same on all nodes.
+
+A `Plan` and a `Progress` are about those samples of a plan that the node which hears them keeps for the sender's job.
+Their `list` says whose plan it is.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spiderfs.errors import ProtocolError
-from spiderfs.protocol import Batch, Decoder, Limits, Message
+from spiderfs.protocol import Batch, Decoder, Limits, Message, Plan, Progress
 from spiderfs.protocol.messages import Float32s, Uint32s, demand
 
 
@@ -54,7 +57,8 @@ class RankEnded(Message):
     epoch: int
 
 
-_KINDS: dict[str, type[Message]] = {kind.TYPE: kind for kind in (Batch, SharedScores, SharedHub, RankEnded)}
+_SAID = (Batch, RankEnded, SharedScores, SharedHub, Plan, Progress)
+_KINDS: dict[str, type[Message]] = {kind.TYPE: kind for kind in _SAID}
 
 
 def unpacked(frames: bytes, samples: int) -> list[Message]:
@@ -63,11 +67,11 @@ def unpacked(frames: bytes, samples: int) -> list[Message]:
     found: list[Message] = []
     for message in decoder.feed(frames):
         match message:
-            case Batch(indices=named) | SharedScores(ids=named):
+            case Batch(indices=named) | SharedScores(ids=named) | Plan(order=named):
                 largest = int(named.max(initial=0))
             case SharedHub(id=hub, neighbours=near):
                 largest = max(hub, int(near.max(initial=0)))
-            case RankEnded():
+            case RankEnded() | Progress():
                 largest = 0
             case _:
                 raise message if isinstance(message, ProtocolError) else ProtocolError("no message of another node")

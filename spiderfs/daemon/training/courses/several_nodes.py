@@ -29,6 +29,7 @@ from spiderfs.cluster.link import Link, LinkStatus
 from spiderfs.cluster.messages import RankEnded, SharedHub, SharedScores, unpacked
 from spiderfs.daemon.training.courses.courses import Course, Courses
 from spiderfs.daemon.training.courses.trainers import Trainers
+from spiderfs.daemon.training.plans_elsewhere import PlansElsewhere
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.errors import ProtocolError
 from spiderfs.metrics import Counters
@@ -82,9 +83,9 @@ class _Job:
 
 
 class SeveralNodes:
-    def __init__(self, server: str, courses: Courses, trainers: Trainers, counters: Counters) -> None:
-        """`server` is the value of the option `cluster`; without one, nothing is said and nothing heard."""
-        self._link = Link(server, counters) if server else None
+    def __init__(self, link: Link | None, courses: Courses, trainers: Trainers, counters: Counters) -> None:
+        """Without a `link` nothing is said and nothing heard."""
+        self._link = link
         self._courses = courses
         self._trainers = trainers
         self._counters = counters
@@ -175,19 +176,29 @@ class SeveralNodes:
             job.epoch = max(batch.epoch for _, batch in early)
             await self._learn_early(job)
 
-    async def run(self, learner: Learner, publish: Callable[[], Awaitable[None]]) -> None:
-        """Hear the other nodes, and `publish` what readers are to know of it, for as long as the mount lasts."""
+    async def run(
+        self, learner: Learner, publish: Callable[[], Awaitable[None]], plans: PlansElsewhere | None = None
+    ) -> None:
+        """Hear the other nodes, and `publish` what readers are to know of it, for as long as the mount lasts.
 
+        `plans` has its own streams, if plans are shared.
+        """
         self._learner = learner
 
+        def planned() -> dict[str, Course]:
+            return {} if plans is None else plans.wanted()
+
         def wanted() -> dict[str, Course]:
-            return self._wanted(learner.scoring)
+            return self._wanted(learner.scoring) | planned()
 
         async def heard(stream: str, messages: Sequence[bytes]) -> bool:
             course = wanted().get(stream)
             if course is None:
                 return False
             parts = [self._unpacked(course, message) for message in messages]
+            if plans is not None and stream in planned():
+                await plans.hear(course.list, [part for some in parts for part in some])
+                return True
             if stream.startswith(_ROWS):
                 await self._hear_rows(course, [part for some in parts for part in some])
             else:
@@ -198,6 +209,8 @@ class SeveralNodes:
 
         if self._link is not None:
             async with trio.open_nursery() as self._nursery:
+                if plans is not None:
+                    self._nursery.start_soon(plans.run)
                 await self._link.run(wanted, heard)
 
     def _wanted(self, scoring: str) -> dict[str, Course]:

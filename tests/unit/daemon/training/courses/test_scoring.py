@@ -43,7 +43,7 @@ class Harness:
         self.list = self.declare()
         self.teaching = Teaching(self.cache.engine, self.cache.size_of)
         nobody = Trainers(lambda attached: None, lambda: False)
-        counters, alone = self.counters.row(0), SeveralNodes("", self.lists, nobody, self.counters.row(0))
+        counters, alone = self.counters.row(0), SeveralNodes(None, self.lists, nobody, self.counters.row(0))
         self.scoring = BatchScoring(
             self.cache, self.teaching, self.lists, counters, self.scores, chosen, recording=None, nodes=alone
         )

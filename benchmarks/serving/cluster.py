@@ -14,6 +14,15 @@ random order, without a plan, as the ranks of a training do. The systems take tu
 A figure is what all nodes read from the source, as a share of the files' bytes: in the first epoch, and the mean of the
 later ones. Without plans caches alone cannot be below 1 - n c = 0.4, and nodes apart not below 0.8.
 
+Then three jobs, one on each node, each read all files in each epoch, in orders of their own, by plans that they publish
+(trainer_hook's client) and with the next epoch's known:
+
+    jobs-apart    mounts of their own
+    jobs-homes    -o peers=...
+    jobs-cluster  -o peers=...,cluster=...: each home knows the plans of all jobs, by a Redis server on this machine
+
+A figure is what all nodes read from the source, as a share of what the jobs read.
+
 Then one node reads files that its peer has cached, one at a time, and others from the source: the times of both.
 """
 
@@ -22,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import statistics
@@ -29,21 +39,29 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 
 from benchmarks.common.command import add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.mounts import mounted
+from benchmarks.common.mounts import WORKER_PATIENCE_S, mounted
+from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.results import machine, plain_table, save
 from benchmarks.common.web_server import free_port, web_server
+from spiderfs.protocol import EpochEnd, Hello, Plan
 from spiderfs.testing import make_older
+from trainer_hook import Client, Declaration
+from trainer_hook.connection.mounts import socket_finder
 
 NODES, CACHED, READERS = 3, 0.2, 4
 FILE_BYTES = 100_000
+PATIENCE_S = 120.0
 SYSTEMS = {"apart": "", "homes": "", "immutable": "immutable"}
+JOBS = ("jobs-apart", "jobs-homes", "jobs-cluster")
 
 
 class Extent(NamedTuple):
@@ -68,11 +86,15 @@ def nodes(source: Path, place: Path, count: int, capacity: int, latency_ms: int,
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     with contextlib.ExitStack() as stack:
         points = []
+        place.mkdir()
+        server = stack.enter_context(RedisServer(place)).url if system == "jobs-cluster" else ""
         for number, (port, url) in enumerate(zip(ports, urls, strict=True)):
             own = place / f"node{number}"
-            options = SYSTEMS[system] or "immutable=off"
-            if system != "apart":
+            options = SYSTEMS.get(system) or "immutable=off"
+            if not system.endswith("apart"):
                 options += f",peers={'+'.join(urls)},peer_self={url},peer_timeout=1s"
+            if server:
+                options += f",cluster={server}"
             points.append(stack.enter_context(mounted(source, own, capacity, latency_ms, options)))
             stack.enter_context(web_server(points[-1], own, port))
         yield points
@@ -136,6 +158,64 @@ def measure_epochs(extent: Extent, source: Path, names: list[str], scratch: Path
     return found
 
 
+def job(point: Path, number: int, names: list[str], epochs: int, apart: Barrier) -> None:
+    """A training on this node, which reads all files in each epoch and publishes its plans."""
+    rng = np.random.default_rng(number)
+    orders = [rng.permutation(len(names)).astype(np.uint32) for _ in range(epochs + 1)]
+    client = Client(socket_finder(point, None), Hello("benchmark", f"job-{number}"))
+    client.declare(Declaration("train", "train", [name.encode() for name in names], np.zeros(len(names), np.int32)))
+    with contextlib.closing(client), ThreadPoolExecutor(READERS) as readers:
+        for epoch, order in enumerate(orders[:-1]):
+            client.plan(Plan("train", epoch, 0, True, order))
+            client.plan(Plan("train", epoch + 1, 0, False, orders[epoch + 1]))
+            for taken, _ in enumerate(readers.map(read, [point / names[index] for index in order]), 1):
+                client.set_progress("train", min(taken + READERS, len(names)), taken)
+            client.epoch_end(EpochEnd(epoch))
+            # The bytes of each epoch are told between the two.
+            apart.wait(PATIENCE_S)
+            apart.wait(PATIENCE_S)
+
+
+def job_shares(extent: Extent, points: Sequence[Path], names: list[str]) -> list[float]:
+    """What the nodes read from the source in each epoch of their jobs, as a share of what the jobs read.
+
+    A job is a process of its own: what the children of a process open counts as its reads, and nginx is one of ours.
+    """
+    forking = multiprocessing.get_context("fork")
+    apart = forking.Barrier(len(points) + 1)
+    jobs = [
+        forking.Process(target=job, args=(point, number, names, extent.epochs, apart), daemon=True)
+        for number, point in enumerate(points)
+    ]
+    told = [figures(points)["origin"]]
+    try:
+        for process in jobs:
+            process.start()
+        for _ in range(extent.epochs):
+            apart.wait(PATIENCE_S)
+            told.append(figures(points)["origin"])
+            apart.wait(PATIENCE_S)
+    finally:
+        for process in jobs:
+            process.join(WORKER_PATIENCE_S)
+            process.terminate()
+            process.join()
+    size = len(points) * len(names) * FILE_BYTES
+    return [(after - before) / size for before, after in itertools.pairwise(told)]
+
+
+def measure_jobs(extent: Extent, source: Path, names: list[str], scratch: Path) -> dict[str, dict[str, list[float]]]:
+    found: dict[str, dict[str, list[float]]] = {system: {"first": [], "later": []} for system in JOBS}
+    capacity = int(len(names) * FILE_BYTES * CACHED)
+    for turn in range(extent.rounds):
+        for system in JOBS[turn % len(JOBS) :] + JOBS[: turn % len(JOBS)]:
+            with nodes(source, scratch / f"{system}{turn}", NODES, capacity, extent.latency_ms, system) as points:
+                first, *later = job_shares(extent, points, names)
+            found[system]["first"].append(round(first, 4))
+            found[system]["later"].append(round(statistics.fmean(later), 4))
+    return found
+
+
 def measure_waits(extent: Extent, source: Path, names: list[str], scratch: Path) -> dict[str, float]:
     """Medians, in milliseconds, of reads from a peer that has the file cached, and from the source."""
     capacity = 4 * len(names) * FILE_BYTES
@@ -161,6 +241,7 @@ def run(extent: Extent, console: Console) -> dict[str, Any]:
             (source / name).write_bytes(rng.randbytes(FILE_BYTES))
             make_older(source / name)
         epochs = measure_epochs(extent, source, names, scratch)
+        jobs = measure_jobs(extent, source, names, scratch)
         waits = measure_waits(extent, source, names[:300], scratch)
     title = f"{NODES} nodes, {CACHED:.0%} of {extent.files:,} files on each, a source {extent.latency_ms} ms away"
     table = plain_table(title, "", "first epoch", "later epochs", "seconds", "timeouts")
@@ -168,11 +249,15 @@ def run(extent: Extent, console: Console) -> dict[str, Any]:
         medians = [statistics.median(rows[name]) for name in ("first", "later", "seconds", "timeouts")]
         table.add_row(system, f"{medians[0]:.3f}", f"{medians[1]:.3f}", f"{medians[2]:.1f}", f"{medians[3]:.0f}")
     console.print(table)
+    table = plain_table("a job on each node, all files for each", "", "first epoch", "later epochs")
+    for system, shares in jobs.items():
+        table.add_row(system, *(f"{statistics.median(shares[name]):.3f}" for name in ("first", "later")))
+    console.print(table)
     peer_ms, source_ms = waits["peer_ms"], waits["source_ms"]
     console.print(
         f"a read: {peer_ms:.2f} ms from a peer, {source_ms:.1f} ms from the source ({peer_ms / source_ms:.3f})"
     )
-    return {"extent": extent._asdict(), "epochs": epochs, "waits": waits}
+    return {"extent": extent._asdict(), "epochs": epochs, "jobs": jobs, "waits": waits}
 
 
 def main() -> int:

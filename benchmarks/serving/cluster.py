@@ -59,6 +59,8 @@ from trainer_hook.connection.mounts import socket_finder
 
 NODES, CACHED, READERS = 3, 0.2, 4
 FILE_BYTES = 100_000
+# What fetches ahead need takes room of a cache, and here few samples fit.
+FEW_FETCHES = ",fetches=16"
 PATIENCE_S = 120.0
 SYSTEMS = {"apart": "", "homes": "", "immutable": "immutable"}
 JOBS = ("jobs-apart", "jobs-homes", "jobs-cluster")
@@ -91,6 +93,8 @@ def nodes(source: Path, place: Path, count: int, capacity: int, latency_ms: int,
         for number, (port, url) in enumerate(zip(ports, urls, strict=True)):
             own = place / f"node{number}"
             options = SYSTEMS.get(system) or "immutable=off"
+            if system in JOBS:
+                options += FEW_FETCHES
             if not system.endswith("apart"):
                 options += f",peers={'+'.join(urls)},peer_self={url},peer_timeout=1s"
             if server:

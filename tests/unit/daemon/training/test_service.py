@@ -23,6 +23,7 @@ from mount_options import options_in
 from spiderfs.core.engine import Changes
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.hints import Candidates, Epoch, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.homes import Homes
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses.courses import KEPT_COURSES, Course
 from spiderfs.daemon.training.courses.declared_lists import GRACE_S
@@ -61,6 +62,7 @@ class Harness:
         immutable: bool = False,
         cluster: str = "",
         samples: int = SAMPLES,
+        homes: Homes | None = None,
     ) -> None:
         self.source = MemorySource()
         for number in range(samples):
@@ -72,7 +74,7 @@ class Harness:
         counters = self.counters.row(0)
         self.records, self.content = records, MemoryContent()
         self.names_asked = True
-        self.cache = CacheControl(self.content, policy, 0.5, counters)
+        self.cache = CacheControl(self.content, policy, 0.5, counters, homes=homes)
         self.cache.restore(10 * SIZE, None)
         self.trainers_file = directory / "trainers"
         options = options_in(directory, immutable=immutable, cluster=cluster)

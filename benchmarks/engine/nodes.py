@@ -114,6 +114,7 @@ class Node:
             if node is not self:
                 its = np.flatnonzero(homes == place)
                 node.engine.plan_elsewhere(self, self._planned(number, order[its]), float(number * len(order)), begun)
+                node.engine.rank_anew()
                 if begun:
                     self._told[place] = its
 

@@ -1,7 +1,7 @@
 """Three nodes whose caches act as one, against three nodes that know nothing of each other: real mounts, real nginx.
 
-    .venv/bin/python -m benchmarks.serving.cluster --json docs/results/cluster.json     five minutes
-    .venv/bin/python -m benchmarks.serving.cluster --quick                              half a minute, for a look
+    .venv/bin/python -m benchmarks.serving.cluster --json docs/results/cluster.json     a quarter of an hour
+    .venv/bin/python -m benchmarks.serving.cluster --quick                              a minute, for a look
 
 All nodes are mounts on this machine, each with nginx over it (docs/examples/nginx-peers.conf), of one directory whose
 every answer takes `--latency-ms`. Each caches a fifth of the files, and in each epoch reads every third file of one
@@ -59,7 +59,8 @@ from trainer_hook.connection.mounts import socket_finder
 
 NODES, CACHED, READERS = 3, 0.2, 4
 FILE_BYTES = 100_000
-# What fetches ahead need takes room of a cache, and here few samples fit.
+# Jobs read more and smaller files: what is under way takes room of a cache, and should be a small part of it.
+JOB_FILES, JOB_FILE_BYTES = 2, 20_000
 FEW_FETCHES = ",fetches=16"
 PATIENCE_S = 120.0
 SYSTEMS = {"apart": "", "homes": "", "immutable": "immutable"}
@@ -115,10 +116,10 @@ def figures(points: Sequence[Path]) -> dict[str, int]:
     }
 
 
-def read(path: Path) -> float:
+def read(path: Path, size: int = FILE_BYTES) -> float:
     began = time.perf_counter()
     with open(path, "rb", buffering=0) as file:
-        assert len(file.readall()) == FILE_BYTES
+        assert len(file.readall()) == size
         took_s = time.perf_counter() - began
         # Each epoch asks the mount, and not the page cache.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -132,6 +133,16 @@ def epoch(points: Sequence[Path], names: list[str], readers: ThreadPoolExecutor)
         task for rank in range(-(-len(names) // len(points))) for task in tasks[rank :: -(-len(names) // len(points))]
     ]
     list(readers.map(read, tasks))
+
+
+def made(source: Path, count: int, size: int) -> list[str]:
+    """The names of so many new files of this size."""
+    rng, names = random.Random(0), [f"{number:05}.jpg" for number in range(count)]
+    source.mkdir()
+    for name in names:
+        (source / name).write_bytes(rng.randbytes(size))
+        make_older(source / name)
+    return names
 
 
 def measure_epochs(extent: Extent, source: Path, names: list[str], scratch: Path) -> Figures:
@@ -172,7 +183,8 @@ def job(point: Path, number: int, names: list[str], epochs: int, apart: Barrier)
         for epoch, order in enumerate(orders[:-1]):
             client.plan(Plan("train", epoch, 0, True, order))
             client.plan(Plan("train", epoch + 1, 0, False, orders[epoch + 1]))
-            for taken, _ in enumerate(readers.map(read, [point / names[index] for index in order]), 1):
+            paths = [point / names[index] for index in order]
+            for taken, _ in enumerate(readers.map(read, paths, itertools.repeat(JOB_FILE_BYTES)), 1):
                 client.set_progress("train", min(taken + READERS, len(names)), taken)
             client.epoch_end(EpochEnd(epoch))
             # The bytes of each epoch are told between the two.
@@ -204,13 +216,13 @@ def job_shares(extent: Extent, points: Sequence[Path], names: list[str]) -> list
             process.join(WORKER_PATIENCE_S)
             process.terminate()
             process.join()
-    size = len(points) * len(names) * FILE_BYTES
+    size = len(points) * len(names) * JOB_FILE_BYTES
     return [(after - before) / size for before, after in itertools.pairwise(told)]
 
 
 def measure_jobs(extent: Extent, source: Path, names: list[str], scratch: Path) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {system: {"first": [], "later": []} for system in JOBS}
-    capacity = int(len(names) * FILE_BYTES * CACHED)
+    capacity = int(len(names) * JOB_FILE_BYTES * CACHED)
     for turn in range(extent.rounds):
         for system in JOBS[turn % len(JOBS) :] + JOBS[: turn % len(JOBS)]:
             with nodes(source, scratch / f"{system}{turn}", NODES, capacity, extent.latency_ms, system) as points:
@@ -238,14 +250,10 @@ def measure_waits(extent: Extent, source: Path, names: list[str], scratch: Path)
 
 def run(extent: Extent, console: Console) -> dict[str, Any]:
     with scratch_directory("cluster") as scratch:
-        source, rng = scratch / "source", random.Random(0)
-        source.mkdir()
-        names = [f"{number:05}.jpg" for number in range(extent.files)]
-        for name in names:
-            (source / name).write_bytes(rng.randbytes(FILE_BYTES))
-            make_older(source / name)
+        source, small = scratch / "source", scratch / "small"
+        names = made(source, extent.files, FILE_BYTES)
         epochs = measure_epochs(extent, source, names, scratch)
-        jobs = measure_jobs(extent, source, names, scratch)
+        jobs = measure_jobs(extent, small, made(small, JOB_FILES * extent.files, JOB_FILE_BYTES), scratch)
         waits = measure_waits(extent, source, names[:300], scratch)
     title = f"{NODES} nodes, {CACHED:.0%} of {extent.files:,} files on each, a source {extent.latency_ms} ms away"
     table = plain_table(title, "", "first epoch", "later epochs", "seconds", "timeouts")

@@ -314,9 +314,8 @@ class Engine:
         self._replanned()
 
     def plan_elsewhere(self, reader: Hashable, epoch: PlannedEpoch, now_s: float, begun: bool) -> None:
-        """As `plan`, by a reader on another node, of samples whose home is here."""
+        """As `plan`, by a reader on another node, of samples whose home is here; the caller ranks the members anew."""
         self.schedule.begin_elsewhere(reader, epoch, now_s, begun)
-        self._replanned()
 
     def progressed_elsewhere(self, reader: Hashable, number: int, position: int, now_s: float) -> None:
         """A reader on another node has come so far in epoch `number` of its plan."""
@@ -324,9 +323,8 @@ class Engine:
             self._foresight.changed(key)
 
     def unplan_elsewhere(self, reader: Hashable) -> None:
-        """A reader on another node has no plan any more."""
+        """A reader on another node has no plan any more; the caller ranks the members anew."""
         self.schedule.drop_elsewhere(reader)
-        self._replanned()
 
     def wanted(self, trainer: Hashable, key: Key, now_s: float, late: bool = False) -> None:
         """A trainer opened this sample, even if it got a stand-in; `late` if it had to wait for the source.
@@ -353,8 +351,8 @@ class Engine:
         """Jobs may exchange samples of this list from now on."""
         self.owed.add(name, shared, self.members)
 
-    def owing_changed(self) -> None:
-        """Rank all members anew: a rank has begun or ended an epoch of a shared list, or nobody shares a list."""
+    def rank_anew(self) -> None:
+        """Rank all members anew: what jobs owe, or what jobs on other nodes plan, has changed."""
         self._replanned()
 
     def compare_paces(self, now_s: float) -> None:

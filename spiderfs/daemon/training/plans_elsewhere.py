@@ -154,6 +154,9 @@ class PlansElsewhere:
                 case Progress() if part.list in self._heard_s:
                     self._engine.progressed_elsewhere(part.list, part.epoch, part.dispatched, now_s)
                     self._heard_s[part.list] = now_s
+        # Once for all that came: with many nodes and members it takes seconds.
+        if any(isinstance(part, Plan) for part in heard):
+            self._engine.rank_anew()
         self._changed.set()
 
     def _planned(self, known_list: KnownList, plan: Plan) -> PlannedEpoch:
@@ -174,6 +177,7 @@ class PlansElsewhere:
     def _forget(self, reader: str) -> None:
         if self._heard_s.pop(reader, None) is not None:
             self._engine.unplan_elsewhere(reader)
+            self._engine.rank_anew()
 
     # -- now and then
 

@@ -31,7 +31,7 @@ from spiderfs.daemon.training.courses.courses import Course, Courses
 from spiderfs.daemon.training.courses.trainers import Trainers
 from spiderfs.daemon.training.plans_elsewhere import PlansElsewhere
 from spiderfs.daemon.training.trainer import Trainer
-from spiderfs.errors import ProtocolError
+from spiderfs.errors import ProtocolError, SpiderfsError
 from spiderfs.metrics import Counters
 from spiderfs.protocol import Batch, Message, encode
 
@@ -158,7 +158,11 @@ class SeveralNodes:
         if self._link.status().up and not self._all_ended(job_id, ending.epoch):
             with trio.move_on_after(LATE_S):
                 await ending.all_ended.wait()
-        await ending.act()
+        try:
+            await ending.act()
+        except SpiderfsError as exc:
+            # No trainer is there to be told, and the next epoch goes on.
+            log.warning("an epoch of job %s could not be ended (%s)", job_id, exc)
         job = self._jobs[job_id]
         job.ending, job.epoch = None, ending.epoch + 1
         await self._learn_early(job)

@@ -11,8 +11,8 @@ in step; each fetches ahead as the mount does, from a source that answers at onc
     this epoch    each node knows what it reads in this epoch
     awaited       it also knows its next epoch, as trainings tell it: what that reads stays (core/plans/foresight.py)
     homes         each sample has a home, which alone keeps it, and of which the other nodes ask it (core/homes.py)
-    plans         each home also knows what other nodes read of its samples (daemon/training/plans_elsewhere.py), and
-                  fifty times an epoch how far they are; for jobs
+    plans         each home also knows what other nodes read of its samples, and fifty times an epoch how far they are
+                  (daemon/training/courses/plans_elsewhere.py); for jobs
 
 A figure is what all nodes fetch from the source in an epoch, as a share of what is read; the first two epochs are left
 out. With one training no system can be below 1 - n c if the nodes give each other what they have, nor below 1 - c for

@@ -39,12 +39,12 @@ from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.daemon.training.courses.declared_lists import DeclaredLists
 from spiderfs.daemon.training.courses.job_accounts import JobAccounts, JobStatus
 from spiderfs.daemon.training.courses.pinboard import Pinboard
+from spiderfs.daemon.training.courses.plans_elsewhere import PlansElsewhere
 from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.daemon.training.courses.several_nodes import SeveralNodes
 from spiderfs.daemon.training.courses.trainers import Trainers
 from spiderfs.daemon.training.plans import Plans
-from spiderfs.daemon.training.plans_elsewhere import PlansElsewhere
 from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options

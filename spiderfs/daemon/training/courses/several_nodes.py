@@ -28,8 +28,8 @@ import trio
 from spiderfs.cluster.link import Link, LinkStatus
 from spiderfs.cluster.messages import RankEnded, SharedHub, SharedScores, unpacked
 from spiderfs.daemon.training.courses.courses import Course, Courses
+from spiderfs.daemon.training.courses.plans_elsewhere import PlansElsewhere
 from spiderfs.daemon.training.courses.trainers import Trainers
-from spiderfs.daemon.training.plans_elsewhere import PlansElsewhere
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.errors import ProtocolError, SpiderfsError
 from spiderfs.metrics import Counters

@@ -16,7 +16,7 @@ from benchmarks.common.redis_server import RedisServer
 from spiderfs.cluster import link
 from spiderfs.cluster.stream import Entry, Stream
 from spiderfs.core.homes import Homes
-from spiderfs.daemon.training import plans_elsewhere
+from spiderfs.daemon.training.courses import plans_elsewhere
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Hello, Plan, Progress, encode
 

@@ -60,7 +60,7 @@ from trainer_hook.connection.mounts import socket_finder
 NODES, CACHED, READERS = 3, 0.2, 4
 FILE_BYTES = 100_000
 # Jobs read more and smaller files: what is under way takes room of a cache, and should be a small part of it.
-JOB_FILES, JOB_FILE_BYTES = 2, 20_000
+JOB_FILES, JOB_FILE_BYTES = 3, 20_000
 FEW_FETCHES = ",fetches=16"
 PATIENCE_S = 120.0
 SYSTEMS = {"apart": "", "homes": "", "immutable": "immutable"}

@@ -7,7 +7,7 @@ Each node has a process with the manager's parts that learn, without a mount, an
 it is told. An epoch is one random order of all samples, of which each rank has every n-th. The embeddings are synthetic
 (benchmarks/common/embeddings.py). The systems:
 
-    one       one manager hears all ranks, at a fixed pace: without pauses a row takes a third less processor time
+    one       one manager hears all ranks, at a fixed pace: without pauses a row takes less processor time
     own       each manager hears its own rank alone
     shared    the managers share rows and scores by a Redis server on this machine, at the same pace
 

@@ -303,6 +303,11 @@ COUNTERS = (
         "Stands still on a mount without rank 0 while a training runs: rank 0's mount, or the server, fails.",
     ),
     Definition(
+        "cluster_plans_heard",
+        "Plans of jobs on other nodes, of samples that this one keeps for them",
+        "Stands still while jobs on other nodes go by plans of a list that one here has too: the server fails.",
+    ),
+    Definition(
         "internal_errors",
         "Exceptions in request handlers that nobody expected; each is logged",
         "Always 0; anything else is a bug, please report it with the log.",

@@ -204,7 +204,7 @@ class Exchanging(Cached):
     def begin(self, job: int, order: list[int]) -> None:
         super().begin(job, order)
         self.shared.begin(job, job, np.array(order))
-        self.engine.owing_changed()
+        self.engine.rank_anew()
 
     def dispatch(self, job: int) -> list[int]:
         order = self.orders[job]

@@ -1,18 +1,22 @@
-"""One training on several nodes, each with a mount of its own: what they fetch from the source, engine alone.
+"""Several nodes, each with a mount of its own: what they fetch from the source, engine alone.
 
-    .venv/bin/python -m benchmarks.engine.nodes --json FILE      a minute
+    .venv/bin/python -m benchmarks.engine.nodes --json FILE      four minutes
     .venv/bin/python -m benchmarks.engine.nodes --quick          some seconds
 
-An epoch is one random order of all samples, of which each node reads every n-th one (DistributedSampler). All samples
-have one size, and each node caches the same share of all of them, by the product's engine and its default policy. The
-nodes read in step; each fetches ahead as the mount does, from a source that answers at once. The systems:
+Of one training, an epoch is one random order of all samples, of which each node reads every n-th one
+(DistributedSampler). Of jobs, each node has one that reads all samples in an order of its own. All samples have one
+size, and each node caches the same share of all of them, by the product's engine and its default policy. The nodes read
+in step; each fetches ahead as the mount does, from a source that answers at once. The systems:
 
     this epoch    each node knows what it reads in this epoch
     awaited       it also knows its next epoch, as trainings tell it: what that reads stays (core/plans/foresight.py)
     homes         each sample has a home, which alone keeps it, and of which the other nodes ask it (core/homes.py)
+    plans         each home also knows what other nodes read of its samples, and fifty times an epoch how far they are
+                  (daemon/training/courses/plans_elsewhere.py); for jobs
 
-A figure is what all nodes fetch from the source in an epoch, as a share of the samples; the first two epochs are left
-out. No system can be below 1 - n c if the nodes give each other what they have, nor below 1 - c for one node.
+A figure is what all nodes fetch from the source in an epoch, as a share of what is read; the first two epochs are left
+out. With one training no system can be below 1 - n c if the nodes give each other what they have, nor below 1 - c for
+one node.
 """
 
 from __future__ import annotations
@@ -35,8 +39,9 @@ from spiderfs.core.policy import Key
 from spiderfs.policies.spider import Spider
 
 READER, LIST = "reader", "list"
-THIS_EPOCH, AWAITED, HOMES = "this epoch", "awaited", "homes"
+THIS_EPOCH, AWAITED, HOMES, PLANS = "this epoch", "awaited", "homes", "plans"
 SYSTEMS = (THIS_EPOCH, AWAITED, HOMES)
+JOBS_SYSTEMS = (AWAITED, HOMES, PLANS)
 _SPREAD = 0x9E3779B97F4A7C15
 # Of the cache, as in a mount that has yet to find out how fast its source is; at least and at most this many samples.
 WINDOW_SHARE, LEAST_WINDOW, MOST_WINDOW = 0.02, 1, 32
@@ -46,6 +51,8 @@ WINDOW_SHARE, LEAST_WINDOW, MOST_WINDOW = 0.02, 1, 32
 class Setting:
     system: str = AWAITED
     nodes: int = 3
+    jobs: bool = False
+    """Whether each node reads all samples."""
     cached: float = 0.2
     """The share of the samples that each node's cache holds."""
     samples: int = 6_000
@@ -64,6 +71,9 @@ class Setting:
 FULL = Setting()
 QUICK = Setting(samples=1_200, epochs=4)
 NODES = (1, 2, 3, 4, 8)
+JOBS_NODES = (2, 3, 4)
+# How often in an epoch other nodes hear how far one is; and the paces of readers are compared.
+TOLD = 50
 
 
 class Node:
@@ -76,6 +86,8 @@ class Node:
         self._setting = setting
         self._homes = homes
         self._nodes = nodes
+        self._told: dict[int, npt.NDArray[np.intp]] = {}
+        """By node, the positions of the present epoch that name its samples."""
         self.engine = Engine(Spider(), setting.room, homes=homes)
         # Keys of samples are hashes.
         self._keys: list[Key] = [(index * _SPREAD) % 2**63 for index in range(1, setting.samples + 1)]
@@ -92,13 +104,33 @@ class Node:
         self._number = number
 
     def _plan(self, number: int, begun: bool = True) -> None:
-        epoch = PlannedEpoch(number, self._keys, self._index_of, self._orders[number].copy())
-        self.engine.plan(READER, LIST, epoch, float(number * len(epoch)), begun)
+        order = self._orders[number]
+        self.engine.plan(READER, LIST, self._planned(number, order), float(number * len(order)), begun)
+        if self._setting.system != PLANS:
+            return
+        assert self._homes is not None
+        homes = self._homes.of_all(np.array(self._keys, np.uint64))[order]
+        for place, node in enumerate(self._nodes):
+            if node is not self:
+                its = np.flatnonzero(homes == place)
+                node.engine.plan_elsewhere(self, self._planned(number, order[its]), float(number * len(order)), begun)
+                node.engine.rank_anew()
+                if begun:
+                    self._told[place] = its
+
+    def _planned(self, number: int, order: npt.NDArray[np.uint32]) -> PlannedEpoch:
+        return PlannedEpoch(number, self._keys, self._index_of, order.copy())
 
     def read(self, position: int) -> None:
         """The training takes what is at this position of its epoch, and the mount fetches ahead."""
-        order, now_s = self._orders[self._number], float(position)
+        order = self._orders[self._number]
+        now_s = float(self._number * len(order) + position)
         self.engine.progressed(READER, LIST, self._number, position + 1, position, now_s)
+        if position % (len(order) // TOLD) == 0:
+            self.engine.compare_paces(now_s)
+            for place, its in self._told.items():
+                come = int(np.searchsorted(its, position))
+                self._nodes[place].engine.progressed_elsewhere(self, self._number, come, now_s)
         self._fetch_ahead()
         key = self._keys[int(order[position])]
         assert isinstance(key, int)
@@ -129,15 +161,22 @@ class Node:
 
 
 def fetched_shares(setting: Setting) -> list[float]:
-    """What all nodes fetch from the source in each epoch, as a share of the samples."""
+    """What all nodes fetch from the source in each epoch, as a share of what they read."""
     rng = np.random.default_rng(setting.seed)
-    whole = [rng.permutation(setting.samples).astype(np.uint32) for _ in range(setting.epochs + 1)]
-    own = setting.samples // setting.nodes
-    orders = [[order[node :: setting.nodes][:own] for order in whole] for node in range(setting.nodes)]
+
+    def epochs() -> list[npt.NDArray[np.uint32]]:
+        return [rng.permutation(setting.samples).astype(np.uint32) for _ in range(setting.epochs + 1)]
+
+    own = setting.samples if setting.jobs else setting.samples // setting.nodes
+    if setting.jobs:
+        orders = [epochs() for _ in range(setting.nodes)]
+    else:
+        whole = epochs()
+        orders = [[order[node :: setting.nodes][:own] for order in whole] for node in range(setting.nodes)]
     names = [f"node {number}" for number in range(setting.nodes)]
     nodes: list[Node] = []
     for name, order in zip(names, orders, strict=True):
-        homes = Homes(dict.fromkeys(names, 1.0), name) if setting.system == HOMES else None
+        homes = Homes(dict.fromkeys(names, 1.0), name) if setting.system in (HOMES, PLANS) else None
         nodes.append(Node(setting, order, homes, nodes))
     shares, before = [], 0
     for epoch in range(setting.epochs):
@@ -147,7 +186,7 @@ def fetched_shares(setting: Setting) -> list[float]:
             for node in nodes:
                 node.read(position)
         fetched = sum(node.from_source for node in nodes)
-        shares.append((fetched - before) / setting.samples)
+        shares.append((fetched - before) / (own * setting.nodes))
         before = fetched
     return shares
 
@@ -165,7 +204,15 @@ def run(extent: Setting, console: Console) -> dict[str, object]:
     for nodes, *found in zip(NODES, *later.values(), strict=True):
         table.add_row(str(nodes), *(f"{share:.3f}" for share in found), f"{max(0.0, 1 - nodes * extent.cached):.1f}")
     console.print(table)
-    return {"extent": asdict(extent), "nodes": NODES, "first": first, "later": later}
+    jobs: dict[str, list[float]] = {system: [] for system in JOBS_SYSTEMS}
+    chosen = [replace(extent, system=system, nodes=nodes, jobs=True) for system in JOBS_SYSTEMS for nodes in JOBS_NODES]
+    for setting in track(chosen, console=console, transient=True):
+        jobs[setting.system].append(round(float(np.mean(fetched_shares(setting)[2:])), 4))
+    table = plain_table("a job on each node, all samples for each", "nodes", *JOBS_SYSTEMS)
+    for nodes, *found in zip(JOBS_NODES, *jobs.values(), strict=True):
+        table.add_row(str(nodes), *(f"{share:.3f}" for share in found))
+    console.print(table)
+    return {"extent": asdict(extent), "nodes": NODES, "first": first, "later": later, "jobs": jobs}
 
 
 def main() -> int:

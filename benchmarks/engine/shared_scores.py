@@ -1,15 +1,15 @@
 """One training on several nodes: how the scores of each node's manager rank the samples, with and without `cluster`.
 
-    .venv/bin/python -m benchmarks.engine.shared_scores --json FILE      a minute and a half
+    .venv/bin/python -m benchmarks.engine.shared_scores --json FILE      two minutes
     .venv/bin/python -m benchmarks.engine.shared_scores --quick          half a minute
 
 Each node has a process with the manager's parts that learn, without a mount, and a rank of the training, whose batches
 it is told. An epoch is one random order of all samples, of which each rank has every n-th. The embeddings are synthetic
 (benchmarks/common/embeddings.py). The systems:
 
-    one       one manager hears all ranks
+    one       one manager hears all ranks, at a fixed pace: without pauses a row takes less processor time
     own       each manager hears its own rank alone
-    shared    the managers share rows and scores by a Redis server on this machine, at a fixed pace
+    shared    the managers share rows and scores by a Redis server on this machine, at the same pace
 
 `rank correlation` is Spearman's, of a manager's scores at the end with those of the system `one`; the least and the
 mean of all nodes. `CPU` is the processor time of the manager that scores for all, in times of that one's.
@@ -42,6 +42,7 @@ from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.results import machine, plain_table, save
+from spiderfs.cluster.link import Link
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses.courses import Course, Courses
@@ -116,7 +117,7 @@ class Node:
         cache = CacheControl(MemoryContent(), options.policy, options.large_share, row)
         cache.restore(count // 5, None)
         courses, trainers = Courses(), Trainers(lambda attached: None, lambda: False)
-        self.nodes = SeveralNodes(server, courses, trainers, row)
+        self.nodes = SeveralNodes(Link(server, row) if server else None, courses, trainers, row)
         self.scoring = BatchScoring(
             cache, Teaching(cache.engine, cache.size_of), courses, row, place / "scores", options, None, self.nodes
         )
@@ -124,10 +125,11 @@ class Node:
         known = KnownList("list", samples, np.arange(1, count + 1, dtype=np.uint64))
         self.course = Course(1, f"job-{of}", known, place / "scores")
         courses.put(self.course)
-        self._numbers, self._of = {}, of
+        self._numbers, self._of, self._trainers, self._epoch = {}, of, list[Trainer](), 0
         for rank in ranks:
             trainer = Trainer(os.getpid(), 0, Hello("benchmark", self.course.job_id, None, rank, of))
             trainers.attach(trainer)
+            self._trainers.append(trainer)
             trainers.declare(trainer, "train", self.course, True)
             self._numbers[rank] = trainers.number_of(trainer)
 
@@ -137,10 +139,22 @@ class Node:
             await trio.sleep(max(0.0, began + number / steps_per_s - time.monotonic()) if steps_per_s else 0)
             for rank, trainer in self._numbers.items():
                 its = slice(rank, None, self._of)
-                batch = Batch("train", 0, number, step.indices[its], step.embeddings[its])
+                await self.nodes.until_in_turn(self.course.job_id, self._epoch)
+                batch = Batch("train", self._epoch, number, step.indices[its], step.embeddings[its])
                 await self.scoring.learn(trainer, self.course, [batch])
             if step.ends_epoch:
-                await self.scoring.new_epoch([self.course])
+                await self._end_epoch()
+
+    async def _end_epoch(self) -> None:
+        """All ranks end an epoch, as `Training` has them do."""
+
+        async def act() -> None:
+            await self.scoring.new_epoch([self.course])
+
+        for trainer in self._trainers:
+            self.nodes.say_ended(trainer, self._epoch)
+        await self.nodes.once_all_ended(self.course.job_id, self._epoch, act)
+        self._epoch += 1
 
     def count(self, name: str) -> int:
         return self.counters.totals()[name]
@@ -165,7 +179,8 @@ def _serve(
         before_s = time.process_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.nodes.run, node.scoring, trio.lowlevel.checkpoint)
-            await node.learn(taught.steps, began, extent.rows_per_s / extent.step if server else 0)
+            paced = bool(server) or len(ranks) > 1
+            await node.learn(taught.steps, began, extent.rows_per_s / extent.step if paced else 0)
             if server and 0 in ranks:
                 others = sum(len(step.indices) - len(step.indices[::of]) for step in taught.steps)
                 with trio.move_on_after(PATIENCE_S):

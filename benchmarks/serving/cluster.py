@@ -1,7 +1,7 @@
 """Three nodes whose caches act as one, against three nodes that know nothing of each other: real mounts, real nginx.
 
-    .venv/bin/python -m benchmarks.serving.cluster --json docs/results/cluster.json     five minutes
-    .venv/bin/python -m benchmarks.serving.cluster --quick                              half a minute, for a look
+    .venv/bin/python -m benchmarks.serving.cluster --json docs/results/cluster.json     a quarter of an hour
+    .venv/bin/python -m benchmarks.serving.cluster --quick                              a minute, for a look
 
 All nodes are mounts on this machine, each with nginx over it (docs/examples/nginx-peers.conf), of one directory whose
 every answer takes `--latency-ms`. Each caches a fifth of the files, and in each epoch reads every third file of one
@@ -14,6 +14,15 @@ random order, without a plan, as the ranks of a training do. The systems take tu
 A figure is what all nodes read from the source, as a share of the files' bytes: in the first epoch, and the mean of the
 later ones. Without plans caches alone cannot be below 1 - n c = 0.4, and nodes apart not below 0.8.
 
+Then three jobs, one on each node, each read all files in each epoch, in orders of their own, by plans that they publish
+(trainer_hook's client) and with the next epoch's known:
+
+    jobs-apart    mounts of their own
+    jobs-homes    -o peers=...
+    jobs-cluster  -o peers=...,cluster=...: each home knows the plans of all jobs, by a Redis server on this machine
+
+A figure is what all nodes read from the source, as a share of what the jobs read.
+
 Then one node reads files that its peer has cached, one at a time, and others from the source: the times of both.
 """
 
@@ -22,6 +31,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import statistics
@@ -29,21 +39,32 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 
 from benchmarks.common.command import add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.mounts import mounted
+from benchmarks.common.mounts import WORKER_PATIENCE_S, mounted
+from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.results import machine, plain_table, save
 from benchmarks.common.web_server import free_port, web_server
+from spiderfs.protocol import EpochEnd, Hello, Plan
 from spiderfs.testing import make_older
+from trainer_hook import Client, Declaration
+from trainer_hook.connection.mounts import socket_finder
 
 NODES, CACHED, READERS = 3, 0.2, 4
 FILE_BYTES = 100_000
+# Jobs read more and smaller files: what is under way takes room of a cache, and should be a small part of it.
+JOB_FILES, JOB_FILE_BYTES = 3, 20_000
+FEW_FETCHES = ",fetches=16"
+PATIENCE_S = 120.0
 SYSTEMS = {"apart": "", "homes": "", "immutable": "immutable"}
+JOBS = ("jobs-apart", "jobs-homes", "jobs-cluster")
 
 
 class Extent(NamedTuple):
@@ -68,11 +89,17 @@ def nodes(source: Path, place: Path, count: int, capacity: int, latency_ms: int,
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     with contextlib.ExitStack() as stack:
         points = []
+        place.mkdir()
+        server = stack.enter_context(RedisServer(place)).url if system == "jobs-cluster" else ""
         for number, (port, url) in enumerate(zip(ports, urls, strict=True)):
             own = place / f"node{number}"
-            options = SYSTEMS[system] or "immutable=off"
-            if system != "apart":
+            options = SYSTEMS.get(system) or "immutable=off"
+            if system in JOBS:
+                options += FEW_FETCHES
+            if not system.endswith("apart"):
                 options += f",peers={'+'.join(urls)},peer_self={url},peer_timeout=1s"
+            if server:
+                options += f",cluster={server}"
             points.append(stack.enter_context(mounted(source, own, capacity, latency_ms, options)))
             stack.enter_context(web_server(points[-1], own, port))
         yield points
@@ -89,10 +116,10 @@ def figures(points: Sequence[Path]) -> dict[str, int]:
     }
 
 
-def read(path: Path) -> float:
+def read(path: Path, size: int = FILE_BYTES) -> float:
     began = time.perf_counter()
     with open(path, "rb", buffering=0) as file:
-        assert len(file.readall()) == FILE_BYTES
+        assert len(file.readall()) == size
         took_s = time.perf_counter() - began
         # Each epoch asks the mount, and not the page cache.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -106,6 +133,16 @@ def epoch(points: Sequence[Path], names: list[str], readers: ThreadPoolExecutor)
         task for rank in range(-(-len(names) // len(points))) for task in tasks[rank :: -(-len(names) // len(points))]
     ]
     list(readers.map(read, tasks))
+
+
+def made(source: Path, count: int, size: int) -> list[str]:
+    """The names of so many new files of this size."""
+    rng, names = random.Random(0), [f"{number:05}.jpg" for number in range(count)]
+    source.mkdir()
+    for name in names:
+        (source / name).write_bytes(rng.randbytes(size))
+        make_older(source / name)
+    return names
 
 
 def measure_epochs(extent: Extent, source: Path, names: list[str], scratch: Path) -> Figures:
@@ -136,6 +173,65 @@ def measure_epochs(extent: Extent, source: Path, names: list[str], scratch: Path
     return found
 
 
+def job(point: Path, number: int, names: list[str], epochs: int, apart: Barrier) -> None:
+    """A training on this node, which reads all files in each epoch and publishes its plans."""
+    rng = np.random.default_rng(number)
+    orders = [rng.permutation(len(names)).astype(np.uint32) for _ in range(epochs + 1)]
+    client = Client(socket_finder(point, None), Hello("benchmark", f"job-{number}"))
+    client.declare(Declaration("train", "train", [name.encode() for name in names], np.zeros(len(names), np.int32)))
+    with contextlib.closing(client), ThreadPoolExecutor(READERS) as readers:
+        for epoch, order in enumerate(orders[:-1]):
+            client.plan(Plan("train", epoch, 0, True, order))
+            client.plan(Plan("train", epoch + 1, 0, False, orders[epoch + 1]))
+            paths = [point / names[index] for index in order]
+            for taken, _ in enumerate(readers.map(read, paths, itertools.repeat(JOB_FILE_BYTES)), 1):
+                client.set_progress("train", min(taken + READERS, len(names)), taken)
+            client.epoch_end(EpochEnd(epoch))
+            # The bytes of each epoch are told between the two.
+            apart.wait(PATIENCE_S)
+            apart.wait(PATIENCE_S)
+
+
+def job_shares(extent: Extent, points: Sequence[Path], names: list[str]) -> list[float]:
+    """What the nodes read from the source in each epoch of their jobs, as a share of what the jobs read.
+
+    A job is a process of its own: what the children of a process open counts as its reads, and nginx is one of ours.
+    """
+    forking = multiprocessing.get_context("fork")
+    apart = forking.Barrier(len(points) + 1)
+    jobs = [
+        forking.Process(target=job, args=(point, number, names, extent.epochs, apart), daemon=True)
+        for number, point in enumerate(points)
+    ]
+    told = [figures(points)["origin"]]
+    try:
+        for process in jobs:
+            process.start()
+        for _ in range(extent.epochs):
+            apart.wait(PATIENCE_S)
+            told.append(figures(points)["origin"])
+            apart.wait(PATIENCE_S)
+    finally:
+        for process in jobs:
+            process.join(WORKER_PATIENCE_S)
+            process.terminate()
+            process.join()
+    size = len(points) * len(names) * JOB_FILE_BYTES
+    return [(after - before) / size for before, after in itertools.pairwise(told)]
+
+
+def measure_jobs(extent: Extent, source: Path, names: list[str], scratch: Path) -> dict[str, dict[str, list[float]]]:
+    found: dict[str, dict[str, list[float]]] = {system: {"first": [], "later": []} for system in JOBS}
+    capacity = int(len(names) * JOB_FILE_BYTES * CACHED)
+    for turn in range(extent.rounds):
+        for system in JOBS[turn % len(JOBS) :] + JOBS[: turn % len(JOBS)]:
+            with nodes(source, scratch / f"{system}{turn}", NODES, capacity, extent.latency_ms, system) as points:
+                first, *later = job_shares(extent, points, names)
+            found[system]["first"].append(round(first, 4))
+            found[system]["later"].append(round(statistics.fmean(later), 4))
+    return found
+
+
 def measure_waits(extent: Extent, source: Path, names: list[str], scratch: Path) -> dict[str, float]:
     """Medians, in milliseconds, of reads from a peer that has the file cached, and from the source."""
     capacity = 4 * len(names) * FILE_BYTES
@@ -154,13 +250,10 @@ def measure_waits(extent: Extent, source: Path, names: list[str], scratch: Path)
 
 def run(extent: Extent, console: Console) -> dict[str, Any]:
     with scratch_directory("cluster") as scratch:
-        source, rng = scratch / "source", random.Random(0)
-        source.mkdir()
-        names = [f"{number:05}.jpg" for number in range(extent.files)]
-        for name in names:
-            (source / name).write_bytes(rng.randbytes(FILE_BYTES))
-            make_older(source / name)
+        source, small = scratch / "source", scratch / "small"
+        names = made(source, extent.files, FILE_BYTES)
         epochs = measure_epochs(extent, source, names, scratch)
+        jobs = measure_jobs(extent, small, made(small, JOB_FILES * extent.files, JOB_FILE_BYTES), scratch)
         waits = measure_waits(extent, source, names[:300], scratch)
     title = f"{NODES} nodes, {CACHED:.0%} of {extent.files:,} files on each, a source {extent.latency_ms} ms away"
     table = plain_table(title, "", "first epoch", "later epochs", "seconds", "timeouts")
@@ -168,11 +261,15 @@ def run(extent: Extent, console: Console) -> dict[str, Any]:
         medians = [statistics.median(rows[name]) for name in ("first", "later", "seconds", "timeouts")]
         table.add_row(system, f"{medians[0]:.3f}", f"{medians[1]:.3f}", f"{medians[2]:.1f}", f"{medians[3]:.0f}")
     console.print(table)
+    table = plain_table("a job on each node, all files for each", "", "first epoch", "later epochs")
+    for system, shares in jobs.items():
+        table.add_row(system, *(f"{statistics.median(shares[name]):.3f}" for name in ("first", "later")))
+    console.print(table)
     peer_ms, source_ms = waits["peer_ms"], waits["source_ms"]
     console.print(
         f"a read: {peer_ms:.2f} ms from a peer, {source_ms:.1f} ms from the source ({peer_ms / source_ms:.3f})"
     )
-    return {"extent": extent._asdict(), "epochs": epochs, "waits": waits}
+    return {"extent": extent._asdict(), "epochs": epochs, "jobs": jobs, "waits": waits}
 
 
 def main() -> int:

@@ -1,1 +1,1 @@
-"""One training on several nodes: the managers of its mounts tell each other rows and scores, by a stream of Redis."""
+"""Several nodes: the managers of their mounts tell each other rows, scores and plans, by streams of Redis."""

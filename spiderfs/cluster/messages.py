@@ -1,7 +1,11 @@
 """What the managers of one training's mounts tell each other, in frames like those of the hook's protocol.
 
-Rows to be scored are a `Batch`, whose indices name the samples that were served; `SharedScores` and `SharedHub` are
-what was made of them. Samples are named by their index in the list, which is the same on all nodes.
+Rows to be scored are a `Batch`, whose indices name the samples that were served, and `RankEnded` comes after the last
+of an epoch; `SharedScores` and `SharedHub` are what was made of them. Samples are named by their index in the list,
+which is the same on all nodes.
+
+A `Plan` and a `Progress` are about those samples of a plan that the node which hears them keeps for the sender's job.
+Their `list` says whose plan it is.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spiderfs.errors import ProtocolError
-from spiderfs.protocol import Batch, Decoder, Limits, Message
+from spiderfs.protocol import Batch, Decoder, Limits, Message, Plan, Progress
 from spiderfs.protocol.messages import Float32s, Uint32s, demand
 
 
@@ -44,7 +48,17 @@ class SharedHub(Message):
         demand(bool(np.isfinite(self.distances).all()), "a distance is not finite")
 
 
-_KINDS: dict[str, type[Message]] = {kind.TYPE: kind for kind in (Batch, SharedScores, SharedHub)}
+@dataclass(frozen=True)
+class RankEnded(Message):
+    """A rank has ended this epoch: its rows of it have been sent."""
+
+    TYPE = "rank_ended"
+    rank: int
+    epoch: int
+
+
+_SAID = (Batch, RankEnded, SharedScores, SharedHub, Plan, Progress)
+_KINDS: dict[str, type[Message]] = {kind.TYPE: kind for kind in _SAID}
 
 
 def unpacked(frames: bytes, samples: int) -> list[Message]:
@@ -53,10 +67,12 @@ def unpacked(frames: bytes, samples: int) -> list[Message]:
     found: list[Message] = []
     for message in decoder.feed(frames):
         match message:
-            case Batch(indices=named) | SharedScores(ids=named):
+            case Batch(indices=named) | SharedScores(ids=named) | Plan(order=named):
                 largest = int(named.max(initial=0))
             case SharedHub(id=hub, neighbours=near):
                 largest = max(hub, int(near.max(initial=0)))
+            case RankEnded() | Progress():
+                largest = 0
             case _:
                 raise message if isinstance(message, ProtocolError) else ProtocolError("no message of another node")
         demand(largest < samples, f"sample {largest} of a list of {samples}", "index")

@@ -100,7 +100,7 @@ class Engine:
         self.schedule = Schedule()
         self.owed = Owed()
         self.policy = policy
-        self._homes = homes
+        self.homes = homes
         self._foresight = Foresight(policy, self.schedule, self.owed, homes)
         self._large_share = large_share
         self._views = views
@@ -233,7 +233,7 @@ class Engine:
         members = {key: self.members[key].size for key in self.policy.eviction_order()}
         policy.restore(members, {})
         self.policy = policy
-        self._foresight = Foresight(policy, self.schedule, self.owed, self._homes)
+        self._foresight = Foresight(policy, self.schedule, self.owed, self.homes)
         return self._adopt(self._shown)
 
     def restore(self, members: Iterable[tuple[Key, int, str]], state: Mapping[str, Any]) -> Changes:
@@ -319,6 +319,19 @@ class Engine:
         self.schedule.drop(trainer)
         self._replanned()
 
+    def plan_elsewhere(self, reader: Hashable, epoch: PlannedEpoch, now_s: float, begun: bool) -> None:
+        """As `plan`, by a reader on another node, of samples whose home is here; the caller ranks the members anew."""
+        self.schedule.begin_elsewhere(reader, epoch, now_s, begun)
+
+    def progressed_elsewhere(self, reader: Hashable, number: int, position: int, now_s: float) -> None:
+        """A reader on another node has come so far in epoch `number` of its plan."""
+        for key in self.schedule.progressed_elsewhere(reader, number, position, now_s):
+            self._foresight.changed(key)
+
+    def unplan_elsewhere(self, reader: Hashable) -> None:
+        """A reader on another node has no plan any more; the caller ranks the members anew."""
+        self.schedule.drop_elsewhere(reader)
+
     def wanted(self, trainer: Hashable, key: Key, now_s: float, late: bool = False) -> None:
         """A trainer opened this sample, even if it got a stand-in; `late` if it had to wait for the source.
 
@@ -344,8 +357,8 @@ class Engine:
         """Jobs may exchange samples of this list from now on."""
         self.owed.add(name, shared, self.members)
 
-    def owing_changed(self) -> None:
-        """Rank all members anew: homes have moved, or a rank has begun or ended an epoch of a shared list."""
+    def rank_anew(self) -> None:
+        """Rank all members anew: homes have moved, or what jobs owe, or what jobs on other nodes plan, has changed."""
         self._replanned()
 
     def compare_paces(self, now_s: float) -> None:

@@ -34,7 +34,14 @@ class Homes:
         groups = np.arange(GROUPS, dtype=np.uint64)
         # The time of the first event of a process with this rate: of all members, each is first in proportion to it.
         times = np.stack([-np.log(_drawn(name, groups)) / weights[name] for name in self.members])
-        self._home: list[int] = times.argmin(axis=0).tolist()
+        self._places = times.argmin(axis=0)
+        # A list answers faster than an array, if it is asked of one sample.
+        self._home: list[int] = self._places.tolist()
+
+    @property
+    def edition(self) -> int:
+        """Another number whenever samples have other homes."""
+        return 0
 
     def seen_from(self, own: int) -> Homes:
         """The same homes, as the member at this place sees them."""
@@ -45,6 +52,11 @@ class Homes:
     def home(self, key: int) -> int:
         """The place of a sample's home in `members`."""
         return self._home[key % GROUPS]
+
+    def of_all(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+        """The home of each of these samples."""
+        found: npt.NDArray[np.intp] = self._places[keys % np.uint64(GROUPS)]
+        return found
 
     def is_elsewhere(self, key: object) -> bool:
         """Whether the home of a sample is another node."""

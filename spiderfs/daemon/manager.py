@@ -121,7 +121,7 @@ class Manager:
         )
         self._capacity = CacheCapacity(options, cache, catalogue, supply.lister)
         self._superseded = Superseded(catalogue, content, cache)
-        self._membership = Membership(context.members, options, cache.engine.owing_changed)
+        self._membership = Membership(context.members, options, cache.engine.rank_anew)
 
         # Trainers teach the cache.
         self._bell = Bell()

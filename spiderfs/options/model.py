@@ -372,8 +372,8 @@ class Options(BaseModel):
         le=60,
     )
     cluster: StreamServer = option(
-        "Redis or Valkey server by which the mounts of one training on several nodes share what they learn: rediss://"
-        " with TLS; the password is taken from REDISCLI_AUTH",
+        "Redis or Valkey server by which mounts on several nodes share what trainings learn, and with peers what they"
+        " plan: rediss:// with TLS; the password is taken from REDISCLI_AUTH",
         "redis://user@n1:6379",
         default="",
     )

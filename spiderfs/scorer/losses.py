@@ -47,7 +47,11 @@ class LossScores(Scoring):
         return True
 
     def batch(
-        self, indices: ArrayLike, embeddings: NDArray[np.floating], losses: NDArray[np.floating] | None = None
+        self,
+        indices: ArrayLike,
+        embeddings: NDArray[np.floating],
+        losses: NDArray[np.floating] | None = None,
+        batches: int = 1,
     ) -> BatchScores:
         ids, first = self._different(indices)
         if losses is None:

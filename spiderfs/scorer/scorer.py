@@ -199,9 +199,13 @@ class Scorer(Scoring):
         return self._radius.value
 
     def batch(
-        self, indices: ArrayLike, embeddings: NDArray[np.floating], losses: NDArray[np.floating] | None = None
+        self,
+        indices: ArrayLike,
+        embeddings: NDArray[np.floating],
+        losses: NDArray[np.floating] | None = None,
+        batches: int = 1,
     ) -> GraphScores:
-        """Score a batch by its embeddings; this scoring ignores losses."""
+        """Score batches by their embeddings; this scoring ignores losses."""
         rows = np.shape(indices)
         if len(rows) != 1 or embeddings.shape != (*rows, self.dimension):
             raise ValueError(
@@ -213,7 +217,7 @@ class Scorer(Scoring):
         vectors = normalised(embeddings[first])
         self.index.update(ids, vectors)
         if self.options.radius is None:
-            self._calibrate(ids, vectors)
+            self._calibrate(ids, vectors, batches)
         return self._score(ids, vectors)
 
     def new_epoch(self) -> None:
@@ -298,13 +302,16 @@ class Scorer(Scoring):
 
     # -- scoring
 
-    def _calibrate(self, ids: Ids, vectors: Vectors) -> None:
-        """Show the radius the distances of some rows to the nearest samples of their labels."""
-        some = slice(None, None, -(-len(ids) // CALIBRATING_ROWS))
+    def _calibrate(self, ids: Ids, vectors: Vectors, batches: int) -> None:
+        """Show the radius the distances of some rows to the nearest samples of their labels.
+
+        Several batches show as many as if each came alone: else the radius would follow older batches for longer.
+        """
+        some = slice(None, None, -(-len(ids) // (CALIBRATING_ROWS * batches)))
         nearest = self.index.nearest(ids[some], vectors[some], self.options.neighbours)
         alike = (self.labels[nearest.ids] == self.labels[ids[some], None]) & (nearest.ids >= 0)
         distances = nearest.distances[alike]
-        self._radius.observe(distances[:: 1 + len(distances) // CALIBRATING_DISTANCES])
+        self._radius.observe(distances[:: 1 + len(distances) // (CALIBRATING_DISTANCES * batches)])
 
     def _score(self, ids: Ids, vectors: Vectors) -> GraphScores:
         near = self.index.within(ids, vectors, self.radius, self.options.neighbours)

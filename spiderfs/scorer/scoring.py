@@ -100,9 +100,13 @@ class Scoring(ABC):
 
     @abstractmethod
     def batch(
-        self, indices: ArrayLike, embeddings: NDArray[np.floating], losses: NDArray[np.floating] | None = None
+        self,
+        indices: ArrayLike,
+        embeddings: NDArray[np.floating],
+        losses: NDArray[np.floating] | None = None,
+        batches: int = 1,
     ) -> BatchScores:
-        """Score the samples of a batch.
+        """Score the samples of a batch, or of so many `batches` together.
 
         `indices` (n) names the samples whose bytes were really served; a sample that comes twice counts once.
         `embeddings` (n, dimension) and `losses` (n) have one row for each index. A scoring that needs losses scores

@@ -128,7 +128,7 @@ class _Course:
         try:
             embeddings = np.concatenate([batch.embeddings for batch in batches]).astype(np.float32)
             losses = np.concatenate(given).astype(np.float32) if given else None
-            scored = self._scoring.batch(indices, embeddings, losses)
+            scored = self._scoring.batch(indices, embeddings, losses, len(batches))
         except ValueError as exc:
             raise _damaged(str(exc)) from exc
         found = [self._keys[index] for index in scored.ids.tolist()]

@@ -350,7 +350,7 @@ class PlannedRanks:
         if sharing is None or sharing.epoch is not epoch:
             self._sharing[rank] = _Sharing(epoch, handed.position)
             shared.begin(rank, handed.course_id, np.unique(epoch.order[handed.position :]))
-            self._engine.owing_changed()
+            self._engine.rank_anew()
         samples = [epoch.index_of[key] for key in handed.keys if key in epoch.index_of]
         for position, sample in enumerate(samples, handed.position):
             for key in epoch.swap(position, sample):
@@ -365,7 +365,7 @@ class PlannedRanks:
     def _end(self, rank: int, course_id: str) -> None:
         if self._sharing.pop((rank, course_id), None) is not None:
             self._shared(course_id).end((rank, course_id))
-            self._engine.owing_changed()
+            self._engine.rank_anew()
 
     def _shared(self, course_id: str) -> SharedList:
         known = self._list_of[course_id]

@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.errors import ConfigError
@@ -59,6 +60,9 @@ class Members(Homes):
 
     def home(self, key: int) -> int:
         return self._home_of[key % GROUPS]
+
+    def of_all(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+        return np.frombuffer(self._home_of, np.uint16)[keys % np.uint64(GROUPS)].astype(np.intp)
 
     def is_elsewhere(self, key: object) -> bool:
         assert isinstance(key, int)

@@ -1,4 +1,4 @@
-"""Two real mounts of one training, which share what they learn by a real server."""
+"""Two real mounts, which share what trainings learn and plan by a real server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mounting import Mounted, eventually, mounted
 from reading import write_files
 
 from benchmarks.common.redis_server import RedisServer
-from spiderfs.protocol import Batch, Decoder, Hello, Message, Ok, Samples, Scores, ScoresRequest, encode
+from spiderfs.protocol import Batch, Decoder, Hello, Message, Ok, Plan, Samples, Scores, ScoresRequest, encode
 
 NAMES = [f"c{number % 3}/{number:02d}" for number in range(48)]
 # Files of the same class lie near each other.
@@ -22,16 +22,16 @@ CENTRES = np.random.default_rng(1).standard_normal((3, 16))
 
 
 class Rank:
-    """One rank of a training of two, on its node's mount."""
+    """One rank of a training, on its node's mount."""
 
-    def __init__(self, mount: Mounted, rank: int) -> None:
+    def __init__(self, mount: Mounted, rank: int, world_size: int = 2) -> None:
         self._mount = mount
         self._rng = np.random.default_rng(rank)
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(30)
         self._socket.connect(os.fsdecode(mount.control("hook").read_bytes().rstrip(b"\n")))
         self._decoder, self._request = Decoder(), 0
-        self._ask(Hello("test", "job", rank=rank, world_size=2), Ok)
+        self._ask(Hello("test", "job", rank=rank, world_size=world_size), Ok)
         paths = np.frombuffer(b"".join(name.encode() + b"\0" for name in NAMES), np.uint8)
         labels = np.arange(len(NAMES), dtype=np.int32) % 3
         self._ask(Samples("train", "train", len(NAMES), 0, labels=labels, paths=paths, teaches=True), Ok)
@@ -51,6 +51,10 @@ class Rank:
         vectors = CENTRES[np.array(samples) % 3] + 0.5 * self._rng.standard_normal((len(samples), 16))
         batch = Batch("train", 0, 0, np.array(samples, np.uint32), vectors.astype(np.float16))
         self._socket.sendall(encode(batch))
+
+    def plan(self, epoch: int) -> None:
+        """Say that all samples are read in this epoch."""
+        self._socket.sendall(encode(Plan("train", epoch, 0, True, np.arange(len(NAMES), dtype=np.uint32))))
 
     def scores(self) -> npt.NDArray[np.float32]:
         self._request += 1
@@ -105,5 +109,22 @@ def test_two_mounts_of_a_training_have_the_scores_of_one(tmp_path: Path) -> None
         eventually(lambda: two.metric("cluster_up") == 0)
         assert np.array_equal(second.scores(), kept)
         assert any("fails: this mount goes on" in line for line in two.control("stats").read_text().splitlines())
+        first.close()
+        second.close()
+
+
+def test_a_home_hears_what_a_job_on_another_node_reads(tmp_path: Path) -> None:
+    source, urls = tmp_path / "source", ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+    write_files(source, dict.fromkeys(NAMES, 1000))
+    with (
+        RedisServer(tmp_path) as server,
+        mounted(source, tmp_path / "one", cluster=server.url, peers="+".join(urls), peer_self=urls[0]) as one,
+        mounted(source, tmp_path / "two", cluster=server.url, peers="+".join(urls), peer_self=urls[1]) as two,
+    ):
+        first, second = Rank(one, 0, 1), Rank(two, 0, 1)
+        first.plan(0)
+        eventually(lambda: two.metric("cluster_plans_heard") == 1)
+        assert any("1 of jobs on other nodes" in line for line in two.control("stats").read_text().splitlines())
+        assert one.metric("cluster_plans_heard") == 0
         first.close()
         second.close()

@@ -25,6 +25,10 @@ benchmarks/serving/stall.py.) A sample that such an epoch reads further ahead is
 reader that has only a share of the samples in each epoch, as one of several ranks, does better to keep it than one that
 the next epoch does not read here at all (benchmarks/engine/nodes.py).
 
+Where nodes share out the samples (`core/homes.py`), a home also knows what jobs on other nodes will read of the samples
+that it keeps for them. It compares the times of their uses with those of its own readers, and does nothing else for
+them: they ask it when they fetch.
+
 Times are in seconds on the caller's clock. Within one reader they only give the order of the uses; between readers they
 compare uses, by how fast each reader has been.
 
@@ -396,6 +400,9 @@ class Schedule:
         # The last opens of trainers that have no plan yet.
         self._opened_before: deque[tuple[Hashable, Key, float]] = deque(maxlen=EARLY_MOST)
         self._believed: tuple[PlannedReader, ...] = ()
+        self._elsewhere: dict[Hashable, PlannedReader] = {}
+        # All whose uses count.
+        self._using: tuple[PlannedReader, ...] = ()
 
     @property
     def active(self) -> bool:
@@ -455,6 +462,32 @@ class Schedule:
         self._told = {key: told for key, told in self._told.items() if key[0] != trainer}
         self._believe()
 
+    def begin_elsewhere(self, reader: Hashable, epoch: PlannedEpoch, now_s: float, begun: bool) -> None:
+        """A reader on another node begins this epoch of what this node keeps for it, or will do so later."""
+        known = self._elsewhere.get(reader)
+        if known is None:
+            self._elsewhere[reader] = PlannedReader(epoch, now_s, opens_are_heard=False)
+        elif begun:
+            known.begin(epoch, now_s)
+        else:
+            known.follow_with(epoch)
+        self._believe()
+
+    def progressed_elsewhere(self, reader: Hashable, number: int, position: int, now_s: float) -> list[Key]:
+        """A reader on another node has come so far in epoch `number`; returns the keys whose next use has changed."""
+        known = self._elsewhere.get(reader)
+        if known is None or known.epoch.number != number:
+            return []
+        changed = known.progressed(position, position, now_s)
+        # Its node hears its opens.
+        known.unseen(math.inf)
+        return changed
+
+    def drop_elsewhere(self, reader: Hashable) -> None:
+        """A reader on another node has no plan any more, or its node is silent."""
+        if self._elsewhere.pop(reader, None) is not None:
+            self._believe()
+
     def planned(self, trainer: Hashable, key: Key) -> bool:
         """Whether this trainer has a believed plan for a list that this file is in."""
         return any(reader.believed and key in reader.epoch.index_of for reader in self._of_trainer.get(trainer, ()))
@@ -477,7 +510,7 @@ class Schedule:
     def next_use_s(self, key: Key) -> float | None:
         """When any reader will next need the file in the cache, or AWAITED; None if no believed plan says so."""
         soonest: float | None = None
-        for reader in self._believed:
+        for reader in self._using:
             use_s = reader.next_use_s(key)
             if use_s is not None and (soonest is None or use_s < soonest):
                 soonest = use_s
@@ -488,9 +521,9 @@ class Schedule:
 
         With less than two believed plans there is nothing to compare.
         """
-        if len(self._believed) < 2 or max(reader.drift_s(now_s) for reader in self._believed) <= tolerance_s:
+        if len(self._using) < 2 or max(reader.drift_s(now_s) for reader in self._using) <= tolerance_s:
             return False
-        for reader in self._believed:
+        for reader in self._using:
             reader.anchor(now_s)
         return True
 
@@ -504,3 +537,4 @@ class Schedule:
         for (trainer, _), reader in self.readers.items():
             self._of_trainer.setdefault(trainer, []).append(reader)
         self._believed = tuple(reader for reader in self.readers.values() if reader.believed)
+        self._using = (*self._believed, *self._elsewhere.values())

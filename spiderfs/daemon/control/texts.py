@@ -129,13 +129,13 @@ def _peer_rows(status: MountStatus) -> list[tuple[str, str]]:
 def _cluster_rows(status: MountStatus) -> list[tuple[str, str]]:
     if status.link is None:
         return []
-    sent, heard, lost, scores = (
-        f"{status.counters[f'cluster_{name}']:,}" for name in ("rows_sent", "rows_heard", "rows_lost", "scores_heard")
-    )
+    names = ("rows_sent", "rows_heard", "rows_lost", "scores_heard", "plans_heard")
+    sent, heard, lost, scores, plans = (f"{status.counters[f'cluster_{name}']:,}" for name in names)
     state = "up" if status.link.up else "fails: this mount goes on with the scores that it has"
     return [
         ("cluster", f"{escaped(status.link.url)} {state}"),
         ("  batches", f"{sent} samples sent, {heard} heard, {lost} lost; {scores} scores taken"),
+        ("  plans", f"{plans} of jobs on other nodes"),
     ]
 
 

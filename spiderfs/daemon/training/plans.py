@@ -155,7 +155,7 @@ class Sharing:
         self._keep_counts(rank, shared)
         told = self._told[rank] = _Told(epoch, first, first, first)
         shared.begin(rank, job, np.unique(epoch.order[first:]))
-        self._engine.owing_changed()
+        self._engine.rank_anew()
         return told
 
     def _end(self, rank: Rank) -> None:
@@ -163,7 +163,7 @@ class Sharing:
             shared = self._list_of(rank)
             self._keep_counts(rank, shared)
             shared.end(rank)
-            self._engine.owing_changed()
+            self._engine.rank_anew()
 
     def _keep_counts(self, rank: Rank, shared: SharedList) -> None:
         ended = shared.ranks.get(rank)

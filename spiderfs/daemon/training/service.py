@@ -5,6 +5,7 @@
                                                  scoring              batches become scores and hubs
                                                  several_nodes        which mount scores a training's batches
                                                  plans                the draws of epochs
+                                                 plans_elsewhere      those of jobs on other nodes
                                                  pinboard             the samples that trainers hold
                                                  redirect_publisher   what workers are told of stand-ins
                                                  job_accounts         what each job reads
@@ -28,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs.cluster.link import LinkStatus
+from spiderfs.cluster.link import Link, LinkStatus
 from spiderfs.core.events import FROM_THE_SOURCE, HIT, OPENED, UNSEEN, WARMED, Access
 from spiderfs.core.hints import Disconnected, Dispatched, Planned, Progressed
 from spiderfs.core.learning.elastic import ElasticOptions
@@ -38,6 +39,7 @@ from spiderfs.daemon.training.courses.courses import Courses
 from spiderfs.daemon.training.courses.declared_lists import DeclaredLists
 from spiderfs.daemon.training.courses.job_accounts import JobAccounts, JobStatus
 from spiderfs.daemon.training.courses.pinboard import Pinboard
+from spiderfs.daemon.training.courses.plans_elsewhere import PlansElsewhere
 from spiderfs.daemon.training.courses.redirect_publisher import RedirectPublisher
 from spiderfs.daemon.training.courses.scoring import BatchScoring
 from spiderfs.daemon.training.courses.several_nodes import SeveralNodes
@@ -80,7 +82,8 @@ class Training:
             cache.engine, cache.size_of, _teaching_options(options), noted_in(recording, self.courses.number_of)
         )
         self.trainers = Trainers(publish_trainers, lambda: self.teaching.has_stand_ins)
-        self._nodes = SeveralNodes(options.cluster, self.courses, self.trainers, supply.counters)
+        link = Link(options.cluster, supply.counters) if options.cluster else None
+        self._nodes = SeveralNodes(link, self.courses, self.trainers, supply.counters)
         self.scoring = BatchScoring(
             cache, self.teaching, self.courses, supply.counters, scores_directory, options, recording, self._nodes
         )
@@ -101,6 +104,11 @@ class Training:
         self._gives_stand_ins = options.substitute != "off"
         self._sample_max_bytes = options.sample_max_bytes
         self.plans = Plans(cache, self.teaching, options, wake_prefetcher, self._read_unseen, catalogue.size_of)
+        self._plans_elsewhere = None
+        if link is not None and cache.engine.homes is not None:
+            self._plans_elsewhere = PlansElsewhere(
+                link, cache.engine.homes, cache.engine, self.courses, supply.counters, lambda: self.plans.followed
+            )
         self.pinboard = Pinboard(catalogue, cache, self.teaching, self.courses)
         # Hears what ranks tell of their plans; None without a recording.
         self._note_news = news_noted_in(recording, self.courses.number_of)
@@ -220,7 +228,7 @@ class Training:
 
     async def share_with_other_nodes(self) -> None:
         """Share what is learned with the mounts of other nodes, by the option `cluster`."""
-        await self._nodes.run(self.scoring, self.redirects.publish)
+        await self._nodes.run(self.scoring, self.redirects.publish, self._plans_elsewhere)
 
     def link_status(self) -> LinkStatus | None:
         """The state of the link to other nodes, if there is one."""
@@ -252,6 +260,7 @@ class Training:
         course = self.trainers.course_of(trainer, name)
         self.trainers.teach(trainer, name)
         await self._until_names_are_asked()
+        await self._nodes.until_in_turn(trainer.job_id, batches[0].epoch)
         await self.scoring.learn(self.trainers.number_of(trainer), course, batches)
         await self.redirects.publish()
 
@@ -259,12 +268,16 @@ class Training:
         number = self.trainers.number_of(trainer)
         self.scoring.forget_reads(number)
         self.plans.epoch_ended(number, end.epoch)
+        self._nodes.say_ended(trainer, end.epoch)
         if not self.trainers.ends_epoch(trainer, end.epoch):
             return
         self.accounts.begin_epoch(trainer.job_id, end.epoch + 1, steady_clock.now())
-        sigmas = await self.scoring.new_epoch(self.courses.of_job(trainer.job_id))
-        await self.pinboard.epoch_ended(trainer.job_id)
-        self._cache.apply(self.teaching.epoch_ended(trainer.job_id, end.epoch, sigmas, end.accuracy))
+        await self._nodes.once_all_ended(trainer.job_id, end.epoch, partial(self._end_epoch, trainer.job_id, end))
+
+    async def _end_epoch(self, job_id: str, end: EpochEnd) -> None:
+        sigmas = await self.scoring.new_epoch(self.courses.of_job(job_id))
+        await self.pinboard.epoch_ended(job_id)
+        self._cache.apply(self.teaching.epoch_ended(job_id, end.epoch, sigmas, end.accuracy))
         await self.redirects.publish()
 
     async def plan(self, trainer: Trainer, plan: Plan) -> None:
@@ -273,6 +286,8 @@ class Training:
         if plan.begun and len(plan.order) and self.trainers.leads(trainer):
             self.accounts.begin_epoch(trainer.job_id, plan.epoch, steady_clock.now())
         await self.plans.take(number, course.list, plan)
+        if self._plans_elsewhere is not None and self.plans.followed:
+            await self._plans_elsewhere.tell(number, course.list, plan)
         if self._note_news is not None and self.plans.followed:
             keys = course.list.inodes[course.list.one_of_file[plan.order]]
             self._note_news(Planned(number, course.course_id, plan.epoch, plan.position, plan.begun, keys))

@@ -272,6 +272,21 @@ class TestScorer:
         # What lies in another class is what is worth most.
         assert scorer.recall(100, np.random.default_rng(0)) > 0.9
 
+    def test_batches_that_are_scored_together_calibrate_as_each_alone(self, kind: Kind) -> None:
+        labels, embeddings = clusters(400)
+        apart, together, as_one = (Scorer(labels, 16, ScorerOptions(neighbours=30, index=kind)) for _ in range(3))
+        for epoch in range(2):
+            moved = embeddings * [[1.0] * 8 + [1.0 + epoch] * 8]
+            for start in range(0, 400, 40):
+                apart.batch(np.arange(start, start + 40), moved[start : start + 40])
+            for start in range(0, 400, 200):
+                together.batch(np.arange(start, start + 200), moved[start : start + 200], None, 5)
+                as_one.batch(np.arange(start, start + 200), moved[start : start + 200])
+        for scorer in (apart, together, as_one):
+            scorer.new_epoch()
+        assert len(together._radius.state()["distances"]) > 2 * len(as_one._radius.state()["distances"])
+        assert together.radius == pytest.approx(apart.radius, rel=0.05)
+
     def test_survives_a_remount(self, kind: Kind, tmp_path: Path) -> None:
         labels, embeddings = clusters(200)
         options = ScorerOptions(neighbours=20, index=kind)

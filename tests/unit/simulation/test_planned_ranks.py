@@ -51,7 +51,7 @@ class Recorded:
             order = EpochOrder(self.rng.sample(range(SAMPLES), SAMPLES), SAMPLES)
             self.tell(Planned(job, course_id, epoch, 0, True, [sample + 1 for sample in order.order.tolist()]))
             shared.begin(job, job, order.order)
-            self.engine.owing_changed()
+            self.engine.rank_anew()
             in_hand: deque[list[int]] = deque()
             for _ in range(SAMPLES // BATCH + IN_HAND):
                 first = order.position
@@ -67,7 +67,7 @@ class Recorded:
                 yield False
         self.tell(Disconnected(job))
         shared.end(job)
-        self.engine.owing_changed()
+        self.engine.rank_anew()
 
     def tell(self, news: RankNews) -> None:
         self.news.append((len(self.keys), news))

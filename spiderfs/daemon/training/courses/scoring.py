@@ -57,6 +57,8 @@ class _Rows(NamedTuple):
     """The number of each row's batch, from 0."""
     embeddings: npt.NDArray[np.float32]
     losses: npt.NDArray[np.float32] | None
+    epoch: int
+    """That of all batches."""
 
 
 class BatchScoring:
@@ -154,7 +156,7 @@ class BatchScoring:
         embeddings = np.concatenate([batch.embeddings for batch in batches])[rows].astype(np.float32)
         given = [batch.losses for batch in batches if batch.losses is not None]
         losses = np.concatenate(given)[rows].astype(np.float32) if given else None
-        return _Rows(indices[rows], numbers[rows], embeddings, losses)
+        return _Rows(indices[rows], numbers[rows], embeddings, losses, batches[0].epoch)
 
     def thinned(
         self, trainer: int, course: Course, indices: npt.NDArray[np.uint32], count: int
@@ -179,7 +181,7 @@ class BatchScoring:
             # In the thread: the wait for another course's scoring is none of this one's time.
             started = time.perf_counter()
             scoring = course.scoring_for(name, rows.embeddings.shape[1], self._options)
-            scored = scoring.batch(rows.indices, rows.embeddings, rows.losses)
+            scored = scoring.batch(rows.indices, rows.embeddings, rows.losses, len(np.unique(rows.batches)))
             return scored, time.perf_counter() - started
 
         scored, took_s = await trio.to_thread.run_sync(score, limiter=self._one_at_a_time)
@@ -326,5 +328,5 @@ def _batches_of(rows: _Rows) -> list[Batch]:
     for number in np.unique(rows.batches):
         its = rows.batches == number
         losses = None if rows.losses is None else rows.losses[its]
-        found.append(Batch("", 0, 0, rows.indices[its], rows.embeddings[its], losses))
+        found.append(Batch("", rows.epoch, 0, rows.indices[its], rows.embeddings[its], losses))
     return found

@@ -78,13 +78,16 @@ class Trainers:
         """Whether some trainer of this job is attached."""
         return any(trainer.job_id == job_id for trainer in self._numbers)
 
+    def ranks_elsewhere(self, job_id: str) -> set[int]:
+        """The ranks of a job that other mounts have, as far as its trainers here know."""
+        hellos = [trainer.hello for trainer in self._numbers if trainer.job_id == job_id]
+        world_size = max((hello.world_size for hello in hellos), default=0)
+        return set(range(world_size)).difference(hello.rank for hello in hellos)
+
     def scores_for_all(self, job_id: str) -> bool | None:
         """Whether this mount has rank 0 of a job, and others have ranks of it too; None if all its ranks are here."""
-        hellos = [trainer.hello for trainer in self._numbers if trainer.job_id == job_id]
-        ranks = {hello.rank for hello in hellos}
-        if len(ranks) >= max((hello.world_size for hello in hellos), default=0):
-            return None
-        return 0 in ranks
+        elsewhere = self.ranks_elsewhere(job_id)
+        return 0 not in elsewhere if elsewhere else None
 
     def leads(self, trainer: Trainer) -> bool:
         """Whether this is the lowest rank of its job that this mount has."""

@@ -231,7 +231,7 @@ def engine_with_two_jobs(capacity: int) -> Engine:
     shared = list_for(engine.owed.changed, SAMPLES, random.Random(1))
     engine.share("list", shared)
     two_jobs(shared)
-    engine.owing_changed()
+    engine.rank_anew()
     return engine
 
 
@@ -271,10 +271,10 @@ def test_when_nobody_shares_any_more_the_policy_decides() -> None:
     engine.opened(1, 1)
     engine.opened(2, 1)
     engine.owed.lists["list"].end("b")
-    engine.owing_changed()
+    engine.rank_anew()
     assert engine.opened(3, 1).drop == (1,)
     engine.owed.remove("list")
-    engine.owing_changed()
+    engine.rank_anew()
     assert engine.opened(4, 1).drop == (2,)
 
 
@@ -313,7 +313,7 @@ class Jobs(RuleBasedStateMachine):
     def tell_of_epoch(self, name: Hashable) -> None:
         rank = self.ranks[name]
         self.shared.begin(name, rank.job, rank.order.order[rank.order.position :])
-        self.engine.owing_changed()
+        self.engine.rank_anew()
 
     @rule(
         job=st.sampled_from("abc"), number=st.integers(0, 1), planned=st.permutations(range(9)), cut=st.integers(1, 9)
@@ -365,7 +365,7 @@ class Jobs(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(map(str, self.ranks))))
         del self.ranks[name]
         self.shared.end(name)
-        self.engine.owing_changed()
+        self.engine.rank_anew()
 
     @rule()
     def manager_dies(self) -> None:

@@ -295,7 +295,7 @@ def test_what_cannot_be_fetched_ahead_is_no_sample_that_is_coming(tmp_path: Path
             harness.plan(range(3), trainer)
             harness.reader(trainer).exchanges = True
             shared.begin((trainer, "train"), str(trainer), np.arange(3))
-        engine.owing_changed()
+        engine.rank_anew()
         harness.bell.ring()
         await trio.sleep(5)
         assert harness.fetched == [2]
@@ -352,7 +352,7 @@ def test_what_jobs_are_owed_is_fetched_into_the_store_where_plans_are_pushed_too
             harness.plan(range(40), trainer)
             harness.reader(trainer).exchanges = True
             shared.begin((trainer, "train"), str(trainer), np.arange(40))
-        engine.owing_changed()
+        engine.rank_anew()
         harness.bell.ring()
         await trio.sleep(5)
         # What the store would not keep is not fetched: it was, again and again, when it was pushed.

@@ -23,6 +23,7 @@ from mount_options import options_in
 from spiderfs.core.engine import Changes
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.hints import Candidates, Epoch, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.homes import Homes
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.courses.courses import KEPT_COURSES, Course
 from spiderfs.daemon.training.courses.declared_lists import GRACE_S
@@ -61,6 +62,7 @@ class Harness:
         immutable: bool = False,
         cluster: str = "",
         samples: int = SAMPLES,
+        homes: Homes | None = None,
     ) -> None:
         self.source = MemorySource()
         for number in range(samples):
@@ -72,7 +74,7 @@ class Harness:
         counters = self.counters.row(0)
         self.records, self.content = records, MemoryContent()
         self.names_asked = True
-        self.cache = CacheControl(self.content, policy, 0.5, counters)
+        self.cache = CacheControl(self.content, policy, 0.5, counters, homes=homes)
         self.cache.restore(10 * SIZE, None)
         self.trainers_file = directory / "trainers"
         options = options_in(directory, immutable=immutable, cluster=cluster)
@@ -326,11 +328,9 @@ def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pyt
         scorer = course.scoring_for("graph", 8, harness.training.scoring._options)
         score = scorer.batch
 
-        def batch(
-            ids: npt.NDArray[np.int64], vectors: npt.NDArray[np.floating], losses: npt.NDArray[np.floating] | None
-        ) -> BatchScores:
+        def batch(ids: npt.NDArray[np.int64], *rest: Any) -> BatchScores:
             filed.append(ids.tolist())
-            return score(ids, vectors, losses)
+            return score(ids, *rest)
 
         monkeypatch.setattr(scorer, "batch", batch)
         wanted, given = harness.inodes[4], harness.inodes[7]

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from spiderfs.cluster import link
 from spiderfs.cluster.messages import SharedHub, SharedScores
 from spiderfs.cluster.stream import Entry, Stream
 from spiderfs.core.events import FETCHED, Access
+from spiderfs.daemon.training.courses import several_nodes
 from spiderfs.daemon.training.courses.courses import Course
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.policies.spider import Spider
@@ -62,14 +64,17 @@ class Node:
             await self.training.attached(trainer)
             await self.training.samples(trainer, self.harness.list)
 
-    async def learn(self, rank: int, indices: npt.NDArray[np.int64], vectors: Floats) -> None:
+    async def learn(self, rank: int, indices: npt.NDArray[np.int64], vectors: Floats, epoch: int = 0) -> None:
         """A batch of this rank, whose samples have been read."""
         for inode in self.course.list.inodes[indices].tolist():
             self.harness.content.land(ContentKey(inode), bytes(SIZE))
             self.harness.cache.fold([Access(1.0, inode, inode, SIZE, 0, 1, 0, FETCHED)])
         losses = np.linalg.norm(vectors, axis=1).astype(np.float16)
-        batch = Batch("train", 0, 0, indices.astype(np.uint32), vectors.astype(np.float16), losses)
+        batch = Batch("train", epoch, 0, indices.astype(np.uint32), vectors.astype(np.float16), losses)
         await self.training.learn(self.trainers[rank], "train", [batch])
+
+    async def end_epoch(self, rank: int, epoch: int) -> None:
+        await self.training.epoch_end(self.trainers[rank], EpochEnd(epoch))
 
     @property
     def course(self) -> Course:
@@ -147,15 +152,16 @@ def test_for_one_order_of_messages_the_scores_are_those_of_one_mount(
                 for step in epochs.steps(epoch):
                     for rank, indices, vectors in step:
                         before = first.count("rows_heard")
-                        await alone.learn(rank, indices, vectors)
-                        await (first, second)[rank].learn(rank, indices, vectors)
+                        await alone.learn(rank, indices, vectors, epoch)
+                        await (first, second)[rank].learn(rank, indices, vectors, epoch)
                         if rank == 1:
                             await eventually(lambda before=before: first.count("rows_heard") == before + 50)
                         await eventually(lambda: np.array_equal(first.scores, alone.scores))
                 await eventually(lambda: np.array_equal(second.scores, alone.scores))
                 for node in (alone, first, second):
-                    for trainer in node.trainers.values():
-                        await node.training.epoch_end(trainer, EpochEnd(epoch))
+                    for rank in node.trainers:
+                        await node.end_epoch(rank, epoch)
+                await eventually(partial(is_at, first, epoch + 1))
             assert second.count("rows_sent") == first.count("rows_heard") == SAMPLES
             assert second.count("scores_heard") == 2 * SAMPLES
             drawn_by = await second.training.scores(second.trainers[1], "train")
@@ -178,10 +184,9 @@ def test_eight_mounts_rank_samples_as_one_scorer_that_hears_all(tmp_path: Path, 
             for epoch in range(2):
                 for step in epochs.steps(epoch):
                     for rank, indices, vectors in step:
-                        await alone.learn(rank, indices, vectors)
+                        await alone.learn(rank, indices, vectors, epoch)
                         heard = nodes[0].count("rows_heard") + (len(indices) if rank else 0)
-                        await nodes[rank].learn(rank, indices, vectors)
-                        # Batches that come together are scored as one, by another radius: that depends on the machine.
+                        await nodes[rank].learn(rank, indices, vectors, epoch)
                         await eventually(lambda heard=heard: nodes[0].count("rows_heard") == heard)
             await eventually(lambda: nodes[0].count("rows_heard") == 2 * SAMPLES * (ranks - 1) // ranks)
             await eventually(lambda: all(np.array_equal(node.scores, nodes[0].scores) for node in nodes))
@@ -193,6 +198,89 @@ def test_eight_mounts_rank_samples_as_one_scorer_that_hears_all(tmp_path: Path, 
                 assert policy._waiting or any(
                     policy.is_hub(node.course.course_id, key) for key in node.course.list.keys
                 )
+
+    run(test)
+
+
+def is_at(node: Node, epoch: int) -> bool:
+    """Whether a node scores rows of this epoch now."""
+    return node.training._nodes._jobs[node.course.job_id].epoch == epoch
+
+
+def test_an_epoch_ends_when_the_rows_of_all_nodes_have_come(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        alone = Node(tmp_path / "alone", "", [0, 1], 2, "late")
+        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "late") for rank in (0, 1))
+        await alone.attach()
+        (now,) = Epochs(2, SAMPLES // 2).steps(0)
+        (later,) = Epochs(2, SAMPLES // 2).steps(1)
+        for epoch, step in enumerate((now, later)):
+            for rank, indices, vectors in step:
+                await alone.learn(rank, indices, vectors, epoch)
+            await alone.end_epoch(0, epoch)
+        async with sharing(first, second), trio.open_nursery() as nursery:
+            await first.learn(*now[0])
+            await first.end_epoch(0, 0)
+            assert await first.training.scores(first.trainers[0], "train") is not None, "nobody waits for it"
+            nursery.start_soon(first.learn, *later[0], 1)
+            await second.learn(*now[1])
+            await second.end_epoch(1, 0)
+            await eventually(lambda: is_at(first, 1) and np.array_equal(first.scores, second.scores))
+            await second.learn(*later[1], 1)
+            await second.end_epoch(1, 1)
+            await eventually(lambda: first.count("rows_heard") == SAMPLES)
+            await first.end_epoch(0, 1)
+            await eventually(lambda: is_at(first, 2))
+            assert first.scoring.described() == alone.scoring.described()
+            assert np.array_equal(first.scores, alone.scores)
+
+    run(test)
+
+
+def test_rows_that_come_before_rank_0_ends_their_last_epoch_wait_for_it(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "early") for rank in (0, 1))
+        (now,) = Epochs(2, SAMPLES // 2).steps(0)
+        async with sharing(first, second):
+            await first.learn(*now[0])
+            await second.learn(*now[1])
+            await second.end_epoch(1, 0)
+            await second.learn(*now[1], 1)
+            await eventually(lambda: first.training._nodes._jobs["early"].early)
+            assert first.count("rows_heard") == SAMPLES // 2
+            began = trio.current_time()
+            await first.end_epoch(0, 0)
+            await eventually(lambda: first.count("rows_heard") == SAMPLES)
+            assert trio.current_time() - began < several_nodes.LATE_S / 2, "rank 1 has ended it already"
+
+    run(test)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_no_end_of_an_epoch_is_waited_for_long(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """A node dies before it says that it has ended one; or rank 0 ends none."""
+    monkeypatch.setattr(several_nodes, "LATE_S", 0.3)
+
+    async def test() -> None:
+        job = f"no-end-{ends}"
+        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, job) for rank in (0, 1))
+        (now,) = Epochs(2, SAMPLES // 2).steps(0)
+        async with sharing(first, second):
+            await first.learn(*now[0])
+            await second.learn(*now[1])
+            await eventually(lambda: first.count("rows_heard") == SAMPLES // 2)
+            if ends:
+                for epoch in range(3):
+                    with trio.fail_after(PATIENCE_S):
+                        await first.end_epoch(0, epoch)
+                        await first.learn(*now[0], epoch + 1)
+                    # Rows of the next epoch come after the end.
+                    assert is_at(first, epoch + 1)
+            else:
+                await second.learn(*now[1], 1)
+                await eventually(lambda: first.count("rows_heard") == SAMPLES)
 
     run(test)
 

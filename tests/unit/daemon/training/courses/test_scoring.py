@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import trio
 from mount_options import options_in
@@ -44,7 +43,7 @@ class Harness:
         self.list = self.declare()
         self.teaching = Teaching(self.cache.engine, self.cache.size_of)
         nobody = Trainers(lambda attached: None, lambda: False)
-        counters, alone = self.counters.row(0), SeveralNodes("", self.lists, nobody, self.counters.row(0))
+        counters, alone = self.counters.row(0), SeveralNodes(None, self.lists, nobody, self.counters.row(0))
         self.scoring = BatchScoring(
             self.cache, self.teaching, self.lists, counters, self.scores, chosen, recording=None, nodes=alone
         )
@@ -214,11 +213,9 @@ def test_a_policy_that_was_chosen_while_a_batch_was_scored_is_not_told_of_it(tmp
         scoring = harness.list.scoring_for("graph", 8, harness.scoring._options)
         score = scoring.batch
 
-        def meanwhile(
-            ids: npt.NDArray[np.int64], vectors: npt.NDArray[np.floating], losses: npt.NDArray[np.floating] | None
-        ) -> object:
+        def meanwhile(*rows: Any) -> object:
             harness.cache.engine.change_policy(other)
-            return score(ids, vectors, losses)
+            return score(*rows)
 
         scoring.batch = meanwhile  # type: ignore[method-assign, assignment]
         await harness.learn(0, 1)

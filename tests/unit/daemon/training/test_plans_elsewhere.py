@@ -1,0 +1,252 @@
+"""What homes hear, over a real server, of the plans of jobs on other nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from test_service import Harness, listed
+
+from benchmarks.common.redis_server import RedisServer
+from spiderfs.cluster import link
+from spiderfs.cluster.stream import Entry, Stream
+from spiderfs.core.homes import Homes
+from spiderfs.daemon.training.courses import plans_elsewhere
+from spiderfs.daemon.training.trainer import Trainer
+from spiderfs.protocol import Hello, Plan, Progress, encode
+
+SAMPLES = 60
+NAMES = ("http://n1:8443", "http://n2:8443")
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "WAIT_S", 0.02)
+    monkeypatch.setattr(link, "PAUSE_S", 0.01)
+    monkeypatch.setattr(link, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(plans_elsewhere, "LOOK_S", 0.01)
+
+
+class Node:
+    """A manager, and a job on its node that reads all samples."""
+
+    def __init__(self, place: Path, number: int, cluster: str, salt: str = "") -> None:
+        """All with one `salt` have a list of their own."""
+        (place / str(number)).mkdir()
+        self.homes = Homes(dict.fromkeys(NAMES, 1.0), NAMES[number])
+        self.harness = Harness(place / str(number), cluster=cluster, samples=SAMPLES, homes=self.homes)
+        paths = [b"train/%03d" % sample for sample in range(SAMPLES)]
+        self.list = listed(paths + [salt.encode()] * bool(salt))
+        self.trainer = Trainer(os.getpid(), os.getuid(), Hello("test", f"job {number}"))
+        self.training = self.harness.training
+
+    async def attach(self) -> None:
+        await self.training.attached(self.trainer)
+        await self.training.samples(self.trainer, self.list)
+
+    async def plan(self, epoch: int, order: list[int], begun: bool = True) -> None:
+        await self.training.plan(self.trainer, Plan("train", epoch, 0, begun, np.array(order, np.uint32)))
+
+    def comes_to(self, epoch: int, position: int) -> None:
+        self.training.progressed(self.trainer, Progress("train", epoch, position, position))
+
+    @property
+    def own(self) -> list[int]:
+        """The samples whose home this node is."""
+        return [sample for sample, key in enumerate(self.keys) if key and not self.homes.is_elsewhere(key)]
+
+    @property
+    def keys(self) -> list[int]:
+        (course,) = self.training.courses
+        return course.list.keys
+
+    @property
+    def named(self) -> list[int]:
+        """The samples of which a plan says when they are used, in the order of that."""
+        schedule = self.harness.cache.engine.schedule
+        uses = {sample: schedule.next_use_s(key) for sample, key in enumerate(self.keys)}
+        known = {sample: use_s for sample, use_s in uses.items() if use_s is not None}
+        return sorted(known, key=lambda sample: known[sample])
+
+    def count(self, name: str) -> int:
+        return self.harness.counters.totals()[f"cluster_{name}"]
+
+
+@contextlib.asynccontextmanager
+async def sharing(*nodes: Node) -> AsyncIterator[trio.Nursery]:
+    for node in nodes:
+        await node.attach()
+    async with trio.open_nursery() as nursery:
+        for node in nodes:
+            nursery.start_soon(node.training.share_with_other_nodes)
+        yield nursery
+        nursery.cancel_scope.cancel()
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not condition():
+            await trio.sleep(0.002)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await test()
+
+    trio.run(main)
+
+
+def order_of(seed: int) -> list[int]:
+    order: list[int] = np.random.default_rng(seed).permutation(SAMPLES).tolist()
+    return order
+
+
+def test_a_home_knows_when_other_jobs_read_its_samples(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, "knows") for number in (0, 1))
+        async with sharing(one, two):
+            order = order_of(1)
+            its = [sample for sample in order if sample in two.own]
+            await one.plan(0, order)
+            await eventually(lambda: two.named == its)
+            assert 0 < len(its) < SAMPLES
+            assert not two.harness.cache.engine.schedule.readers, "nothing is fetched ahead by it"
+            assert not two.harness.cache.engine.schedule.active
+            one.comes_to(0, 30)
+            left = [sample for sample in order[30:] if sample in two.own]
+            await eventually(lambda: two.named == left)
+            following = order_of(2)
+            await one.plan(1, following, begun=False)
+            await eventually(lambda: two.count("plans_heard") == 2 and two.named[: len(left)] == left)
+            await one.plan(1, following)
+            await eventually(lambda: two.named == [sample for sample in following if sample in two.own])
+            # Its own plan counts beside, and has all samples.
+            await two.plan(0, order_of(3))
+            assert set(two.named) == set(range(SAMPLES))
+            # Nobody is told of a sample that only reads it itself.
+            await eventually(lambda: set(one.named) >= set(one.own))
+
+    run(test)
+
+
+def test_a_home_keeps_what_another_job_reads_next(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, "keeps") for number in (0, 1))
+        async with sharing(one, two):
+            its = [sample for sample in order_of(1) if sample in two.own]
+            engine = two.harness.cache.engine
+            for sample in reversed(its):
+                engine.opened(two.keys[sample], 100)
+            await one.plan(0, order_of(1))
+            await eventually(lambda: two.named == its)
+            for sample in reversed(its):
+                engine.opened(two.keys[sample], 100)
+            assert len(engine.members) >= 9
+            assert {two.keys[sample] for sample in its[: len(engine.members)]} == set(engine.members)
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["leaves", "dies"])
+def test_the_plan_of_a_node_that_leaves_or_dies_is_forgotten(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(plans_elsewhere, "AGAIN_S", 0.02)
+    monkeypatch.setattr(plans_elsewhere, "SILENT_S", 0.5 if how == "dies" else 3600.0)
+
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, how) for number in (0, 1))
+        async with sharing(two):
+            async with sharing(one) as nursery:
+                await one.plan(0, order_of(1))
+                await eventually(lambda: two.named)
+                # A training that pauses is told of again and again.
+                await trio.sleep(0.7)
+                assert two.named
+                if how == "leaves":
+                    await one.training.detached(one.trainer)
+                    await eventually(lambda: not two.named)
+                nursery.cancel_scope.cancel()
+            await eventually(lambda: not two.named)
+
+    run(test)
+
+
+def test_a_server_that_is_killed_costs_what_is_not_known_meanwhile(tmp_path: Path) -> None:
+    async def test() -> None:
+        with RedisServer(tmp_path) as server:
+            one, two = (Node(tmp_path, number, server.url) for number in (0, 1))
+            async with sharing(one, two):
+                await one.plan(0, order_of(1))
+                await eventually(lambda: two.named)
+                server.kill()
+                await one.plan(1, order_of(2))
+                await eventually(lambda: (status := one.training.link_status()) and not status.up)
+                server.start()
+                for node in (one, two):
+                    await eventually(lambda node=node: (status := node.training.link_status()) and status.up)
+                await one.plan(2, order_of(3))
+                await eventually(lambda: two.named == [sample for sample in order_of(3) if sample in two.own])
+
+    run(test)
+
+
+def test_who_has_another_list_hears_nothing_of_it(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, salt) for number, salt in enumerate(("this", "another")))
+        async with sharing(one, two):
+            await one.plan(0, order_of(1))
+            digest = next(iter(one.training.courses)).list.digest
+            key = f"spiderfs:plans:{NAMES[1]}:{digest}"
+            await eventually(lambda: Stream(server.url).read({key: "0-0"}, 0.01))
+            await trio.sleep(0.1)
+            assert not two.named
+            assert two.count("plans_heard") == 0
+
+    run(test)
+
+
+def test_stale_and_wrong_plans_do_no_harm(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plans_elsewhere, "SILENT_S", 0.3)
+
+    async def test() -> None:
+        node = Node(tmp_path, 1, server.url, "stale")
+        async with sharing(node):
+            digest = next(iter(node.training.courses)).list.digest
+            key, stream = f"spiderfs:plans:{NAMES[1]}:{digest}", Stream(server.url)
+            whole = np.array(order_of(1), np.uint32)
+            said = [
+                b"?",
+                encode(Plan("wrong", 0, 0, True, np.array([SAMPLES + 1], np.uint32))),
+                # Of no plan.
+                encode(Progress("nobody", 0, 3, 3)),
+                encode(Progress("gone", 0, 3, 3)),
+                # All samples: its node goes by another list of members.
+                encode(Plan("gone", 7, 0, True, whole)),
+                # Of another epoch, and beyond the end.
+                encode(Progress("gone", 6, 3, 3)),
+                encode(Progress("gone", 7, 10**6, 10**6)),
+                encode(Plan("gone", 8, 0, False, whole)),
+            ]
+            stream.append([Entry(key, message) for message in said])
+            await eventually(lambda: node.count("plans_heard") == 2)
+            assert set(node.named) == set(node.own)
+            await eventually(lambda: not node.named)
+            await eventually(lambda: stream.read({key: "0-0"}, 0.01) == {})
+
+    run(test)
+    assert ["of no use" in record.getMessage() for record in caplog.records] == [True]

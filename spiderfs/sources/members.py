@@ -62,7 +62,8 @@ class Members(Homes):
         return self._home_of[key % GROUPS]
 
     def of_all(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-        return np.frombuffer(self._home_of, np.uint16)[keys % np.uint64(GROUPS)].astype(np.intp)
+        found: npt.NDArray[np.intp] = np.frombuffer(self._home_of, np.uint16)[keys % np.uint64(GROUPS)].astype(np.intp)
+        return found
 
     def is_elsewhere(self, key: object) -> bool:
         assert isinstance(key, int)

@@ -1,9 +1,9 @@
 """Plans of jobs on other nodes: what the home of a sample hears of them, and tells the other homes of its own.
 
-Where nodes share out the samples (`sources/members.py`), several jobs may read one list, each on its node. A home that knows
-all their plans keeps, of the samples that it has for all, those that any of them reads next. So a node sends each home
-that part of its plans which names that home's samples, 4 bytes a draw, and a hundred times an epoch how far its readers
-have come; by the streams of `cluster`, one for each home and list.
+Where nodes share out the samples (`sources/members.py`), several jobs may read one list, each on its node. A home that
+knows all their plans keeps, of the samples that it has for all, those that any of them reads next. So a node sends each
+home that part of its plans which names that home's samples, 4 bytes a draw, and a hundred times an epoch how far its
+readers have come; by the streams of `cluster`, one for each home and list.
 
 All of it is soft state. What is lost is sent again with the next epoch; a reader of which nothing was heard for
 SILENT_S is forgotten; and whatever a plan names wrongly costs room at its home, and nothing else. Only a home whose own

@@ -15,10 +15,11 @@ from test_service import Harness, listed
 from benchmarks.common.redis_server import RedisServer
 from spiderfs.cluster import link
 from spiderfs.cluster.stream import Entry, Stream
-from spiderfs.core.homes import Homes
 from spiderfs.daemon.training.courses import plans_elsewhere
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Hello, Plan, Progress, encode
+from spiderfs.sources.members import Members
+from spiderfs.sources.node_names import HERE
 
 SAMPLES = 60
 NAMES = ("http://n1:8443", "http://n2:8443")
@@ -45,12 +46,16 @@ class Node:
     def __init__(self, place: Path, number: int, cluster: str, salt: str = "") -> None:
         """All with one `salt` have a list of their own."""
         (place / str(number)).mkdir()
-        self.homes = Homes(dict.fromkeys(NAMES, 1.0), NAMES[number])
+        self.homes = Members()
+        self.have_homes(*NAMES, own=NAMES[number])
         self.harness = Harness(place / str(number), cluster=cluster, samples=SAMPLES, homes=self.homes)
         paths = [b"train/%03d" % sample for sample in range(SAMPLES)]
         self.list = listed(paths + [salt.encode()] * bool(salt))
         self.trainer = Trainer(os.getpid(), os.getuid(), Hello("test", f"job {number}"))
         self.training = self.harness.training
+
+    def have_homes(self, *names: str, own: str) -> None:
+        self.homes.change(dict.fromkeys(names, 1.0), (own,))
 
     async def attach(self) -> None:
         await self.training.attached(self.trainer)
@@ -137,6 +142,41 @@ def test_a_home_knows_when_other_jobs_read_its_samples(tmp_path: Path, server: R
             assert set(two.named) == set(range(SAMPLES))
             # Nobody is told of a sample that only reads it itself.
             await eventually(lambda: set(one.named) >= set(one.own))
+
+    run(test)
+
+
+def test_homes_that_come_and_go_hear_of_the_plans_that_name_their_samples(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, "come and go") for number in (0, 1))
+        async with sharing(one, two):
+            order = order_of(1)
+            await one.plan(0, order)
+            await eventually(lambda: two.named == [sample for sample in order if sample in two.own])
+            # Alone, it has nobody to tell; what was told before goes on being told to whom it was told.
+            one.have_homes(NAMES[0], own=NAMES[0])
+            one.comes_to(0, 30)
+            await eventually(lambda: two.named == [sample for sample in order[30:] if sample in two.own])
+            before = set(two.own)
+            for node in (one, two):
+                node.have_homes(*NAMES, "http://n3:8443", own=NAMES[node is two])
+            assert set(two.own) < before
+            await one.plan(1, order)
+            await eventually(lambda: two.named == [sample for sample in order if sample in two.own])
+
+    run(test)
+
+
+def test_where_homes_are_no_nodes_nobody_is_told(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, "servers") for number in (0, 1))
+        for node in (one, two):
+            node.have_homes("redis://n1:6379/data", HERE, own=HERE)
+        async with sharing(one, two):
+            await one.plan(0, order_of(1))
+            await trio.sleep(0.1)
+            assert not two.named
+            assert not two.count("plans_heard")
 
     run(test)
 

@@ -52,8 +52,6 @@ _CONTROL_NAME = os.fsdecode(CONTROL_DIRECTORY)
 
 # Tells the cache control of a candidate, by an event: inode, size, where, pid, block.
 Note = Callable[[int, int, int, int, int], None]
-# Pins a file, by inode and size, and says whether there was room for it.
-Pin = Callable[[int, int], bool]
 
 
 class Pattern:
@@ -169,7 +167,7 @@ class Warmer:
         self._sample_max_bytes = sample_max_bytes
         self._note = note
         self._rate = rate
-        self._send, self._receive = trio.open_memory_channel[tuple[Sequence[Pattern], Pin | None]](MAX_WAITING)
+        self._send, self._receive = trio.open_memory_channel[tuple[Sequence[Pattern], CacheControl | None]](MAX_WAITING)
         self._work = trio.CancelScope()
         self._warming = Warming()
         self._was_seen = False
@@ -183,10 +181,10 @@ class Warmer:
         self._was_seen = not self._warming.working
         return replace(self._warming)
 
-    def warm(self, patterns: Sequence[Pattern], pin: Pin | None = None) -> None:
-        """Take a request to fetch files, and to `pin` each before; raises ConfigError if too many wait already."""
+    def warm(self, patterns: Sequence[Pattern], pins: CacheControl | None = None) -> None:
+        """Take a request to fetch files, and to have `pins` pin each before; raises ConfigError if too many wait."""
         try:
-            self._send.send_nowait((patterns, pin))
+            self._send.send_nowait((patterns, pins))
         except trio.WouldBlock:
             raise ConfigError(
                 f"{MAX_WAITING} requests wait already: write again when .spiderfs/warm says idle"
@@ -215,15 +213,21 @@ class Warmer:
                         nursery.start_soon(self._bring_all, to_bring)
 
     async def _find_all(self, found: trio.MemorySendChannel[int]) -> None:
-        async for patterns, pin in self._receive:
-            warming = self._warming
+        async for patterns, pins in self._receive:
+            warming, looked_in = self._warming, None
             try:
                 async with aclosing(self._wanted(patterns, warming)) as wanted:
                     async for node in wanted:
                         warming.found += 1
-                        if pin is not None and not pin(node.inode, node.stat.size):
-                            warming.roomless += 1
-                            continue
+                        if pins is not None and not pins.pin(node.inode, node.stat.size):
+                            directory = node.path.rpartition(b"/")[0]
+                            # All its names were listed before the first one was found.
+                            if looked_in != directory:
+                                await self._unpin_superseded(pins)
+                                looked_in = directory
+                            if not pins.pin(node.inode, node.stat.size):
+                                warming.roomless += 1
+                                continue
                         warming.left += 1
                         warming.left_bytes += node.stat.size
                         await found.send(node.inode)
@@ -232,6 +236,14 @@ class Warmer:
                 warming.failed += 1
                 log.warning("warming: %s", exc)
             warming.searching = self._receive.statistics().current_buffer_used > 0
+
+    async def _unpin_superseded(self, cache: CacheControl) -> None:
+        """Unpin earlier versions of files now: the manager comes to them within some seconds (`superseded.py`)."""
+        after = 0
+        while gone := self._catalogue.gone(after, _AT_A_TIME):
+            after, pins = gone[-1], cache.engine.pins
+            cache.unpin([inode for inode in gone if inode in pins and not self._catalogue.is_current(inode)])
+            await trio.lowlevel.checkpoint()
 
     async def _wanted(self, patterns: Sequence[Pattern], warming: Warming) -> AsyncGenerator[Node]:
         """The files that the patterns mean, each once."""

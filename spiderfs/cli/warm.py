@@ -135,9 +135,9 @@ def _acting(mountpoint: str, paths: Iterable[str], control: str) -> Iterator[int
     mount = find_mount(mountpoint)
     gone: list[str] = []
 
-    def act(lines: Iterable[str]) -> int:
+    def act(some: Iterable[str]) -> int:
         done = 0
-        for piece in pieces(lines):
+        for piece in some:
             with _explaining(mount):
                 write_control(mount, control, piece, _EVICT_TIMEOUT_S)
                 done += int(read_control(mount, control).split()[0])
@@ -145,9 +145,10 @@ def _acting(mountpoint: str, paths: Iterable[str], control: str) -> Iterator[int
 
     with _ending_well():
         _stats(mount)  # one that does not answer at all is not waited for as long
-        done = act(wanted_paths(mount, mountpoint, paths, gone=gone))
-        of_gone = act(gone)
-        yield done + of_gone
+        there = list(pieces(wanted_paths(mount, mountpoint, paths, gone=gone)))
+        # Before the others, which may mean the directory above.
+        of_gone = act(pieces(gone))
+        yield of_gone + act(there)
         if gone and not of_gone:
             raise SpiderfsError(_no_file(mount, len(gone), escaped(gone[0])))
 

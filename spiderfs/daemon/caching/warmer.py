@@ -171,6 +171,7 @@ class Warmer:
         self._work = trio.CancelScope()
         self._warming = Warming()
         self._was_seen = False
+        self._looked_in: bytes | None = None
         self.last_evicted = 0
         """How many records the last request to evict files has dropped."""
         self.last_unpinned = 0
@@ -214,20 +215,14 @@ class Warmer:
 
     async def _find_all(self, found: trio.MemorySendChannel[int]) -> None:
         async for patterns, pins in self._receive:
-            warming, looked_in = self._warming, None
+            warming, self._looked_in = self._warming, None
             try:
                 async with aclosing(self._wanted(patterns, warming)) as wanted:
                     async for node in wanted:
                         warming.found += 1
-                        if pins is not None and not pins.pin(node.inode, node.stat.size):
-                            directory = node.path.rpartition(b"/")[0]
-                            # All its names were listed before the first one was found.
-                            if looked_in != directory:
-                                await self._unpin_superseded(pins)
-                                looked_in = directory
-                            if not pins.pin(node.inode, node.stat.size):
-                                warming.roomless += 1
-                                continue
+                        if pins is not None and not await self._pin(pins, node):
+                            warming.roomless += 1
+                            continue
                         warming.left += 1
                         warming.left_bytes += node.stat.size
                         await found.send(node.inode)
@@ -237,13 +232,17 @@ class Warmer:
                 log.warning("warming: %s", exc)
             warming.searching = self._receive.statistics().current_buffer_used > 0
 
-    async def _unpin_superseded(self, cache: CacheControl) -> None:
-        """Unpin earlier versions of files now: the manager comes to them within some seconds (`superseded.py`)."""
-        after = 0
-        while gone := self._catalogue.gone(after, _AT_A_TIME):
-            after, pins = gone[-1], cache.engine.pins
-            cache.unpin([inode for inode in gone if inode in pins and not self._catalogue.is_current(inode)])
+    async def _pin(self, cache: CacheControl, node: Node) -> bool:
+        """Pin a file if pins have room for it, of which earlier versions get none (`superseded.py` is later)."""
+        pinned, directory = cache.pin(node.inode, node.stat.size), node.path.rpartition(b"/")[0]
+        # All names of a directory were listed before its first file was found.
+        if pinned or self._looked_in == directory:
+            return pinned
+        self._looked_in, gone = directory, [0]
+        while gone := self._catalogue.gone(gone[-1], _AT_A_TIME):
+            cache.unpin([old for old in gone if old in cache.engine.pins and not self._catalogue.is_current(old)])
             await trio.lowlevel.checkpoint()
+        return cache.pin(node.inode, node.stat.size)
 
     async def _wanted(self, patterns: Sequence[Pattern], warming: Warming) -> AsyncGenerator[Node]:
         """The files that the patterns mean, each once."""

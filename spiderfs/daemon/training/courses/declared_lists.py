@@ -168,7 +168,7 @@ class DeclaredLists:
                 course.list.superseded[inode] = path
 
     async def follow(self, course: Course) -> bool:
-        """Have the samples of a list be the present versions of their files; returns whether one is another than before.
+        """Have the samples of a list be the present versions of their files; returns whether that changes any.
 
         As when the list is declared again, its scores hold for the files that there are now. All files are looked at
         of each directory, such as an archive, in which one was superseded.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import sys
 import time
 from collections import deque
@@ -19,7 +18,6 @@ from typing import Any, NamedTuple
 import click
 
 from spiderfs.cli.control_files import (
-    ANSWER_TIMEOUT_S,
     CONTROL_DIR,
     explained,
     find_mount,
@@ -29,15 +27,15 @@ from spiderfs.cli.control_files import (
     warn,
     write_control,
 )
+from spiderfs.cli.named_files import pieces, wanted_paths
 from spiderfs.cli.names import Show, look_up
 from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import ConfigError, MountError, SpiderfsError
-from spiderfs.linux.mounts import Mount, within
+from spiderfs.linux.mounts import Mount
 from spiderfs.options.units import round_size
+from spiderfs.shared.escapes import escaped
 from spiderfs.shared.warming import Warming
 
-# Less than the kernel's largest write, so that the daemon gets each piece of a list whole.
-_PIECE_BYTES = 512 << 10
 _LOOK_INTERVAL_S = 0.2
 # Where nobody looks at a terminal, a line is printed this often.
 _LINE_INTERVAL_S = 5.0
@@ -62,7 +60,7 @@ def warm(mountpoint: str, paths: tuple[str, ...], names: bool, detach: bool) -> 
     if names and detach:
         raise click.UsageError("--names is done by this command itself: leave out --detach, or write & behind it")
     mount = find_mount(mountpoint)
-    wanted = _wanted(mount, mountpoint, paths or (str(mount.mountpoint),), globs=not names)
+    wanted = wanted_paths(mount, mountpoint, paths or (str(mount.mountpoint),), globs=not names)
     with _ending_well():
         if names:
             _stats(mount)  # who walks waits for a daemon that does not answer, without a word
@@ -89,7 +87,7 @@ def pin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
     mount = find_mount(mountpoint)
     with _ending_well():
         _look(mount)  # a daemon of another version may know no pins
-        fetched = _fetch(mount, _wanted(mount, mountpoint, paths), "pin", quiet=as_json) if paths else None
+        fetched = _fetch(mount, wanted_paths(mount, mountpoint, paths), "pin", quiet=as_json) if paths else None
         pins = _stats(mount)["pins"]
         if as_json:
             request = fetched.warming.counts() if fetched is not None else None
@@ -112,8 +110,8 @@ def unpin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
 
     A PATH is as for `evict`.
     """
-    unpinned = _done(mountpoint, paths, "unpin")
-    click.echo(json.dumps({"unpinned": unpinned}) if as_json else f"{unpinned:,} files are pinned no longer")
+    with _acting(mountpoint, paths, "unpin") as unpinned:
+        click.echo(json.dumps({"unpinned": unpinned}) if as_json else f"{unpinned:,} files are pinned no longer")
 
 
 @click.command()
@@ -124,19 +122,35 @@ def evict(mountpoint: str, paths: tuple[str, ...]) -> None:
 
     A PATH is as for `warm`; MOUNTPOINT itself means all files.
     """
-    click.echo(f"{_done(mountpoint, paths, 'evict'):,} records evicted")
+    with _acting(mountpoint, paths, "evict") as evicted:
+        click.echo(f"{evicted:,} records evicted")
 
 
-def _done(mountpoint: str, paths: Iterable[str], control: str) -> int:
-    """Have the daemon act on these paths; returns on how many records or files it has."""
-    mount, done = find_mount(mountpoint), 0
-    with _ending_well():
-        _stats(mount)  # one that does not answer at all is not waited for as long
-        for piece in _pieces(_wanted(mount, mountpoint, paths, there=False)):
+@contextmanager
+def _acting(mountpoint: str, paths: Iterable[str], control: str) -> Iterator[int]:
+    """Have the daemon act on these paths, and give on how many records or files it has.
+
+    Raises SpiderfsError at the end if there are paths that the mount does not have, and none of them meant any.
+    """
+    mount = find_mount(mountpoint)
+    gone: list[str] = []
+
+    def act(some: Iterable[str]) -> int:
+        done = 0
+        for piece in some:
             with _explaining(mount):
                 write_control(mount, control, piece, _EVICT_TIMEOUT_S)
                 done += int(read_control(mount, control).split()[0])
-    return done
+        return done
+
+    with _ending_well():
+        _stats(mount)  # one that does not answer at all is not waited for as long
+        there = list(pieces(wanted_paths(mount, mountpoint, paths, gone=gone)))
+        # Before the others, which may mean the directory above.
+        of_gone = act(pieces(gone))
+        yield of_gone + act(there)
+        if gone and not of_gone:
+            raise SpiderfsError(_no_file(mount, len(gone), escaped(gone[0])))
 
 
 @contextmanager
@@ -150,67 +164,6 @@ def _ending_well() -> Iterator[None]:
         raise
     except OSError as exc:
         raise SpiderfsError(f"the list cannot be read, or the progress cannot be shown: {exc.strerror}") from exc
-
-
-# -- what is wanted
-
-
-def _wanted(
-    mount: Mount, mountpoint: str, paths: Iterable[str], globs: bool = True, there: bool = True
-) -> Iterator[str]:
-    """The paths, and with `globs` globs, relative to the mount; `there`: of files that are. Raises ConfigError."""
-    for path in paths:
-        if path == "-":
-            name = ""
-            for line in () if sys.stdin is None else sys.stdin.buffer:
-                if line != b"\n":
-                    name = os.fsdecode(line.rstrip(b"\n"))
-                    yield _relative(mount, mountpoint, name)
-            if not name:
-                raise ConfigError("there is no path on the standard input: write one a line")
-        else:
-            relative = _relative(mount, mountpoint, path)
-            is_glob = globs and any(letter in relative for letter in "*?[")
-            yield relative if is_glob else _at_end_of_links(mount, relative, there)
-
-
-def _relative(mount: Mount, mountpoint: str, path: str) -> str:
-    relative = path
-    for root in (str(mount.mountpoint), os.path.abspath(mountpoint)):
-        if path == root or path.startswith(root.rstrip("/") + "/"):
-            relative = path[len(root) :].lstrip("/")
-            break
-    relative = os.path.normpath(relative)
-    if relative.startswith("/") or relative.split("/")[0] == "..":
-        raise ConfigError(f"{path} lies outside of the mount at {mount.mountpoint}: write a path below it")
-    if "\n" in relative:
-        raise ConfigError(f"{path} has a newline, and a list has one path a line: write ? in its place")
-    return relative
-
-
-def _at_end_of_links(mount: Mount, relative: str, there: bool) -> str:
-    """The path of the file that a path means, which must be one of the mount; raises ConfigError."""
-    path = f"{mount.mountpoint}/{relative}"
-    try:
-        found = within(ANSWER_TIMEOUT_S, lambda: os.path.realpath(path, strict=True))
-    except OSError as exc:
-        if there and isinstance(exc, FileNotFoundError | NotADirectoryError):
-            raise ConfigError(f"{mount.mountpoint} has no file {relative}: write a path below it") from exc
-        return relative  # The source may answer the daemon, and if not the daemon says so.
-    return _relative(mount, str(mount.mountpoint), found)
-
-
-def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, as many at a time as the daemon takes at once."""
-    piece, size = "", 0
-    for line in lines:
-        piece += f"{line}\n"
-        size += len(os.fsencode(line)) + 1
-        if size >= _PIECE_BYTES:
-            yield piece
-            piece, size = "", 0
-    if piece:
-        yield piece
 
 
 # -- the daemon fetches
@@ -236,7 +189,7 @@ def _fetch(
         )
     began, restarts, asked = time.monotonic(), _stats(mount)["metrics"]["manager_restarts"], False
     try:
-        for piece in _pieces(wanted):
+        for piece in pieces(wanted):
             asked = True
             _ask(mount, piece, control)
         if detach:
@@ -345,7 +298,7 @@ def _check(mount: Mount, warming: Warming) -> None:
     if warming.failed:
         troubles.append(f"{warming.failed:,} files or directories could not be read, and the daemon's log says why")
     if warming.missing:
-        troubles.append(f"{warming.missing:,} paths mean no file of {mount.mountpoint}, the first is {warming.unknown}")
+        troubles.append(_no_file(mount, warming.missing, warming.unknown))
     if warming.roomless:
         troubles.append(
             f"{warming.roomless:,} files are not pinned: pinned files may take half of the cache, so give it more with"
@@ -355,6 +308,10 @@ def _check(mount: Mount, warming: Warming) -> None:
         troubles.append(f"{warming.unkept:,} files are not kept: make room on the full disk of the cache and try again")
     if troubles:
         raise SpiderfsError("; ".join(troubles))
+
+
+def _no_file(mount: Mount, paths: int, first: str) -> str:
+    return f"{paths:,} paths mean no file of {mount.mountpoint}, the first is {first}"
 
 
 def _ended(warming: Warming) -> SpiderfsError:

@@ -70,6 +70,7 @@ class Link:
         self._waiting_bytes = 0
         self._after: dict[str, str] = {}
         """The last message that was heard of each stream."""
+        self._looks_at = 0.0
         self._to_send, self._to_look = trio.Event(), trio.Event()
         self._sending, self._hearing = _Direction(), _Direction()
 
@@ -140,11 +141,21 @@ class Link:
                 continue
             await trio.sleep_until(self._hearing.rests_until)
             found = await self._asked(self._hearing, partial(self._stream.read, self._after, WAIT_S))
+            if found is not None:
+                await self._begin_anew({key: last for key, last in self._after.items() if key not in found})
             for key, messages in (found or {}).items():
                 self._after[key] = messages[-1].number
                 if await heard(key, [message.content for message in messages]):
                     numbers = [message.number for message in messages]
                     await self._asked(self._hearing, partial(self._stream.remove, key, numbers))
+
+    async def _begin_anew(self, silent: dict[str, str]) -> None:
+        """Hear those of the silent streams from their beginning that the server has lost since the last message."""
+        heard = {key: last for key, last in silent.items() if last != BEGINNING}
+        if heard and trio.current_time() >= self._looks_at:
+            self._looks_at = trio.current_time() + WAIT_S
+            lost = await self._asked(self._hearing, partial(self._stream.begun_anew, heard))
+            self._after.update(dict.fromkeys(lost or (), BEGINNING))
 
     async def _asked(self, direction: _Direction, call: Callable[[], _Found], is_of_use: bool = True) -> _Found | None:
         """What the server answers; None if it does not do what it is asked."""

@@ -1,7 +1,6 @@
 """Streams of a Redis or Valkey server, for threads: each call has a time limit, and none is repeated.
 
-redis-py would repeat a call whose answer is late, and so store it twice and wait for seconds; here it does not. What it
-raises becomes a `StreamLost`, whose text says in a few words why.
+What redis-py raises becomes a `StreamLost`, whose text says in a few words why.
 
 Nothing grows without limit at the server: a stream keeps STREAM_BYTES of its latest messages, whoever reads them, and
 leaves an hour after its last one. The server should not evict by itself (`noeviction`, as is its default).
@@ -9,16 +8,16 @@ leaves an hour after its last one. The server should not evict by itself (`noevi
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from spiderfs.errors import StreamLost
+from spiderfs.sources.redis_client import RedisClient, errors
 
-# The password, which `redis-cli` takes from there too. In an option all who read the mount would see it.
-PASSWORD_VARIABLE = "REDISCLI_AUTH"
-PORT = 6379
+log = logging.getLogger(__name__)
+
 # A server in the same network answers within a millisecond.
 TIMEOUT_S = 2.0
 STREAM_BYTES = 32 << 20
@@ -29,6 +28,9 @@ BEGINNING = "0-0"
 # A stream for messages that show whether the server takes such.
 QUESTION = "spiderfs:question"
 _FIELD = b"m"
+# The library takes the shape of an answer for granted: a server that is none of Redis answers anything.
+_SHAPES = (TypeError, AttributeError, LookupError, RecursionError)
+_WRONG_TYPE = "WRONGTYPE"
 
 
 class Entry(NamedTuple):
@@ -48,40 +50,24 @@ class Message(NamedTuple):
 class Stream:
     def __init__(self, url: str) -> None:
         """`url` is that of the option `cluster`; nothing is asked yet."""
-        # Few mounts need the library.
-        import redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-
-        # The library takes the shape of an answer for granted: a server that is none of Redis answers anything.
-        self._shapes = (TypeError, AttributeError, LookupError, RecursionError)
-        self._errors = (redis.RedisError, OSError, ValueError, *self._shapes)
-        parts = urlsplit(url)
-        self._client: Any = redis.Redis(
-            host=parts.hostname or "",
-            port=parts.port or PORT,
-            username=None if parts.username is None else unquote(parts.username),
-            password=os.environ.get(PASSWORD_VARIABLE) or None,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-            ssl=parts.scheme == "rediss",
-            ssl_cert_reqs="required",
-            ssl_check_hostname=True,
-        )
+        self._redis = RedisClient(url)
+        self._told: set[str] = set()
 
     def append(self, entries: Sequence[Entry]) -> int:
         """Add messages, and return how many; raises StreamLost, and some may have been added then."""
-        calls = self._client.pipeline(transaction=False)
-        for key, content in entries:
-            # A question whether it would be taken is not kept.
-            most = max(2, STREAM_BYTES // len(content)) if key != QUESTION else 0
-            calls.xadd(key, {_FIELD: content}, maxlen=most, approximate=most > 0)
-        for key in dict.fromkeys(entry.key for entry in entries):
-            calls.expire(key, KEPT_S)
-        # What the library raises for a call of several has the whole message in it.
-        for answer in self._done(lambda: calls.execute(raise_on_error=False)):
+
+        def add(redis: Any) -> Any:
+            calls = redis.pipeline(transaction=False)
+            for key, content in entries:
+                # A question whether it would be taken is not kept.
+                most = max(2, STREAM_BYTES // len(content)) if key != QUESTION else 0
+                calls.xadd(key, {_FIELD: content}, maxlen=most, approximate=most > 0)
+            for key in dict.fromkeys(entry.key for entry in entries):
+                calls.expire(key, KEPT_S)
+            # What the library raises for a call of several has the whole message in it.
+            return calls.execute(raise_on_error=False)
+
+        for answer in self._done(add):
             if isinstance(answer, Exception):
                 raise StreamLost(str(answer)) from answer
         return len(entries)
@@ -89,33 +75,82 @@ class Stream:
     def read(self, after: Mapping[str, str], wait_s: float) -> dict[str, list[Message]]:
         """What has come in each stream since the message with this number, waiting so long for it if there is nothing.
 
-        `wait_s` is shorter than TIMEOUT_S. Raises StreamLost.
+        `wait_s` is shorter than TIMEOUT_S. A key that is no stream is left out beside others, and the log says so once.
+        Raises StreamLost.
         """
 
-        def read() -> dict[str, list[Message]]:
-            answer = self._client.xread(dict(after), AT_A_TIME, int(wait_s * 1000)) or ()
+        def read(redis: Any, after: Mapping[str, str]) -> dict[str, list[Message]]:
+            answer = redis.xread(dict(after), AT_A_TIME, int(wait_s * 1000)) or ()
             return {
                 key.decode(): [Message(number.decode(), b"".join([fields.get(_FIELD, b"")])) for number, fields in some]
                 for key, some in answer
                 if some
             }
 
-        found: dict[str, list[Message]] = self._done(read)
+        found: dict[str, list[Message]]
+        try:
+            found = self._done(partial(read, after=after))
+        except StreamLost as exc:
+            streams = self._streams(after) if len(after) > 1 and str(exc).startswith(_WRONG_TYPE) else {}
+            if not streams:
+                raise
+            found = self._done(partial(read, after=streams))
         return found
+
+    def _streams(self, after: Mapping[str, str]) -> dict[str, str]:
+        """Those of these keys that may be streams."""
+
+        def kinds(redis: Any) -> list[bytes]:
+            calls = redis.pipeline(transaction=False)
+            for key in after:
+                calls.type(key)
+            return list(calls.execute())
+
+        may_be = dict(zip(after, (kind in (b"stream", b"none") for kind in self._done(kinds)), strict=True))
+        for key in after:
+            if not may_be[key] and key not in self._told:
+                self._told.add(key)
+                log.warning("nothing is heard of %s: the server has something else in this name", key)
+        return {key: number for key, number in after.items() if may_be[key]}
 
     def remove(self, key: str, numbers: Sequence[str]) -> int:
         """Remove messages of a stream, and return how many there were; raises StreamLost."""
-        removed: int = self._done(lambda: self._client.xdel(key, *numbers))
+        removed: int = self._done(lambda redis: redis.xdel(key, *numbers))
         return removed
+
+    def begun_anew(self, after: Mapping[str, str]) -> list[str]:
+        """The streams that the server has lost since the message with this number; raises StreamLost.
+
+        Its numbers begin with the time. If its clock is behind, those of new messages are smaller than that one.
+        """
+
+        def ask(redis: Any) -> list[str]:
+            calls = redis.pipeline(transaction=False)
+            for key in after:
+                calls.xinfo_stream(key)
+            answers = zip(after.items(), calls.execute(raise_on_error=False), strict=True)
+            return [
+                key
+                for (key, number), answer in answers
+                # The server has an error for a key that it does not have.
+                if isinstance(answer, Exception) or _place(answer["last-generated-id"].decode()) < _place(number)
+            ]
+
+        found: list[str] = self._done(ask)
+        return found
 
     def close(self) -> None:
         """End all connections, also under threads that wait for an answer."""
-        self._client.connection_pool.disconnect()
+        self._redis.close()
 
-    def _done(self, call: Callable[[], Any]) -> Any:
+    def _done(self, call: Callable[[Any], Any]) -> Any:
         try:
-            return call()
-        except self._errors as exc:
-            if isinstance(exc, self._shapes):
-                raise StreamLost("it answers as no Redis server does") from exc
+            return call(self._redis.within(TIMEOUT_S))
+        except _SHAPES as exc:
+            raise StreamLost("it answers as no Redis server does") from exc
+        except errors() as exc:
             raise StreamLost(" ".join(str(exc).split()) or type(exc).__name__) from exc
+
+
+def _place(number: str) -> tuple[int, ...]:
+    return tuple(map(int, number.split("-")))

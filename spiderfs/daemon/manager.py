@@ -120,7 +120,6 @@ class Manager:
             context.members,
         )
         self._capacity = CacheCapacity(options, cache, catalogue, supply.lister)
-        self._superseded = Superseded(catalogue, content, cache)
         self._membership = Membership(context.members, options, cache.engine.rank_anew)
 
         # Trainers teach the cache.
@@ -135,6 +134,7 @@ class Manager:
             self._bell.ring,
             context.all_names_are_asked,
         )
+        self._superseded = Superseded(catalogue, content, cache, training.declared_lists.superseded)
         partials = PartialKeeper(content, cache, options.sample_max_bytes)
         self._hook_server = HookServer(training, counters.add, partials=partials)
 

@@ -108,7 +108,7 @@ class Members(Homes):
         self.nodes()
         urls = sorted(weights)
         others = [url for url in urls if url not in own]
-        places = self._places(others)
+        places = self._placed(others)
         nodes: list[Node | None] = [None] * (1 + max(places.values(), default=0))
         for url in urls:
             nodes[places.get(url, OWN)] = (found or {}).get(url) or as_named(url)
@@ -125,7 +125,7 @@ class Members(Homes):
         self._publish(nodes, drawing)
         return have_moved
 
-    def _places(self, urls: Sequence[str]) -> dict[str, int]:
+    def _placed(self, urls: Sequence[str]) -> dict[str, int]:
         """The places of other nodes: those that they have, or the first ones that are free."""
         if len(urls) >= MOST_MEMBERS:
             raise ConfigError(f"peers has more than {MOST_MEMBERS} nodes: name fewer")

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from spiderfs.errors import ViewFailed
-from spiderfs.sources.source import Source, Version
+from spiderfs.sources.source import FromPeer, Source, Version
 from spiderfs.views.pool import MakerLost, MakerPool
 from spiderfs.views.recipe import ORIGINAL, Unmade
 from spiderfs.views.tree import Forms, TreeSource
@@ -69,7 +69,7 @@ class ViewSource(TreeSource):
             raise ViewFailed(f"{os.fsdecode(path)}: the view has {len(view)} bytes now, and had {length}")
         with self._counting:
             self._count("views_made")
-        return view[offset:]
+        return (FromPeer if isinstance(original, FromPeer) else bytes)(view[offset:])
 
     def close(self) -> None:
         self._makers.close()

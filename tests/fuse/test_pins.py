@@ -85,7 +85,22 @@ def test_a_link_means_what_it_leads_to_when_it_is_unpinned_too(tmp_path: Path) -
         eventually(lambda: pinned(mount) == {"a/0", "a/1"})
         assert run_spiderfs("unpin", mount.point, "link/0").stdout == "1 files are pinned no longer\n"
         assert run_spiderfs("evict", mount.point, "link").stdout == "2 records evicted\n"
-        assert run_spiderfs("unpin", mount.point, "gone").stdout == "0 files are pinned no longer\n"
+
+
+def test_a_mistyped_path_is_told_and_one_of_a_file_that_is_gone_is_not(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    write_files(source, {"a": 1000, "b": 1000})
+    with mounted(source, tmp_path / "m", capacity="1MiB", ttl=0, dir_ttl=0) as mount:
+        assert run_spiderfs("pin", mount.point, "a", "b").returncode == 0
+        for command, said in (("unpin", "0 files are pinned no longer\n"), ("evict", "0 records evicted\n")):
+            done = run_spiderfs(command, mount.point, "typo", "other")
+            assert (done.returncode, done.stdout) == (1, said)
+            assert f"2 paths mean no file of {mount.point}, the first is typo" in done.stderr
+            assert run_spiderfs(command, mount.point, "typo*").returncode == 0, "a glob may mean nothing"
+        (source / "a").unlink()
+        done = run_spiderfs("unpin", mount.point, "a", "b")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "2 files are pinned no longer\n"
 
 
 SOON = "from spiderfs.daemon.caching import superseded; superseded.INTERVAL_S = superseded.IDLE_INTERVAL_S = 0.1"

@@ -48,7 +48,7 @@ def test_all_draws_of_a_sample_lie_within_the_window(samples: int, times: int, w
 
 @pytest.mark.parametrize("wrong", [{"times": 0}, {"window": 0}, {"window": 1.5}, {"samples": 0}])
 def test_refuses_impossible_options(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"at least 1|at least one|share"):
+    with pytest.raises(ValueError, match=r"at least 1|share"):
         EchoSampler(**{"samples": 4, **wrong})
 
 

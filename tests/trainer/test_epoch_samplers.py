@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tiny_training import SIZE, loader
 
 from spiderfs.testing import RecordingSink
-from trainer_hook import EchoSampler, PoolSampler, plan
+from trainer_hook import EchoSampler, ImpactSampler, PoolSampler, ShadeSampler, SpiderSampler, plan
 
 SAMPLERS = pytest.mark.parametrize("kind", [EchoSampler, partial(PoolSampler, block=4)], ids=["echo", "pool"])
 
@@ -68,3 +68,31 @@ def test_the_next_epoch_is_published_as_this_one_begins(daemon: HookDaemon, kind
             until(lambda known=known: {each.epoch for _, each in daemon.sink.plans} == known)  # type: ignore[misc]
     published = {each.epoch: each.order.tolist() for _, each in daemon.sink.plans}
     assert [published[epoch] for epoch in range(4)] == [list(expected) for _ in range(4)]
+
+
+ALL = pytest.mark.parametrize("kind", [EchoSampler, PoolSampler, SpiderSampler, ImpactSampler, ShadeSampler])
+
+
+@ALL
+def test_an_option_that_is_no_whole_number_is_refused_at_once(kind: Any) -> None:
+    counts = {EchoSampler: "times", PoolSampler: "block", ImpactSampler: "warm_up"}
+    for name in ("seed", counts.get(kind, "draws")):
+        for wrong in (2.5, "2", -1):
+            with pytest.raises(ValueError, match=f"^{name}={wrong}: give a whole number of at least [01]$"):
+                kind(10, **{name: wrong})
+    with pytest.raises(ValueError, match=r"^samples=2.5: give a whole number of at least 1$"):
+        kind(2.5)
+
+
+@ALL
+def test_what_is_no_state_is_refused(kind: Any) -> None:
+    sampler = kind(10)
+    state = sampler.state_dict()
+    for name in state:
+        lacking = {key: value for key, value in state.items() if key != name}
+        for wrong in (lacking, {**lacking, name: object()}):
+            with pytest.raises(ValueError, match=r"^the state is not one that state_dict\(\) returned$"):
+                sampler.load_state_dict(wrong)
+    with pytest.raises(ValueError, match=r"^the state is not one that state_dict\(\) returned$"):
+        sampler.load_state_dict({**state, "epoch": "a"})
+    sampler.load_state_dict(state)

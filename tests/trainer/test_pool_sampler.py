@@ -57,7 +57,7 @@ def test_neighbours_come_sooner_after_each_other_than_in_a_shuffle() -> None:
 
 @pytest.mark.parametrize("wrong", [{"block": 0}, {"pool": 0}, {"pool": 1.5}, {"samples": 0}])
 def test_refuses_impossible_options(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"at least 1|at least one|share"):
+    with pytest.raises(ValueError, match=r"at least 1|share"):
         PoolSampler(**{"samples": 4, **wrong})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from trainer_hook.samplers.epoch import Epoch, EpochSampler
+from trainer_hook.samplers.epoch import Epoch, EpochSampler, whole_number
 
 # The shortest distance between two draws of a sample, as a share of the longest distance.
 NEAREST = 0.5
@@ -29,11 +29,9 @@ class EchoSampler(EpochSampler):
     def __init__(self, samples: int, *, times: int = 2, window: float = 0.2, seed: int = 0) -> None:
         """`samples` is the length of the data set; an epoch has as many draws, over all ranks."""
         super().__init__(samples, seed=seed)
-        if times < 1:
-            raise ValueError(f"times={times}: give at least 1")
         if not 0 < window <= 1:
             raise ValueError(f"window={window}: give a share of the samples, above 0 and at most 1")
-        self._times = times
+        self._times = whole_number("times", times, 1)
         self._window = window
 
     def _draw(self, number: int) -> Epoch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -27,6 +28,17 @@ class Epoch(NamedTuple):
     scores: Scores | None = None
 
 
+def whole_number(name: str, value: object, least: int) -> int:
+    """The value of an option; raises ValueError unless it is a whole number of at least `least`."""
+    try:
+        found = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        found = least - 1
+    if found < least:
+        raise ValueError(f"{name}={value}: give a whole number of at least {least}")
+    return found
+
+
 class EpochSampler(Sampler[int]):
     """Draws epochs of `draws` draws over all ranks; a subclass says how, in `_draw`.
 
@@ -35,11 +47,9 @@ class EpochSampler(Sampler[int]):
     """
 
     def __init__(self, samples: int, *, draws: int | None = None, seed: int = 0) -> None:
-        if samples < 1 or (draws is not None and draws < 1):
-            raise ValueError(f"samples={samples}, draws={draws}: give at least one of each")
-        self.samples = samples
-        self._draws = samples if draws is None else draws
-        self._seed = seed
+        self.samples = whole_number("samples", samples, 1)
+        self._draws = self.samples if draws is None else whole_number("draws", draws, 1)
+        self._seed = whole_number("seed", seed, 0)
         self._client: Client | None = None
         self._list = ""
         self._whole = 1
@@ -157,10 +167,14 @@ class EpochSampler(Sampler[int]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where `state` was taken; raises ValueError for a state that is not one of this data set."""
         try:
-            epoch, order = int(state["epoch"]), state["order"]
-            progress = restored({**state, "order": [] if order is None else order}, self.samples)
-        except (KeyError, TypeError) as exc:
+            self._restore(state)
+        except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError(NO_STATE) from exc
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """As `load_state_dict`; a subclass reads its own part first."""
+        epoch, order = operator.index(state["epoch"]), state["order"]
+        progress = restored({**state, "order": [] if order is None else order}, self.samples)
         self.epoch, self._before, self._position = epoch, progress.consumed, 0
         self._order = None if order is None else progress.order
         self._ahead, self._ahead_of_caller = None, 0

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from trainer_hook.ranks import from_all_ranks, from_first_rank, rank_and_world
+from trainer_hook.samplers.epoch import whole_number
 from trainer_hook.samplers.spider import SpiderSampler
 
 log = logging.getLogger("trainer_hook")
@@ -111,8 +112,9 @@ class ImpactSampler(SpiderSampler):
         `options` are those of SpiderSampler, except `draws` and `settled`. Raises ValueError for impossible options.
         """
         super().__init__(samples, coverage=coverage, **options)
-        if sharpness <= 0 or warm_up < 0:
-            raise ValueError(f"sharpness={sharpness}, warm_up={warm_up}: give more than 0, and 0 or more")
+        if sharpness <= 0:
+            raise ValueError(f"sharpness={sharpness}: give more than 0")
+        warm_up = whole_number("warm_up", warm_up, 0)
         self._irreducible = (
             np.zeros(samples, np.float32) if irreducible is None else np.asarray(irreducible, np.float32)
         )
@@ -139,9 +141,9 @@ class ImpactSampler(SpiderSampler):
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"warm_up": self.warm_up.state()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
+    def _restore(self, state: dict[str, Any]) -> None:
         self.warm_up.restore(state["warm_up"])
+        super()._restore(state)
 
     # -- drawing
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from trainer_hook.samplers.epoch import Epoch, EpochSampler
+from trainer_hook.samplers.epoch import Epoch, EpochSampler, whole_number
 
 
 class PoolSampler(EpochSampler):
@@ -31,11 +31,9 @@ class PoolSampler(EpochSampler):
     def __init__(self, samples: int, *, block: int = 4, pool: float = 0.2, seed: int = 0) -> None:
         """`samples` is the length of the data set; an epoch has as many draws, over all ranks."""
         super().__init__(samples, seed=seed)
-        if block < 1:
-            raise ValueError(f"block={block}: give at least 1")
         if not 0 < pool <= 1:
             raise ValueError(f"pool={pool}: give a share of the samples, above 0 and at most 1")
-        self._block = min(block, samples)
+        self._block = min(whole_number("block", block, 1), samples)
         self._room = max(self._block, round(pool * samples))
 
     def _draw(self, number: int) -> Epoch:

@@ -113,10 +113,11 @@ class ShadeSampler(SpiderSampler):
         trend = {"losses": [*self.trend.losses], "accuracies": [*self.trend.accuracies], "ended": ended}
         return super().state_dict() | trend
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.trend.losses, self.trend.accuracies = [*state["losses"]], [*state["accuracies"]]
-        self._ended = None if state["ended"] is None else Ended(*state["ended"])
+    def _restore(self, state: dict[str, Any]) -> None:
+        losses, accuracies = [*state["losses"]], [*state["accuracies"]]
+        ended = None if state["ended"] is None else Ended(*state["ended"])
+        super()._restore(state)
+        self.trend.losses, self.trend.accuracies, self._ended = losses, accuracies, ended
 
     def _end(self, loss: float, weight: float, accuracy: float | None) -> None:
         self._ended = Ended(True, loss, weight, accuracy)

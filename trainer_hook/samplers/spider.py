@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from trainer_hook.ranks import from_first_rank, rank_and_world, share_of_rank, shared_store
-from trainer_hook.resuming import NO_STATE
 from trainer_hook.samplers.epoch import Epoch, EpochSampler, Scores
 
 log = logging.getLogger("trainer_hook")
@@ -124,14 +123,11 @@ class SpiderSampler(EpochSampler):
         scores = self._scores
         return super().state_dict() | {"scores": None if scores is None else torch.from_numpy(scores.copy())}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        try:
-            scores = None if state["scores"] is None else np.asarray(state["scores"]).astype(np.float32)
-        except (KeyError, TypeError) as exc:
-            raise ValueError(NO_STATE) from exc
+    def _restore(self, state: dict[str, Any]) -> None:
+        scores = None if state["scores"] is None else np.asarray(state["scores"]).astype(np.float32)
         if scores is not None and scores.shape != (self.samples,):
             raise ValueError(f"the state is of another list: it has {len(scores)} scores for {self.samples} samples")
-        super().load_state_dict(state)
+        super()._restore(state)
         self._scores, self._probabilities, self._scores_ahead = scores, None, None
 
     # -- drawing

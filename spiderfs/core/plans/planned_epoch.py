@@ -123,5 +123,6 @@ class PlannedEpoch:
         self._served.clear()
 
     def same_draws(self, other: PlannedEpoch) -> bool:
-        """Whether both are the same epoch with the same draws, wherever they start."""
-        return self.number == other.number and np.array_equal(self.order, other.order)
+        """Whether both are the same epoch with the same draws of the same files, wherever they start."""
+        same_files = self.keys is other.keys or self.keys == other.keys
+        return same_files and self.number == other.number and np.array_equal(self.order, other.order)

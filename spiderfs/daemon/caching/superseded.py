@@ -38,11 +38,18 @@ _READ_WITHIN_S = 60.0
 
 class Superseded:
     def __init__(
-        self, catalogue: Catalogue, content: Content, cache: CacheControl, clock: Callable[[], float] = steady_clock.now
+        self,
+        catalogue: Catalogue,
+        content: Content,
+        cache: CacheControl,
+        heard: Callable[[int, bytes], None],
+        clock: Callable[[], float] = steady_clock.now,
     ) -> None:
+        """`heard` is called with each inode that is not current, and its path, before the catalogue forgets it."""
         self._catalogue = catalogue
         self._content = content
         self._cache = cache
+        self._heard = heard
         self._now = clock
         self._after = 0
 
@@ -61,6 +68,10 @@ class Superseded:
         inodes = self._catalogue.gone(self._after, _AT_A_TIME)
         self._after = inodes[-1] if len(inodes) == _AT_A_TIME else 0
         keys = {inode: self._content.keys(inode) for inode in inodes if not self._catalogue.is_current(inode)}
+        for inode in keys:
+            node = self._catalogue.known(inode)
+            if node is not None:
+                self._heard(inode, node.path)
         self._cache.release([key for of_one in keys.values() for key in of_one])
         finished = [inode for inode in inodes if inode not in keys or not (keys[inode] or self._is_in_transit(inode))]
         if finished:

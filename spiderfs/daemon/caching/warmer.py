@@ -52,8 +52,6 @@ _CONTROL_NAME = os.fsdecode(CONTROL_DIRECTORY)
 
 # Tells the cache control of a candidate, by an event: inode, size, where, pid, block.
 Note = Callable[[int, int, int, int, int], None]
-# Pins a file, by inode and size, and says whether there was room for it.
-Pin = Callable[[int, int], bool]
 
 
 class Pattern:
@@ -169,10 +167,11 @@ class Warmer:
         self._sample_max_bytes = sample_max_bytes
         self._note = note
         self._rate = rate
-        self._send, self._receive = trio.open_memory_channel[tuple[Sequence[Pattern], Pin | None]](MAX_WAITING)
+        self._send, self._receive = trio.open_memory_channel[tuple[Sequence[Pattern], CacheControl | None]](MAX_WAITING)
         self._work = trio.CancelScope()
         self._warming = Warming()
         self._was_seen = False
+        self._looked_in: bytes | None = None
         self.last_evicted = 0
         """How many records the last request to evict files has dropped."""
         self.last_unpinned = 0
@@ -183,10 +182,10 @@ class Warmer:
         self._was_seen = not self._warming.working
         return replace(self._warming)
 
-    def warm(self, patterns: Sequence[Pattern], pin: Pin | None = None) -> None:
-        """Take a request to fetch files, and to `pin` each before; raises ConfigError if too many wait already."""
+    def warm(self, patterns: Sequence[Pattern], pins: CacheControl | None = None) -> None:
+        """Take a request to fetch files, and to have `pins` pin each before; raises ConfigError if too many wait."""
         try:
-            self._send.send_nowait((patterns, pin))
+            self._send.send_nowait((patterns, pins))
         except trio.WouldBlock:
             raise ConfigError(
                 f"{MAX_WAITING} requests wait already: write again when .spiderfs/warm says idle"
@@ -215,13 +214,13 @@ class Warmer:
                         nursery.start_soon(self._bring_all, to_bring)
 
     async def _find_all(self, found: trio.MemorySendChannel[int]) -> None:
-        async for patterns, pin in self._receive:
-            warming = self._warming
+        async for patterns, pins in self._receive:
+            warming, self._looked_in = self._warming, None
             try:
                 async with aclosing(self._wanted(patterns, warming)) as wanted:
                     async for node in wanted:
                         warming.found += 1
-                        if pin is not None and not pin(node.inode, node.stat.size):
+                        if pins is not None and not await self._pin(pins, node):
                             warming.roomless += 1
                             continue
                         warming.left += 1
@@ -232,6 +231,18 @@ class Warmer:
                 warming.failed += 1
                 log.warning("warming: %s", exc)
             warming.searching = self._receive.statistics().current_buffer_used > 0
+
+    async def _pin(self, cache: CacheControl, node: Node) -> bool:
+        """Pin a file if pins have room for it, of which earlier versions get none (`superseded.py` is later)."""
+        pinned, directory = cache.pin(node.inode, node.stat.size), node.path.rpartition(b"/")[0]
+        # All names of a directory were listed before its first file was found.
+        if pinned or self._looked_in == directory:
+            return pinned
+        self._looked_in, gone = directory, [0]
+        while gone := self._catalogue.gone(gone[-1], _AT_A_TIME):
+            cache.unpin([old for old in gone if old in cache.engine.pins and not self._catalogue.is_current(old)])
+            await trio.lowlevel.checkpoint()
+        return cache.pin(node.inode, node.stat.size)
 
     async def _wanted(self, patterns: Sequence[Pattern], warming: Warming) -> AsyncGenerator[Node]:
         """The files that the patterns mean, each once."""

@@ -87,7 +87,7 @@ async def warm(warmer: Warmer, cache: CacheControl, options: Options, forms: For
 
 async def pin(warmer: Warmer, cache: CacheControl, options: Options, forms: Forms, text: bytes) -> None:
     """Begin to pin the files that the lines name, and to fetch those that are not cached."""
-    warmer.warm(_patterns(options, forms, text), cache.pin)
+    warmer.warm(_patterns(options, forms, text), cache)
 
 
 async def unpin(warmer: Warmer, cache: CacheControl, options: Options, forms: Forms, text: bytes) -> None:

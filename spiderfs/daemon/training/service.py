@@ -283,6 +283,8 @@ class Training:
     async def plan(self, trainer: Trainer, plan: Plan) -> None:
         course = self.trainers.course_of(trainer, plan.list)
         number = self.trainers.number_of(trainer)
+        if await self.declared_lists.follow(course):
+            await self.redirects.publish_all()
         if plan.begun and len(plan.order) and self.trainers.leads(trainer):
             self.accounts.begin_epoch(trainer.job_id, plan.epoch, steady_clock.now())
         await self.plans.take(number, course.list, plan)

@@ -7,6 +7,7 @@ all jobs that have declared the list.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,7 +82,7 @@ class SampleList:
 
 
 class KnownList:
-    """One list of samples that trainers have declared; it does not change.
+    """One list of samples that trainers have declared; its samples and files do not change.
 
     Sample i of the list is the file `inodes[i]`; inode 0 stands for an unknown file.
     """
@@ -93,12 +94,24 @@ class KnownList:
         # which have 32 bits: so no two of them have the same label.
         own = -(1 << 32) - np.arange(len(samples), dtype=np.int64)
         self.labels = np.where(samples.labels == -1, own, samples.labels)
+        self._know(inodes)
+
+    def _know(self, inodes: npt.NDArray[np.uint64]) -> None:
         self.inodes = inodes
+        self.superseded: dict[int, bytes] = {}
+        """The paths of those files that have another version by now, as far as that was heard of."""
         self.keys: list[int] = inodes.tolist()
         self.index_of = {inode: index for index, inode in enumerate(self.keys) if inode}
         indices = (self.index_of.get(inode, index) for index, inode in enumerate(self.keys))
         self.one_of_file = np.fromiter(indices, np.uint32, len(self.keys))
         """For each sample, the sample of the same file that `index_of` knows."""
+
+    def with_files(self, inodes: npt.NDArray[np.uint64]) -> KnownList:
+        """The list of the same samples, which are these files now."""
+        found = copy(self)
+        found._know(inodes)
+        found.superseded = {inode: path for inode, path in self.superseded.items() if inode in found.index_of}
+        return found
 
     @property
     def label_of(self) -> dict[Key, int]:

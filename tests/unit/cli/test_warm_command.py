@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from spiderfs.cli import warm
+from spiderfs.cli import named_files, warm
 from spiderfs.cli.control_files import explained
 from spiderfs.cli.main import main
 from spiderfs.errors import SpiderfsError
@@ -143,7 +143,7 @@ def test_a_link_means_what_it_leads_to(mounted: Path, daemon: Daemon, tmp_path: 
 
 
 def test_a_list_on_stdin_comes_in_pieces(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "_PIECE_BYTES", 20)
+    monkeypatch.setattr(named_files, "_PIECE_BYTES", 20)
     lines = [b"train/cat/1", b"", b" odd \xff name", os.fsencode(mounted) + b"/val", b"not/checked/here"]
     assert spiderfs(mounted, "-", stdin=b"\n".join(lines)).exit_code == 0
     assert daemon.written == ["train/cat/1\n odd \udcff name\n", "val\nnot/checked/here\n"]
@@ -245,8 +245,8 @@ def test_pinning_ends_as_warming_does(mounted: Path, daemon: Daemon) -> None:
 
 
 def test_unpinning_says_how_many_files_it_was(mounted: Path, daemon: Daemon) -> None:
-    assert spiderfs(mounted, "gone/since", mounted, command="unpin").stdout == "3 files are pinned no longer\n"
-    assert daemon.written == ["unpin: gone/since\n.\n"]
+    assert spiderfs(mounted, "gone/since", mounted, command="unpin").stdout == "6 files are pinned no longer\n"
+    assert daemon.written == ["unpin: gone/since\n", "unpin: .\n"]
     assert json.loads(spiderfs(mounted, "--json", "train", command="unpin").stdout) == {"unpinned": 3}
     assert spiderfs(mounted, command="unpin").exit_code == 2
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import signal
 import socketserver
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +23,10 @@ from benchmarks.common.redis_server import RedisServer
 from spiderfs.cluster import link as module
 from spiderfs.cluster import stream as stream_module
 from spiderfs.cluster.link import Link
-from spiderfs.cluster.stream import PASSWORD_VARIABLE, Entry, Stream
+from spiderfs.cluster.stream import Entry, Stream
 from spiderfs.errors import StreamLost
 from spiderfs.metrics import SharedCounters
+from spiderfs.sources.redis_client import PASSWORD_VARIABLE
 
 PATIENCE_S = 20.0
 
@@ -322,7 +325,8 @@ def test_a_server_that_is_none_is_a_server_that_fails(answer: bytes, monkeypatch
 
 def test_a_stream_without_messages_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream("redis://127.0.0.1:1")
-    monkeypatch.setattr(stream, "_client", SimpleNamespace(xread=lambda *_: [[b"a", []]]))
+    server = SimpleNamespace(xread=lambda *_: [[b"a", []]])
+    monkeypatch.setattr(stream, "_redis", SimpleNamespace(within=lambda timeout_s: server))
     assert stream.read({"a": "0-0"}, 0.1) == {}
 
 
@@ -345,3 +349,74 @@ def test_a_key_that_is_no_stream_is_said_once(server: RedisServer, caplog: pytes
         assert f"{server.url} is back" in caplog.messages[-1]
 
     run(test)
+
+
+def test_one_key_that_is_no_stream_keeps_nobody_from_hearing_the_others(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = redis.Redis.from_url(server.url)
+    client.set("other", "by another program")
+
+    async def test(nursery: trio.Nursery) -> None:
+        one, two = Node(server.url), Node(server.url, ["other", "stream"])
+        one.start(nursery)
+        two.start(nursery)
+        for count in (1, 2):
+            one.link.send("stream", b"heard")
+            await eventually(lambda count=count: len(two.heard) == count)
+        assert two.link.status().up
+        client.delete("other")
+        one.link.send("other", b"now")
+        await eventually(lambda: two.heard[-1] == b"now")
+
+    run(test)
+    assert caplog.messages == ["nothing is heard of other: the server has something else in this name"]
+
+
+def test_a_stream_that_begins_anew_by_a_clock_that_is_behind_is_heard(server: RedisServer) -> None:
+    client = redis.Redis.from_url(server.url)
+
+    async def test(nursery: trio.Nursery) -> None:
+        node = Node(server.url, ["lost", "busy"])
+        node.start(nursery)
+        client.xadd("lost", {"m": b"before"}, id="9000000000000-0")
+        await eventually(lambda: node.heard == [b"before"])
+        client.delete("lost")
+        client.xadd("lost", {"m": b"after"}, id="1000-0")
+        client.xadd("lost", {"m": b"and more"}, id="1000-1")
+
+        def said() -> list[bytes]:
+            client.xadd("busy", {"m": b"."})
+            return [message for message in node.heard if message != b"."]
+
+        await eventually(lambda: said() == [b"before", b"after", b"and more"])
+        await trio.sleep(0.2)
+        assert said() == [b"before", b"after", b"and more"], "each once"
+
+    run(test)
+
+
+class Drips(socketserver.StreamRequestHandler):
+    """Answers with a piece now and then, each within the time limit."""
+
+    def handle(self) -> None:
+        while data := self.request.recv(1 << 16):
+            if b"XREAD" not in data:
+                self.request.sendall(b"+OK\r\n" * data.count(b"CLIENT"))
+                continue
+            with contextlib.suppress(OSError):
+                for _ in range(100):
+                    self.request.sendall(b"*1\r\n")
+                    time.sleep(0.05)
+
+
+def test_a_server_that_drips_holds_no_call_for_longer_than_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Drips) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        stream, began = Stream(f"redis://127.0.0.1:{server.server_address[1]}"), time.monotonic()
+        with pytest.raises(StreamLost, match=r"(?i)time"):
+            stream.read({"a": "0-0"}, 0.1)
+        assert 0.4 < time.monotonic() - began < 2.0, "and not 5 s"
+        stream.close()
+        server.shutdown()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spiderfs.core.homes import GROUPS, Homes
+from spiderfs.core.homes import GROUPS, Homes, _drawn
 
 NAMES = st.lists(st.integers(0, 999).map("http://n{}:8443".format), min_size=1, max_size=8, unique=True)
 WEIGHTS = st.floats(0.1, 10.0)
@@ -43,6 +43,16 @@ def test_a_new_member_takes_its_share_and_nothing_else_moves(names: list[str], w
         share = weight / sum(with_new.values())
         # Four standard deviations.
         assert after.count(name) / GROUPS == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / GROUPS) + 1e-9)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(names=NAMES, weights=st.lists(st.one_of(WEIGHTS, st.just(1e300), st.just(1e-300)), min_size=8, max_size=8))
+def test_of_all_draws_the_soonest_wins_and_of_equal_ones_the_first(names: list[str], weights: list[float]) -> None:
+    members = dict(zip(names, weights, strict=False))
+    groups = np.arange(GROUPS, dtype=np.uint64)
+    times = np.stack([-np.log(_drawn(name, groups)) / members[name] for name in sorted(members)])
+    homes = Homes(members, names[0])
+    assert [homes.home(key) for key in range(GROUPS)] == times.argmin(axis=0).tolist()
 
 
 def test_homes_stay_what_they_were() -> None:

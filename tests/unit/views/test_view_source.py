@@ -9,7 +9,7 @@ import pytest
 from images import image_file, picture
 
 from spiderfs.errors import SourceChanged, ViewFailed
-from spiderfs.sources.source import Version
+from spiderfs.sources.source import FromPeer, Version
 from spiderfs.testing import MemorySource
 from spiderfs.views.making import make
 from spiderfs.views.pool import MakerLost
@@ -67,6 +67,15 @@ def test_a_file_and_its_view_are_two(subject: Subject) -> None:
     assert view == make(subject.content, RECIPE, 10**6)
     assert subject.view(len(view)) == view
     assert subject.counted == {"views_made": 2}
+
+
+def test_a_view_of_what_a_peer_gave_is_from_the_peer(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the source had to give is counted by that."""
+    assert not isinstance(subject.view(), FromPeer)
+    monkeypatch.setattr(subject.inner, "read", lambda *of: FromPeer(subject.content))
+    view = subject.view()
+    assert isinstance(view, FromPeer)
+    assert view == make(subject.content, RECIPE, 10**6)
 
 
 def test_another_version_has_no_view_here(subject: Subject) -> None:

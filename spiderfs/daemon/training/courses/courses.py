@@ -40,7 +40,7 @@ class Course:
         self.job_id = job_id
         self.course_id = course_id_of(job_id, known_list.digest)
         self.list = known_list
-        """Another one with the same digest takes its place when files have changed and the job declares it again."""
+        """Another one with the same digest takes its place when its files have changed (`DeclaredLists`)."""
         self.directory = directory_of(scores_directory, job_id, known_list.digest)
         self.scorings: dict[str, Scoring] = {}
         """By name; a scoring that is not in use keeps what it has learned."""

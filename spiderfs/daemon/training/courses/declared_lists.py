@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import trio
 
 from spiderfs.core.learning.teaching import Teaching
@@ -44,7 +45,7 @@ MAX_SAMPLES = 32_000_000
 # All ranks of a job share its courses, so the trainers of 256 connections, with 8 lists each, seldom have half as many;
 # the others are about to leave.
 MAX_COURSES = 1024
-# How many samples are forgotten between two chances for other tasks, in some milliseconds.
+# How many samples are forgotten, or looked at, between two chances for other tasks, in some milliseconds.
 _AT_A_TIME = 10_000
 
 
@@ -157,6 +158,47 @@ class DeclaredLists:
         if self._courses.samples_beside(course_id) + samples > MAX_SAMPLES:
             return True
         return course_id not in self._courses and len(self._courses) >= MAX_COURSES
+
+    # -- files change
+
+    def superseded(self, inode: int, path: bytes) -> None:
+        """Note that the file at a path has another version than this one."""
+        for course in self._courses:
+            if inode in course.list.index_of:
+                course.list.superseded[inode] = path
+
+    async def follow(self, course: Course) -> bool:
+        """Have the samples of a list be the present versions of their files; returns whether that changes any.
+
+        As when the list is declared again, its scores hold for the files that there are now. All files are looked at
+        of each directory, such as an archive, in which one was superseded.
+        """
+        if not course.list.superseded:
+            return False
+        async with self._beginning:
+            known = course.list
+            directories = {path.rpartition(b"/")[0] for path in known.superseded.values()}
+            places, paths = [], []
+            for first in range(0, len(known.keys), _AT_A_TIME):
+                inodes = known.keys[first : first + _AT_A_TIME]
+                for place, path in enumerate(self._supply.catalogue.paths(inodes), first):
+                    path = known.superseded.get(known.keys[place], path)
+                    if known.keys[place] and path.rpartition(b"/")[0] in directories:
+                        places.append(place)
+                        paths.append(path)
+                await trio.lowlevel.checkpoint()
+            found = await inodes_of(paths, self._supply.catalogue, self._supply.lister)
+            now = known.inodes.copy()
+            # What is not there now may come back.
+            now[places] = np.where(found, found, now[places])
+            if np.array_equal(now, known.inodes):
+                return False
+            followed = known.with_files(now)
+            for other in self._courses:
+                if other.list is known:
+                    other.list = followed
+                    await self._scoring.introduce(other)
+        return True
 
     # -- lists leave
 

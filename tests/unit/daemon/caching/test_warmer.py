@@ -14,6 +14,7 @@ from spiderfs.daemon.caching.background_rate import BackgroundRate
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.warmer import MAX_WAITING, Pattern, Warmer
 from spiderfs.errors import ConfigError, SourceDenied
+from spiderfs.linux import steady_clock
 from spiderfs.metrics import SharedCounters
 from spiderfs.shared.warming import Warming
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -122,7 +123,7 @@ def test_what_has_no_room_among_pins_is_not_fetched(tmp_path: Path) -> None:
         harness.add(b"a/1", b"a/2", b"a/3", b"a*", b"b/1")
         cache = CacheControl(harness.content, "lru", 0.5, SharedCounters(1).row(0))
         cache.restore(500, None)  # room for pins: 250 bytes less half of what landing takes
-        harness.warmer.warm([Pattern(b"a", b"/mnt"), Pattern(b"a*", b"/mnt")], cache.pin)
+        harness.warmer.warm([Pattern(b"a", b"/mnt"), Pattern(b"a*", b"/mnt")], cache)
         done = await harness.done()
         assert (done.found, done.fetched, done.roomless, done.left) == (4, 2, 2, 0)
         assert len(cache.engine.pins) == 2
@@ -130,6 +131,26 @@ def test_what_has_no_room_among_pins_is_not_fetched(tmp_path: Path) -> None:
         assert (harness.warmer.last_unpinned, len(cache.engine.pins)) == (0, 2)
         await harness.warmer.unpin([Pattern(b"/", b"/mnt")], cache)
         assert (harness.warmer.last_unpinned, len(cache.engine.pins)) == (2, 0)
+
+    run(tmp_path, test)
+
+
+def test_earlier_versions_give_their_room_to_pins_at_once(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        cache = CacheControl(harness.content, "lru", 0.5, SharedCounters(1).row(0))
+        cache.restore(700, None)
+        paths = [b"a/%d" % number for number in range(3)]
+        harness.add(*paths)
+        for _ in range(2):
+            harness.warmer.warm([Pattern(b"a", b"/mnt")], cache)
+            status = await harness.done()
+            assert (status.roomless, len(cache.engine.pins), cache.engine.pins.bytes) == (0, 3, 300)
+            for path in paths:
+                harness.source.change(path, b"y" * 100)
+            # Listings are believed for a second.
+            for path in paths:
+                now = harness.source.stat(path)
+                harness.catalogue.record(*harness.catalogue.parent_of(path), now, steady_clock.now())
 
     run(tmp_path, test)
 

@@ -1,0 +1,115 @@
+"""The samples of a declared list are other files when their paths lead to other versions, as in a replaced archive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import trio
+from test_service import SAMPLES, SIZE, Harness
+from test_two_jobs import EPOCH, Job, run
+
+from spiderfs.daemon.caching.superseded import Superseded
+from spiderfs.protocol import Exchange, Plan
+from spiderfs.vfs.catalogue import Catalogue
+
+CHANGED, NEVER_SEEN = 3, 7
+
+
+class Source:
+    """What readers find when they look names up."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        training = harness.training
+        self.catalogue = Catalogue(harness.records)
+        self.superseded = Superseded(
+            self.catalogue, harness.content, harness.cache, training.declared_lists.superseded, clock=lambda: 1e9
+        )
+
+    async def change(self, *samples: int) -> None:
+        """Replace these files, have them looked up, and forget the earlier versions."""
+        for sample in samples:
+            path = b"train/%03d" % sample
+            found = self.harness.source.change(path, bytes(SIZE + 1))
+            self.catalogue.record(*self.catalogue.parent_of(path), found, 2e9)
+        await self.superseded.turn()
+
+
+async def _plan(harness: Harness, job: Job, epoch: int, begun: bool = True) -> None:
+    order = np.arange(SAMPLES, dtype=np.uint32)
+    await harness.training.plan(job.trainer, Plan(harness.list.name, epoch, 0, begun, order))
+
+
+def _planned(harness: Harness) -> list[int]:
+    (reader,) = harness.cache.engine.schedule.readers.values()
+    return [int(reader.epoch.key(position)) for position in range(SAMPLES)]  # type: ignore[call-overload]
+
+
+def test_the_next_plan_names_the_versions_that_there_are(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        source, job = Source(harness), Job(harness, "one", 1)
+        await job.attach()
+        for batch in EPOCH:
+            await job.learn(batch)
+        scores, old = (await job.scores()).tolist(), job.course.list.keys
+        await _plan(harness, job, 0)
+        await _plan(harness, job, 1, begun=False)
+        await source.change(CHANGED)
+        assert source.catalogue.known(old[CHANGED]) is None, "its path is known no more"
+        await _plan(harness, job, 1)
+        now = job.course.list.keys
+        assert [index for index in range(SAMPLES) if now[index] != old[index]] == [CHANGED]
+        dentry = source.catalogue.find(*source.catalogue.parent_of(b"train/%03d" % CHANGED))
+        assert dentry is not None
+        assert dentry.inode == now[CHANGED]
+        assert _planned(harness) == now
+        assert (await job.scores()).tolist() == scores
+        await _plan(harness, job, 2)
+        assert job.course.list.keys is now, "nothing is looked up again"
+
+    run(tmp_path, test)
+
+
+def test_what_is_gone_stays_as_it_was_until_it_comes_back(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        source, job = Source(harness), Job(harness, "one", 1)
+        await job.attach()
+        old = job.course.list.keys
+        parent, name = source.catalogue.parent_of(b"train/%03d" % CHANGED)
+        source.catalogue.record_gone(parent, name, 2e9)
+        await source.superseded.turn()
+        await _plan(harness, job, 0)
+        assert job.course.list.keys is old
+        await source.change(CHANGED)
+        await _plan(harness, job, 1)
+        assert job.course.list.keys[CHANGED] not in (0, old[CHANGED])
+
+    run(tmp_path, test)
+
+
+def test_two_jobs_that_exchange_go_on_with_the_versions_that_there_are(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        source, one, other = Source(harness), Job(harness, "one", 1), Job(harness, "other", 2)
+        for job in (one, other):
+            await job.attach()
+            await _plan(harness, job, 0)
+        nothing, some = np.empty(0, np.uint32), np.arange(4, dtype=np.uint32)
+        question = Exchange(harness.list.name, 1, 0, 0, 0, nothing, some)
+        for job in (one, other):
+            assert len(harness.training.exchange(job.trainer, question)) == 4
+        await source.change(CHANGED, NEVER_SEEN)
+        await _plan(harness, one, 1)
+        assert one.course.list is other.course.list
+        harness.training.exchange(one.trainer, Exchange(harness.list.name, 1, 1, 0, 0, nothing, some))
+        (shared,) = harness.cache.engine.owed.lists.values()
+        assert shared.keys is one.course.list.keys
+        # The other one's epoch goes on by the files that it was planned with.
+        later = Exchange(harness.list.name, 2, 0, 4, 0, some, some + np.uint32(4))
+        assert len(harness.training.exchange(other.trainer, later)) == 4
+        await harness.training.detached(one.trainer)
+        await harness.training.detached(other.trainer)
+        assert not harness.cache.engine.owed.lists
+        await trio.lowlevel.checkpoint()
+
+    run(tmp_path, test)

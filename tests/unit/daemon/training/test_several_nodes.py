@@ -246,7 +246,7 @@ def test_rows_that_come_before_rank_0_ends_their_last_epoch_wait_for_it(tmp_path
             await second.learn(*now[1])
             await second.end_epoch(1, 0)
             await second.learn(*now[1], 1)
-            await eventually(lambda: first.training._nodes._jobs["early"].early)
+            await eventually(lambda: first.training._nodes._jobs["early"].early and first.count("rows_heard"))
             assert first.count("rows_heard") == SAMPLES // 2
             began = trio.current_time()
             await first.end_epoch(0, 0)

@@ -106,6 +106,11 @@ class Sharing:
         for trainer in {trainer for trainer, _ in self._digests}:
             self.trainer_left(trainer)
 
+    def files_changed(self, changed: str) -> None:
+        """The samples of the list with this digest are other files now: it is shared anew as its ranks ask on."""
+        for rank in [rank for rank, digest in self._digests.items() if digest == changed]:
+            self._leave(rank)
+
     def trainer_left(self, trainer: int) -> None:
         for rank in [rank for rank in self._digests if rank[0] == trainer]:
             self._leave(rank)
@@ -129,12 +134,8 @@ class Sharing:
         """The list, shared from now on; a name may mean another list than before."""
         if self._digests.get(rank) not in (None, known_list.digest):
             self._leave(rank)
-        lists = self._engine.owed.lists
-        if known_list.digest in lists and lists[known_list.digest].keys is not known_list.keys:
-            # Its samples are other files by now.
-            for other in [other for other, digest in self._digests.items() if digest == known_list.digest]:
-                self._leave(other)
         self._digests[rank] = known_list.digest
+        lists = self._engine.owed.lists
         if known_list.digest not in lists:
             keys, index_of, changed = known_list.keys, known_list.index_of, self._engine.owed.changed
             shared = SharedList(keys, index_of, self._chance, changed, cacheable=self._cacheable)

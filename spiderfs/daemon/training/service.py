@@ -284,6 +284,7 @@ class Training:
         course = self.trainers.course_of(trainer, plan.list)
         number = self.trainers.number_of(trainer)
         if await self.declared_lists.follow(course):
+            self.plans.sharing.files_changed(course.list.digest)
             await self.redirects.publish_all()
         if plan.begun and len(plan.order) and self.trainers.leads(trainer):
             self.accounts.begin_epoch(trainer.job_id, plan.epoch, steady_clock.now())

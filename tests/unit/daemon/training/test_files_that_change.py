@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import trio
 from test_service import SAMPLES, SIZE, Harness
 from test_two_jobs import EPOCH, Job, run
 
@@ -101,6 +100,7 @@ def test_two_jobs_that_exchange_go_on_with_the_versions_that_there_are(tmp_path:
         await source.change(CHANGED, NEVER_SEEN)
         await _plan(harness, one, 1)
         assert one.course.list is other.course.list
+        assert not harness.cache.engine.owed.lists
         harness.training.exchange(one.trainer, Exchange(harness.list.name, 1, 1, 0, 0, nothing, some))
         (shared,) = harness.cache.engine.owed.lists.values()
         assert shared.keys is one.course.list.keys
@@ -110,6 +110,18 @@ def test_two_jobs_that_exchange_go_on_with_the_versions_that_there_are(tmp_path:
         await harness.training.detached(one.trainer)
         await harness.training.detached(other.trainer)
         assert not harness.cache.engine.owed.lists
-        await trio.lowlevel.checkpoint()
+
+    run(tmp_path, test)
+
+
+def test_a_job_that_declared_the_present_versions_shares_its_list_with_who_follows(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        source, one, other = Source(harness), Job(harness, "one", 1), Job(harness, "other", 2)
+        await one.attach()
+        await source.change(CHANGED)
+        await other.attach()
+        assert one.course.list is not other.course.list
+        await _plan(harness, one, 0)
+        assert one.course.list is other.course.list
 
     run(tmp_path, test)

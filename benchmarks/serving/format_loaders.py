@@ -207,8 +207,11 @@ def litdata(task: Task) -> Iterable[Any]:
 
 def webdataset(task: Task) -> Iterable[Any]:
     from webdataset import WebDataset
+    from webdataset.cache import FileCache
     from webdataset.gopen import gopen_schemes
 
+    # It looks only every 30 s how large its cache is, by itself: an epoch here is shorter, and would find all in it.
+    FileCache.__init__.__kwdefaults__["cache_cleanup_interval"] = 0
     urls = sorted(str(path) for path in Path(task.data).glob("*.tar"))
     options: dict[str, Any] = {}
     if task.faults is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from spiderfs.cli.control_files import ANSWER_TIMEOUT_S
 from spiderfs.errors import ConfigError
@@ -21,6 +22,8 @@ def wanted_paths(
 
     Paths without a file come into the list `gone` instead; without such a list they are an error.
     """
+    # Of a source that hangs one path is asked, and not each: every question takes seconds.
+    answers = True
     for path in paths:
         if path == "-":
             name = ""
@@ -35,8 +38,11 @@ def wanted_paths(
             is_glob = globs and any(letter in relative for letter in "*?[")
             if is_glob:
                 yield relative
+            elif not answers:
+                yield relative
             elif (found := _at_end_of_links(mount, relative)) is not None:
-                yield found
+                answers = found.in_time
+                yield found.path
             elif gone is None:
                 raise ConfigError(f"{mount.mountpoint} has no file {relative}: write a path below it")
             else:
@@ -57,16 +63,22 @@ def _relative(mount: Mount, mountpoint: str, path: str) -> str:
     return relative
 
 
-def _at_end_of_links(mount: Mount, relative: str) -> str | None:
+class _Found(NamedTuple):
+    path: str
+    in_time: bool = True
+
+
+def _at_end_of_links(mount: Mount, relative: str) -> _Found | None:
     """The path of the file that a path means, which must be one of the mount, or None; raises ConfigError."""
     path = f"{mount.mountpoint}/{relative}"
     try:
         found = within(ANSWER_TIMEOUT_S, lambda: os.path.realpath(path, strict=True))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError:
-        return relative  # The source may answer the daemon, and if not the daemon says so.
-    return _relative(mount, str(mount.mountpoint), found)
+    except OSError as exc:
+        # The source may answer the daemon, and if not the daemon says so.
+        return _Found(relative, not isinstance(exc, TimeoutError))
+    return _Found(_relative(mount, str(mount.mountpoint), found))
 
 
 def pieces(lines: Iterable[str]) -> Iterator[str]:

@@ -283,7 +283,8 @@ class PushAhead:
         together, inode = self._together, node.inode
         if together is None or steady_clock.now() < self._alone_until_s:
             return 0
-        if inode in self._near or inode in self._engine.members or len(self._chunks) >= together.concurrency.most:
+        # What jobs are owed may be on its way already; what is near for that way is in the store, too.
+        if inode in self._near or together.is_near(inode) or len(self._chunks) >= together.concurrency.most:
             return 0
         # The store has to take it until it is pushed.
         if not self._engine.would_keep(inode, node.stat.size):
@@ -305,6 +306,8 @@ class PushAhead:
         self._chunks.discard(node.inode)
         if brought.failed:
             self._alone_until_s = steady_clock.now() + _ALONE_S
+            # Those that were to come along are looked at again.
+            self.looks_again = True
         if brought.where is not None:
             # What the store did not take is in memory that workers look into.
             brought = brought._replace(failed=False)
@@ -313,7 +316,7 @@ class PushAhead:
 
     def _push(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
         # It waits for another draw, which may be the last that finds it in memory.
-        if node.inode in self._near and not reader.exchanges:
+        if node.inode in self._orders or (node.inode in self._near and not reader.exchanges):
             return 0
         stored = node.inode in self._engine.members
         requests = -(-node.stat.size // _REQUEST_BYTES)

@@ -6,6 +6,7 @@ all jobs that have declared the list.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -100,6 +101,8 @@ class KnownList:
         self.inodes = inodes
         self.superseded: dict[int, bytes] = {}
         """The paths of those files that have another version by now, as far as that was heard of."""
+        self.followed_s = -math.inf
+        """When these were last looked for, and some not found."""
         self.keys: list[int] = inodes.tolist()
         self.index_of = {inode: index for index, inode in enumerate(self.keys) if inode}
         indices = (self.index_of.get(inode, index) for index, inode in enumerate(self.keys))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 # How long a course stays in memory without a trainer. A list takes 15 MB for 100,000 samples, and what a course learns
 # about it some 150 bytes a sample.
 GRACE_S = 60.0
+# Files that were not there are looked for again after so long, unless more of the list's files have changed.
+FOLLOW_AGAIN_S = 30.0
 # The most samples of the lists of all courses together; each takes the manager 150 bytes before it is scored.
 MAX_SAMPLES = 32_000_000
 # All ranks of a job share its courses, so the trainers of 256 connections, with 8 lists each, seldom have half as many;
@@ -166,6 +169,7 @@ class DeclaredLists:
         for course in self._courses:
             if inode in course.list.index_of:
                 course.list.superseded[inode] = path
+                course.list.followed_s = -math.inf
 
     async def follow(self, course: Course) -> bool:
         """Have the samples of a list be the present versions of their files; returns whether that changes any.
@@ -173,26 +177,29 @@ class DeclaredLists:
         As when the list is declared again, its scores hold for the files that there are now. All files are looked at
         of each directory, such as an archive, in which one was superseded.
         """
-        if not course.list.superseded:
+        known = course.list
+        if not known.superseded or trio.current_time() < known.followed_s + FOLLOW_AGAIN_S:
             return False
+        # What is not there now may come back.
+        known.followed_s = trio.current_time()
+        noted = dict(known.superseded)
+        directories = {path.rpartition(b"/")[0] for path in noted.values()}
+        places, paths = [], []
+        for first in range(0, len(known.keys), _AT_A_TIME):
+            inodes = known.keys[first : first + _AT_A_TIME]
+            for place, path in enumerate(self._supply.catalogue.paths(inodes), first):
+                path = noted.get(known.keys[place], path)
+                if known.keys[place] and path.rpartition(b"/")[0] in directories:
+                    places.append(place)
+                    paths.append(path)
+            await trio.lowlevel.checkpoint()
+        found = await inodes_of(paths, self._supply.catalogue, self._supply.lister)
+        now = known.inodes.copy()
+        now[places] = np.where(found, found, now[places])
+        # The source may have taken long, and nobody attaches while this is held.
         async with self._beginning:
-            known = course.list
-            directories = {path.rpartition(b"/")[0] for path in known.superseded.values()}
-            places, paths = [], []
-            for first in range(0, len(known.keys), _AT_A_TIME):
-                inodes = known.keys[first : first + _AT_A_TIME]
-                for place, path in enumerate(self._supply.catalogue.paths(inodes), first):
-                    path = known.superseded.get(known.keys[place], path)
-                    if known.keys[place] and path.rpartition(b"/")[0] in directories:
-                        places.append(place)
-                        paths.append(path)
-                await trio.lowlevel.checkpoint()
-            found = await inodes_of(paths, self._supply.catalogue, self._supply.lister)
-            now = known.inodes.copy()
-            # What is not there now may come back.
-            now[places] = np.where(found, found, now[places])
-            if np.array_equal(now, known.inodes):
-                return False
+            if course.list is not known or np.array_equal(now, known.inodes):
+                return course.list is not known
             followed = self._courses.known_list(known.digest, now) or known.with_files(now)
             for other in self._courses:
                 if other.list is known:

@@ -546,3 +546,13 @@ def test_what_comes_together_is_pushed_when_it_is_in_the_store(harness: Harness)
     assert [found.failed for inode, found in harness.done if inode > 10] == [False, True]
     bring(41)
     assert harness.pusher.ordered[5:] == [41]
+
+
+def test_what_is_on_its_way_into_the_store_comes_with_no_neighbours(harness: Harness) -> None:
+    """Another job may be owed it."""
+    harness.together.brings = True
+    harness.together.near.add(1)
+    harness.cache.engine.plan(1, "train", harness.reader.epoch, 0.0, True)
+    harness.way.bring(harness.node(1), harness.reader, 0, lambda *_: None)
+    assert not harness.together.begun
+    assert harness.pusher.ordered == [1]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from test_service import SAMPLES, SIZE, Harness
 from test_two_jobs import EPOCH, Job, run
 
 from spiderfs.daemon.caching.superseded import Superseded
+from spiderfs.daemon.training.courses import declared_lists
 from spiderfs.protocol import Exchange, Plan
 from spiderfs.vfs.catalogue import Catalogue
 
@@ -70,7 +72,7 @@ def test_the_next_plan_names_the_versions_that_there_are(tmp_path: Path) -> None
     run(tmp_path, test)
 
 
-def test_what_is_gone_stays_as_it_was_until_it_comes_back(tmp_path: Path) -> None:
+def test_what_is_gone_stays_as_it_was_until_it_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(harness: Harness) -> None:
         source, job = Source(harness), Job(harness, "one", 1)
         await job.attach()
@@ -81,6 +83,9 @@ def test_what_is_gone_stays_as_it_was_until_it_comes_back(tmp_path: Path) -> Non
         await _plan(harness, job, 0)
         assert job.course.list.keys is old
         await source.change(CHANGED)
+        await _plan(harness, job, 1)
+        assert job.course.list.keys is old, "it is not looked for with every plan"
+        monkeypatch.setattr(declared_lists, "FOLLOW_AGAIN_S", 0.0)
         await _plan(harness, job, 1)
         assert job.course.list.keys[CHANGED] not in (0, old[CHANGED])
 

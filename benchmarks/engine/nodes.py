@@ -1,6 +1,6 @@
 """Several nodes, each with a mount of its own: what they fetch from the source, engine alone.
 
-    .venv/bin/python -m benchmarks.engine.nodes --json FILE      four minutes
+    .venv/bin/python -m benchmarks.engine.nodes --json FILE      two minutes
     .venv/bin/python -m benchmarks.engine.nodes --quick          some seconds
 
 Of one training, an epoch is one random order of all samples, of which each node reads every n-th one

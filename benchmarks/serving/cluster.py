@@ -1,6 +1,6 @@
 """Three nodes whose caches act as one, against three nodes that know nothing of each other: real mounts, real nginx.
 
-    .venv/bin/python -m benchmarks.serving.cluster --json docs/results/cluster.json     a quarter of an hour
+    .venv/bin/python -m benchmarks.serving.cluster --json docs/results/cluster.json     nine minutes
     .venv/bin/python -m benchmarks.serving.cluster --quick                              a minute, for a look
 
 All nodes are mounts on this machine, each with nginx over it (docs/examples/nginx-peers.conf), of one directory whose

@@ -36,9 +36,7 @@ def wanted_paths(
         else:
             relative = _relative(mount, mountpoint, path)
             is_glob = globs and any(letter in relative for letter in "*?[")
-            if is_glob:
-                yield relative
-            elif not answers:
+            if is_glob or not answers:
                 yield relative
             elif (found := _at_end_of_links(mount, relative)) is not None:
                 answers = found.in_time

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from spiderfs.errors import StreamLost
-from spiderfs.sources.redis_client import RedisClient, errors
+from spiderfs.sources.redis_client import SHAPES, RedisClient, errors
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,6 @@ BEGINNING = "0-0"
 # A stream for messages that show whether the server takes such.
 QUESTION = "spiderfs:question"
 _FIELD = b"m"
-# The library takes the shape of an answer for granted: a server that is none of Redis answers anything.
-_SHAPES = (TypeError, AttributeError, LookupError, RecursionError)
 _WRONG_TYPE = "WRONGTYPE"
 
 
@@ -121,20 +119,21 @@ class Stream:
     def begun_anew(self, after: Mapping[str, str]) -> list[str]:
         """The streams that the server has lost since the message with this number; raises StreamLost.
 
-        Its numbers begin with the time. If its clock is behind, those of new messages are smaller than that one.
+        Its numbers begin with the time. If its clock is behind, those of new messages are smaller than that one. A user
+        who may not ask is told of none.
         """
+
+        def is_lost(number: str, answer: Any) -> bool:
+            if isinstance(answer, Exception):
+                return "no such key" in str(answer)
+            return _place(answer["last-generated-id"].decode()) < _place(number)
 
         def ask(redis: Any) -> list[str]:
             calls = redis.pipeline(transaction=False)
             for key in after:
                 calls.xinfo_stream(key)
             answers = zip(after.items(), calls.execute(raise_on_error=False), strict=True)
-            return [
-                key
-                for (key, number), answer in answers
-                # The server has an error for a key that it does not have.
-                if isinstance(answer, Exception) or _place(answer["last-generated-id"].decode()) < _place(number)
-            ]
+            return [key for (key, number), answer in answers if is_lost(number, answer)]
 
         found: list[str] = self._done(ask)
         return found
@@ -146,7 +145,7 @@ class Stream:
     def _done(self, call: Callable[[Any], Any]) -> Any:
         try:
             return call(self._redis.within(TIMEOUT_S))
-        except _SHAPES as exc:
+        except SHAPES as exc:
             raise StreamLost("it answers as no Redis server does") from exc
         except errors() as exc:
             raise StreamLost(" ".join(str(exc).split()) or type(exc).__name__) from exc

@@ -120,7 +120,13 @@ class Manager:
             context.members,
         )
         self._capacity = CacheCapacity(options, cache, catalogue, supply.lister)
-        self._membership = Membership(context.members, options, cache.engine.rank_anew)
+
+        def rehomed() -> None:
+            # What others asked for when it was at home here may be at home with them now.
+            context.asked_by_peers.replace(())
+            cache.engine.rank_anew()
+
+        self._membership = Membership(context.members, options, rehomed)
 
         # Trainers teach the cache.
         self._bell = Bell()

@@ -91,9 +91,10 @@ class Members(Homes):
         """The nodes by their places, and for which members and weights the homes are drawn."""
         _, size, checksum = _HEADER.unpack_from(self._list)
         text = self._list[_HEADER.size : _HEADER.size + size]
-        if zlib.crc32(text) != checksum:
+        # The number of bytes is 0 for a moment while the header is written.
+        if not size or zlib.crc32(text) != checksum:
             return [], None
-        nodes, drawn_for = json.loads(text or b"[[null], null]")
+        nodes, drawn_for = json.loads(text)
         return [node and Node(*node) for node in nodes], drawn_for
 
     def change(

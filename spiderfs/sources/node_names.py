@@ -98,12 +98,12 @@ def own_url(urls: Mapping[str, float], given: str) -> str:
 def is_here(addresses: Sequence[str]) -> bool:
     """Whether one of the addresses is this machine's."""
     for address in addresses:
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
                 probe.bind((address, 0))
                 return True
-            except OSError:
-                continue
+        except OSError:
+            continue
     return False
 
 

@@ -51,6 +51,8 @@ class Peer(ABC):
             return None
         try:
             content = self._fetch(asked)
+            if content is not None and not isinstance(content, bytes):
+                raise SourceUnavailable("something else than bytes")
             if content is not None and len(content) != asked.length:
                 raise SourceUnavailable(f"{len(content)} bytes instead of {asked.length}")
         except SourceError as exc:

@@ -84,7 +84,12 @@ class WebPeer(Peer):
     def _connected(self, _: str, until: float) -> Line:
         error: OSError = OSError(errno.EHOSTUNREACH, "no address")
         for address in self.node.addresses:
-            connected = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                connected = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+            except OSError as exc:
+                # A kernel without IPv6.
+                error = exc
+                continue
             try:
                 connected.settimeout(left_s(until))
                 connected.connect((address, self._port))

@@ -18,6 +18,8 @@ from spiderfs.sources.web.asking import left_s
 # The password, which `redis-cli` takes from there too. In an option all who read the mount would see it.
 PASSWORD_VARIABLE = "REDISCLI_AUTH"
 PORT = 6379
+# The library takes the shape of an answer for granted: a server that is none of Redis answers anything.
+SHAPES = (TypeError, AttributeError, LookupError, RecursionError)
 
 
 class RedisClient:
@@ -89,4 +91,4 @@ def errors() -> tuple[type[Exception], ...]:
     """What a call of redis-py may raise because of the server or of the way to it."""
     import redis
 
-    return redis.RedisError, OSError, ValueError
+    return redis.RedisError, OSError, ValueError, *SHAPES

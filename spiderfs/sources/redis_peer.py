@@ -85,7 +85,9 @@ class RedisPeer(Peer):
 
     def _redis(self) -> RedisClient:
         with self._lock:
-            if self._client is None or self._reached != self.node.addresses:
-                self._reached = self.node.addresses
-                self._client = RedisClient(self.node.url, self._reached[0])
+            addresses = self.node.addresses
+            if self._client is None or (addresses and addresses != self._reached):
+                if not addresses:
+                    raise ConnectionError("its address is not known")
+                self._reached, self._client = addresses, RedisClient(self.node.url, addresses[0])
             return self._client

@@ -154,6 +154,21 @@ def test_whoever_reads_the_source_fills_the_server(tmp_path: Path) -> None:
         assert home.reader.read(b"1", 10, 20, version) == CONTENT[10:30], "a piece is had from the source"
 
 
+def test_a_server_whose_address_is_not_known_any_more_is_given_files_when_it_is_known_again(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        home = made("redis", tmp_path, stack)
+        known = home.members.nodes()[1]
+        assert known is not None
+        for number, addresses in enumerate((["127.0.0.1"], [], ["127.0.0.1"])):
+            home.members.change({home.url: 1.0}, (), {home.url: known._replace(addresses=addresses)})
+            path = b"%d" % number
+            home.add(path, at_home=None)
+            assert home.read(path)[0]
+        until = time.monotonic() + 10
+        while not home.read(b"2")[1]:
+            assert time.monotonic() < until
+
+
 def test_a_server_that_is_full_gives_what_it_has(tmp_path: Path) -> None:
     with ExitStack() as stack:
         home = made("redis", tmp_path, stack, "--maxmemory", "4mb")

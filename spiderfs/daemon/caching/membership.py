@@ -51,7 +51,11 @@ class Membership:
             return
         if not options.peers or not self._options.peers:
             raise ConfigError("a mount cannot begin or end with peers: unmount, then mount with the others")
-        self._options, self._found, self._roll = options, {}, Roll()
+        # Where nodes are that stay is known until a look-up says otherwise.
+        staying = [
+            node for url, node in self._found.items() if url in options.peers and node.host == as_named(url).host
+        ]
+        self._options, self._found, self._roll = options, {node.url: node for node in staying}, Roll()
         self._changed.set()
 
     async def run(self) -> None:
@@ -72,10 +76,12 @@ class Membership:
         node, is_known = as_named(url), True
         if node.addresses:
             return
-        name = live_name(self._options.peers)
+        options, name = self._options, live_name(self._options.peers)
         while True:
             find = partial(addresses_of, node.host)
             found = await trio.to_thread.run_sync(find, abandon_on_cancel=True, limiter=threads)
+            if self._options is not options:
+                return
             if is_known != bool(found):
                 is_known = not is_known
                 if is_known:
@@ -88,7 +94,8 @@ class Membership:
                 self._found = {member.url: member for member in (at_address(url, address) for address in counted)}
             elif found:
                 self._found[url] = node._replace(addresses=found)
-            await self._take_over(dict.fromkeys(self._found, 1.0) if name else weights_of(self._options.peers))
+            if found:
+                await self._take_over(dict.fromkeys(self._found, 1.0) if name else weights_of(options.peers))
             await trio.sleep((LOOK_UP_S if name else LISTED_S) if found else AGAIN_S)
 
     async def _take_over(self, weights: Mapping[str, float]) -> None:

@@ -218,23 +218,28 @@ def test_who_has_no_right_to_it_is_told_why(
     assert "secret" not in record.getMessage()
 
 
-def guarded(place: Path) -> RedisServer:
-    """A server with a user who has exactly the rights that the documents name."""
-    rights = ["on", ">secret", "~spiderfs:*", "+xadd", "+xread", "+xdel", "+expire"]
+def guarded(place: Path, *more: str) -> RedisServer:
+    """A server with a user who has the rights that the documents name, of which `more` are not needed."""
+    rights = ["on", ">secret", "~spiderfs:*", "+xadd", "+xread", "+xdel", "+expire", *more]
     return RedisServer(place, "--requirepass", "other", "--user", "alice", *rights)
 
 
-def test_a_user_needs_a_few_rights_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("more", [(), ("+xinfo",)])
+@pytest.mark.parametrize("done_with", [True, False])
+def test_a_user_needs_a_few_rights_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], done_with: bool
+) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
 
     async def test(nursery: trio.Nursery) -> None:
-        with guarded(tmp_path) as server:
-            node = Node(server.url.replace("redis://", "redis://alice@"), ["spiderfs:key"], done_with=True)
+        with guarded(tmp_path, *more) as server:
+            node = Node(server.url.replace("redis://", "redis://alice@"), ["spiderfs:key"], done_with=done_with)
             node.start(nursery)
             node.link.send("spiderfs:key", b"allowed")
             await eventually(lambda: node.heard == [b"allowed"])
             await trio.sleep(0.1)
             assert node.link.status().up
+            assert node.heard == [b"allowed"], "once"
             node.link.send("others:key", b"not allowed", rows=1)
             await eventually(lambda: node.count("rows_lost") == 1)
 

@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 _ROWS, _SCORES = "spiderfs:rows", "spiderfs:scores"
 # No trainer of this mount has this number.
 _NOBODY = 0
+# As of a full disk. A trainer would be told of them; the manager goes on.
+_FAILURES = (SpiderfsError, OSError)
 # Rows that come this long after an end of an epoch count for the next one. Meanwhile the next one's wait in backlogs,
 # which have room for three seconds.
 LATE_S = 2.0
@@ -160,7 +162,7 @@ class SeveralNodes:
                 await ending.all_ended.wait()
         try:
             await ending.act()
-        except SpiderfsError as exc:
+        except _FAILURES as exc:
             # No trainer is there to be told, and the next epoch goes on.
             log.warning("an epoch of job %s could not be ended (%s)", job_id, exc)
         job = self._jobs[job_id]
@@ -243,7 +245,11 @@ class SeveralNodes:
                 in_turn.append(part)
         for _, alike in groupby(in_turn, lambda batch: (batch.embeddings.shape[1], batch.losses is None)):
             some = list(alike)
-            await self._learner.learn(_NOBODY, course, some)
+            try:
+                await self._learner.learn(_NOBODY, course, some)
+            except _FAILURES as exc:
+                log.warning("rows that other mounts of job %s have sent are left out (%s)", course.job_id, exc)
+                continue
             self._counters.add("cluster_rows_heard", sum(len(batch.indices) for batch in some))
         if job.ending is not None and self._all_ended(course.job_id, job.ending.epoch):
             job.ending.all_ended.set()
@@ -253,7 +259,11 @@ class SeveralNodes:
             hubs = [part for part in parts if isinstance(part, SharedHub)]
             for scores in (part for part in parts if isinstance(part, SharedScores)):
                 self._scored_elsewhere.add(course.course_id)
-                await learner.adopt(course, scores, hubs)
+                try:
+                    await learner.adopt(course, scores, hubs)
+                except _FAILURES as exc:
+                    log.warning("scores that another mount of job %s has sent are left out (%s)", course.job_id, exc)
+                    continue
                 self._counters.add("cluster_scores_heard", len(scores.ids))
 
     def _unpacked(self, course: Course, message: bytes) -> list[Message]:

@@ -164,7 +164,16 @@ async def test_a_listed_node_has_the_addresses_of_its_name_now(names: Names, cap
             names.says(address, name="n1")
             wanted = {HERE: ["127.0.0.1"], "http://n1:80": [address], "http://n2:80": []}
             await until(lambda wanted=wanted: addresses() == wanted)
-    assert node.moves == 0
+        # Changed while no name is answered for: what is known stays.
+        names.says("-", name="n1")
+        node.membership.change(options.changed("peers", f"{HERE}+http://n1:80*2+http://n2:80"))
+        await until(lambda: node.moves == 1)
+        assert addresses()["http://n1:80"] == ["198.51.100.2"]
+        node.membership.change(options.changed("peers", "http://nobody:80"))
+        asked = names.asked
+        await until(lambda: names.asked > asked + 2)
+        assert len(node.known) == 3, "a name that nobody knows takes no node away"
+    assert node.moves == 1
     assert "n2 cannot be looked up" in caplog.text
 
 

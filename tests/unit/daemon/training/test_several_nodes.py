@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -252,6 +253,29 @@ def test_rows_that_come_before_rank_0_ends_their_last_epoch_wait_for_it(tmp_path
             await first.end_epoch(0, 0)
             await eventually(lambda: first.count("rows_heard") == SAMPLES)
             assert trio.current_time() - began < several_nodes.LATE_S / 2, "rank 1 has ended it already"
+
+    run(test)
+
+
+def test_what_a_full_disk_does_not_take_of_other_nodes_ends_nothing(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "full") for rank in (0, 1))
+        (now,) = Epochs(2, SAMPLES // 2).steps(0)
+        takes = first.training.scoring.learn
+
+        async def is_full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "no space")
+
+        async with sharing(first, second):
+            await first.learn(*now[0])
+            monkeypatch.setattr(first.training.scoring, "learn", is_full)
+            await second.learn(*now[1])
+            await eventually(lambda: "are left out" in caplog.text)
+            monkeypatch.setattr(first.training.scoring, "learn", takes)
+            await second.learn(*now[1])
+            await eventually(lambda: first.count("rows_heard") == SAMPLES // 2)
 
     run(test)
 

@@ -153,21 +153,22 @@ class PlansElsewhere:
         return {_stream(self._own, digest): course for digest, course in by_digest.items()}
 
     async def hear(self, known_list: KnownList, heard: Sequence[Message]) -> None:
-        now_s = steady_clock.now()
+        now_s, changed = steady_clock.now(), False
         for part in heard:
             match part:
                 case Plan(begun=True, order=order) if not len(order):
-                    self._forget(part.list)
+                    changed |= self._forget([part.list])
                 case Plan():
                     epoch = await trio.to_thread.run_sync(self._planned, known_list, part)
                     self._engine.plan_elsewhere(part.list, epoch, now_s, part.begun)
                     self._counters.add("cluster_plans_heard")
+                    changed = True
                     self._heard_s[part.list] = now_s
                 case Progress() if part.list in self._heard_s:
                     self._engine.progressed_elsewhere(part.list, part.epoch, part.dispatched, now_s)
                     self._heard_s[part.list] = now_s
         # Once for all that came: with many nodes and members it takes seconds.
-        if any(isinstance(part, Plan) for part in heard):
+        if changed:
             self._engine.rank_anew()
         self._changed.set()
 
@@ -186,10 +187,12 @@ class PlansElsewhere:
         start = int((numbers[: plan.position] >= 0).sum())
         return PlannedEpoch(plan.epoch, kept.keys, kept.index_of, order, start)
 
-    def _forget(self, reader: str) -> None:
-        if self._heard_s.pop(reader, None) is not None:
+    def _forget(self, readers: Sequence[str]) -> bool:
+        """Drop these readers' plans; whether any had one: then the caller ranks the members anew, once for all."""
+        known = [reader for reader in readers if self._heard_s.pop(reader, None) is not None]
+        for reader in known:
             self._engine.unplan_elsewhere(reader)
-            self._engine.rank_anew()
+        return bool(known)
 
     # -- now and then
 
@@ -202,9 +205,9 @@ class PlansElsewhere:
             now_s = steady_clock.now()
             for reader in list(self._told):
                 self._tell_progress(reader, now_s)
-            for reader_elsewhere, heard_s in list(self._heard_s.items()):
-                if now_s > heard_s + SILENT_S or not self._followed():
-                    self._forget(reader_elsewhere)
+            followed, heard = self._followed(), self._heard_s.items()
+            if self._forget([reader for reader, heard_s in heard if now_s > heard_s + SILENT_S or not followed]):
+                self._engine.rank_anew()
             await trio.sleep(LOOK_S)
 
 

@@ -85,6 +85,12 @@ class Node:
         known = {sample: use_s for sample, use_s in uses.items() if use_s is not None}
         return sorted(known, key=lambda sample: known[sample])
 
+    @property
+    def elsewhere(self) -> plans_elsewhere.PlansElsewhere:
+        found = self.training._plans_elsewhere
+        assert found is not None
+        return found
+
     def count(self, name: str) -> int:
         return self.harness.counters.totals()[f"cluster_{name}"]
 
@@ -220,6 +226,38 @@ def test_the_plan_of_a_node_that_leaves_or_dies_is_forgotten(
                     await eventually(lambda: not two.named)
                 nursery.cancel_scope.cancel()
             await eventually(lambda: not two.named)
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["silent", "withdrawn"])
+def test_plans_that_end_together_rank_the_members_once(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(plans_elsewhere, "SILENT_S", 0.1 if how == "silent" else 3600.0)
+
+    async def test() -> None:
+        node = Node(tmp_path, 1, server.url, how)
+        async with sharing(node):
+            ranked = 0
+            rank_anew = node.harness.cache.engine.rank_anew
+
+            def counted() -> None:
+                nonlocal ranked
+                ranked += 1
+                rank_anew()
+
+            monkeypatch.setattr(node.harness.cache.engine, "rank_anew", counted)
+            elsewhere, known_list = node.elsewhere, next(iter(node.training.courses)).list
+            order = np.array(order_of(1), np.uint32)
+            await elsewhere.hear(known_list, [Plan(f"reader {one}", 0, 0, True, order) for one in range(5)])
+            assert (ranked, len(node.named)) == (1, len(node.own))
+            if how == "withdrawn":
+                await elsewhere.hear(known_list, [Plan(f"reader {one}", 0, 0, True, order[:0]) for one in range(5)])
+            await eventually(lambda: not node.named)
+            assert ranked == 2
+            await elsewhere.hear(known_list, [Plan("nobody", 0, 0, True, order[:0])])
+            assert ranked == 2
 
     run(test)
 

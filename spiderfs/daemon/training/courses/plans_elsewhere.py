@@ -66,6 +66,14 @@ class _Told:
     told_s: float = 0.0
 
 
+@dataclass
+class _Heard:
+    """When a reader elsewhere was heard of last, and in which epoch the schedule has it."""
+
+    epoch: int
+    at_s: float
+
+
 class PlansElsewhere:
     """`followed` says whether plans are followed now."""
 
@@ -85,7 +93,7 @@ class PlansElsewhere:
         self._counters = counters
         self._followed = followed
         self._told: dict[Reader, _Told] = {}
-        self._heard_s: dict[str, float] = {}
+        self._heard: dict[str, _Heard] = {}
         self._kept: dict[str, _Kept] = {}
         self._changed = trio.Event()
 
@@ -163,10 +171,13 @@ class PlansElsewhere:
                     self._engine.plan_elsewhere(part.list, epoch, now_s, part.begun)
                     self._counters.add("cluster_plans_heard")
                     changed = True
-                    self._heard_s[part.list] = now_s
-                case Progress() if part.list in self._heard_s:
+                    known = self._heard.get(part.list)
+                    in_epoch = part.epoch if known is None or part.begun else known.epoch
+                    self._heard[part.list] = _Heard(in_epoch, now_s)
+                # Of another epoch, it says that the plan that its home has is none of its reader's any more.
+                case Progress() if (known := self._heard.get(part.list)) is not None and known.epoch == part.epoch:
                     self._engine.progressed_elsewhere(part.list, part.epoch, part.dispatched, now_s)
-                    self._heard_s[part.list] = now_s
+                    known.at_s = now_s
         # Once for all that came: with many nodes and members it takes seconds.
         if changed:
             self._engine.rank_anew()
@@ -189,7 +200,7 @@ class PlansElsewhere:
 
     def _forget(self, readers: Sequence[str]) -> bool:
         """Drop these readers' plans; whether any had one: then the caller ranks the members anew, once for all."""
-        known = [reader for reader in readers if self._heard_s.pop(reader, None) is not None]
+        known = [reader for reader in readers if self._heard.pop(reader, None) is not None]
         for reader in known:
             self._engine.unplan_elsewhere(reader)
         return bool(known)
@@ -200,13 +211,13 @@ class PlansElsewhere:
         """Tell how far readers have come, and forget those of silent nodes, for as long as the mount lasts."""
         while True:
             self._changed = trio.Event()
-            if not self._told and not self._heard_s:
+            if not self._told and not self._heard:
                 await self._changed.wait()
             now_s = steady_clock.now()
             for reader in list(self._told):
                 self._tell_progress(reader, now_s)
-            followed, heard = self._followed(), self._heard_s.items()
-            if self._forget([reader for reader, heard_s in heard if now_s > heard_s + SILENT_S or not followed]):
+            followed, heard = self._followed(), self._heard.items()
+            if self._forget([reader for reader, last in heard if now_s > last.at_s + SILENT_S or not followed]):
                 self._engine.rank_anew()
             await trio.sleep(LOOK_S)
 

@@ -262,6 +262,34 @@ def test_plans_that_end_together_rank_the_members_once(
     run(test)
 
 
+def test_a_plan_is_kept_by_progress_in_its_epoch_alone(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans_elsewhere, "SILENT_S", 0.3)
+
+    async def test() -> None:
+        node = Node(tmp_path, 1, server.url, "alone")
+        async with sharing(node):
+            known_list, order = next(iter(node.training.courses)).list, np.array(order_of(1), np.uint32)
+
+            async def go_on(epoch: int, for_s: float) -> None:
+                with trio.move_on_after(for_s):
+                    while True:
+                        await node.elsewhere.hear(known_list, [Progress("reader", epoch, 1, 1)])
+                        await trio.sleep(0.02)
+
+            await node.elsewhere.hear(known_list, [Plan("reader", 3, 0, True, order)])
+            # That the next epoch is planned does not begin it.
+            await node.elsewhere.hear(known_list, [Plan("reader", 4, 0, False, order)])
+            await go_on(3, 0.6)
+            assert node.named
+            # The word that epoch 4 has begun was lost.
+            await go_on(4, 0.6)
+            assert not node.named
+
+    run(test)
+
+
 def test_a_server_that_is_killed_costs_what_is_not_known_meanwhile(tmp_path: Path) -> None:
     async def test() -> None:
         with RedisServer(tmp_path) as server:

@@ -26,6 +26,7 @@ from spiderfs.cluster.link import Link
 from spiderfs.core.engine import Engine
 from spiderfs.core.homes import Homes
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.schedule import LATER_EPOCHS
 from spiderfs.core.policy import Key
 from spiderfs.daemon.training.courses.courses import Course, Courses
 from spiderfs.daemon.training.trainer import KnownList
@@ -114,7 +115,12 @@ class PlansElsewhere:
         told = self._told.get((trainer, plan.list))
         if told is None or told.list.digest != known_list.digest:
             told = self._told[trainer, plan.list] = _Told(known_list)
-        told.epochs[plan.epoch] = positions
+        epochs = {**told.epochs, plan.epoch: positions}
+        # As many as the schedule keeps, here and at the homes: of later ones they are told when these begin.
+        kept = sorted(epoch for epoch in epochs if epoch >= plan.epoch or not plan.begun)[: 1 + LATER_EPOCHS]
+        told.epochs = {epoch: epochs[epoch] for epoch in kept}
+        if plan.epoch not in kept:
+            return
         for home, its in positions.items():
             start = int(np.searchsorted(its, plan.position))
             self._send(home, told, Plan(self._name((trainer, plan.list)), plan.epoch, start, plan.begun, order[its]))

@@ -15,6 +15,7 @@ from test_service import Harness, listed
 from benchmarks.common.redis_server import RedisServer
 from spiderfs.cluster import link
 from spiderfs.cluster.stream import Entry, Stream
+from spiderfs.core.plans.schedule import LATER_EPOCHS
 from spiderfs.daemon.training.courses import plans_elsewhere
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Hello, Plan, Progress, encode
@@ -286,6 +287,25 @@ def test_a_plan_is_kept_by_progress_in_its_epoch_alone(
             # The word that epoch 4 has begun was lost.
             await go_on(4, 0.6)
             assert not node.named
+
+    run(test)
+
+
+def test_no_more_plans_of_later_epochs_are_told_than_a_home_keeps(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, "later") for number in (0, 1))
+        async with sharing(one, two):
+            await one.plan(0, order_of(0))
+            for epoch in range(1, 30):
+                await one.plan(epoch, order_of(epoch), begun=False)
+            (told,) = one.elsewhere._told.values()
+            assert list(told.epochs) == list(range(1 + LATER_EPOCHS))
+            await eventually(lambda: two.count("plans_heard") == 1 + LATER_EPOCHS)
+            # One that was too late to be told of is told of when it begins.
+            await one.plan(29, order_of(29))
+            assert list(told.epochs) == [29]
+            await eventually(lambda: two.named == [sample for sample in order_of(29) if sample in two.own])
+            assert two.count("plans_heard") == 2 + LATER_EPOCHS
 
     run(test)
 

@@ -95,6 +95,10 @@ class Link:
             self._give_up([self._next()])
         self._to_send.set()
 
+    def has_room(self, message: bytes) -> bool:
+        """Whether this message would push out nothing, and leave half of the room for others."""
+        return not self._waiting or self._waiting_bytes + len(message) <= WAITING_BYTES // 2
+
     def look_again(self) -> None:
         """What this manager wants to hear may be other streams from now on."""
         self._to_look.set()

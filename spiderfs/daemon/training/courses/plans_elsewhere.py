@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -41,6 +42,8 @@ _STREAM = "spiderfs:plans"
 LOOK_S, TOLD_SHARE = 0.25, 0.01
 # A training that pauses is heard of all the same, and one whose node says nothing is forgotten.
 AGAIN_S, SILENT_S = 10.0, 30.0
+# What finds no room on its link for so long is given up; it is looked for this often.
+ROOM_S, ROOM_LOOK_S = 5.0, 0.02
 
 Reader = tuple[int, str]
 """A trainer's number, and the name that it has given the list."""
@@ -55,6 +58,14 @@ class _Kept(NamedTuple):
     number_of: npt.NDArray[np.int64]
     keys: Sequence[Key]
     index_of: dict[Key, int]
+
+
+class _Said(NamedTuple):
+    """What waits for room on the link."""
+
+    stream: str
+    message: Message
+    given_up_s: float
 
 
 @dataclass
@@ -94,6 +105,8 @@ class PlansElsewhere:
         self._counters = counters
         self._followed = followed
         self._told: dict[Reader, _Told] = {}
+        self._said: deque[_Said] = deque()
+        self._to_say = trio.Event()
         self._heard: dict[str, _Heard] = {}
         self._kept: dict[str, _Kept] = {}
         self._changed = trio.Event()
@@ -133,7 +146,25 @@ class PlansElsewhere:
         return "" if own == HERE else own
 
     def _send(self, home: str, told: _Told, message: Message) -> None:
-        self._link.send(_stream(home, told.list.digest), encode(message))
+        self._said.append(_Said(_stream(home, told.list.digest), message, steady_clock.now() + ROOM_S))
+        self._to_say.set()
+
+    async def _say_all(self) -> None:
+        """Give the link what is said, in order: parts of long plans would push out each other, and trainers' rows."""
+        while True:
+            if not self._said:
+                self._to_say = trio.Event()
+                await self._to_say.wait()
+            stream, message, given_up_s = self._said.popleft()
+            frame = encode(message)
+            while not (has_room := self._link.has_room(frame)) and steady_clock.now() < given_up_s:
+                await trio.sleep(ROOM_LOOK_S)
+            if has_room:
+                self._link.send(stream, frame)
+            elif isinstance(message, Plan):
+                self._counters.add("cluster_plans_lost")
+            # Requests of trainers come between long parts.
+            await trio.lowlevel.checkpoint()
 
     def _name(self, reader: Reader) -> str:
         return f"{self._own} {reader[0]} {zlib.crc32(reader[1].encode()):08x}"
@@ -215,6 +246,11 @@ class PlansElsewhere:
 
     async def run(self) -> None:
         """Tell how far readers have come, and forget those of silent nodes, for as long as the mount lasts."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._say_all)
+            await self._look_all()
+
+    async def _look_all(self) -> None:
         while True:
             self._changed = trio.Event()
             if not self._told and not self._heard:

@@ -310,6 +310,44 @@ def test_no_more_plans_of_later_epochs_are_told_than_a_home_keeps(tmp_path: Path
     run(test)
 
 
+def test_parts_of_plans_wait_for_room_on_the_link_and_push_out_nothing(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A part of one plan takes more than half of the room that is theirs.
+    monkeypatch.setattr(link, "WAITING_BYTES", 300)
+
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, "room") for number in (0, 1))
+        async with sharing(one, two):
+            for epoch in range(9):
+                await one.plan(epoch, order_of(epoch), begun=not epoch)
+            await eventually(lambda: two.count("plans_heard") == 9)
+            assert one.count("plans_lost") == 0
+
+    run(test)
+
+
+def test_parts_of_plans_that_find_no_room_are_given_up_and_keep_no_trainer_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "WAITING_BYTES", 300)
+    monkeypatch.setattr(plans_elsewhere, "ROOM_S", 0.5)
+
+    async def test() -> None:
+        node = Node(tmp_path, 0, "redis://127.0.0.1:1")
+        async with sharing(node):
+            await node.plan(0, order_of(0))
+            await eventually(lambda: (status := node.training.link_status()) and not status.up)
+            with trio.fail_after(0.4):
+                for epoch in range(1, 4):
+                    await node.plan(epoch, order_of(epoch), begun=False)
+            assert node.count("plans_lost") == 0
+            # What the link has when the server fails stays in it: progress, or one of them.
+            await eventually(lambda: node.count("plans_lost") >= 2)
+
+    run(test)
+
+
 def test_a_server_that_is_killed_costs_what_is_not_known_meanwhile(tmp_path: Path) -> None:
     async def test() -> None:
         with RedisServer(tmp_path) as server:

@@ -308,6 +308,11 @@ COUNTERS = (
         "Stands still while jobs on other nodes go by plans of a list that one here has too: the server fails.",
     ),
     Definition(
+        "cluster_plans_lost",
+        "Parts of plans that the link to the server of `cluster` had no room for",
+        "Rising: the server is down or slow, and other nodes do not keep what jobs here read next.",
+    ),
+    Definition(
         "internal_errors",
         "Exceptions in request handlers that nobody expected; each is logged",
         "Always 0; anything else is a bug, please report it with the log.",
@@ -361,7 +366,7 @@ TROUBLES = frozenset(
     {
         "checksum_failures", "store_failures", "events_dropped", "hook_malformed", "hook_refused", "internal_errors",
         "worker_restarts", "manager_restarts", "deadly_requests", "store_rebuilds", "source_timeouts", "source_errors",
-        "view_makers_lost", "cluster_rows_lost",
+        "view_makers_lost", "cluster_rows_lost", "cluster_plans_lost",
     }
 )  # fmt: skip
 

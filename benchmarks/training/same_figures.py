@@ -76,10 +76,12 @@ def keep(other: Path, console: Console) -> None:
     """Have the results that `other` has measured name the code of this checkout too."""
     for path in sorted((code_behind.ROOT / "docs/results").glob("*.json")):
         places, result = code_behind.DECIDED_BY[path.stem], json.loads(path.read_text())
+        if places != code_behind.TRAINED:
+            continue
         before = code_behind.hash_of(places, other)
         measured = all(code["hash"] == before for code in result.get("code", [code_behind.UNKNOWN]))
         # What `other` was shown to train the same as, this code trains the same as, too.
-        if places == code_behind.TRAINED and (measured or result.get(code_behind.SAME) == before):
+        if measured or result.get(code_behind.SAME) == before:
             path.write_text(one_run_a_line(result | {code_behind.SAME: code_behind.hash_of(places)}) + "\n")
             console.print(f"kept: {path.name}", highlight=False)
 

@@ -29,6 +29,8 @@ WAITING_BYTES, SENT_BYTES = 8 << 20, 1 << 20
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 # How long the server waits until something comes. A list that is declared meanwhile is asked for after that.
 WAIT_S = 0.5
+# Where nothing is to be heard, it is asked this often whether anything is: nobody says that a node became a member.
+LOOK_S = 1.0
 
 
 Wanted = Callable[[], Collection[str]]
@@ -93,6 +95,10 @@ class Link:
             self._give_up([self._next()])
         self._to_send.set()
 
+    def has_room(self, message: bytes) -> bool:
+        """Whether this message would push out nothing, and leave half of the room for others."""
+        return not self._waiting or self._waiting_bytes + len(message) <= WAITING_BYTES // 2
+
     def look_again(self) -> None:
         """What this manager wants to hear may be other streams from now on."""
         self._to_look.set()
@@ -137,7 +143,8 @@ class Link:
             self._after = {key: self._after.get(key, BEGINNING) for key in wanted()}
             if not self._after:
                 self._hearing.failures = 0
-                await self._to_look.wait()
+                with trio.move_on_after(LOOK_S):
+                    await self._to_look.wait()
                 continue
             await trio.sleep_until(self._hearing.rests_until)
             found = await self._asked(self._hearing, partial(self._stream.read, self._after, WAIT_S))

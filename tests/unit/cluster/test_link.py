@@ -121,6 +121,23 @@ def test_who_wants_to_hear_nothing_asks_nothing_until_it_does(server: RedisServe
     run(test)
 
 
+def test_what_is_to_be_heard_is_found_even_if_nobody_says_so(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+
+    async def test(nursery: trio.Nursery) -> None:
+        one, two = Node(server.url), Node(server.url)
+        one.start(nursery)
+        two.start(nursery)
+        await trio.testing.wait_all_tasks_blocked()
+        one.link.send("unsaid", b"heard")
+        two.keys = ["unsaid"]
+        await eventually(lambda: two.heard == [b"heard"])
+
+    run(test)
+
+
 def test_a_killed_server_is_said_once_and_so_is_its_return(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test(nursery: trio.Nursery) -> None:
         with RedisServer(tmp_path) as server:

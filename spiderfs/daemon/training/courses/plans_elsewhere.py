@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from spiderfs.cluster.link import Link
 from spiderfs.core.engine import Engine
 from spiderfs.core.homes import Homes
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.schedule import LATER_EPOCHS
 from spiderfs.core.policy import Key
 from spiderfs.daemon.training.courses.courses import Course, Courses
 from spiderfs.daemon.training.trainer import KnownList
@@ -40,6 +42,8 @@ _STREAM = "spiderfs:plans"
 LOOK_S, TOLD_SHARE = 0.25, 0.01
 # A training that pauses is heard of all the same, and one whose node says nothing is forgotten.
 AGAIN_S, SILENT_S = 10.0, 30.0
+# What finds no room on its link for so long is given up; it is looked for this often.
+ROOM_S, ROOM_LOOK_S = 5.0, 0.02
 
 Reader = tuple[int, str]
 """A trainer's number, and the name that it has given the list."""
@@ -56,6 +60,14 @@ class _Kept(NamedTuple):
     index_of: dict[Key, int]
 
 
+class _Said(NamedTuple):
+    """What waits for room on the link."""
+
+    stream: str
+    message: Message
+    given_up_s: float
+
+
 @dataclass
 class _Told:
     """What others have been told of a reader: by epoch and home, the positions that name its samples."""
@@ -64,6 +76,14 @@ class _Told:
     epochs: dict[int, dict[str, npt.NDArray[np.uint32]]] = field(default_factory=dict)
     progress: tuple[int, int] = (-1, 0)
     told_s: float = 0.0
+
+
+@dataclass
+class _Heard:
+    """When a reader elsewhere was heard of last, and in which epoch the schedule has it."""
+
+    epoch: int
+    at_s: float
 
 
 class PlansElsewhere:
@@ -85,7 +105,9 @@ class PlansElsewhere:
         self._counters = counters
         self._followed = followed
         self._told: dict[Reader, _Told] = {}
-        self._heard_s: dict[str, float] = {}
+        self._said: deque[_Said] = deque()
+        self._to_say = trio.Event()
+        self._heard: dict[str, _Heard] = {}
         self._kept: dict[str, _Kept] = {}
         self._changed = trio.Event()
 
@@ -106,7 +128,12 @@ class PlansElsewhere:
         told = self._told.get((trainer, plan.list))
         if told is None or told.list.digest != known_list.digest:
             told = self._told[trainer, plan.list] = _Told(known_list)
-        told.epochs[plan.epoch] = positions
+        epochs = {**told.epochs, plan.epoch: positions}
+        # As many as the schedule keeps, here and at the homes: of later ones they are told when these begin.
+        kept = sorted(epoch for epoch in epochs if epoch >= plan.epoch or not plan.begun)[: 1 + LATER_EPOCHS]
+        told.epochs = {epoch: epochs[epoch] for epoch in kept}
+        if plan.epoch not in kept:
+            return
         for home, its in positions.items():
             start = int(np.searchsorted(its, plan.position))
             self._send(home, told, Plan(self._name((trainer, plan.list)), plan.epoch, start, plan.begun, order[its]))
@@ -119,7 +146,25 @@ class PlansElsewhere:
         return "" if own == HERE else own
 
     def _send(self, home: str, told: _Told, message: Message) -> None:
-        self._link.send(_stream(home, told.list.digest), encode(message))
+        self._said.append(_Said(_stream(home, told.list.digest), message, steady_clock.now() + ROOM_S))
+        self._to_say.set()
+
+    async def _say_all(self) -> None:
+        """Give the link what is said, in order: parts of long plans would push out each other, and trainers' rows."""
+        while True:
+            if not self._said:
+                self._to_say = trio.Event()
+                await self._to_say.wait()
+            stream, message, given_up_s = self._said.popleft()
+            frame = encode(message)
+            while not (has_room := self._link.has_room(frame)) and steady_clock.now() < given_up_s:
+                await trio.sleep(ROOM_LOOK_S)
+            if has_room:
+                self._link.send(stream, frame)
+            elif isinstance(message, Plan):
+                self._counters.add("cluster_plans_lost")
+            # Requests of trainers come between long parts.
+            await trio.lowlevel.checkpoint()
 
     def _name(self, reader: Reader) -> str:
         return f"{self._own} {reader[0]} {zlib.crc32(reader[1].encode()):08x}"
@@ -153,21 +198,25 @@ class PlansElsewhere:
         return {_stream(self._own, digest): course for digest, course in by_digest.items()}
 
     async def hear(self, known_list: KnownList, heard: Sequence[Message]) -> None:
-        now_s = steady_clock.now()
+        now_s, changed = steady_clock.now(), False
         for part in heard:
             match part:
                 case Plan(begun=True, order=order) if not len(order):
-                    self._forget(part.list)
+                    changed |= self._forget([part.list])
                 case Plan():
                     epoch = await trio.to_thread.run_sync(self._planned, known_list, part)
                     self._engine.plan_elsewhere(part.list, epoch, now_s, part.begun)
                     self._counters.add("cluster_plans_heard")
-                    self._heard_s[part.list] = now_s
-                case Progress() if part.list in self._heard_s:
+                    changed = True
+                    known = self._heard.get(part.list)
+                    in_epoch = part.epoch if known is None or part.begun else known.epoch
+                    self._heard[part.list] = _Heard(in_epoch, now_s)
+                # Of another epoch, it says that the plan that its home has is none of its reader's any more.
+                case Progress() if (known := self._heard.get(part.list)) is not None and known.epoch == part.epoch:
                     self._engine.progressed_elsewhere(part.list, part.epoch, part.dispatched, now_s)
-                    self._heard_s[part.list] = now_s
+                    known.at_s = now_s
         # Once for all that came: with many nodes and members it takes seconds.
-        if any(isinstance(part, Plan) for part in heard):
+        if changed:
             self._engine.rank_anew()
         self._changed.set()
 
@@ -186,25 +235,32 @@ class PlansElsewhere:
         start = int((numbers[: plan.position] >= 0).sum())
         return PlannedEpoch(plan.epoch, kept.keys, kept.index_of, order, start)
 
-    def _forget(self, reader: str) -> None:
-        if self._heard_s.pop(reader, None) is not None:
+    def _forget(self, readers: Sequence[str]) -> bool:
+        """Drop these readers' plans; whether any had one: then the caller ranks the members anew, once for all."""
+        known = [reader for reader in readers if self._heard.pop(reader, None) is not None]
+        for reader in known:
             self._engine.unplan_elsewhere(reader)
-            self._engine.rank_anew()
+        return bool(known)
 
     # -- now and then
 
     async def run(self) -> None:
         """Tell how far readers have come, and forget those of silent nodes, for as long as the mount lasts."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._say_all)
+            await self._look_all()
+
+    async def _look_all(self) -> None:
         while True:
             self._changed = trio.Event()
-            if not self._told and not self._heard_s:
+            if not self._told and not self._heard:
                 await self._changed.wait()
             now_s = steady_clock.now()
             for reader in list(self._told):
                 self._tell_progress(reader, now_s)
-            for reader_elsewhere, heard_s in list(self._heard_s.items()):
-                if now_s > heard_s + SILENT_S or not self._followed():
-                    self._forget(reader_elsewhere)
+            followed, heard = self._followed(), self._heard.items()
+            if self._forget([reader for reader, last in heard if now_s > last.at_s + SILENT_S or not followed]):
+                self._engine.rank_anew()
             await trio.sleep(LOOK_S)
 
 

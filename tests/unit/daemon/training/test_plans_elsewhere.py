@@ -15,6 +15,7 @@ from test_service import Harness, listed
 from benchmarks.common.redis_server import RedisServer
 from spiderfs.cluster import link
 from spiderfs.cluster.stream import Entry, Stream
+from spiderfs.core.plans.schedule import LATER_EPOCHS
 from spiderfs.daemon.training.courses import plans_elsewhere
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Hello, Plan, Progress, encode
@@ -84,6 +85,12 @@ class Node:
         uses = {sample: schedule.next_use_s(key) for sample, key in enumerate(self.keys)}
         known = {sample: use_s for sample, use_s in uses.items() if use_s is not None}
         return sorted(known, key=lambda sample: known[sample])
+
+    @property
+    def elsewhere(self) -> plans_elsewhere.PlansElsewhere:
+        found = self.training._plans_elsewhere
+        assert found is not None
+        return found
 
     def count(self, name: str) -> int:
         return self.harness.counters.totals()[f"cluster_{name}"]
@@ -220,6 +227,123 @@ def test_the_plan_of_a_node_that_leaves_or_dies_is_forgotten(
                     await eventually(lambda: not two.named)
                 nursery.cancel_scope.cancel()
             await eventually(lambda: not two.named)
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["silent", "withdrawn"])
+def test_plans_that_end_together_rank_the_members_once(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(plans_elsewhere, "SILENT_S", 0.1 if how == "silent" else 3600.0)
+
+    async def test() -> None:
+        node = Node(tmp_path, 1, server.url, how)
+        async with sharing(node):
+            ranked = 0
+            rank_anew = node.harness.cache.engine.rank_anew
+
+            def counted() -> None:
+                nonlocal ranked
+                ranked += 1
+                rank_anew()
+
+            monkeypatch.setattr(node.harness.cache.engine, "rank_anew", counted)
+            elsewhere, known_list = node.elsewhere, next(iter(node.training.courses)).list
+            order = np.array(order_of(1), np.uint32)
+            await elsewhere.hear(known_list, [Plan(f"reader {one}", 0, 0, True, order) for one in range(5)])
+            assert (ranked, len(node.named)) == (1, len(node.own))
+            if how == "withdrawn":
+                await elsewhere.hear(known_list, [Plan(f"reader {one}", 0, 0, True, order[:0]) for one in range(5)])
+            await eventually(lambda: not node.named)
+            assert ranked == 2
+            await elsewhere.hear(known_list, [Plan("nobody", 0, 0, True, order[:0])])
+            assert ranked == 2
+
+    run(test)
+
+
+def test_a_plan_is_kept_by_progress_in_its_epoch_alone(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans_elsewhere, "SILENT_S", 0.3)
+
+    async def test() -> None:
+        node = Node(tmp_path, 1, server.url, "alone")
+        async with sharing(node):
+            known_list, order = next(iter(node.training.courses)).list, np.array(order_of(1), np.uint32)
+
+            async def go_on(epoch: int, for_s: float) -> None:
+                with trio.move_on_after(for_s):
+                    while True:
+                        await node.elsewhere.hear(known_list, [Progress("reader", epoch, 1, 1)])
+                        await trio.sleep(0.02)
+
+            await node.elsewhere.hear(known_list, [Plan("reader", 3, 0, True, order)])
+            # That the next epoch is planned does not begin it.
+            await node.elsewhere.hear(known_list, [Plan("reader", 4, 0, False, order)])
+            await go_on(3, 0.6)
+            assert node.named
+            # The word that epoch 4 has begun was lost.
+            await go_on(4, 0.6)
+            assert not node.named
+
+    run(test)
+
+
+def test_no_more_plans_of_later_epochs_are_told_than_a_home_keeps(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, "later") for number in (0, 1))
+        async with sharing(one, two):
+            await one.plan(0, order_of(0))
+            for epoch in range(1, 30):
+                await one.plan(epoch, order_of(epoch), begun=False)
+            (told,) = one.elsewhere._told.values()
+            assert list(told.epochs) == list(range(1 + LATER_EPOCHS))
+            await eventually(lambda: two.count("plans_heard") == 1 + LATER_EPOCHS)
+            # One that was too late to be told of is told of when it begins.
+            await one.plan(29, order_of(29))
+            assert list(told.epochs) == [29]
+            await eventually(lambda: two.named == [sample for sample in order_of(29) if sample in two.own])
+            assert two.count("plans_heard") == 2 + LATER_EPOCHS
+
+    run(test)
+
+
+def test_parts_of_plans_wait_for_room_on_the_link_and_push_out_nothing(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A part of one plan takes more than half of the room that is theirs.
+    monkeypatch.setattr(link, "WAITING_BYTES", 300)
+
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, "room") for number in (0, 1))
+        async with sharing(one, two):
+            for epoch in range(9):
+                await one.plan(epoch, order_of(epoch), begun=not epoch)
+            await eventually(lambda: two.count("plans_heard") == 9)
+            assert one.count("plans_lost") == 0
+
+    run(test)
+
+
+def test_parts_of_plans_that_find_no_room_are_given_up_and_keep_no_trainer_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "WAITING_BYTES", 300)
+    monkeypatch.setattr(plans_elsewhere, "ROOM_S", 0.5)
+
+    async def test() -> None:
+        node = Node(tmp_path, 0, "redis://127.0.0.1:1")
+        async with sharing(node):
+            await node.plan(0, order_of(0))
+            await eventually(lambda: (status := node.training.link_status()) and not status.up)
+            with trio.fail_after(0.4):
+                for epoch in range(1, 4):
+                    await node.plan(epoch, order_of(epoch), begun=False)
+            assert node.count("plans_lost") == 0
+            # What the link has when the server fails stays in it: progress, or one of them.
+            await eventually(lambda: node.count("plans_lost") >= 2)
 
     run(test)
 

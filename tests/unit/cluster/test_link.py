@@ -18,6 +18,7 @@ import redis
 import trio
 import trio.testing
 from certificates import own_certificate
+from several_managers import eventually
 
 from benchmarks.common.redis_server import RedisServer
 from spiderfs.cluster import link as module
@@ -27,8 +28,6 @@ from spiderfs.cluster.stream import Entry, Stream
 from spiderfs.errors import StreamLost
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.redis_client import PASSWORD_VARIABLE
-
-PATIENCE_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +65,6 @@ class Node:
 
     def count(self, name: str) -> int:
         return self.counters.totals()[f"cluster_{name}"]
-
-
-async def eventually(condition: Callable[[], object]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not condition():
-            await trio.sleep(0.005)
 
 
 def run(test: Callable[[trio.Nursery], Awaitable[None]]) -> None:

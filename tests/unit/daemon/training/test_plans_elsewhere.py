@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
+from several_managers import eventually, sharing
 from test_service import Harness, listed
 
 from benchmarks.common.redis_server import RedisServer
@@ -24,7 +24,6 @@ from spiderfs.sources.node_names import HERE
 
 SAMPLES = 60
 NAMES = ("http://n1:8443", "http://n2:8443")
-PATIENCE_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -96,30 +95,6 @@ class Node:
         return self.harness.counters.totals()[f"cluster_{name}"]
 
 
-@contextlib.asynccontextmanager
-async def sharing(*nodes: Node) -> AsyncIterator[trio.Nursery]:
-    for node in nodes:
-        await node.attach()
-    async with trio.open_nursery() as nursery:
-        for node in nodes:
-            nursery.start_soon(node.training.share_with_other_nodes)
-        yield nursery
-        nursery.cancel_scope.cancel()
-
-
-async def eventually(condition: Callable[[], object]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not condition():
-            await trio.sleep(0.002)
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await test()
-
-    trio.run(main)
-
-
 def order_of(seed: int) -> list[int]:
     order: list[int] = np.random.default_rng(seed).permutation(SAMPLES).tolist()
     return order
@@ -150,7 +125,7 @@ def test_a_home_knows_when_other_jobs_read_its_samples(tmp_path: Path, server: R
             # Nobody is told of a sample that only reads it itself.
             await eventually(lambda: set(one.named) >= set(one.own))
 
-    run(test)
+    trio.run(test)
 
 
 def test_homes_that_come_and_go_hear_of_the_plans_that_name_their_samples(tmp_path: Path, server: RedisServer) -> None:
@@ -171,7 +146,7 @@ def test_homes_that_come_and_go_hear_of_the_plans_that_name_their_samples(tmp_pa
             await one.plan(1, order)
             await eventually(lambda: two.named == [sample for sample in order if sample in two.own])
 
-    run(test)
+    trio.run(test)
 
 
 def test_where_homes_are_no_nodes_nobody_is_told(tmp_path: Path, server: RedisServer) -> None:
@@ -185,7 +160,7 @@ def test_where_homes_are_no_nodes_nobody_is_told(tmp_path: Path, server: RedisSe
             assert not two.named
             assert not two.count("plans_heard")
 
-    run(test)
+    trio.run(test)
 
 
 def test_a_home_keeps_what_another_job_reads_next(tmp_path: Path, server: RedisServer) -> None:
@@ -203,7 +178,7 @@ def test_a_home_keeps_what_another_job_reads_next(tmp_path: Path, server: RedisS
             assert len(engine.members) >= 9
             assert {two.keys[sample] for sample in its[: len(engine.members)]} == set(engine.members)
 
-    run(test)
+    trio.run(test)
 
 
 @pytest.mark.parametrize("how", ["leaves", "dies"])
@@ -228,7 +203,7 @@ def test_the_plan_of_a_node_that_leaves_or_dies_is_forgotten(
                 nursery.cancel_scope.cancel()
             await eventually(lambda: not two.named)
 
-    run(test)
+    trio.run(test)
 
 
 @pytest.mark.parametrize("how", ["silent", "withdrawn"])
@@ -260,7 +235,7 @@ def test_plans_that_end_together_rank_the_members_once(
             await elsewhere.hear(known_list, [Plan("nobody", 0, 0, True, order[:0])])
             assert ranked == 2
 
-    run(test)
+    trio.run(test)
 
 
 def test_a_plan_is_kept_by_progress_in_its_epoch_alone(
@@ -288,7 +263,7 @@ def test_a_plan_is_kept_by_progress_in_its_epoch_alone(
             await go_on(4, 0.6)
             assert not node.named
 
-    run(test)
+    trio.run(test)
 
 
 def test_no_more_plans_of_later_epochs_are_told_than_a_home_keeps(tmp_path: Path, server: RedisServer) -> None:
@@ -307,7 +282,7 @@ def test_no_more_plans_of_later_epochs_are_told_than_a_home_keeps(tmp_path: Path
             await eventually(lambda: two.named == [sample for sample in order_of(29) if sample in two.own])
             assert two.count("plans_heard") == 2 + LATER_EPOCHS
 
-    run(test)
+    trio.run(test)
 
 
 def test_parts_of_plans_wait_for_room_on_the_link_and_push_out_nothing(
@@ -324,7 +299,7 @@ def test_parts_of_plans_wait_for_room_on_the_link_and_push_out_nothing(
             await eventually(lambda: two.count("plans_heard") == 9)
             assert one.count("plans_lost") == 0
 
-    run(test)
+    trio.run(test)
 
 
 def test_parts_of_plans_that_find_no_room_are_given_up_and_keep_no_trainer_waiting(
@@ -345,7 +320,7 @@ def test_parts_of_plans_that_find_no_room_are_given_up_and_keep_no_trainer_waiti
             # What the link has when the server fails stays in it: progress, or one of them.
             await eventually(lambda: node.count("plans_lost") >= 2)
 
-    run(test)
+    trio.run(test)
 
 
 def test_a_server_that_is_killed_costs_what_is_not_known_meanwhile(tmp_path: Path) -> None:
@@ -364,7 +339,7 @@ def test_a_server_that_is_killed_costs_what_is_not_known_meanwhile(tmp_path: Pat
                 await one.plan(2, order_of(3))
                 await eventually(lambda: two.named == [sample for sample in order_of(3) if sample in two.own])
 
-    run(test)
+    trio.run(test)
 
 
 def test_who_has_another_list_hears_nothing_of_it(tmp_path: Path, server: RedisServer) -> None:
@@ -379,7 +354,7 @@ def test_who_has_another_list_hears_nothing_of_it(tmp_path: Path, server: RedisS
             assert not two.named
             assert two.count("plans_heard") == 0
 
-    run(test)
+    trio.run(test)
 
 
 def test_stale_and_wrong_plans_do_no_harm(
@@ -412,5 +387,5 @@ def test_stale_and_wrong_plans_do_no_harm(
             await eventually(lambda: not node.named)
             await eventually(lambda: stream.read({key: "0-0"}, 0.01) == {})
 
-    run(test)
+    trio.run(test)
     assert ["of no use" in record.getMessage() for record in caplog.records] == [True]

@@ -93,7 +93,7 @@ class SeveralNodes:
         self._counters = counters
         # The courses of which another node's scores have come.
         self._scored_elsewhere: set[str] = set()
-        self._refused: set[str] = set()
+        self._warned_of: set[tuple[str, str]] = set()
         self._jobs: defaultdict[str, _Job] = defaultdict(_Job)
         self._nursery: trio.Nursery | None = None
 
@@ -198,11 +198,12 @@ class SeveralNodes:
             return self._wanted(learner.scoring) | planned()
 
         async def heard(stream: str, messages: Sequence[bytes]) -> bool:
-            course = wanted().get(stream)
+            of_plans = planned()
+            course = (self._wanted(learner.scoring) | of_plans).get(stream)
             if course is None:
                 return False
             parts = [self._unpacked(course, message) for message in messages]
-            if plans is not None and stream in planned():
+            if plans is not None and stream in of_plans:
                 await plans.hear(course.list, [part for some in parts for part in some])
                 return True
             if stream.startswith(_ROWS):
@@ -248,7 +249,7 @@ class SeveralNodes:
             try:
                 await self._learner.learn(_NOBODY, course, some)
             except _FAILURES as exc:
-                log.warning("rows that other mounts of job %s have sent are left out (%s)", course.job_id, exc)
+                self._warn_once(course, "rows that other mounts of job %s have sent are left out (%s)", exc)
                 continue
             self._counters.add("cluster_rows_heard", sum(len(batch.indices) for batch in some))
         if job.ending is not None and self._all_ended(course.job_id, job.ending.epoch):
@@ -262,19 +263,23 @@ class SeveralNodes:
                 try:
                     await learner.adopt(course, scores, hubs)
                 except _FAILURES as exc:
-                    log.warning("scores that another mount of job %s has sent are left out (%s)", course.job_id, exc)
+                    self._warn_once(course, "scores that another mount of job %s has sent are left out (%s)", exc)
                     continue
                 self._counters.add("cluster_scores_heard", len(scores.ids))
 
     def _unpacked(self, course: Course, message: bytes) -> list[Message]:
-        """The parts of a message; none if it is wrong, which is said once for each course."""
+        """The parts of a message; none if it is wrong."""
         try:
             return unpacked(message, len(course.list.keys))
         except ProtocolError as exc:
-            if course.course_id not in self._refused:
-                self._refused.add(course.course_id)
-                log.warning("what another mount of job %s has sent is of no use (%s)", course.job_id, exc)
+            self._warn_once(course, "what another mount of job %s has sent is of no use (%s)", exc)
             return []
+
+    def _warn_once(self, course: Course, text: str, exc: Exception) -> None:
+        """Tell the log of a trouble once for each course: it may come with every message."""
+        if (course.course_id, text) not in self._warned_of:
+            self._warned_of.add((course.course_id, text))
+            log.warning(text, course.job_id, exc)
 
 
 def _stream(what: str, scoring: str, course: Course) -> str:

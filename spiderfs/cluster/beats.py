@@ -43,7 +43,7 @@ class Beats:
             if self._is_up:
                 log.warning("peers: %s fails (%s): the nodes that are known stay", self._server, exc)
         if here and not self._is_up:
-            log.warning("peers: %s is back", self._server)
+            log.info("peers: %s is back", self._server)
         self._is_up = bool(here)
         return self._roll.after([url for url in here if here[url]], [url for url in here if not here[url]])
 

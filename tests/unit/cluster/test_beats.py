@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,7 @@ def test_data_sets_at_one_server_do_not_mix(server: RedisServer, name: str) -> N
 def test_a_server_that_is_killed_changes_nothing_and_neither_does_its_return(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     with RedisServer(tmp_path) as server:
         one, two = Beats(server.url, "set", A, ()), Beats(server.url, "set", B, ())
         one.beat()

@@ -1,4 +1,4 @@
-"""The manager finds out who the nodes are, by a name server that is slow, fails, or loses its memory, or by the nodes."""
+"""Managers find out who the nodes are, by a name server that is slow, fails, or loses its memory, or by themselves."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
-from spiderfs.errors import SourceUnavailable
 from spiderfs.sources.buckets.bucket import Bucket, failure
 from spiderfs.sources.buckets.lists import BearerToken, HttpLists, authorities, unsigned
 from spiderfs.sources.buckets.pages import Page, amazons_page

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from spiderfs.errors import SourceUnavailable
 from spiderfs.sources.buckets.bucket import CREDENTIALS_S, NO_ADDRESS, UNREACHED, Refusal, failure
 from spiderfs.sources.object_source import CONNECT_S, KEPT_CONNECTIONS
 

@@ -232,9 +232,7 @@ def test_rows_that_come_before_rank_0_ends_their_last_epoch_wait_for_it(tmp_path
     trio.run(test)
 
 
-def test_rank_0_that_begins_again_at_an_earlier_epoch_waits_for_the_others(
-    tmp_path: Path, server: RedisServer
-) -> None:
+def test_rank_0_that_begins_again_at_an_earlier_epoch_waits_for_the_others(tmp_path: Path, server: RedisServer) -> None:
     async def test() -> None:
         first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "again") for rank in (0, 1))
         (now,) = Epochs(2, SAMPLES // 2).steps(0)

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 from object_server import ObjectServer, object_server
 
-from spiderfs.errors import SourceChanged, SourceDenied, SourceError, SourceNotFound, SourceThrottled, SourceTimeout, SourceUnavailable
+from spiderfs.errors import (
+    SourceChanged,
+    SourceDenied,
+    SourceError,
+    SourceNotFound,
+    SourceThrottled,
+    SourceTimeout,
+    SourceUnavailable,
+)
 from spiderfs.sources import object_source
 from spiderfs.sources.buckets.source import BucketSource
 from spiderfs.sources.object_source import StoreSettings, tag_of

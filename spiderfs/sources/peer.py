@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from spiderfs.errors import SourceError, SourceUnavailable
-from spiderfs.sources.members import FIELDS
+from spiderfs.sources.members import FIELDS, mark_of
 from spiderfs.sources.node_names import Node
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class Peer(ABC):
         self._counts, self._timeout_s = counts, timeout_s
         self._lock = threading.Lock()
         self._failed, self._rests_until = 0, 0.0
+        self._turns = 0
 
     def ask(self, asked: Asked) -> bytes | None:
         """The bytes; None if the peer does not have them, or does not give them in time."""
@@ -61,6 +62,13 @@ class Peer(ABC):
             return None
         self._note(failed=False, content=content)
         return content
+
+    @property
+    def _addresses(self) -> list[str]:
+        """Where it is to be tried, in this order: after a question that has failed, the next address comes first."""
+        known = self.node.addresses
+        first = self._turns % max(1, len(known))
+        return known[first:] + known[:first]
 
     @abstractmethod
     def _fetch(self, asked: Asked) -> bytes | None:
@@ -88,14 +96,15 @@ class Peer(ABC):
         with self._lock:
             if failed:
                 self._failed += 1
+                self._turns += 1
                 self._counts[FIELDS.index("timeouts")] += 1
                 if self._failed >= FAILURES:
                     pause_s = min(PAUSE_S * 2.0 ** min(self._failed - FAILURES, 9), LONGEST_PAUSE_S)
                     self._rests_until = time.monotonic() + pause_s
-                    self._counts[FIELDS.index("down")] = 1
+                    self._counts[FIELDS.index("resting")] = mark_of(self.node.url)
                 return
             self._failed = 0
-            self._counts[FIELDS.index("down")] = 0
+            self._counts[FIELDS.index("resting")] = 0
             if content is None:
                 self._counts[FIELDS.index("absent")] += 1
             else:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -136,6 +137,20 @@ def test_one_that_is_lost_costs_the_time_limit_a_few_times_and_is_asked_again(
         monkeypatch.setattr(time, "monotonic", lambda: now() + 2 * PAUSE_S)
         assert home.read(b"a")[:2] == (True, True)
         assert home.status.up
+
+
+@pytest.mark.parametrize("does", ["refuses", "says nothing"])
+def test_another_address_is_tried_where_the_first_one_does_not_answer(home: Home, does: str) -> None:
+    home.add(b"a")
+    port = urlsplit(home.url).port
+    assert port is not None
+    with ExitStack() as stack:
+        if does == "says nothing":
+            stack.enter_context(socket.create_server(("127.0.0.2", port)))
+        home.members.change({home.url: 1.0}, (), {home.url: Node(home.url, "localhost", ["127.0.0.2", "127.0.0.1"])})
+        given = [home.read(b"a")[1] for _ in range(4)]
+    assert given[1:] == [True] * 3
+    assert home.status.up
 
 
 # -- of servers of Redis alone

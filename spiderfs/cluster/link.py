@@ -95,9 +95,12 @@ class Link:
             self._give_up([self._next()])
         self._to_send.set()
 
-    def has_room(self, message: bytes) -> bool:
-        """Whether this message would push out nothing, and leave half of the room for others."""
-        return not self._waiting or self._waiting_bytes + len(message) <= WAITING_BYTES // 2
+    async def offer(self, key: str, message: bytes, few: int) -> bool:
+        """Send a message at once, beside those that wait, if its stream has less than `few`; whether it was taken."""
+        if self._sending.failures:
+            return False
+        adding = partial(self._stream.append_to_few, Entry(key, message), few)
+        return bool(await self._asked(self._sending, adding))
 
     def look_again(self) -> None:
         """What this manager wants to hear may be other streams from now on."""

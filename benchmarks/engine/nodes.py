@@ -92,8 +92,8 @@ class Node:
         self.engine = Engine(Spider(), setting.room, homes=homes)
         # Keys of samples are hashes.
         self._keys: list[Key] = [(index * _SPREAD) % 2**63 for index in range(1, setting.samples + 1)]
-        self._samples = HomeSamples(self._keys)
-        self._index_of = self._samples.index_of
+        self._index_of = {key: index for index, key in enumerate(self._keys)}
+        self._samples = HomeSamples(self._keys, self._index_of, np.ones(setting.samples, np.bool_))
         self._orders = orders
         self.from_source = 0
 

@@ -40,9 +40,9 @@ from typing import Any, NamedTuple
 
 from spiderfs.core.guided import Guided
 from spiderfs.core.homes import Homes
+from spiderfs.core.plans.elsewhere import PlanPart
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.foresight import Foresight, Owed
-from spiderfs.core.plans.elsewhere import PlanPart
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import Schedule
 from spiderfs.core.policy import Key, Policy, in_saved_order

@@ -33,9 +33,25 @@ _DRIFT_SHARE = 0.02
 class HomeSamples:
     """The samples of a list whose home is here, under numbers of their own."""
 
-    def __init__(self, keys: Sequence[Key]) -> None:
-        self.keys = keys
-        self.index_of: Mapping[Key, int] = dict(zip(keys, range(len(keys)), strict=True))
+    def __init__(self, keys: Sequence[Key], index_of: Mapping[Key, int], here: npt.NDArray[np.bool_]) -> None:
+        """`keys` and `index_of` are the list's; `here` says of each of its samples whether its home is here."""
+        self._keys, self._index_of = keys, index_of
+        self._indices = np.flatnonzero(here).astype(np.uint32)
+        self.number_of = np.full(len(keys), -1, np.int32)
+        """Of each sample of the list; -1 of those of other homes."""
+        self.number_of[self._indices] = np.arange(len(self._indices), dtype=np.int32)
+        self._numbers = self.number_of.data
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def number(self, key: Key) -> int:
+        """The number of a file's sample; -1 if its home is not here, or if the list lacks it."""
+        index = self._index_of.get(key)
+        return -1 if index is None else self._numbers[index]
+
+    def keys_of(self, numbers: npt.NDArray[np.intp]) -> list[Key]:
+        return [self._keys[index] for index in self._indices[numbers].tolist()]
 
 
 class PlanPart:
@@ -51,7 +67,7 @@ class PlanPart:
         """The first position of each sample."""
         self.following: Numbers | None = None
         """For each position the next one of the same sample, or their number; None if no sample is named again."""
-        named = np.zeros(len(samples.keys), np.bool_)
+        named = np.zeros(len(samples), np.bool_)
         named[rest] = True
         if named.sum() < len(rest):
             by_sample = (np.argsort(rest, kind="stable") + start).astype(np.uint32)
@@ -96,7 +112,7 @@ class _Uses:
     def __init__(self, samples: HomeSamples) -> None:
         self.samples = samples
         self.layers: list[_Layer] = []
-        self._is_changed = np.zeros(len(samples.keys), np.bool_)
+        self._is_changed = np.zeros(len(samples), np.bool_)
         self._changed: deque[npt.NDArray[np.intp]] = deque()
 
     def note(self, reader: _Reader, positions: Numbers) -> None:
@@ -106,7 +122,7 @@ class _Uses:
         number = 0
         while len(rest):
             if number == len(self.layers):
-                self.layers.append(_Layer(len(self.samples.keys)))
+                self.layers.append(_Layer(len(self.samples)))
             layer = self.layers[number]
             free = layer.readers[samples] == _NOBODY
             layer.readers[samples[free]] = reader.number
@@ -152,7 +168,7 @@ class _Uses:
         if len(some) > limit:
             self._changed.appendleft(some[limit:])
         self._is_changed[some[:limit]] = False
-        return [self.samples.keys[sample] for sample in some[:limit].tolist()]
+        return self.samples.keys_of(some[:limit])
 
     @property
     def is_settled(self) -> bool:
@@ -215,8 +231,8 @@ class ReadersElsewhere:
         """When any reader will next use a sample."""
         soonest: float | None = None
         for uses in self._uses.values():
-            sample = uses.samples.index_of.get(key)
-            if sample is None:
+            sample = uses.samples.number(key)
+            if sample < 0:
                 continue
             for layer in uses.layers:
                 number = layer.reader_of[sample]

@@ -250,6 +250,9 @@ def test_a_user_needs_a_few_rights_alone(
             await trio.sleep(0.1)
             assert node.link.status().up
             assert node.heard == [b"allowed"], "once"
+            # Who may not ask whether a stream has room takes it that it has.
+            taken = [await node.link.offer("spiderfs:offered", b"some", 2) for _ in range(3)]
+            assert taken == [True, True, not more]
             node.link.send("others:key", b"not allowed", rows=1)
             await eventually(lambda: node.count("rows_lost") == 1)
 

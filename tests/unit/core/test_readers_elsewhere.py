@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from spiderfs.core.engine import Engine
@@ -16,19 +18,23 @@ from spiderfs.policies.spider import Spider
 SAMPLES = 40
 
 
+def all_of(keys: Sequence[int]) -> HomeSamples:
+    return HomeSamples(keys, {key: index for index, key in enumerate(keys)}, np.ones(len(keys), np.bool_))
+
+
 def noted(readers: ReadersElsewhere, reader: object, part: PlanPart, now_s: float = 0.0) -> None:
     for _ in readers.plan(reader, part, now_s):
         pass
 
 
-def order_of(*samples: int) -> np.ndarray:
+def order_of(*samples: int) -> npt.NDArray[np.uint32]:
     return np.array(samples, np.uint32)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_next_uses_are_those_of_all_readers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elsewhere, "_AT_A_TIME", 7)
-    rng, readers, samples = random.Random(seed), ReadersElsewhere(), HomeSamples(range(100, 100 + SAMPLES))
+    rng, readers, samples = random.Random(seed), ReadersElsewhere(), all_of(range(100, 100 + SAMPLES))
     plans: dict[int, tuple[int, list[int], int]] = {}
     known: dict[int, float | None] = {}
     for step in range(200):
@@ -68,8 +74,17 @@ def test_next_uses_are_those_of_all_readers(seed: int, monkeypatch: pytest.Monke
     assert not readers._uses, "nothing is kept of a list that nobody reads"
 
 
+def test_samples_of_other_homes_have_no_number_and_no_use() -> None:
+    here = np.array([sample % 3 == 0 for sample in range(SAMPLES)])
+    samples = HomeSamples(range(100, 100 + SAMPLES), {100 + sample: sample for sample in range(SAMPLES)}, here)
+    readers = ReadersElsewhere()
+    noted(readers, "reader", PlanPart(samples, 0, samples.number_of[here].astype(np.uint32)))
+    assert [key for key in range(200) if readers.next_use_s(key) is not None] == list(range(100, 100 + SAMPLES, 3))
+    assert set(readers.taken_changes(99)) == set(range(100, 100 + SAMPLES, 3))
+
+
 def test_readers_that_share_out_the_samples_take_one_layer_and_jobs_one_each() -> None:
-    samples, readers = HomeSamples(range(SAMPLES)), ReadersElsewhere()
+    samples, readers = all_of(range(SAMPLES)), ReadersElsewhere()
     for rank in range(8):
         noted(readers, rank, PlanPart(samples, 0, order_of(*range(rank, SAMPLES, 8))))
     (uses,) = readers._uses.values()
@@ -84,7 +99,7 @@ def test_readers_that_share_out_the_samples_take_one_layer_and_jobs_one_each() -
 
 def test_a_plan_that_is_dropped_while_it_is_noted_is_noted_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elsewhere, "_AT_A_TIME", 10)
-    samples, readers = HomeSamples(range(SAMPLES)), ReadersElsewhere()
+    samples, readers = all_of(range(SAMPLES)), ReadersElsewhere()
     noting = readers.plan("reader", PlanPart(samples, 0, order_of(*range(SAMPLES))), 0.0)
     next(noting)
     assert [readers.next_use_s(key) is not None for key in (9, 10)] == [True, False]
@@ -94,7 +109,7 @@ def test_a_plan_that_is_dropped_while_it_is_noted_is_noted_no_further(monkeypatc
 
 
 def test_times_are_computed_anew_for_all_when_one_is_far_off() -> None:
-    samples, readers = HomeSamples(range(SAMPLES)), ReadersElsewhere()
+    samples, readers = all_of(range(SAMPLES)), ReadersElsewhere()
     noted(readers, "fast", PlanPart(samples, 0, order_of(*range(SAMPLES))))
     noted(readers, "slow", PlanPart(samples, 0, order_of(*reversed(range(SAMPLES)))))
     for second in range(1, 6):
@@ -102,7 +117,9 @@ def test_times_are_computed_anew_for_all_when_one_is_far_off() -> None:
         readers.progressed("slow", 0, second, float(second))
     # What has changed is to be ranked first.
     readers.anchor(5.0, 2.0)
-    assert readers.next_use_s(20) < 1
+    before_s = readers.next_use_s(20)
+    assert before_s is not None
+    assert before_s < 1
     while readers.taken_changes(9):
         pass
     readers.anchor(5.0, 2.0)
@@ -117,7 +134,7 @@ def test_members_are_ranked_by_it_some_at_a_time() -> None:
     engine = Engine(Spider(), SAMPLES, homes=Homes({"here": 1.0}, "here"))
     engine.restore([(key, 1, engine.policy.foreseen) for key in keys], {})
     order = random.Random(1).sample(range(SAMPLES), SAMPLES)
-    for _ in engine.plan_elsewhere("reader", PlanPart(HomeSamples(keys), 0, order_of(*order)), 0.0):
+    for _ in engine.plan_elsewhere("reader", PlanPart(all_of(keys), 0, order_of(*order)), 0.0):
         pass
     ranked = 0
     while engine.rank_some(16):

@@ -57,12 +57,10 @@ Reader = tuple[int, str]
 
 
 class _Kept(NamedTuple):
-    """The samples of a list whose home is here; -1 is the number of all others."""
+    """The samples of a list whose home is here, by this edition of the homes."""
 
     list: KnownList
     edition: int
-    """Of the homes."""
-    number_of: npt.NDArray[np.int32]
     samples: HomeSamples
 
 
@@ -285,10 +283,9 @@ class PlansElsewhere:
         kept, edition = self._kept.get(known_list.digest), self._homes.edition
         if kept is None or kept.list is not known_list or kept.edition != edition:
             here = (known_list.inodes != 0) & (self._homes.of_all(known_list.inodes) == self._homes.own)
-            number_of = np.where(here, np.cumsum(here) - 1, -1).astype(np.int32)
-            samples = HomeSamples([known_list.keys[index] for index in np.flatnonzero(here).tolist()])
-            kept = self._kept[known_list.digest] = _Kept(known_list, edition, number_of, samples)
-        numbers = kept.number_of[named]
+            samples = HomeSamples(known_list.keys, known_list.index_of, here)
+            kept = self._kept[known_list.digest] = _Kept(known_list, edition, samples)
+        numbers = kept.samples.number_of[named]
         # A node that goes by another list of members names samples of other homes too.
         order = numbers[numbers >= 0].astype(np.uint32)
         start = int((numbers[: plan.start] >= 0).sum())

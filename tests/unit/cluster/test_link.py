@@ -157,6 +157,22 @@ def test_a_killed_server_is_said_once_and_so_is_its_return(tmp_path: Path, caplo
     assert sum("is back" in text for text in said) == 2
 
 
+def test_a_server_that_has_not_taken_what_was_offered_is_asked_until_it_is_back(tmp_path: Path) -> None:
+    async def test(nursery: trio.Nursery) -> None:
+        with RedisServer(tmp_path) as server:
+            node = Node(server.url, ())
+            node.start(nursery)
+            assert await node.link.offer("key", b"some", 9)
+            server.kill()
+            assert not await node.link.offer("key", b"some", 9)
+            assert not node.link.status().up
+            server.start()
+            await eventually(lambda: node.link.status().up)
+            assert await node.link.offer("key", b"some", 9)
+
+    run(test)
+
+
 def test_a_paused_server_keeps_nobody_waiting(tmp_path: Path) -> None:
     async def test(nursery: trio.Nursery) -> None:
         with RedisServer(tmp_path) as server:

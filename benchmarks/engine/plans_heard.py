@@ -166,6 +166,7 @@ class Gaps:
             self.longest_s = max(self.longest_s, time.thread_time() - before_s)
 
 
+# Longer than other functions: it is one protocol, told in its order.
 async def _home(told: Connection, place: Path, setting: Setting, server: str, known: KnownList) -> None:
     node = Node(place, 0, setting, server, known)
     ours = [key for key in known.keys if not node.homes.is_elsewhere(key)]

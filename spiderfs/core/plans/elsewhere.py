@@ -64,7 +64,7 @@ class PlanPart:
         self.samples, self.epoch, self.order, self.start = samples, epoch, order, start
         rest, total = order[start:], len(order)
         self.firsts: Numbers = np.arange(start, total, dtype=np.uint32)
-        """The first position of each sample."""
+        """The first position of each sample; none any more once they are noted."""
         self.following: Numbers | None = None
         """For each position the next one of the same sample, or their number; None if no sample is named again."""
         named = np.zeros(len(samples), np.bool_)
@@ -205,6 +205,7 @@ class ReadersElsewhere:
                 return
             uses.note(known, part.firsts[first : first + _AT_A_TIME])
             yield
+        part.firsts = part.firsts[:0].copy()
 
     def progressed(self, reader: Hashable, epoch: int, position: int, now_s: float) -> bool:
         """A reader has come so far in an epoch; whether it is the one that its plan is for."""

@@ -97,6 +97,14 @@ def test_readers_that_share_out_the_samples_take_one_layer_and_jobs_one_each() -
     assert len(uses.layers) == 1
 
 
+def test_of_a_plan_that_is_noted_4_bytes_a_draw_stay() -> None:
+    samples, readers = all_of(range(SAMPLES)), ReadersElsewhere()
+    part = PlanPart(samples, 0, order_of(*range(SAMPLES)))
+    noted(readers, "reader", part)
+    assert part.following is None
+    assert sum(array.nbytes for array in vars(part).values() if isinstance(array, np.ndarray)) == 4 * SAMPLES
+
+
 def test_a_plan_that_is_dropped_while_it_is_noted_is_noted_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elsewhere, "_AT_A_TIME", 10)
     samples, readers = all_of(range(SAMPLES)), ReadersElsewhere()

@@ -9,7 +9,7 @@ leaves an hour after its last one. The server should not evict by itself (`noevi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -70,6 +70,16 @@ class Stream:
                 raise StreamLost(str(answer)) from answer
         return len(entries)
 
+    def append_to_few(self, entry: Entry, few: int) -> bool:
+        """Add a message if its stream has less than `few`, and return whether it was added; raises StreamLost.
+
+        A user who may not ask how many there are adds it.
+        """
+        (answer,) = self._described([entry.key])
+        if not isinstance(answer, Exception) and answer["length"] >= few:
+            return False
+        return self.append([entry]) > 0
+
     def read(self, after: Mapping[str, str], wait_s: float) -> dict[str, list[Message]]:
         """What has come in each stream since the message with this number, waiting so long for it if there is nothing.
 
@@ -128,14 +138,19 @@ class Stream:
                 return "no such key" in str(answer)
             return place(answer["last-generated-id"].decode()) < place(number)
 
-        def ask(redis: Any) -> list[str]:
-            calls = redis.pipeline(transaction=False)
-            for key in after:
-                calls.xinfo_stream(key)
-            answers = zip(after.items(), calls.execute(raise_on_error=False), strict=True)
-            return [key for (key, number), answer in answers if is_lost(number, answer)]
+        answers = zip(after.items(), self._described(after), strict=True)
+        return [key for (key, number), answer in answers if is_lost(number, answer)]
 
-        found: list[str] = self.done(ask)
+    def _described(self, keys: Iterable[str]) -> list[Any]:
+        """What the server says of these streams: for each a table, or what it raised. Raises StreamLost."""
+
+        def ask(redis: Any) -> list[Any]:
+            calls = redis.pipeline(transaction=False)
+            for key in keys:
+                calls.xinfo_stream(key)
+            return list(calls.execute(raise_on_error=False))
+
+        found: list[Any] = self.done(ask)
         return found
 
     def close(self) -> None:

@@ -206,7 +206,11 @@ class SeveralNodes:
             course = (self._wanted(learner.scoring) | of_plans).get(stream)
             if course is None:
                 return False
-            parts = [self._unpacked(course, message) for message in messages]
+            parts = []
+            for message in messages:
+                parts.append(self._unpacked(course, message))
+                # Requests of trainers come between: a hundred messages may have 30 MB.
+                await trio.lowlevel.checkpoint()
             if plans is not None and stream in of_plans:
                 await plans.hear(course.list, [part for some in parts for part in some])
                 return True

@@ -1,4 +1,4 @@
-"""A Redis server of its own on this machine, which keeps nothing on the disk."""
+"""A Redis server of its own on this machine, or a cluster, which keeps nothing on the disk."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import redis
+from redis.crc import key_slot
 
 from benchmarks.common.debian import environment_of, program
 from benchmarks.common.web_server import free_port
 
 # How long it may take to listen, on a busy machine.
 PATIENCE_S = 30.0
+_SLOTS = 1 << 14
 
 
 class RedisServer:
@@ -29,7 +33,10 @@ class RedisServer:
         ports = ["--port", str(self.port)]
         if certificate is not None:
             self.url = f"rediss://localhost:{self.port}"
-            files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(certificate)]
+            files = [
+                *("--tls-cert-file", str(certificate), "--tls-key-file", str(certificate)),
+                *("--tls-ca-cert-file", str(certificate)),
+            ]
             ports = ["--port", "0", "--tls-port", str(self.port), *files, "--tls-auth-clients", "no"]
         keeps_nothing = ["--save", "", "--appendonly", "no", "--dir", str(place)]
         self._command = ["redis-server", "--bind", "127.0.0.1", *ports, *keeps_nothing, *settings]
@@ -67,3 +74,66 @@ class RedisServer:
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+
+
+class RedisCluster:
+    """Three servers, each of which has a third of the slots."""
+
+    def __init__(self, place: Path, *settings: str, certificate: Path | None = None) -> None:
+        self.servers: list[RedisServer] = []
+        self._certificate = certificate
+        self._stack = contextlib.ExitStack()
+        with contextlib.ExitStack() as starting:
+            for number in range(3):
+                directory = place / f"shard{number}"
+                directory.mkdir()
+                own = ["--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "2000"]
+                # A shard that is down keeps nobody from the others.
+                own += ["--cluster-require-full-coverage", "no"]
+                if certificate is not None:
+                    own += ["--tls-cluster", "yes", "--cluster-announce-hostname", "localhost"]
+                server = RedisServer(directory, *own, *settings, certificate=certificate)
+                self.servers.append(starting.enter_context(server))
+            self._join()
+            self._stack = starting.pop_all()
+        self.url = self.servers[0].url
+
+    def client(self, number: int) -> Any:
+        """One that knows of no other server."""
+        tls: dict[str, Any] = {"ssl": True, "ssl_cert_reqs": "none"} if self._certificate is not None else {}
+        return redis.Redis("127.0.0.1", self.servers[number].port, protocol=2, **tls)
+
+    def owner(self, key: str) -> int:
+        """The number of the server that has this key's slot."""
+        return key_slot(key.encode()) * 3 // _SLOTS
+
+    def signal(self, number: int) -> None:
+        for server in self.servers:
+            server.signal(number)
+
+    def _join(self) -> None:
+        clients = [self._stack.enter_context(contextlib.closing(self.client(number))) for number in range(3)]
+        for number, client in enumerate(clients):
+            first, after = (-(-_SLOTS * part // 3) for part in (number, number + 1))
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, after - 1)
+            client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            bus = client.config_get("cluster-port")["cluster-port"]
+            clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", self.servers[number].port, bus)
+        until = time.monotonic() + PATIENCE_S
+        while not all(map(_is_whole, clients)):
+            if time.monotonic() > until:
+                raise RuntimeError("the servers do not become a cluster")
+            time.sleep(0.05)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
+def _is_whole(client: Any) -> bool:
+    is_ok = client.execute_command("CLUSTER INFO")["cluster_state"] == "ok"
+    return is_ok and len(client.execute_command("CLUSTER SLOTS")) == 3

@@ -17,7 +17,7 @@ import mmap
 import struct
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +53,8 @@ class Members(Homes):
         """So many `processes` count what they have."""
         self.own = OWN
         self.members = [""]
+        self.rooms: Mapping[str, int] = {}
+        """For how many groups of the samples servers have room that find this out."""
         self._home_of = memoryview(mmap.mmap(-1, 2 * GROUPS)).cast("H")
         self._list = mmap.mmap(-1, _LIST_BYTES)
         self._processes, self._width = processes, MOST_MEMBERS * len(FIELDS)
@@ -82,26 +84,32 @@ class Members(Homes):
 
     def nodes(self) -> list[Node | None]:
         """The nodes by their places; no places, not even this node's, while the manager writes them."""
-        nodes, _ = self._told()
+        nodes, drawn_for = self._told()
         if nodes:
+            self.rooms = drawn_for[-1]
             self.members = [node.url if node else "" for node in nodes]
         return nodes
 
-    def _told(self) -> tuple[list[Node | None], object]:
-        """The nodes by their places, and for which members and weights the homes are drawn."""
+    def _told(self) -> tuple[list[Node | None], list[Any]]:
+        """The nodes by their places, and for which members, weights and rooms the homes are drawn."""
         _, size, checksum = _HEADER.unpack_from(self._list)
         text = self._list[_HEADER.size : _HEADER.size + size]
         # The number of bytes is 0 for a moment while the header is written.
         if not size or zlib.crc32(text) != checksum:
-            return [], None
+            return [], []
         nodes, drawn_for = json.loads(text)
-        return [node and Node(*node) for node in nodes], drawn_for
+        return [node and Node(*node)._replace(shards=tuple(node[-1])) for node in nodes], drawn_for
 
     def change(
-        self, weights: Mapping[str, float], own: Collection[str], found: Mapping[str, Node] | None = None
+        self,
+        weights: Mapping[str, float],
+        own: Collection[str],
+        found: Mapping[str, Node] | None = None,
+        rooms: Mapping[str, int] | None = None,
     ) -> bool:
         """Have these members; those in `own` are this node. `found` has what is known of them beside their URLs.
 
+        What a member in `rooms` has no room for is at home here: it keeps the first so many of all groups.
         Returns whether a sample has another home, for this node, than before. For the manager alone, and before it.
         Raises ConfigError for more members than there are places.
         """
@@ -113,13 +121,19 @@ class Members(Homes):
         nodes: list[Node | None] = [None] * (1 + max(places.values(), default=0))
         for url in urls:
             nodes[places.get(url, OWN)] = (found or {}).get(url) or as_named(url)
-        drawing, have_moved = [dict(weights), sorted(own)], False
+        rooms = {url: room for url, room in (rooms or {}).items() if url in places and room < GROUPS}
+        if rooms:
+            nodes[OWN] = nodes[OWN] or as_named(min(own))
+        drawing, have_moved = [dict(weights), sorted(own), rooms], False
         if self._told()[1] != drawing:
             homes = np.zeros(GROUPS, np.uint16)
             if others:
                 drawn = Homes(weights, urls[0])
                 of_member = np.array([places.get(url, OWN) for url in drawn.members], np.uint16)
-                homes = of_member[[drawn.home(group) for group in range(GROUPS)]]
+                room_of = np.array([rooms.get(url, GROUPS) for url in drawn.members])
+                groups = np.arange(GROUPS, dtype=np.uint64)
+                member = drawn.of_all(groups)
+                homes = np.where(groups < room_of[member], of_member[member], np.uint16(OWN))
             now = np.frombuffer(self._home_of, np.uint16)
             have_moved = bool(((now == OWN) != (homes == OWN)).any())
             now[:] = homes

@@ -1,4 +1,4 @@
-"""What is promised of a home that is elsewhere, whether it is a node's web server or a server of Redis.
+"""What is promised of a home that is elsewhere: a node's web server, a server of Redis, or a cluster of these.
 
 Whatever becomes of it, readers get the right bytes, within its time limit and a fetch.
 """
@@ -20,12 +20,14 @@ import pytest
 import redis
 from certificates import own_certificate
 
-from benchmarks.common.redis_server import RedisServer
+from benchmarks.common.redis_server import RedisCluster, RedisServer
+from spiderfs.core.homes import GROUPS
 from benchmarks.common.web_server import free_port, web_server
 from spiderfs.sources.members import Members, PeerStatus
-from spiderfs.sources.node_names import Node
+from spiderfs.sources.node_names import Node, is_server
 from spiderfs.sources.peer import FAILURES, PAUSE_S
 from spiderfs.sources.peers import PeerSource, asked_name
+from spiderfs.sources.redis_survey import Survey
 from spiderfs.sources.source import FromPeer, version_hash
 from spiderfs.testing import MemorySource
 
@@ -42,9 +44,18 @@ class Home:
         self.url, self.server = url, server
         self.source = MemorySource()
         self.members = Members()
-        self.members.change({url: 1.0}, (), {url: Node(url, "localhost", ["127.0.0.1"])})
+        self.survey = Survey(url, finds_room=True)
+        self.room = GROUPS
+        self.node = Node(url, "localhost", ["127.0.0.1"])
+        self.look()
         self.reader = PeerSource(self.source, self.members, TIMEOUT_S, self.members.row(0), ())
         self._put = put
+
+    def look(self) -> None:
+        """As the manager does every two seconds."""
+        if is_server(self.url):
+            self.node, self.room = self.survey.look(self.node, self.room)
+        self.members.change({self.url: 1.0}, {"here"}, {self.url: self.node}, {self.url: self.room})
 
     def add(self, path: bytes, content: bytes = CONTENT, at_home: bytes | None = CONTENT) -> None:
         """A file of the source, and what the home has in its name."""
@@ -65,7 +76,9 @@ class Home:
 
 
 def made(kind: str, place: Path, stack: ExitStack, *settings: str, certificate: Path | None = None) -> Home:
-    if kind == "redis":
+    if kind == "cluster":
+        home = clustered(place, stack, *settings, certificate=certificate)
+    elif kind == "redis":
         server = stack.enter_context(RedisServer(place, *settings, certificate=certificate))
         tls: dict[str, Any] = {"ssl": True, "ssl_cert_reqs": "none"} if certificate else {}
         client = stack.enter_context(closing(redis.Redis("127.0.0.1", server.port, **tls)))
@@ -80,10 +93,22 @@ def made(kind: str, place: Path, stack: ExitStack, *settings: str, certificate: 
             lambda path, number, had: (point / os.fsdecode(asked_name(path, number))).write_bytes(had),
         )
     stack.enter_context(closing(home.reader))
+    stack.enter_context(closing(home.survey))
     return home
 
 
-@pytest.fixture(params=["nginx", "redis"])
+def clustered(place: Path, stack: ExitStack, *settings: str, certificate: Path | None = None) -> Home:
+    cluster = stack.enter_context(RedisCluster(place, *settings, certificate=certificate))
+
+    def put(_: bytes, number: int, had: bytes) -> None:
+        key = f"spiderfs:set:{number:016x}"
+        with closing(cluster.client(cluster.owner(key))) as client:
+            client.set(key, had)
+
+    return Home(f"{cluster.url}/set", cluster, put)
+
+
+@pytest.fixture(params=["nginx", "redis", "cluster"])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
     with ExitStack() as stack:
         yield made(request.param, tmp_path, stack)
@@ -160,7 +185,7 @@ def test_a_server_whose_address_is_not_known_any_more_is_given_files_when_it_is_
         known = home.members.nodes()[1]
         assert known is not None
         for number, addresses in enumerate((["127.0.0.1"], [], ["127.0.0.1"])):
-            home.members.change({home.url: 1.0}, (), {home.url: known._replace(addresses=addresses)})
+            home.members.change({home.url: 1.0}, {"here"}, {home.url: known._replace(addresses=addresses)})
             path = b"%d" % number
             home.add(path, at_home=None)
             assert home.read(path)[0]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 
 import trio
 
+from spiderfs.core.homes import GROUPS
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
 from spiderfs.sources.members import MOST_MEMBERS, OWN, Members
@@ -22,6 +24,7 @@ from spiderfs.sources.node_names import (
     live_name,
     weights_of,
 )
+from spiderfs.sources.redis_survey import Survey
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +32,8 @@ log = logging.getLogger(__name__)
 LOOK_UP_S, AGAIN_S = 10.0, 2.0
 # The same for names in a list, whose addresses change rarely.
 LISTED_S = 60.0
+# How often a server of Redis is asked for its shards and its room.
+SURVEY_S = 2.0
 
 
 class Membership:
@@ -40,6 +45,7 @@ class Membership:
         # A manager before this one has heard answers too.
         known = members.nodes() if members is not None else []
         self._found = {node.url: node for node in known if node is not None}
+        self._rooms = dict(members.rooms) if members is not None else {}
         self._roll = Roll([address for node in self._found.values() for address in node.addresses])
         self._told: object = None
         self._one_at_a_time = trio.Lock()
@@ -56,6 +62,7 @@ class Membership:
             node for url, node in self._found.items() if url in options.peers and node.host == as_named(url).host
         ]
         self._options, self._found, self._roll = options, {node.url: node for node in staying}, Roll()
+        self._rooms = {url: room for url, room in self._rooms.items() if options.peers.get(url) == 0}
         self._changed.set()
 
     async def run(self) -> None:
@@ -69,6 +76,8 @@ class Membership:
             async with trio.open_nursery() as nursery:
                 for url in self._options.peers:
                     nursery.start_soon(self._follow, url, threads)
+                    if is_server(url):
+                        nursery.start_soon(self._survey, url)
                 await self._changed.wait()
                 nursery.cancel_scope.cancel()
 
@@ -93,22 +102,38 @@ class Membership:
                 counted = self._roll.after(found)[: MOST_MEMBERS - 1]
                 self._found = {member.url: member for member in (at_address(url, address) for address in counted)}
             elif found:
-                self._found[url] = node._replace(addresses=found)
+                self._found[url] = self._found.get(url, node)._replace(addresses=found)
             if found:
                 await self._take_over(dict.fromkeys(self._found, 1.0) if name else weights_of(options.peers))
             await trio.sleep((LOOK_UP_S if name else LISTED_S) if found else AGAIN_S)
+
+    async def _survey(self, url: str) -> None:
+        """Ask a server of Redis again and again which shards it has, and how much room."""
+        options, thread = self._options, trio.CapacityLimiter(1)
+        with closing(Survey(url, finds_room=not options.peers[url])) as survey:
+            while True:
+                known = self._found.get(url) or as_named(url), self._rooms.get(url, GROUPS)
+                node, room = await trio.to_thread.run_sync(survey.look, *known, abandon_on_cancel=True, limiter=thread)
+                if self._options is not options:
+                    return
+                if (node, room) != known:
+                    # Its addresses may be others by now.
+                    self._found[url] = self._found.get(url, node)._replace(shards=node.shards)
+                    self._rooms[url] = room
+                    await self._take_over(weights_of(options.peers))
+                await trio.sleep(SURVEY_S)
 
     async def _take_over(self, weights: Mapping[str, float]) -> None:
         assert self._members is not None
         # To draw the homes takes some milliseconds for each node.
         with trio.CancelScope(shield=True):
             async with self._one_at_a_time:
-                own, found = self._own(weights), dict(self._found)
-                telling = (dict(weights), own, found)
+                own, found, rooms = self._own(weights), dict(self._found), dict(self._rooms)
+                telling = (dict(weights), own, found, rooms)
                 if telling == self._told:
                     return
                 try:
-                    has_moved = await trio.to_thread.run_sync(self._members.change, weights, own, found)
+                    has_moved = await trio.to_thread.run_sync(self._members.change, weights, own, found, rooms)
                 except ConfigError as exc:
                     log.warning("%s", exc)
                     return

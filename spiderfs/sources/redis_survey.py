@@ -1,0 +1,149 @@
+"""What the manager asks a server of Redis, or a cluster, again and again: its shards, and how much it has room for.
+
+**Room.** Where no share is written, a server is the home of the first so many groups of its samples
+(`core/homes.py`). How many, the server itself keeps in the name of the data set, so that all mounts hear of it. It
+begins with all. A mount that sees that something has been refused for lack of memory removes the samples of the last
+tenth of the groups, and says so there; several that do so at a time do the same. All groups have room again when nobody
+has mounted the data set for as long as a sample is kept, or whoever runs the server has removed the key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from spiderfs.core.homes import GROUPS
+from spiderfs.sources.node_names import Node, is_address
+from spiderfs.sources.redis_client import KEPT_S, RedisClient, errors, key_of, slot_of
+
+log = logging.getLogger(__name__)
+
+# How long an answer may take, and how long to remove a shard's samples. Nobody waits for it.
+_ANSWER_S, _REMOVAL_S = 1.0, 60.0
+_AT_A_TIME = 1000
+_REFUSALS = ("NoPermissionError", "AuthenticationError")
+
+_Key = tuple[str, str]
+
+
+class Survey:
+    def __init__(self, url: str, finds_room: bool) -> None:
+        """`finds_room`: no share is written for this URL of `peers`."""
+        self._url, self._finds_room = url, finds_room
+        self._room_key = key_of(url, "groups")
+        self._clients: dict[_Key, RedisClient] = {}
+        self._refused: dict[_Key, int] = {}
+        """What each server had refused at the last look."""
+        self._told: set[str] = set()
+
+    def look(self, node: Node, room: int) -> tuple[Node, int]:
+        """The node with its shards now, and for how many groups it has room, where it had `room`; may take minutes."""
+        servers = [node._replace(addresses=[address], shards=()) for address in node.addresses]
+        if node.shards:
+            # The name in the URL stands for some of the shards, or for none any more.
+            servers[:0] = node.servers().values()
+        for gone in self._clients.keys() - set(map(_key, servers)):
+            self._clients.pop(gone).close()
+        answers = {_key(server): (server, info) for server in servers if (info := self._ask(server, _info))}
+        for server, info in answers.values():
+            if info["cluster_enabled"]:
+                node = node._replace(shards=self._ask(server, partial(_shards, server)) or node.shards)
+            break
+        has_refused = [self._has_refused(server, info) for server, info in answers.values()]
+        return node, self._room(node, room, any(has_refused)) if self._finds_room else room
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    def _has_refused(self, server: Node, info: Mapping[str, Any]) -> bool:
+        """Whether it has had no room for something since the last look."""
+        if info["maxmemory_policy"] != "noeviction":
+            self._say(f"{server.url} loses samples by maxmemory-policy {info['maxmemory_policy']}: set noeviction")
+        elif not info["maxmemory"]:
+            self._say(f"{server.url} has no maxmemory, and takes samples until its machine has no memory left")
+        refused = info.get("errorstat_OOM", {}).get("count", 0)
+        known = self._refused.get(_key(server), refused)
+        self._refused[_key(server)] = refused
+        return bool(refused > known)
+
+    def _room(self, node: Node, known: int, has_refused: bool) -> int:
+        servers, slot, home = node.servers(), slot_of(self._room_key), node
+        for url, *_, slots in node.shards:
+            if any(first <= slot <= last for first, last in zip(slots[::2], slots[1::2], strict=True)):
+                home = servers[url]
+        room = self._ask(home, self._published)
+        if room == known and has_refused:
+            lower = room * 9 // 10
+            removed = [self._ask(at, partial(_remove, self._url, lower), _REMOVAL_S) for at in servers.values()]
+            # Another mount may have been faster.
+            if all(removed) and self._ask(home, self._published) == room:
+                self._ask(home, lambda redis: redis.set(self._room_key, lower, ex=KEPT_S))
+            room = self._ask(home, self._published)
+        if room is None or room == known:
+            return known
+        log.info("peers: %s has room for %.0f %% of its samples", self._url, 100 * room / GROUPS)
+        # What has been refused until others have heard of it says nothing.
+        self._refused.clear()
+        return int(room)
+
+    def _published(self, redis: Any) -> int:
+        said = redis.getex(self._room_key, ex=KEPT_S)
+        return GROUPS if said is None else min(max(int(said), 0), GROUPS)
+
+    def _ask(self, server: Node, question: Callable[[Any], Any], within_s: float = _ANSWER_S) -> Any:
+        """What it answers; None if it does not."""
+        if not server.addresses:
+            return None
+        if _key(server) not in self._clients:
+            self._clients[_key(server)] = RedisClient(*_key(server))
+        try:
+            return question(self._clients[_key(server)].within(within_s))
+        except errors() as exc:
+            if type(exc).__name__ in _REFUSALS:
+                self._say(f"{server.url} does not say which shards it has, or how much room: {exc}")
+            return None
+
+    def _say(self, what: str) -> None:
+        if what not in self._told:
+            log.warning("peers: %s", what)
+            self._told.add(what)
+
+
+def _key(server: Node) -> _Key:
+    return server.url, server.addresses[0]
+
+
+def _info(redis: Any) -> Any:
+    return redis.info()
+
+
+def _shards(asked: Node, redis: Any) -> tuple[Sequence[Any], ...]:
+    """The shards of a cluster, as `Node.shards`, as one of its servers knows them."""
+    parts = urlsplit(asked.url)
+    user, at, _ = parts.netloc.rpartition("@")
+    slots_of: dict[tuple[str, str, str], list[int]] = {}
+    for first, last, (endpoint, port, _, *more), *_ in redis.execute_command("CLUSTER SLOTS"):
+        words = [word.decode() for word in (more[0] if more else ())]
+        named, said = dict(zip(words[::2], words[1::2], strict=True)), (endpoint or b"").decode()
+        # A server that does not know where it is, is where it was asked.
+        address = said if is_address(said) else named.get("ip", "") if said else asked.addresses[0]
+        host = named.get("hostname") or said or asked.host
+        netloc = f"{user}{at}{f'[{host}]' if ':' in host else host}:{port}"
+        slots_of.setdefault((parts._replace(netloc=netloc).geturl(), host, address), []).extend((first, last))
+    return tuple([*shard, slots] for shard, slots in slots_of.items())
+
+
+def _remove(url: str, room: int, redis: Any) -> bool:
+    """Remove the samples of all groups but the first so many."""
+    calls = redis.pipeline(transaction=False)
+    for key in redis.scan_iter(match=key_of(url, "?" * 16), count=_AT_A_TIME):
+        if int(key[-16:], 16) % GROUPS >= room:
+            calls.unlink(key)
+        if len(calls) >= _AT_A_TIME:
+            calls.execute()
+    calls.execute()
+    return True

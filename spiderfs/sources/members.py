@@ -152,12 +152,13 @@ class Members(Homes):
                 self._cells(row, place)[:] = memoryview(bytes(8 * len(FIELDS))).cast("Q")
         return places
 
-    def _publish(self, nodes: Sequence[Node | None], drawing: object) -> None:
+    def _publish(self, nodes: Sequence[Node | None], drawing: list[Any]) -> None:
         text = json.dumps([nodes, drawing]).encode()
         if len(text) > _LIST_BYTES - _HEADER.size:
             raise ConfigError("the URLs of peers are too long: shorten them")
         self._list[_HEADER.size : _HEADER.size + len(text)] = text
         _HEADER.pack_into(self._list, 0, self.edition + 1, len(text), zlib.crc32(text))
+        self.rooms = drawing[-1]
         self.members = [node.url if node else "" for node in nodes]
 
     # -- what was had from them

@@ -21,12 +21,13 @@ import redis
 from certificates import own_certificate
 
 from benchmarks.common.redis_server import RedisCluster, RedisServer
-from spiderfs.core.homes import GROUPS
 from benchmarks.common.web_server import free_port, web_server
+from spiderfs.core.homes import GROUPS
 from spiderfs.sources.members import Members, PeerStatus
-from spiderfs.sources.node_names import Node, is_server
+from spiderfs.sources.node_names import Node, as_named, is_server
 from spiderfs.sources.peer import FAILURES, PAUSE_S
 from spiderfs.sources.peers import PeerSource, asked_name
+from spiderfs.sources.redis_client import slot_of
 from spiderfs.sources.redis_survey import Survey
 from spiderfs.sources.source import FromPeer, version_hash
 from spiderfs.testing import MemorySource
@@ -62,6 +63,14 @@ class Home:
         number = version_hash(path, self.source.add(path, content).version)
         if at_home is not None:
             self._put(path, number, at_home)
+
+    def number(self, path: bytes) -> int:
+        return version_hash(path, self.source.stat(path).version)
+
+    def clients(self, stack: ExitStack) -> list[Any]:
+        """One of each server of Redis."""
+        ports = [server.port for server in getattr(self.server, "servers", [self.server])]
+        return [stack.enter_context(closing(redis.Redis("127.0.0.1", port, protocol=2))) for port in ports]
 
     def read(self, path: bytes) -> tuple[bool, bool, float]:
         """Whether the bytes are right, whether the home gave them, and how long that took."""
@@ -163,12 +172,15 @@ def test_one_that_is_lost_costs_the_time_limit_a_few_times_and_is_asked_again(
         assert home.status.up
 
 
-# -- of servers of Redis alone
+# -- of servers of Redis alone, and clusters
+
+KINDS = pytest.mark.parametrize("kind", ["redis", "cluster"])
 
 
-def test_whoever_reads_the_source_fills_the_server(tmp_path: Path) -> None:
+@KINDS
+def test_whoever_reads_the_source_fills_the_server(tmp_path: Path, kind: str) -> None:
     with ExitStack() as stack:
-        home = made("redis", tmp_path, stack)
+        home = made(kind, tmp_path, stack)
         for number in range(40):
             home.add(b"%d" % number, at_home=None)
             assert home.read(b"%d" % number)[:2] == (True, False)
@@ -194,6 +206,43 @@ def test_a_server_whose_address_is_not_known_any_more_is_given_files_when_it_is_
             assert time.monotonic() < until
 
 
+@KINDS
+def test_a_server_is_the_home_of_what_it_has_room_for(tmp_path: Path, kind: str) -> None:
+    with ExitStack() as stack:
+        home = made(kind, tmp_path, stack, "--maxmemory", "4mb")
+        clients = home.clients(stack)
+        paths = [b"%d" % number for number in range(300 * len(clients))]
+        for path in paths:
+            home.add(path, at_home=None)
+
+        def refused() -> int:
+            return sum(client.info().get("errorstat_OOM", {}).get("count", 0) for client in clients)
+
+        until, rooms = time.monotonic() + 60, [GROUPS]
+        while True:
+            before = refused()
+            assert all(home.read(path)[0] for path in paths)
+            given = sum(client.dbsize() for client in clients)
+            home.look()
+            rooms.append(home.room)
+            if home.room < GROUPS and refused() == before and rooms[-1] == rooms[-4:][0]:
+                break
+            assert time.monotonic() < until, rooms
+        assert rooms == sorted(rooms, reverse=True)
+        assert given > 20 * len(clients)
+        # All that it has room for it gives, it has nothing else, and the rest is at home here.
+        there = [path for path in paths if home.members.is_elsewhere(home.number(path))]
+        assert all(home.read(path)[1] == (path in there) for path in paths)
+        kept = {key for client in clients for key in client.keys("*:????????????????")}
+        assert len(kept) == len(there)
+        assert home.status.timeouts == 0
+        # Another mount hears of it.
+        with closing(Survey(home.url, finds_room=True)) as other:
+            assert other.look(home.node, GROUPS)[1] == home.room
+        assert home.members.rooms == {home.url: home.room}
+        assert home.members.has_own
+
+
 def test_a_server_that_is_full_gives_what_it_has(tmp_path: Path) -> None:
     with ExitStack() as stack:
         home = made("redis", tmp_path, stack, "--maxmemory", "4mb")
@@ -210,31 +259,45 @@ def test_a_server_that_is_full_gives_what_it_has(tmp_path: Path) -> None:
         assert (home.status.up, home.status.timeouts) == (True, 0)
 
 
-def test_the_password_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@KINDS
+def test_the_password_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
     for word, gives in (("wrong", False), ("secret", True)):
         with ExitStack() as stack:
-            monkeypatch.setenv("REDISCLI_AUTH", word)
+            monkeypatch.delenv("REDISCLI_AUTH", raising=False)
             place = tmp_path / word
             place.mkdir()
-            home = made("redis", place, stack)
+            home = made(kind, place, stack)
             home.add(b"a")
-            with closing(redis.Redis("127.0.0.1", home.server.port)) as client:
+            for client in home.clients(stack):
                 client.config_set("requirepass", "secret")
+            monkeypatch.setenv("REDISCLI_AUTH", word)
             assert home.read(b"a")[:2] == (True, gives)
+            caplog.clear()
+            with closing(Survey(home.url, finds_room=True)) as survey:
+                for _ in range(2):
+                    assert survey.look(home.node, GROUPS) == (home.node, GROUPS)
+            assert caplog.text.count("does not say") == (0 if gives else len(home.node.servers()))
 
 
-def test_the_certificate_is_known_and_has_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, (days, known, gives) in enumerate([(1, False, False), (1, True, True), (-1, True, False)]):
+@KINDS
+def test_the_certificate_is_known_and_has_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    cases = [(1, False, False), (1, True, True), (-1, True, False)]
+    # The servers of a cluster do not take each other's certificates either where these have ended.
+    for number, (days, known, gives) in enumerate(cases[: 2 if kind == "cluster" else 3]):
         place = tmp_path / str(number)
         place.mkdir()
         certificate = place / "localhost.pem"
         certificate.write_bytes(own_certificate("localhost", days))
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate if known else place / "none.pem"))
         with ExitStack() as stack:
-            home = made("redis", place, stack, certificate=certificate)
+            home = made(kind, place, stack, certificate=certificate)
             home.add(b"a")
             assert home.read(b"a")[:2] == (True, gives)
             assert home.status.timeouts == (not gives)
+            shards = home.node.shards
+            assert [host for _, host, *_ in shards] == ["localhost"] * 3 * (kind == "cluster" and gives)
 
 
 def test_an_answer_that_comes_drop_by_drop_takes_no_longer_than_the_time_limit() -> None:
@@ -256,3 +319,127 @@ def test_an_answer_that_comes_drop_by_drop_takes_no_longer_than_the_time_limit()
         assert (is_right, is_from_home) == (True, False)
         assert wait_s < TIMEOUT_S + SLACK_S
         dripping.join()
+
+
+# -- of clusters
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Home]:
+    with ExitStack() as stack:
+        yield made("cluster", tmp_path, stack)
+
+
+def paths_by_owner(home: Home, each: int) -> list[list[bytes]]:
+    """New files of the source, so many at home at each server."""
+    found: list[list[bytes]] = [[], [], []]
+    for number in range(10_000):
+        if min(map(len, found)) == each:
+            break
+        path = b"%d" % number
+        home.add(path, at_home=None)
+        owner = home.server.owner(f"spiderfs:set:{home.number(path):016x}")
+        if len(found[owner]) < each:
+            found[owner].append(path)
+            home._put(path, home.number(path), CONTENT)
+    return found
+
+
+@pytest.mark.parametrize("what", ["killed", "stopped"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_shard_that_is_lost_keeps_nobody_from_the_others(cluster: Home, what: str, lost: int) -> None:
+    paths = paths_by_owner(cluster, 5)
+    assert all(cluster.read(path)[:2] == (True, True) for some in paths for path in some)
+    cluster.server.servers[lost].signal(signal.SIGSTOP if what == "stopped" else signal.SIGKILL)
+    waits = []
+    for owner, some in enumerate(paths):
+        for path in some:
+            is_right, is_from_home, wait_s = cluster.read(path)
+            assert (is_right, is_from_home) == (True, owner != lost)
+            waits.append(wait_s)
+    assert max(waits) < TIMEOUT_S + SLACK_S
+    assert sum(wait_s > TIMEOUT_S / 2 for wait_s in waits) <= FAILURES
+    assert (cluster.status.up, cluster.status.timeouts) == (False, FAILURES)
+    # Also where the one that is named in the URL is lost.
+    known = cluster.node
+    cluster.look()
+    assert cluster.node == known
+    assert all(cluster.read(path)[:2] == (True, True) for path in paths[2])
+
+
+def test_a_slot_moves_while_it_is_read(cluster: Home, tmp_path: Path) -> None:
+    """With the steps that `redis-cli --cluster reshard` takes."""
+    cluster.add(b"a")
+    key = f"spiderfs:set:{cluster.number(b'a'):016x}"
+    slot, giving = slot_of(key), cluster.server.owner(key)
+    taking = (giving + 1) % 3
+    with ExitStack() as stack:
+        clients = cluster.clients(stack)
+        ids = [client.execute_command("CLUSTER MYID").decode() for client in clients]
+        set_slot = ("CLUSTER", "SETSLOT", slot)
+
+        def reads(is_from_home: bool) -> None:
+            for _ in range(FAILURES + 1):
+                assert cluster.read(b"a")[:2] == (True, is_from_home)
+
+        reads(True)
+        clients[taking].execute_command(*set_slot, "IMPORTING", ids[giving])
+        clients[giving].execute_command(*set_slot, "MIGRATING", ids[taking])
+        reads(True)
+        cluster.look()
+        clients[giving].execute_command("MIGRATE", "127.0.0.1", cluster.server.servers[taking].port, key, 0, 5000)
+        reads(False)
+        for client in clients:
+            client.execute_command(*set_slot, "NODE", ids[taking])
+        reads(False)
+        cluster.look()
+        reads(True)
+        assert (cluster.status.up, cluster.status.timeouts) == (True, 0)
+
+
+# -- what the manager hears
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"maxmemory": "40mb", "maxmemory-policy": "allkeys-lru"}, "loses samples by maxmemory-policy allkeys-lru"),
+        ({"maxmemory": "0"}, "has no maxmemory"),
+        ({"maxmemory": "40mb"}, ""),
+    ],
+)
+def test_a_server_that_is_set_up_in_another_way_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, str], said: str
+) -> None:
+    with RedisServer(tmp_path, *(word for name, value in settings.items() for word in (f"--{name}", value))) as server:
+        url = f"{server.url}/set"
+        with closing(Survey(url, finds_room=False)) as survey:
+            for _ in range(3):
+                assert survey.look(as_named(url), GROUPS) == (as_named(url), GROUPS)
+    assert len(caplog.records) == bool(said)
+    assert said in caplog.text
+
+
+def test_a_server_that_does_not_let_itself_be_asked_is_named_once_and_gives_what_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(RedisServer(tmp_path))
+        client = stack.enter_context(closing(redis.Redis("127.0.0.1", server.port)))
+        client.execute_command("ACL", "SETUSER", "few", "on", ">secret", "~spiderfs:*", "+getex", "+set")
+        monkeypatch.setenv("REDISCLI_AUTH", "secret")
+        url = f"redis://few@127.0.0.1:{server.port}/set"
+        home = Home(url, server, lambda _, number, had: client.set(f"spiderfs:set:{number:016x}", had))
+        stack.enter_context(closing(home.reader))
+        stack.enter_context(closing(home.survey))
+        home.add(b"a")
+        client.set("spiderfs:set:groups", GROUPS // 2)
+        home.look()
+        home.look()
+        assert home.room == GROUPS // 2
+        assert home.read(b"a")[0]
+        assert caplog.text.count("does not say which shards it has, or how much room") == 1
+        client.delete("spiderfs:set:groups")
+        home.look()
+        assert home.room == GROUPS
+        assert home.read(b"a")[:2] == (True, True)

@@ -10,14 +10,14 @@ has mounted the data set for as long as a sample is kept, or whoever runs the se
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from spiderfs.core.homes import GROUPS
 from spiderfs.sources.node_names import Node, is_address
-from spiderfs.sources.redis_client import KEPT_S, RedisClient, errors, key_of, slot_of
+from spiderfs.sources.redis_client import KEPT_S, SLOTS, RedisClient, errors, key_of, slot_of
 
 log = logging.getLogger(__name__)
 
@@ -47,28 +47,29 @@ class Survey:
             servers[:0] = node.servers().values()
         for gone in self._clients.keys() - set(map(_key, servers)):
             self._clients.pop(gone).close()
-        answers = {_key(server): (server, info) for server in servers if (info := self._ask(server, _info))}
-        for server, info in answers.values():
-            if info["cluster_enabled"]:
+        states = [(server, state) for server in servers if (state := self._ask(server, partial(self._state, server)))]
+        for server, (is_cluster, _) in states[:1]:
+            if is_cluster:
                 node = node._replace(shards=self._ask(server, partial(_shards, server)) or node.shards)
-            break
-        has_refused = [self._has_refused(server, info) for server, info in answers.values()]
-        return node, self._room(node, room, any(has_refused)) if self._finds_room else room
+        if self._finds_room:
+            room = self._room(node, room, any(has_refused for _, (_, has_refused) in states))
+        return node, room
 
     def close(self) -> None:
         for client in self._clients.values():
             client.close()
 
-    def _has_refused(self, server: Node, info: Mapping[str, Any]) -> bool:
-        """Whether it has had no room for something since the last look."""
-        if info["maxmemory_policy"] != "noeviction":
-            self._say(f"{server.url} loses samples by maxmemory-policy {info['maxmemory_policy']}: set noeviction")
-        elif not info["maxmemory"]:
+    def _state(self, server: Node, redis: Any) -> tuple[bool, bool]:
+        """Whether it is in a cluster, and whether it has had no memory for something since the last look."""
+        said = redis.info()
+        if said["maxmemory_policy"] != "noeviction":
+            self._say(f"{server.url} loses samples by maxmemory-policy {said['maxmemory_policy']}: set noeviction")
+        elif not said["maxmemory"]:
             self._say(f"{server.url} has no maxmemory, and takes samples until its machine has no memory left")
-        refused = info.get("errorstat_OOM", {}).get("count", 0)
+        refused = int(said.get("errorstat_OOM", {}).get("count", 0))
         known = self._refused.get(_key(server), refused)
         self._refused[_key(server)] = refused
-        return bool(refused > known)
+        return said["cluster_enabled"] == 1, refused > known
 
     def _room(self, node: Node, known: int, has_refused: bool) -> int:
         servers, slot, home = node.servers(), slot_of(self._room_key), node
@@ -76,7 +77,7 @@ class Survey:
             if any(first <= slot <= last for first, last in zip(slots[::2], slots[1::2], strict=True)):
                 home = servers[url]
         room = self._ask(home, self._published)
-        if room == known and has_refused:
+        if room and room == known and has_refused:
             lower = room * 9 // 10
             removed = [self._ask(at, partial(_remove, self._url, lower), _REMOVAL_S) for at in servers.values()]
             # Another mount may have been faster.
@@ -98,9 +99,9 @@ class Survey:
         """What it answers; None if it does not."""
         if not server.addresses:
             return None
-        if _key(server) not in self._clients:
-            self._clients[_key(server)] = RedisClient(*_key(server))
         try:
+            if _key(server) not in self._clients:
+                self._clients[_key(server)] = RedisClient(*_key(server))
             return question(self._clients[_key(server)].within(within_s))
         except errors() as exc:
             if type(exc).__name__ in _REFUSALS:
@@ -117,12 +118,8 @@ def _key(server: Node) -> _Key:
     return server.url, server.addresses[0]
 
 
-def _info(redis: Any) -> Any:
-    return redis.info()
-
-
 def _shards(asked: Node, redis: Any) -> tuple[Sequence[Any], ...]:
-    """The shards of a cluster, as `Node.shards`, as one of its servers knows them."""
+    """The shards of a cluster, as `Node.shards`, as one of its servers knows them. Raises ValueError."""
     parts = urlsplit(asked.url)
     user, at, _ = parts.netloc.rpartition("@")
     slots_of: dict[tuple[str, str, str], list[int]] = {}
@@ -132,6 +129,8 @@ def _shards(asked: Node, redis: Any) -> tuple[Sequence[Any], ...]:
         # A server that does not know where it is, is where it was asked.
         address = said if is_address(said) else named.get("ip", "") if said else asked.addresses[0]
         host = named.get("hostname") or said or asked.host
+        if not (is_address(address) and host != "?" and 0 <= first <= last < SLOTS):
+            raise ValueError(f"slots {first} to {last} at {host!r}, {address!r}")
         netloc = f"{user}{at}{f'[{host}]' if ':' in host else host}:{port}"
         slots_of.setdefault((parts._replace(netloc=netloc).geturl(), host, address), []).extend((first, last))
     return tuple([*shard, slots] for shard, slots in slots_of.items())

@@ -397,6 +397,24 @@ def test_a_slot_moves_while_it_is_read(cluster: Home, tmp_path: Path) -> None:
         assert (cluster.status.up, cluster.status.timeouts) == (True, 0)
 
 
+def test_the_replica_of_a_shard_takes_its_place(cluster: Home) -> None:
+    cluster.add(b"a")
+    lost = cluster.server.owner(f"spiderfs:set:{cluster.number(b'a'):016x}")
+    cluster.server.add_replica(lost)
+    assert cluster.read(b"a")[:2] == (True, True)
+    cluster.server.servers[lost].signal(signal.SIGKILL)
+    until = time.monotonic() + 30
+    while True:
+        is_right, is_from_home, wait_s = cluster.read(b"a")
+        assert is_right
+        assert wait_s < TIMEOUT_S + SLACK_S
+        if is_from_home:
+            break
+        assert time.monotonic() < until
+        cluster.look()
+    assert cluster.status.up
+
+
 # -- what the manager hears
 
 

@@ -79,10 +79,12 @@ class Survey:
         room = self._ask(home, self._published)
         if room and room == known and has_refused:
             lower = room * 9 // 10
-            removed = [self._ask(at, partial(_remove, self._url, lower), _REMOVAL_S) for at in servers.values()]
+            for other in servers.values():
+                if other is not home:
+                    self._ask(other, partial(_remove, self._url, lower, ""), _REMOVAL_S)
             # Another mount may have been faster.
-            if all(removed) and self._ask(home, self._published) == room:
-                self._ask(home, lambda redis: redis.set(self._room_key, lower, ex=KEPT_S))
+            if self._ask(home, self._published) == room:
+                self._ask(home, partial(_remove, self._url, lower, self._room_key), _REMOVAL_S)
             room = self._ask(home, self._published)
         if room is None or room == known:
             return known
@@ -136,13 +138,15 @@ def _shards(asked: Node, redis: Any) -> tuple[Sequence[Any], ...]:
     return tuple([*shard, slots] for shard, slots in slots_of.items())
 
 
-def _remove(url: str, room: int, redis: Any) -> bool:
-    """Remove the samples of all groups but the first so many."""
+def _remove(url: str, room: int, room_key: str, redis: Any) -> None:
+    """Remove the samples of all groups but the first so many, and publish this under the key, if one is given."""
     calls = redis.pipeline(transaction=False)
     for key in redis.scan_iter(match=key_of(url, "?" * 16), count=_AT_A_TIME):
         if int(key[-16:], 16) % GROUPS >= room:
+            if len(calls) >= _AT_A_TIME:
+                calls.execute()
             calls.unlink(key)
-        if len(calls) >= _AT_A_TIME:
-            calls.execute()
+    if room_key:
+        # In the same message as the last ones that are removed, whose room nobody else has taken then.
+        calls.set(room_key, room, ex=KEPT_S)
     calls.execute()
-    return True

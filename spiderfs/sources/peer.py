@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from spiderfs.errors import SourceError, SourceUnavailable
-from spiderfs.sources.members import FIELDS
+from spiderfs.sources.members import FIELDS, mark_of
 from spiderfs.sources.node_names import Node
 
 log = logging.getLogger(__name__)
@@ -36,17 +36,17 @@ class Asked(NamedTuple):
 
 
 class Counts:
-    """What one process has had from a peer, whose servers have one lock."""
+    """What one process has had from the peer with this URL, whose servers have one lock."""
 
-    def __init__(self, cells: memoryview) -> None:
-        self._cells = cells
+    def __init__(self, cells: memoryview, url: str) -> None:
+        self._cells, self._mark = cells, mark_of(url)
         self.lock = threading.Lock()
         self.resting: set[str] = set()
         """The URLs of the servers that are not asked."""
 
     def add(self, name: str, number: int = 1) -> None:
         self._cells[FIELDS.index(name)] += number
-        self._cells[FIELDS.index("down")] = bool(self.resting)
+        self._cells[FIELDS.index("resting")] = self._mark * bool(self.resting)
 
 
 class Peer(ABC):
@@ -74,6 +74,7 @@ class Server(Peer):
         self._counts, self._timeout_s = counts, timeout_s
         self._lock = counts.lock
         self._failed, self._rests_until = 0, 0.0
+        self._turns = 0
 
     def ask(self, asked: Asked) -> bytes | None:
         if not self.node.addresses or not self._may_be_asked():
@@ -90,6 +91,13 @@ class Server(Peer):
             return None
         self._note(failed=False, content=content)
         return content
+
+    @property
+    def _addresses(self) -> list[str]:
+        """Where it is to be tried, in this order: after a question that has failed, the next address comes first."""
+        known = self.node.addresses
+        first = self._turns % max(1, len(known))
+        return known[first:] + known[:first]
 
     @abstractmethod
     def _fetch(self, asked: Asked) -> bytes | None:
@@ -111,6 +119,7 @@ class Server(Peer):
         with self._lock:
             if failed:
                 self._failed += 1
+                self._turns += 1
                 if self._failed >= FAILURES:
                     pause_s = min(PAUSE_S * 2.0 ** min(self._failed - FAILURES, 9), LONGEST_PAUSE_S)
                     self._rests_until = time.monotonic() + pause_s

@@ -83,7 +83,7 @@ class WebPeer(Server):
 
     def _connected(self, _: str, until: float) -> Line:
         error: OSError = OSError(errno.EHOSTUNREACH, "no address")
-        for address in self.node.addresses:
+        for address in self._addresses:
             try:
                 connected = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
             except OSError as exc:
@@ -116,6 +116,9 @@ class PeerSource:
         self._inner = inner
         self._members = members
         self._timeout_s, self._counts = timeout_s, counts
+        # The process before this one has died with what it let rest.
+        for cell in range(FIELDS.index("resting"), len(counts), len(FIELDS)):
+            counts[cell] = 0
         self._asked = asked
         self._peers: dict[int, Peer] = {}
         self._edition, self._following = -1, threading.Lock()
@@ -168,7 +171,7 @@ class PeerSource:
                     known.node = node
                     del before[place]
                 else:
-                    counts = Counts(self._counts[place * width : (place + 1) * width])
+                    counts = Counts(self._counts[place * width : (place + 1) * width], node.url)
                     if is_server(node.url):
                         known = RedisPeer(node, counts, self._timeout_s)
                     else:

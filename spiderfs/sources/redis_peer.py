@@ -71,7 +71,7 @@ class _Server(Server):
     def __init__(self, node: Node, counts: Counts, timeout_s: float) -> None:
         super().__init__(node, counts, timeout_s)
         self._client: RedisClient | None = None
-        self._reached: list[str] = []
+        self._reached = ""
         self._given: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
         self._waiting_bytes = 0
         self._giver: threading.Thread | None = None
@@ -125,11 +125,11 @@ class _Server(Server):
 
     def _redis(self) -> RedisClient:
         with self._lock:
-            addresses = self.node.addresses
-            if self._client is None or (addresses and addresses != self._reached):
-                if not addresses:
+            address = next(iter(self._addresses), "")
+            if self._client is None or address not in ("", self._reached):
+                if not address:
                     raise ConnectionError("its address is not known")
-                self._reached, self._client = addresses, RedisClient(self.node.url, addresses[0])
+                self._reached, self._client = address, RedisClient(self.node.url, address)
             return self._client
 
 

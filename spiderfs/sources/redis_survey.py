@@ -39,8 +39,8 @@ class Survey:
         """What each server had refused at the last look."""
         self._told: set[str] = set()
 
-    def look(self, node: Node, room: int) -> tuple[Node, int]:
-        """The node with its shards now, and for how many groups it has room, where it had `room`; may take minutes."""
+    def look(self, node: Node) -> Node:
+        """The node with its shards and its room now; may take minutes."""
         servers = [node._replace(addresses=[address], shards=()) for address in node.addresses]
         if node.shards:
             # The name in the URL stands for some of the shards, or for none any more.
@@ -51,9 +51,8 @@ class Survey:
         for server, (is_cluster, _) in states[:1]:
             if is_cluster:
                 node = node._replace(shards=self._ask(server, partial(_shards, server)) or node.shards)
-        if self._finds_room:
-            room = self._room(node, room, any(has_refused for _, (_, has_refused) in states))
-        return node, room
+        has_refused = any(has_refused for _, (_, has_refused) in states)
+        return node._replace(room=self._room(node, has_refused) if self._finds_room else GROUPS)
 
     def close(self) -> None:
         for client in self._clients.values():
@@ -71,13 +70,13 @@ class Survey:
         self._refused[_key(server)] = refused
         return said["cluster_enabled"] == 1, refused > known
 
-    def _room(self, node: Node, known: int, has_refused: bool) -> int:
+    def _room(self, node: Node, has_refused: bool) -> int:
         servers, slot, home = node.servers(), slot_of(self._room_key), node
         for url, *_, slots in node.shards:
             if any(first <= slot <= last for first, last in zip(slots[::2], slots[1::2], strict=True)):
                 home = servers[url]
         room = self._ask(home, self._published)
-        if room and room == known and has_refused:
+        if room and room == node.room and has_refused:
             lower = room * 9 // 10
             for other in servers.values():
                 if other is not home:
@@ -86,8 +85,8 @@ class Survey:
             if self._ask(home, self._published) == room:
                 self._ask(home, partial(_remove, self._url, lower, self._room_key), _REMOVAL_S)
             room = self._ask(home, self._published)
-        if room is None or room == known:
-            return known
+        if room is None or room == node.room:
+            return node.room
         log.info("peers: %s has room for %.0f %% of its samples", self._url, 100 * room / GROUPS)
         # What has been refused until others have heard of it says nothing.
         self._refused.clear()

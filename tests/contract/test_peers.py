@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -46,7 +47,6 @@ class Home:
         self.source = MemorySource()
         self.members = Members()
         self.survey = Survey(url, finds_room=True)
-        self.room = GROUPS
         self.node = Node(url, "localhost", ["127.0.0.1"])
         self.look()
         self.reader = PeerSource(self.source, self.members, TIMEOUT_S, self.members.row(0), ())
@@ -55,8 +55,8 @@ class Home:
     def look(self) -> None:
         """As the manager does every two seconds."""
         if is_server(self.url):
-            self.node, self.room = self.survey.look(self.node, self.room)
-        self.members.change({self.url: 1.0}, {"here"}, {self.url: self.node}, {self.url: self.room})
+            self.node = self.survey.look(self.node)
+        self.members.change({self.url: 1.0}, {"here"}, {self.url: self.node})
 
     def add(self, path: bytes, content: bytes = CONTENT, at_home: bytes | None = CONTENT) -> None:
         """A file of the source, and what the home has in its name."""
@@ -172,6 +172,21 @@ def test_one_that_is_lost_costs_the_time_limit_a_few_times_and_is_asked_again(
         assert home.status.up
 
 
+@pytest.mark.parametrize("does", ["refuses", "says nothing"])
+def test_another_address_is_tried_where_the_first_one_does_not_answer(home: Home, does: str) -> None:
+    home.add(b"a")
+    port = urlsplit(home.url).port
+    assert port is not None
+    with ExitStack() as stack:
+        if does == "says nothing":
+            stack.enter_context(socket.create_server(("127.0.0.2", port)))
+        node = home.node._replace(addresses=["127.0.0.2", "127.0.0.1"])
+        home.members.change({home.url: 1.0}, (), {home.url: node})
+        given = [home.read(b"a")[1] for _ in range(4)]
+    assert given[1:] == [True] * 3
+    assert home.status.up
+
+
 # -- of servers of Redis alone, and clusters
 
 KINDS = pytest.mark.parametrize("kind", ["redis", "cluster"])
@@ -224,8 +239,8 @@ def test_a_server_is_the_home_of_what_it_has_room_for(tmp_path: Path, kind: str)
             assert all(home.read(path)[0] for path in paths)
             given = sum(client.dbsize() for client in clients)
             home.look()
-            rooms.append(home.room)
-            if home.room < GROUPS and refused() == before and rooms[-1] == rooms[-4:][0]:
+            rooms.append(home.node.room)
+            if home.node.room < GROUPS and refused() == before and rooms[-1] == rooms[-4:][0]:
                 break
             assert time.monotonic() < until, rooms
         assert rooms == sorted(rooms, reverse=True)
@@ -238,8 +253,8 @@ def test_a_server_is_the_home_of_what_it_has_room_for(tmp_path: Path, kind: str)
         assert home.status.timeouts == 0
         # Another mount hears of it.
         with closing(Survey(home.url, finds_room=True)) as other:
-            assert other.look(home.node, GROUPS)[1] == home.room
-        assert home.members.rooms == {home.url: home.room}
+            assert other.look(home.node._replace(room=GROUPS)) == home.node
+        assert home.node in home.members.nodes()
         assert home.members.has_own
 
 
@@ -277,7 +292,7 @@ def test_the_password_is_right(
             caplog.clear()
             with closing(Survey(home.url, finds_room=True)) as survey:
                 for _ in range(2):
-                    assert survey.look(home.node, GROUPS) == (home.node, GROUPS)
+                    assert survey.look(home.node) == home.node
             assert caplog.text.count("does not say") == (0 if gives else len(home.node.servers()))
 
 
@@ -433,7 +448,7 @@ def test_a_server_that_is_set_up_in_another_way_is_named_once(
         url = f"{server.url}/set"
         with closing(Survey(url, finds_room=False)) as survey:
             for _ in range(3):
-                assert survey.look(as_named(url), GROUPS) == (as_named(url), GROUPS)
+                assert survey.look(as_named(url)) == as_named(url)
     assert len(caplog.records) == bool(said)
     assert said in caplog.text
 
@@ -454,10 +469,10 @@ def test_a_server_that_does_not_let_itself_be_asked_is_named_once_and_gives_what
         client.set("spiderfs:set:groups", GROUPS // 2)
         home.look()
         home.look()
-        assert home.room == GROUPS // 2
+        assert home.node.room == GROUPS // 2
         assert home.read(b"a")[0]
         assert caplog.text.count("does not say which shards it has, or how much room") == 1
         client.delete("spiderfs:set:groups")
         home.look()
-        assert home.room == GROUPS
+        assert home.node.room == GROUPS
         assert home.read(b"a")[:2] == (True, True)

@@ -170,11 +170,15 @@ class Named:
             eventually(lambda node=node, others=others: node.peers().keys() == others, what=f"{node.url} {others}")
 
 
+def processes(mount: Mounted) -> list[int]:
+    above = [mount.supervisor.pid, *children(mount.supervisor.pid)]
+    return [*above, *(pid for parent in above[1:] for pid in children(parent))]
+
+
 @contextlib.contextmanager
 def stopped(mount: Mounted) -> Iterator[None]:
     """All processes of a mount stand still."""
-    above = [mount.supervisor.pid, *children(mount.supervisor.pid)]
-    pids = [*above, *(pid for parent in above[1:] for pid in children(parent))]
+    pids = processes(mount)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     yield
@@ -387,6 +391,82 @@ def test_nodes_of_one_name_come_and_go(source: Path, tmp_path: Path, mode: dict[
         are_fetched_once(third, [one, three], [one, three])
         assert [*one.peers(), *three.peers()] == [three.url, one.url]
         assert sum(node.had("timeouts") for node in named.nodes) == 0
+
+
+@pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])
+def test_nodes_that_find_each_other_by_a_server_come_and_go(
+    source: Path, tmp_path: Path, mode: dict[str, object]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(RedisServer(tmp_path))
+        threads = stack.enter_context(ThreadPoolExecutor(4))
+
+        def node(number: int, data_set: str = "images", first: str = "") -> Node:
+            own, port = tmp_path / f"node{number}", free_port()
+            options = {"peers": f"cluster/{data_set}", "peer_self": f"http://127.0.0.1:{port}", "cluster": server.url}
+            mount = stack.enter_context(
+                mounted(
+                    source,
+                    own,
+                    first=f"from spiderfs.daemon.caching import membership\nmembership.BEAT_S = 0.4\n{first}",
+                    peer_timeout="1s",
+                    source__latency_ms=LATENCY_S * 1000,
+                    **options,
+                    **mode,
+                )
+            )
+            return Node(mount, stack.enter_context(web_server(mount.point, own, port)), options["peer_self"])
+
+        def are(*members: Node) -> None:
+            urls = {member.url for member in members}
+            for member in members:
+                eventually(lambda member=member: {member.url, *member.peers()} == urls, what=f"{member.url} of {urls}")
+
+        early, later, late = NAMES[::3], NAMES[1::3], NAMES[2::3]
+        one, stranger = node(0), node(1, "others")
+        are(one)
+        assert "no other node is known" in one.mount.control("stats").read_text()
+        two = node(2, first="import time\nnow = time.time\ntime.time = lambda: now() + 3600")
+        are(one, two)
+        assert f"  {two.url}" in one.mount.control("stats").read_text()
+        assert max(threads.map(lambda member: member.reads_all(early), (one, two))) < PATIENCE_S
+        assert total((one, two), "origin_bytes") == size_of(source, early)
+        shares = shares_of({one.url: 1.0, two.url: 1.0}, source, early)
+        eventually(
+            lambda: [entries(member) for member in (one, two)] == [len(shares[url]) for url in (one.url, two.url)]
+        )
+
+        three = node(3)
+        are(one, two, three)
+        three.mount.stop()
+        with contextlib.closing(redis.Redis("127.0.0.1", server.port)) as client:
+            said = [fields for _, fields in client.xrange("spiderfs:nodes:images")]
+        assert said.count({b"gone": three.url.encode()}) == 1
+        are(one, two)
+        with stopped(two.mount):
+            are(one)
+            assert one.reads_all(later) < PATIENCE_S
+        are(one, two)
+
+        reading = threads.submit(one.reads_all, early + later)
+        for pid in processes(two.mount):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        are(one)
+        detach(two.mount.point)
+        assert reading.result() < PATIENCE_S
+        before = entries(one)
+        assert one.reads_all(late) < PATIENCE_S
+        eventually(
+            lambda: entries(one) == before + len(late), what="all that is new is at home at the one that is left"
+        )
+
+        for member in (one, stranger):
+            member.mount.expect("the nodes that are known stay")
+        server.kill()
+        assert one.reads_all() < PATIENCE_S
+        are(one)
+        are(stranger)
 
 
 @pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])

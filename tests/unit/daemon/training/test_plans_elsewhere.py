@@ -128,6 +128,34 @@ def test_a_home_knows_when_other_jobs_read_its_samples(tmp_path: Path, server: R
     trio.run(test)
 
 
+def test_a_home_hears_of_an_order_that_exchanges_have_changed(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, "exchanges") for number in (0, 1))
+        async with sharing(one, two):
+            order = order_of(1)
+            await one.plan(0, order)
+            await one.plan(1, order_of(2), begun=False)
+            (reader,) = one.harness.cache.engine.schedule.readers.values()
+            following = [sample for sample in order_of(2) if sample in two.own]
+
+            def its_rest() -> list[int]:
+                left = [sample for sample in reader.epoch.order[reader.dispatched :].tolist() if sample in two.own]
+                return left + [sample for sample in following if sample not in left]
+
+            reader.exchanges = True
+            for position in (6, 18):
+                for later in range(12):
+                    assert reader.epoch.swap(position + later, order[59 - position - later])
+                one.comes_to(0, position)
+                await eventually(lambda: two.named == its_rest())
+            reader.exchanges = False
+            one.comes_to(0, 40)
+            await eventually(lambda: two.named == its_rest())
+            assert two.count("plans_heard") == 4
+
+    trio.run(test)
+
+
 def test_homes_that_come_and_go_hear_of_the_plans_that_name_their_samples(tmp_path: Path, server: RedisServer) -> None:
     async def test() -> None:
         one, two = (Node(tmp_path, number, server.url, "come and go") for number in (0, 1))

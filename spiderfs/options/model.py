@@ -355,8 +355,9 @@ class Options(BaseModel):
         "all nodes that show this source, this one too, as URLs of web servers over their mounts, with + between them:"
         " their caches act as one; URL*WEIGHT for nodes of different capacity. One URL stands for all addresses of its"
         " host, which is looked up again and again; with cluster/NAME those of this name find each other by the server"
-        " of `cluster`. Or servers of Redis, and the share of the samples that each holds for all nodes:"
-        " redis://n1:6379/NAME*0.4, with TLS and a password as for `cluster`",
+        " of `cluster`. Or servers of Redis, or one of a cluster's, that hold samples for all nodes:"
+        " redis://n1:6379/NAME for what they have room for, redis://n1:6379/NAME*0.4 for a share, with TLS and a"
+        " password as for `cluster`",
         "http://n1:8443+http://n2:8443",
         default={},
         default_text="none",

@@ -82,10 +82,11 @@ def _peers(value: object) -> dict[str, float]:
     for part in parts if parts not in (["none"], [""]) else ():
         text, star, weight = part.strip().partition("*")
         try:
-            share = float(weight) if star else 1.0
+            # Of a server none is one that is found out.
+            share = float(weight) if star else float(not is_server(text))
         except ValueError:
-            share = 0.0
-        if not 0 < share <= 1e6:
+            share = -1.0
+        if not 0 <= share <= 1e6 or (star and not share):
             raise ValueError(f"{weight!r} is no weight of a node: write a number in proportion to its capacity")
         if "@" in text and not is_server(text):
             raise ValueError("the addresses of nodes are shown to all who read the mount: leave logins out")
@@ -93,7 +94,9 @@ def _peers(value: object) -> dict[str, float]:
             raise ValueError("a node has no address, or two have one: write them like http://n1:8443+http://n2:8443")
         found[url] = share
     servers = sum(map(is_server, found))
-    if servers and (servers < len(found) or sum(found.values()) > 1 + 1e-9):
+    # Those whose share is found out need something that the others leave.
+    most = 1 - 1e-6 if 0 in found.values() else 1 + 1e-9
+    if servers and (servers < len(found) or sum(found.values()) > most):
         raise ValueError("servers hold shares of the samples, which are 1 at most in all: write redis://n1/NAME*0.4")
     if len(found) == 1 and not servers and (is_address(as_named(url).host) or found[url] != 1):
         raise ValueError("this is one node: name all of them, this one too, or a host whose addresses they have")
@@ -122,7 +125,7 @@ def _stream_server(value: str) -> str:
 
 
 def _written_peers(value: dict[str, float]) -> str:
-    parts = (url if weight == 1 else f"{url}*{_decimal(weight)}" for url, weight in value.items())
+    parts = (url if weight == (not is_server(url)) else f"{url}*{_decimal(weight)}" for url, weight in value.items())
     return "+".join(parts) or "none"
 
 

@@ -95,7 +95,7 @@ class Members(Homes):
         # The number of bytes is 0 for a moment while the header is written.
         if not size or zlib.crc32(text) != checksum:
             return []
-        nodes = [node and Node(*node) for node in json.loads(text)]
+        nodes = [node and Node(*node)._replace(shards=tuple(node[3])) for node in json.loads(text)]
         self.members = [node.url if node else "" for node in nodes]
         return nodes
 
@@ -115,13 +115,19 @@ class Members(Homes):
         nodes: list[Node | None] = [None] * (1 + max(places.values(), default=0))
         for url in urls:
             nodes[places.get(url, OWN)] = (found or {}).get(url) or as_named(url)
-        drawing, have_moved = (os.getpid(), dict(weights), set(own)), False
+        rooms = {node.url: node.room for node in nodes if node and node.room < GROUPS}
+        if rooms and own:
+            nodes[OWN] = nodes[OWN] or as_named(min(own))
+        drawing, have_moved = (os.getpid(), dict(weights), set(own), rooms), False
         if self._drawn_for != drawing:
             homes = np.zeros(GROUPS, np.uint16)
             if others:
                 drawn = Homes(weights, urls[0])
                 of_member = np.array([places.get(url, OWN) for url in drawn.members], np.uint16)
-                homes = of_member[[drawn.home(group) for group in range(GROUPS)]]
+                room_of = np.array([rooms.get(url, GROUPS) for url in drawn.members])
+                groups = np.arange(GROUPS, dtype=np.uint64)
+                member = drawn.of_all(groups)
+                homes = np.where(groups < room_of[member], of_member[member], np.uint16(OWN))
             now = np.frombuffer(self._home_of, np.uint16)
             have_moved = bool(((now == OWN) != (homes == OWN)).any())
             now[:] = homes

@@ -2,7 +2,8 @@
 
 A node's name is the URL of the web server over its mount. The option `peers` lists the names, or it is one URL, each
 address of whose host is a member, with a name of its own, or the nodes tell each other theirs (`cluster/beats.py`). Or
-it lists servers of Redis, each with its share of the samples; what these leave is at home on each node.
+it lists servers of Redis, or clusters of these, each with its share of the samples; what these leave is at home on each
+node.
 
 A name server may lose its memory for a while. So a look-up that fails changes nothing, and an address leaves only when
 MISSED answers in a row do not have it; a new one counts at once.
@@ -13,9 +14,10 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from spiderfs.core.homes import GROUPS
 from spiderfs.errors import ConfigError
 
 MISSED = 3
@@ -31,6 +33,14 @@ class Node(NamedTuple):
     host: str
     """What its certificate is for."""
     addresses: list[str]
+    shards: Sequence[Sequence[Any]] = ()
+    """Of a cluster of Redis: URL, host and address of each shard, and its slots, as pairs of the first and last."""
+    room: int = GROUPS
+    """It is the home of so many groups of samples at most, the first ones; this node is that of the others."""
+
+    def servers(self) -> dict[str, Node]:
+        """Those that hold its samples, by their URLs: it is one itself, or those of its shards."""
+        return {url: Node(url, host, [address]) for url, host, address, _ in self.shards} or {self.url: self}
 
 
 def as_named(url: str) -> Node:
@@ -73,8 +83,14 @@ def is_server(url: str) -> bool:
 
 
 def weights_of(urls: Mapping[str, float]) -> dict[str, float]:
-    """The weights of all members that `peers` lists; of servers, the share that these leave to this node."""
+    """The weights of all members that `peers` lists; of servers, the share that these leave to this node.
+
+    Servers whose share is not written share what the others leave, and this node has what they have no room for.
+    """
     left = 1.0 - sum(urls.values()) if all(map(is_server, urls)) else 0.0
+    found = [url for url, weight in urls.items() if not weight]
+    if found:
+        return {**urls, **dict.fromkeys(found, left / len(found))}
     return {**urls, HERE: left} if left > 1e-9 else dict(urls)
 
 

@@ -24,9 +24,9 @@ from mounting import PATIENCE_S, Mounted, children, detach, eventually, mounted,
 from planning import planned
 from reading import write_files
 
-from benchmarks.common.redis_server import RedisServer
+from benchmarks.common.redis_server import RedisCluster, RedisServer
 from benchmarks.common.web_server import WebServer, free_port, web_server
-from spiderfs.core.homes import Homes
+from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.sources.source import Version, version_hash
 
 FILES = 60
@@ -233,10 +233,13 @@ def shares_of(weights: Mapping[str, float], source: Path, names: Sequence[str] =
     homes = Homes(weights, min(weights))
     shared: dict[str, list[str]] = {url: [] for url in weights}
     for name in names:
-        found = (source / name).stat()
-        number = version_hash(name.encode(), Version(found.st_size, found.st_mtime_ns))
-        shared[homes.members[homes.home(number)]].append(name)
+        shared[homes.members[homes.home(number_of(source, name))]].append(name)
     return shared
+
+
+def number_of(source: Path, name: str) -> int:
+    found = (source / name).stat()
+    return version_hash(name.encode(), Version(found.st_size, found.st_mtime_ns))
 
 
 def size_of(source: Path, names: Sequence[str] = NAMES) -> int:
@@ -469,7 +472,7 @@ def test_nodes_that_find_each_other_by_a_server_come_and_go(
 @pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])
 def test_samples_whose_home_is_a_server_are_fetched_once(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(RedisServer(tmp_path))
+        server = stack.enter_context(RedisServer(tmp_path, "--maxmemory", "100mb"))
         at_server = f"{server.url}/images"
         options = {"peers": f"{at_server}*0.5", "peer_timeout": "2s", **mode}
         one, two = (
@@ -488,6 +491,31 @@ def test_samples_whose_home_is_a_server_are_fetched_once(source: Path, tmp_path:
         for node in (one, two):
             assert node.reads_all(late) < PATIENCE_S
             assert node.peers()[at_server]["up"] == 0
+
+
+@pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])
+def test_a_cluster_is_the_home_of_what_it_has_room_for_and_each_mount_of_the_rest(
+    source: Path, tmp_path: Path, mode: dict[str, object]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(RedisCluster(tmp_path, "--maxmemory", "100mb"))
+        at_cluster = f"{cluster.url}/images"
+        clients = [stack.enter_context(contextlib.closing(cluster.client(number))) for number in range(3)]
+        clients[cluster.owner("spiderfs:images:groups")].set("spiderfs:images:groups", GROUPS // 2)
+        options = {"peers": at_cluster, "peer_timeout": "2s", **mode}
+        one, two = (
+            Node(stack.enter_context(mounted(source, tmp_path / name, **options)), cluster.servers[0], at_cluster)
+            for name in ("one", "two")
+        )
+        there = len([name for name in NAMES if number_of(source, name) % GROUPS < GROUPS // 2])
+        assert 0 < there < FILES
+        for node in (one, two):
+            eventually(lambda node=node: node.mount.logged("and this is here"))
+        assert one.reads_all() < PATIENCE_S
+        eventually(lambda: sum(client.dbsize() for client in clients) == there + 1)
+        assert two.reads_all() < PATIENCE_S
+        assert (one.had("absent"), two.had("hits"), one.had("timeouts") + two.had("timeouts")) == (there, there, 0)
+        eventually(lambda: entries(one) == entries(two) == FILES - there)
 
 
 def test_what_changes_at_the_source_is_never_given_as_it_was(source: Path, tmp_path: Path) -> None:

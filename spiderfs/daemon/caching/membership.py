@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 
 import trio
@@ -24,6 +25,7 @@ from spiderfs.sources.node_names import (
     live_name,
     weights_of,
 )
+from spiderfs.sources.redis_survey import Survey
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 LOOK_UP_S, AGAIN_S = 10.0, 2.0
 # The same for names in a list, whose addresses change rarely.
 LISTED_S = 60.0
+# How often a server of Redis is asked for its shards and its room.
+SURVEY_S = 2.0
 # How long the end of a mount waits until the others can know of it.
 LEAVE_S = 1.0
 
@@ -71,6 +75,8 @@ class Membership:
                     nursery.start_soon(self._hear, self._members)
                 else:
                     nursery.start_soon(self._follow_all, weights_of(peers), live_name(peers), trio.CancelScope())
+                for url in filter(is_server, peers):
+                    nursery.start_soon(self._survey, url)
                 await self._changed.wait()
                 nursery.cancel_scope.cancel()
 
@@ -125,10 +131,25 @@ class Membership:
                 counted = self._roll.after(found)[: MOST_MEMBERS - 1]
                 self._found = {member.url: member for member in (at_address(url, address) for address in counted)}
             elif found:
-                self._found[url] = node._replace(addresses=found)
+                self._found[url] = self._found.get(url, node)._replace(addresses=found)
             if found:
                 await self._take_over(dict.fromkeys(self._found, 1.0) if name else weights)
             await trio.sleep((LOOK_UP_S if name else LISTED_S) if found else AGAIN_S)
+
+    async def _survey(self, url: str) -> None:
+        """Ask a server of Redis again and again which shards it has, and how much room."""
+        options, thread = self._options, trio.CapacityLimiter(1)
+        with closing(Survey(url, finds_room=not options.peers[url])) as survey:
+            while True:
+                known = self._found.get(url) or as_named(url)
+                node = await trio.to_thread.run_sync(survey.look, known, abandon_on_cancel=True, limiter=thread)
+                if self._options is not options:
+                    return
+                if node != known:
+                    # Its addresses may be others by now.
+                    self._found[url] = self._found.get(url, node)._replace(shards=node.shards, room=node.room)
+                    await self._take_over(weights_of(options.peers))
+                await trio.sleep(SURVEY_S)
 
     async def _take_over(self, weights: Mapping[str, float]) -> None:
         assert self._members is not None

@@ -307,6 +307,8 @@ def test_settings_of_a_store_reach_it(paths: Paths, bucket: type[_Bucket]) -> No
         ("peers=redis://:secret@n1:6379/a", "leave the password out"),
         ("peers=redis://n1:6379/a+http://n2:8443", "shares of the samples"),
         ("peers=redis://n1:6379/a*0.6+redis://n2:6379/a*0.5", "1 at most in all"),
+        ("peers=redis://n1:6379/a*1+redis://n2:6379/a", "1 at most in all"),
+        ("peers=redis://n1:6379/a*0", "'0' is no weight"),
         ("peers=http://n1:8443+http://n1:8443/", "two have one"),
         ("peers=http://n1:8443+", "a node has no address"),
         ("peers=http://n1:8443+http://me:word@n2:8443", "leave logins out"),
@@ -349,8 +351,14 @@ def test_nodes_are_named_in_an_option_or_in_a_file(paths: Paths, tmp_path: Path)
     assert paths.load(f"peers={rows['peers']},peer_self={rows['peer_self']},cluster=redis://n1") == options
     file.write_text('peers = ["cluster/imagenet"]\npeer_self = "http://n2:1"\ncluster = "redis://n1"\n')
     assert Options.load([], file, paths.source, paths.mountpoint).peer_self == "http://n2:1"
-    servers = {"redis://me@n1/set": 0.3, "rediss://n2:6380/set": 0.5}
-    assert paths.load("peers=redis://me@n1/set*0.3+rediss://n2:6380/set*0.5").peers == servers
+    for text, servers in (
+        ("redis://me@n1/set*0.3+rediss://n2:6380/set*0.5", {"redis://me@n1/set": 0.3, "rediss://n2:6380/set": 0.5}),
+        ("redis://n1/set+redis://n2/set*0.5", {"redis://n1/set": 0.0, "redis://n2/set": 0.5}),
+        ("redis://n1/set*1", {"redis://n1/set": 1.0}),
+    ):
+        options = paths.load(f"peers={text}")
+        assert options.peers == servers
+        assert {row.name: row.value for row in options.as_table()}["peers"] == text
 
 
 @pytest.mark.parametrize(

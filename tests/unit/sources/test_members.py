@@ -80,6 +80,27 @@ def test_what_servers_leave_is_at_home_on_each_node() -> None:
     for url, share in ((one, 0.3), (two, 0.5), ("here", 0.2)):
         assert homes.count(url) / GROUPS == pytest.approx(share, abs=0.01)
     assert list(members.statuses()) == [one, two]
+    # Those whose share is not written share what the others leave.
+    assert weights_of({one: 0.0, two: 0.5}) == {one: 0.5, two: 0.5}
+    assert weights_of({one: 0.0, two: 0.0}) == {one: 0.5, two: 0.5}
+
+
+def test_what_a_server_has_no_room_for_is_at_home_here() -> None:
+    one, two = "redis://n1/set", "redis://n2/set"
+    members, weights, node = Members(), {one: 0.5, two: 0.5}, as_named(one)
+    members.change(weights, {"here"}, {one: node})
+    before = homes_of(members)
+    assert not members.has_own
+    for room in (GROUPS // 2, GROUPS // 4, 0):
+        assert members.change(weights, {"here"}, {one: node._replace(room=room)})
+        assert node._replace(room=room) in members.nodes()
+        assert members.has_own
+        assert homes_of(members) == [
+            "here" if home == one and group >= room else home for group, home in enumerate(before)
+        ]
+    assert not members.change(weights, {"here"}, {one: node._replace(room=0)})
+    assert members.change(weights, {"here"})
+    assert homes_of(members) == before
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ WORKER_PATIENCE_S = 5.0
 
 
 @contextmanager
-def mounted(source: Path, scratch: Path, capacity: int, latency_ms: float, options: str) -> Iterator[Path]:
+def mounted(source: Path | str, scratch: Path, capacity: int, latency_ms: float, options: str) -> Iterator[Path]:
     """A mount with an empty cache; when the context ends, it is unmounted and everything in `scratch` is deleted."""
     mountpoint = scratch / "mnt"
     mountpoint.mkdir(parents=True)

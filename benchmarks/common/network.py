@@ -90,8 +90,13 @@ def network(count: int, rate: str = "1gbit") -> Iterator[list[Host]]:
 def _namespace() -> Iterator[int]:
     """The process that holds it: it ends when its input does, as when this process has been killed."""
     # A session of its own, so that Ctrl-C reaches us alone.
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    holder = subprocess.Popen(["unshare", "--net", "cat"], start_new_session=True, **pipes)
+    holder = subprocess.Popen(
+        ["unshare", "--net", "cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     assert holder.stdin is not None
     assert holder.stdout is not None
     assert holder.stderr is not None

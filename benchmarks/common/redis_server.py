@@ -19,7 +19,9 @@ PATIENCE_S = 30.0
 
 
 class RedisServer:
-    def __init__(self, place: Path, *settings: str, certificate: Path | None = None, address: str = "127.0.0.1") -> None:
+    def __init__(
+        self, place: Path, *settings: str, certificate: Path | None = None, address: str = "127.0.0.1"
+    ) -> None:
         """Start it. `settings` are those of redis.conf, each with two dashes; its log is in the directory `place`.
 
         `certificate`: a PEM file with a key; then it speaks TLS alone, as the host `localhost`.

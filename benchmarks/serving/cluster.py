@@ -133,7 +133,7 @@ def nodes(
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(scratch_directory(system)))
         common = "immutable" if system.startswith("immutable") else "immutable=off"
-        if system.startswith("jobs") or system.endswith("planned"):
+        if system in JOBS:
             common += FEW_FETCHES
         timeout_s = TIMEOUT_S if isinstance(source, Path) else RATE_TIMEOUT_S
         root: Path | str = source if isinstance(source, Path) else f"s3://{BUCKET}"
@@ -370,7 +370,10 @@ def main() -> int:
     parts = arguments.parts or (QUICK_PARTS if arguments.quick else PARTS)
 
     def measured() -> None:
-        save(arguments.json, {"machine": machine()} | run(extent, parts, wide_console(TABLE_WIDTH)))
+        path = arguments.json
+        # What is not measured again stays.
+        before = json.loads(path.read_text()) if path and path.exists() else {}
+        save(path, before | {"machine": machine()} | run(extent, parts, wide_console(TABLE_WIDTH)))
 
     return exit_status("cluster", measured, "interrupted")
 

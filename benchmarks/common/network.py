@@ -91,7 +91,7 @@ def _namespace() -> Iterator[int]:
     """The process that holds it: it ends when its input does, as when this process has been killed."""
     # A session of its own, so that Ctrl-C reaches us alone.
     holder = subprocess.Popen(
-        ["unshare", "--net", "cat"],
+        [_program("unshare", "util-linux"), "--net", "cat"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -121,11 +121,16 @@ def _limit(link: str, rate: str) -> None:
 
 def _run(name: str, *words: str) -> None:
     try:
-        subprocess.run([program(name, "iproute2"), *words], capture_output=True, check=True)
-    except NotThere as exc:
-        raise NoNetwork(str(exc)) from exc
+        subprocess.run([_program(name, "iproute2"), *words], capture_output=True, check=True)
     except subprocess.CalledProcessError as exc:
         raise NoNetwork(f"{name} {' '.join(words)}: {exc.stderr.decode().strip()}") from exc
+
+
+def _program(name: str, package: str) -> str:
+    try:
+        return program(name, package)
+    except NotThere as exc:
+        raise NoNetwork(str(exc)) from exc
 
 
 def _enter(namespace: int) -> None:

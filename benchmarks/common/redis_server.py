@@ -33,7 +33,8 @@ class RedisServer:
             self.url = f"rediss://localhost:{self.port}"
             files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(certificate)]
             ports = ["--port", "0", "--tls-port", str(self.port), *files, "--tls-auth-clients", "no"]
-        keeps_nothing = ["--save", "", "--appendonly", "no", "--dir", str(place)]
+        # Without a password a server answers other machines only if it is told to.
+        keeps_nothing = ["--protected-mode", "no", "--save", "", "--appendonly", "no", "--dir", str(place)]
         self._command = ["redis-server", "--bind", address, *ports, *keeps_nothing, *settings]
         self._log = place / "redis.log"
         self.start()

@@ -451,7 +451,7 @@ PEER_COUNTERS = (
     Definition(
         "peer_timeouts",
         "Questions to another node that it did not answer in time, or not rightly",
-        "Rising: `peer_timeout` is shorter than the source takes, or the node is overloaded. The source was read.",
+        "Rising: the node is overloaded, or the way to it. The source was read.",
     ),
 )
 PEER_UP = Definition("peer_up", "1 while another node answers, else 0", "At 0 it is asked now and then only.")

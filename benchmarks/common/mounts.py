@@ -8,8 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ WORKER_PATIENCE_S = 5.0
 
 
 @contextmanager
-def mounted(source: Path, scratch: Path, capacity: int, latency_ms: float, options: str) -> Iterator[Path]:
+def mounted(source: Path | str, scratch: Path, capacity: int, latency_ms: float, options: str) -> Iterator[Path]:
     """A mount with an empty cache; when the context ends, it is unmounted and everything in `scratch` is deleted."""
-    mountpoint = scratch / "mnt"
+    mountpoint, older = scratch / "mnt", multiprocessing.active_children()
     mountpoint.mkdir(parents=True)
     given = f"capacity={capacity},cache_dir={scratch / 'cache'},log_file={scratch / 'log'}"
     given += f",source.latency_ms={latency_ms:g},{options}"
@@ -31,7 +32,7 @@ def mounted(source: Path, scratch: Path, capacity: int, latency_ms: float, optio
         spiderfs("mount", source, mountpoint, "-o", given)
         yield mountpoint
     finally:
-        end_loader_workers()  # as long as they live, the mount is busy
+        end_loader_workers(older)  # as long as they live, the mount is busy
         try:
             if is_mounted(mountpoint):
                 spiderfs("umount", mountpoint)
@@ -77,8 +78,8 @@ def leave_signals_to_the_parent(_worker: int) -> None:
     torch.set_num_threads(1)
 
 
-def end_loader_workers() -> None:
+def end_loader_workers(others: Collection[BaseProcess] = ()) -> None:
     """End loader workers after an interrupt; its traceback keeps the loader alive, so they would go on reading."""
-    for process in multiprocessing.active_children():
+    for process in set(multiprocessing.active_children()).difference(others):
         process.terminate()
         process.join(WORKER_PATIENCE_S)

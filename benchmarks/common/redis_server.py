@@ -24,13 +24,15 @@ _SLOTS = 1 << 14
 
 
 class RedisServer:
-    def __init__(self, place: Path, *settings: str, certificate: Path | None = None) -> None:
+    def __init__(
+        self, place: Path, *settings: str, certificate: Path | None = None, address: str = "127.0.0.1"
+    ) -> None:
         """Start it. `settings` are those of redis.conf, each with two dashes; its log is in the directory `place`.
 
         `certificate`: a PEM file with a key; then it speaks TLS alone, as the host `localhost`.
         """
-        self.port = free_port()
-        self.url = f"redis://127.0.0.1:{self.port}"
+        self.address, self.port = address, free_port()
+        self.url = f"redis://{address}:{self.port}"
         ports = ["--port", str(self.port)]
         if certificate is not None:
             self.url = f"rediss://localhost:{self.port}"
@@ -39,8 +41,9 @@ class RedisServer:
                 *("--tls-ca-cert-file", str(certificate)),
             ]
             ports = ["--port", "0", "--tls-port", str(self.port), *files, "--tls-auth-clients", "no"]
-        keeps_nothing = ["--save", "", "--appendonly", "no", "--dir", str(place)]
-        self._command = ["redis-server", "--bind", "127.0.0.1", *ports, *keeps_nothing, *settings]
+        # Without a password a server answers other machines only if it is told to.
+        keeps_nothing = ["--protected-mode", "no", "--save", "", "--appendonly", "no", "--dir", str(place)]
+        self._command = ["redis-server", "--bind", address, *ports, *keeps_nothing, *settings]
         self._log = place / "redis.log"
         self.start()
 
@@ -54,7 +57,7 @@ class RedisServer:
             )
         until = time.monotonic() + PATIENCE_S
         while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), 1):
                 return
             if self._process.poll() is not None or time.monotonic() > until:
                 self.kill()

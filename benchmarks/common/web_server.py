@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import signal
 import socket
@@ -64,7 +65,7 @@ def web_server(
         "/var/log/nginx/spiderfs.log": str(place / "nginx.log"),
         "/run/nginx-spiderfs.pid": str(place / "nginx.pid"),
         "listen 8443;": f"listen {address}:{port};",
-        "allow 10.0.0.0/24;": "allow 127.0.0.1;",
+        "allow 10.0.0.0/24;": f"allow {ipaddress.ip_network(f'{address}/24', strict=False)};",
         "/mnt/imagenet": str(point),
         "access_log off;": f"access_log off; {temporary_paths(place)}",
     }

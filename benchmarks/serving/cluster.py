@@ -1,27 +1,33 @@
-"""Three nodes whose caches act as one, against three nodes that know nothing of each other: real mounts, real nginx.
+"""Nodes whose caches act as one, against nodes that know nothing of each other: real mounts, real nginx.
 
-    .venv/bin/python -m benchmarks.serving.cluster --json docs/results/cluster.json     nine minutes
+    .venv/bin/python -m benchmarks.serving.cluster --json docs/results/cluster.json     twelve minutes
     .venv/bin/python -m benchmarks.serving.cluster --quick                              a minute, for a look
 
-All nodes are mounts on this machine, each with nginx over it (docs/examples/nginx-peers.conf), of one directory whose
-every answer takes `--latency-ms`. Each caches a fifth of the files, and in each epoch reads every third file of one
-random order, without a plan, as the ranks of a training do. The systems take turns:
+All nodes are on this machine, each a host of its own behind a link of 1 Gbit/s (benchmarks/common/network.py), without
+more delay than the machine has itself; who may make no network takes the loopback. Each node is a mount with nginx over
+it (docs/examples/nginx-peers.conf). Each caches a fifth of the files, and in each epoch reads its part of one random
+order, without a plan, as the ranks of a training do. The systems take turns:
 
     apart     mounts of their own
     homes     -o peers=...: each file is kept at its home, of which the others ask it
     immutable the same with -o immutable; what a home is asked for stays in its page cache too, so memory adds to caches
 
-A figure is what all nodes read from the source, as a share of the files' bytes: in the first epoch, and the mean of the
-later ones. Without plans caches alone cannot be below 1 - n c = 0.4, and nodes apart not below 0.8.
+First the source is a directory whose every answer takes `--latency-ms`. A figure is what all nodes read from it, as a
+share of the files' bytes: in the first epoch, and the mean of the later ones. Without plans caches alone cannot be
+below 1 - n c, which is 0.4 for three nodes and 0.2 for four, and nodes apart not below 0.8.
 
 Then three jobs, one on each node, each read all files in each epoch, in orders of their own, by plans that they publish
 (trainer_hook's client) and with the next epoch's known:
 
     jobs-apart    mounts of their own
     jobs-homes    -o peers=...
-    jobs-cluster  -o peers=...,cluster=...: each home knows the plans of all jobs, by a Redis server on this machine
+    jobs-cluster  -o peers=...,cluster=...: each home knows the plans of all jobs, by a Redis server
 
 A figure is what all nodes read from the source, as a share of what the jobs read.
+
+Then the source is a bucket which gives all nodes together RATE bytes a second, that one alone uses up (`one`). A figure
+is how many samples a second all nodes together read in the later epochs. Systems are those of the first part, and with
+-planned the same with each rank's plans of this epoch and the next.
 
 Then one node reads files that its peer has cached, one at a time, and others from the source: the times of both.
 """
@@ -44,27 +50,37 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 
-from benchmarks.common.command import add_numbers, command_line
+from benchmarks.common.command import add_names, add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import WORKER_PATIENCE_S, mounted
+from benchmarks.common.network import Host, NoNetwork, network
 from benchmarks.common.redis_server import RedisServer
-from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.results import at_least, machine, plain_table, save, wide_console
 from benchmarks.common.web_server import free_port, web_server
+from benchmarks.serving.paced_store import BUCKET, Objects, PacedStore, paced_store
 from spiderfs.protocol import EpochEnd, Hello, Plan
 from spiderfs.testing import make_older
 from trainer_hook import Client, Declaration
 from trainer_hook.connection.mounts import socket_finder
 
-NODES, CACHED, READERS = 3, 0.2, 4
+NODES, MORE_NODES, CACHED, READERS = 3, 4, 0.2, 4
 FILE_BYTES = 100_000
-# Jobs read more and smaller files: what is under way takes room of a cache, and should be a small part of it.
-JOB_FILES, JOB_FILE_BYTES = 3, 20_000
+TABLE_WIDTH = 110
+# Who fetches ahead reads more and smaller files: what is under way takes room of a cache, and should be a small part.
+JOB_FILES, RATE_FILES, SMALL_BYTES = 3.0, 1.2, 20_000
 FEW_FETCHES = ",fetches=16"
-PATIENCE_S = 120.0
-SYSTEMS = {"apart": "", "homes": "", "immutable": "immutable"}
+PATIENCE_S = 600.0
+SYSTEMS = ("apart", "homes", "immutable")
 JOBS = ("jobs-apart", "jobs-homes", "jobs-cluster")
+RATE, RATE_AIM = 3_000_000, 2.5
+# A home waits for its turn at a source that is used up.
+TIMEOUT_S, RATE_TIMEOUT_S = 1, 5
+NGINX_WORKERS = 32  # as in the example
+PARTS, QUICK_PARTS = ("epochs", "more", "jobs", "rates", "waits"), ("epochs", "waits")
+RATED = ("one", *SYSTEMS, "apart-planned", "homes-planned")
 
 
 class Extent(NamedTuple):
@@ -74,34 +90,72 @@ class Extent(NamedTuple):
     latency_ms: int
 
 
+class Epoch(NamedTuple):
+    """What all nodes read from the source in an epoch, and how long it took."""
+
+    origin_bytes: int
+    seconds: float
+
+
+class Machines(NamedTuple):
+    """The hosts that nodes may be, and one with the servers of the source and of Redis; empty directories for each."""
+
+    servers: Host
+    hosts: list[Host]
+    scratch: Path
+
+
+# The orders in which a node reads, one for each epoch.
+Orders = list[npt.NDArray[np.uint32]]
 # For each system and figure a value of each round.
 Figures = dict[str, dict[str, list[float]]]
 
-
-FULL = Extent(files=1_200, epochs=4, rounds=3, latency_ms=20)
-QUICK = Extent(files=300, epochs=3, rounds=1, latency_ms=20)
+FULL = Extent(files=1_200, epochs=3, rounds=2, latency_ms=20)
+QUICK = Extent(files=150, epochs=3, rounds=1, latency_ms=20)
 
 
 @contextlib.contextmanager
-def nodes(source: Path, place: Path, count: int, capacity: int, latency_ms: int, system: str) -> Iterator[list[Path]]:
-    """The mount points of so many nodes with empty caches."""
-    ports = [free_port() for _ in range(count)]
-    urls = [f"http://127.0.0.1:{port}" for port in ports]
+def machines() -> Iterator[Machines]:
     with contextlib.ExitStack() as stack:
-        points = []
-        place.mkdir()
-        server = stack.enter_context(RedisServer(place)).url if system == "jobs-cluster" else ""
-        for number, (port, url) in enumerate(zip(ports, urls, strict=True)):
-            own = place / f"node{number}"
-            options = SYSTEMS.get(system) or "immutable=off"
-            if system in JOBS:
-                options += FEW_FETCHES
-            if not system.endswith("apart"):
-                options += f",peers={'+'.join(urls)},peer_self={url},peer_timeout=1s"
-            if server:
-                options += f",cluster={server}"
-            points.append(stack.enter_context(mounted(source, own, capacity, latency_ms, options)))
-            stack.enter_context(web_server(points[-1], own, port))
+        try:
+            servers, *hosts = stack.enter_context(network(1 + MORE_NODES))
+        except NoNetwork as exc:
+            print(f"all nodes are on the loopback, for no network can be made: {exc}")
+            servers, *hosts = (Host(f"127.0.0.{number + 2}") for number in range(1 + MORE_NODES))
+        yield Machines(servers, hosts, stack.enter_context(scratch_directory("cluster")))
+
+
+@contextlib.contextmanager
+def nodes(
+    site: Machines, system: str, source: Path | PacedStore, capacity: int, latency_ms: int, count: int = NODES
+) -> Iterator[list[Path]]:
+    """The mount points of so many nodes with empty caches."""
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(scratch_directory(system)))
+        common = "immutable" if system.startswith("immutable") else "immutable=off"
+        if system in JOBS:
+            common += FEW_FETCHES
+        timeout_s = TIMEOUT_S if isinstance(source, Path) else RATE_TIMEOUT_S
+        root: Path | str = source if isinstance(source, Path) else f"s3://{BUCKET}"
+        if isinstance(source, PacedStore):
+            common += f",source.endpoint={source.url},source.anonymous"
+        if system == "jobs-cluster":
+            with site.servers.entered():
+                common += f",cluster={stack.enter_context(RedisServer(place, address=site.servers.address)).url}"
+        hosts, points, ports = site.hosts[:count], [], []
+        for host in hosts:
+            with host.entered():
+                ports.append(free_port())
+        urls = [f"http://{host.address}:{port}" for host, port in zip(hosts, ports, strict=True)]
+        for host, port, url in zip(hosts, ports, urls, strict=True):
+            own, options = place / host.address, common
+            if "apart" not in system and count > 1:
+                options += f",peers={'+'.join(urls)},peer_timeout={timeout_s}s"
+                # On a network each finds out which one it is.
+                options += "" if host.is_apart else f",peer_self={url}"
+            with host.entered():
+                points.append(stack.enter_context(mounted(root, own, capacity, latency_ms, options)))
+                stack.enter_context(web_server(points[-1], own, port, NGINX_WORKERS, host.address))
         yield points
 
 
@@ -126,15 +180,6 @@ def read(path: Path, size: int = FILE_BYTES) -> float:
     return took_s
 
 
-def epoch(points: Sequence[Path], names: list[str], readers: ThreadPoolExecutor) -> None:
-    tasks = [point / name for number, point in enumerate(points) for name in names[number :: len(points)]]
-    # The nodes read side by side.
-    tasks = [
-        task for rank in range(-(-len(names) // len(points))) for task in tasks[rank :: -(-len(names) // len(points))]
-    ]
-    list(readers.map(read, tasks))
-
-
 def made(source: Path, count: int, size: int) -> list[str]:
     """The names of so many new files of this size."""
     rng, names = random.Random(0), [f"{number:05}.jpg" for number in range(count)]
@@ -145,97 +190,125 @@ def made(source: Path, count: int, size: int) -> list[str]:
     return names
 
 
-def measure_epochs(extent: Extent, source: Path, names: list[str], scratch: Path) -> Figures:
-    names_of_figures = ("first", "later", "seconds", "peer_bytes", "timeouts")
-    found: Figures = {system: {name: [] for name in names_of_figures} for system in SYSTEMS}
-    size = len(names) * FILE_BYTES
-    turns = list(SYSTEMS)
-    with ThreadPoolExecutor(NODES * READERS) as readers:
-        for turn in range(extent.rounds):
-            for system in turns[turn % len(turns) :] + turns[: turn % len(turns)]:
-                place = scratch / f"{system}{turn}"
-                with nodes(source, place, NODES, int(size * CACHED), extent.latency_ms, system) as points:
-                    orders, told = random.Random(turn), [figures(points)]
-                    began = time.perf_counter()
-                    for _ in range(extent.epochs):
-                        epoch(points, orders.sample(names, len(names)), readers)
-                        told.append(figures(points))
-                    took_s = time.perf_counter() - began
-                shares = [
-                    round((after["origin"] - before["origin"]) / size, 4) for before, after in itertools.pairwise(told)
-                ]
-                later = statistics.fmean(shares[1:])
-                found[system]["first"].append(shares[0])
-                found[system]["later"].append(round(later, 4))
-                found[system]["seconds"].append(round(took_s, 2))
-                found[system]["peer_bytes"].append(told[-1]["peers"])
-                found[system]["timeouts"].append(told[-1]["timeouts"])
-    return found
+def orders_of_ranks(count: int, files: int, epochs: int, seed: int) -> list[Orders]:
+    """One random order for each epoch (and for one more), of which each node reads every n-th file."""
+    rng = np.random.default_rng(seed)
+    orders = [rng.permutation(files).astype(np.uint32) for _ in range(epochs + 1)]
+    return [[order[number::count] for order in orders] for number in range(count)]
 
 
-def job(point: Path, number: int, names: list[str], epochs: int, apart: Barrier) -> None:
-    """A training on this node, which reads all files in each epoch and publishes its plans."""
-    rng = np.random.default_rng(number)
-    orders = [rng.permutation(len(names)).astype(np.uint32) for _ in range(epochs + 1)]
-    client = Client(socket_finder(point, None), Hello("benchmark", f"job-{number}"))
-    client.declare(Declaration("train", "train", [name.encode() for name in names], np.zeros(len(names), np.int32)))
-    with contextlib.closing(client), ThreadPoolExecutor(READERS) as readers:
+def orders_of_jobs(count: int, files: int, epochs: int) -> list[Orders]:
+    """Each node reads all files in orders of its own."""
+    return [orders_of_ranks(1, files, epochs, seed)[0] for seed in range(count)]
+
+
+def train(point: Path, number: int, names: list[str], orders: Orders, size: int, plans: bool, apart: Barrier) -> None:
+    """A training on this node, which publishes its plans if it has any."""
+    client = None
+    if plans:
+        client = Client(socket_finder(point, None), Hello("benchmark", f"job-{number}"))
+        client.declare(Declaration("train", "train", [name.encode() for name in names], np.zeros(len(names), np.int32)))
+    with contextlib.closing(client) if client else contextlib.nullcontext(), ThreadPoolExecutor(READERS) as readers:
         for epoch, order in enumerate(orders[:-1]):
-            client.plan(Plan("train", epoch, 0, True, order))
-            client.plan(Plan("train", epoch + 1, 0, False, orders[epoch + 1]))
+            if client:
+                client.plan(Plan("train", epoch, 0, True, order))
+                client.plan(Plan("train", epoch + 1, 0, False, orders[epoch + 1]))
             paths = [point / names[index] for index in order]
-            for taken, _ in enumerate(readers.map(read, paths, itertools.repeat(JOB_FILE_BYTES)), 1):
-                client.set_progress("train", min(taken + READERS, len(names)), taken)
-            client.epoch_end(EpochEnd(epoch))
-            # The bytes of each epoch are told between the two.
+            for taken, _ in enumerate(readers.map(read, paths, itertools.repeat(size)), 1):
+                if client:
+                    client.set_progress("train", min(taken + READERS, len(paths)), taken)
+            if client:
+                client.epoch_end(EpochEnd(epoch))
+            # What an epoch took is told between the two.
             apart.wait(PATIENCE_S)
             apart.wait(PATIENCE_S)
 
 
-def job_shares(extent: Extent, points: Sequence[Path], names: list[str]) -> list[float]:
-    """What the nodes read from the source in each epoch of their jobs, as a share of what the jobs read.
+def trained(
+    points: Sequence[Path], names: list[str], orders: list[Orders], size: int, plans: bool
+) -> tuple[list[Epoch], dict[str, int]]:
+    """The epochs of a training on each node, and the figures after them.
 
-    A job is a process of its own: what the children of a process open counts as its reads, and nginx is one of ours.
+    A training is a process of its own: what the children of a process open counts as its reads, and nginx is one of
+    ours.
     """
     forking = multiprocessing.get_context("fork")
     apart = forking.Barrier(len(points) + 1)
-    jobs = [
-        forking.Process(target=job, args=(point, number, names, extent.epochs, apart), daemon=True)
+    trainings = [
+        forking.Process(target=train, args=(point, number, names, orders[number], size, plans, apart), daemon=True)
         for number, point in enumerate(points)
     ]
-    told = [figures(points)["origin"]]
+    epochs, told = [], figures(points)
     try:
-        for process in jobs:
+        for process in trainings:
             process.start()
-        for _ in range(extent.epochs):
+        for _ in orders[0][:-1]:
+            began, before = time.perf_counter(), told
             apart.wait(PATIENCE_S)
-            told.append(figures(points)["origin"])
+            took_s, told = time.perf_counter() - began, figures(points)
+            epochs.append(Epoch(told["origin"] - before["origin"], took_s))
             apart.wait(PATIENCE_S)
     finally:
-        for process in jobs:
+        for process in trainings:
             process.join(WORKER_PATIENCE_S)
             process.terminate()
             process.join()
-    size = len(points) * len(names) * JOB_FILE_BYTES
-    return [(after - before) / size for before, after in itertools.pairwise(told)]
+    return epochs, told
 
 
-def measure_jobs(extent: Extent, source: Path, names: list[str], scratch: Path) -> dict[str, dict[str, list[float]]]:
-    found: dict[str, dict[str, list[float]]] = {system: {"first": [], "later": []} for system in JOBS}
-    capacity = int(len(names) * JOB_FILE_BYTES * CACHED)
-    for turn in range(extent.rounds):
-        for system in JOBS[turn % len(JOBS) :] + JOBS[: turn % len(JOBS)]:
-            with nodes(source, scratch / f"{system}{turn}", NODES, capacity, extent.latency_ms, system) as points:
-                first, *later = job_shares(extent, points, names)
-            found[system]["first"].append(round(first, 4))
-            found[system]["later"].append(round(statistics.fmean(later), 4))
+def measure(
+    site: Machines,
+    extent: Extent,
+    systems: Sequence[str],
+    source: Path | PacedStore,
+    names: list[str],
+    count: int = NODES,
+) -> Figures:
+    """What each system reads from the source, as a share of what is read, and how many samples a second are read."""
+    jobs = systems == JOBS
+    size = SMALL_BYTES if jobs or isinstance(source, PacedStore) else FILE_BYTES
+    latency_ms = extent.latency_ms if isinstance(source, Path) else 0
+    found: Figures = {system: {} for system in systems}
+    # Jobs differ little from round to round, and read the most.
+    for turn in range(1 if jobs else extent.rounds):
+        for place in range(len(systems)):
+            system = systems[(turn + place) % len(systems)]
+            here = 1 if system == "one" else count
+            if jobs:
+                orders = orders_of_jobs(here, len(names), extent.epochs)
+            else:
+                orders = orders_of_ranks(here, len(names), extent.epochs, turn)
+            plans = jobs or system.endswith("planned")
+            with nodes(site, system, source, int(len(names) * size * CACHED), latency_ms, here) as points:
+                epochs, told = trained(points, names, orders, size, plans)
+            reads = len(names) * (here if jobs else 1)
+            shares = [epoch.origin_bytes / (reads * size) for epoch in epochs]
+            values = {
+                "first": round(shares[0], 4),
+                "later": round(statistics.fmean(shares[1:]), 4),
+                "samples_s": round(reads * len(epochs[1:]) / sum(epoch.seconds for epoch in epochs[1:]), 1),
+                "peer_bytes": told["peers"],
+                "timeouts": told["timeouts"],
+            }
+            for name, value in values.items():
+                found[system].setdefault(name, []).append(value)
     return found
 
 
-def measure_waits(extent: Extent, source: Path, names: list[str], scratch: Path) -> dict[str, float]:
+def measure_rates(site: Machines, extent: Extent, names: list[str]) -> Figures:
+    with contextlib.ExitStack() as stack:
+        with site.servers.entered():
+            objects = Objects(names, SMALL_BYTES)
+            store = stack.enter_context(paced_store(objects, extent.latency_ms, site.servers.address))
+        store.bytes_per_s = RATE
+        store.asked()
+        return measure(site, extent, RATED, store, names)
+
+
+def measure_waits(site: Machines, extent: Extent, source: Path, names: list[str]) -> dict[str, float]:
     """Medians, in milliseconds, of reads from a peer that has the file cached, and from the source."""
     capacity = 4 * len(names) * FILE_BYTES
-    with nodes(source, scratch / "waits", 2, capacity, extent.latency_ms, "immutable") as (first, second):
+    with nodes(site, "immutable", source, capacity, extent.latency_ms, 2) as (first, second):
         for name in names:
             read(first / name)
         times = [1000 * read(second / name) for name in names]
@@ -248,41 +321,61 @@ def measure_waits(extent: Extent, source: Path, names: list[str], scratch: Path)
     }
 
 
-def run(extent: Extent, console: Console) -> dict[str, Any]:
-    with scratch_directory("cluster") as scratch:
-        source, small = scratch / "source", scratch / "small"
+def show(title: str, found: Figures, base: str, console: Console, aim: float | None = None) -> None:
+    headings = ("", "first epoch", "later epochs", "samples/s", f"x {base}", "not in time", " ")
+    table = plain_table(title, *headings, words=("", " "))
+    medians = {
+        system: {name: statistics.median(values) for name, values in rows.items()} for system, rows in found.items()
+    }
+    for system, row in medians.items():
+        ratio = row["samples_s"] / medians[base]["samples_s"]
+        cells = (f"{row['first']:.3f}", f"{row['later']:.3f}", f"{row['samples_s']:.0f}", f"{ratio:.2f}")
+        table.add_row(system, *cells, f"{row['timeouts']:.0f}", at_least(aim, ratio))
+    console.print(table)
+
+
+def run(extent: Extent, parts: Sequence[str], console: Console) -> dict[str, Any]:
+    found: dict[str, Any] = {"extent": extent._asdict()}
+    with machines() as site:
+        found["network"] = site.servers.is_apart
+        source, small = site.scratch / "source", site.scratch / "small"
         names = made(source, extent.files, FILE_BYTES)
-        epochs = measure_epochs(extent, source, names, scratch)
-        jobs = measure_jobs(extent, small, made(small, JOB_FILES * extent.files, JOB_FILE_BYTES), scratch)
-        waits = measure_waits(extent, source, names[:300], scratch)
-    title = f"{NODES} nodes, {CACHED:.0%} of {extent.files:,} files on each, a source {extent.latency_ms} ms away"
-    table = plain_table(title, "", "first epoch", "later epochs", "seconds", "timeouts")
-    for system, rows in epochs.items():
-        medians = [statistics.median(rows[name]) for name in ("first", "later", "seconds", "timeouts")]
-        table.add_row(system, f"{medians[0]:.3f}", f"{medians[1]:.3f}", f"{medians[2]:.1f}", f"{medians[3]:.0f}")
-    console.print(table)
-    table = plain_table("a job on each node, all files for each", "", "first epoch", "later epochs")
-    for system, shares in jobs.items():
-        table.add_row(system, *(f"{statistics.median(shares[name]):.3f}" for name in ("first", "later")))
-    console.print(table)
-    peer_ms, source_ms = waits["peer_ms"], waits["source_ms"]
-    console.print(
-        f"a read: {peer_ms:.2f} ms from a peer, {source_ms:.1f} ms from the source ({peer_ms / source_ms:.3f})"
-    )
-    return {"extent": extent._asdict(), "epochs": epochs, "jobs": jobs, "waits": waits}
+        small_names = made(small, int(JOB_FILES * extent.files), SMALL_BYTES)
+        cached = f"{CACHED:.0%} of the files cached on each, a source"
+        for part, count, systems in (("epochs", NODES, SYSTEMS), ("more", MORE_NODES, SYSTEMS[:2])):
+            if part in parts:
+                found[part] = measure(site, extent, systems, source, names, count)
+                show(f"{count} nodes, {cached} {extent.latency_ms} ms away", found[part], "apart", console)
+        if "jobs" in parts:
+            found["jobs"] = measure(site, extent, JOBS, small, small_names)
+            show(f"a job on each of {NODES} nodes, all files for each", found["jobs"], "jobs-apart", console)
+        if "rates" in parts:
+            found["rates"] = measure_rates(site, extent, small_names[: int(RATE_FILES * extent.files)])
+            show(f"{NODES} nodes, {cached} of {RATE / 1e6:g} MB/s for all", found["rates"], "apart", console, RATE_AIM)
+        if "waits" in parts:
+            waits = found["waits"] = measure_waits(site, extent, source, names[:300])
+            peer_ms, source_ms = waits["peer_ms"], waits["source_ms"]
+            times = f"{peer_ms:.2f} ms from a peer, {source_ms:.1f} ms from the source ({peer_ms / source_ms:.3f})"
+            console.print(f"a read: {times}")
+    return found
 
 
 def main() -> int:
     parser = command_line(__doc__)
     add_numbers(parser, FULL, QUICK, **{name: name for name in Extent._fields})
+    add_names(parser, "--parts", PARTS, f"what is measured (default all, quick {','.join(QUICK_PARTS)})")
     arguments = parser.parse_args()
     chosen = {name: value for name in Extent._fields if (value := getattr(arguments, name)) is not None}
     extent = (QUICK if arguments.quick else FULL)._replace(**chosen)
+    parts = arguments.parts or (QUICK_PARTS if arguments.quick else PARTS)
 
-    def measure() -> None:
-        save(arguments.json, {"machine": machine()} | run(extent, Console()))
+    def measured() -> None:
+        path = arguments.json
+        # What is not measured again stays.
+        before = json.loads(path.read_text()) if path and path.exists() else {}
+        save(path, before | {"machine": machine()} | run(extent, parts, wide_console(TABLE_WIDTH)))
 
-    return exit_status("cluster", measure, "interrupted")
+    return exit_status("cluster", measured, "interrupted")
 
 
 if __name__ == "__main__":

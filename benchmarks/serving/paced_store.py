@@ -172,13 +172,13 @@ class _Connection(asyncio.Protocol):
             loop.call_at(self._answers.due_s(loop.time(), len(answer)), self._transport.write, answer)
 
 
-def _serve(objects: Objects, latency_s: float, connection: Connection) -> None:
+def _serve(objects: Objects, latency_s: float, address: str, connection: Connection) -> None:
     """Say at which port the store is; then, for each message, what it was asked since the last one."""
     answers = _Answers(objects, latency_s)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Connection(answers), "127.0.0.1", 0, backlog=1000)
+        server = await loop.create_server(lambda: _Connection(answers), address, 0, backlog=1000)
         connection.send(server.sockets[0].getsockname()[1])
         ended = loop.create_future()
 
@@ -199,8 +199,8 @@ def _serve(objects: Objects, latency_s: float, connection: Connection) -> None:
 
 
 class PacedStore:
-    def __init__(self, connection: Connection) -> None:
-        self.url = f"http://127.0.0.1:{connection.recv()}"
+    def __init__(self, address: str, connection: Connection) -> None:
+        self.url = f"http://{address}:{connection.recv()}"
         self.bytes_per_s = 0
         self._connection = connection
 
@@ -212,15 +212,15 @@ class PacedStore:
 
 
 @contextmanager
-def paced_store(objects: Objects, latency_ms: float) -> Iterator[PacedStore]:
-    """A store of these objects; its process ends with the context."""
+def paced_store(objects: Objects, latency_ms: float, address: str = "127.0.0.1") -> Iterator[PacedStore]:
+    """A store of these objects, at this address of this machine; its process ends with the context."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(objects, latency_ms / 1000, there), daemon=True)
+    process = context.Process(target=_serve, args=(objects, latency_ms / 1000, address, there), daemon=True)
     process.start()
     there.close()
     try:
-        yield PacedStore(here)
+        yield PacedStore(address, here)
     finally:
         here.close()
         process.join(END_PATIENCE_S)

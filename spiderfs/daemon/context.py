@@ -191,8 +191,10 @@ class MountContext:
         if self.members is not None:
             peer_counts = self.members.row(row - MANAGER_ROW)
             # A reader gives up after the time limit of the source, which must have its turn before that.
-            timeout_s = min(options.peer_timeout, options.source_timeout_s / 2)
-            originals = PeerSource(self.source, self.members, timeout_s, peer_counts, self.asked_by_peers)
+            longest_s = options.source_timeout_s / 2
+            originals = PeerSource(
+                self.source, self.members, options.peer_timeout, longest_s, peer_counts, self.asked_by_peers
+            )
         source = ViewSource(originals, self.forms, makers, options.sample_max_bytes, counters.add)
         # A reader's fetch never queues behind files that are pushed ahead; no push comes to the manager.
         at_a_time = options.fetches if row == MANAGER_ROW else options.fetches + self.pushes

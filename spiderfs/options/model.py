@@ -370,8 +370,8 @@ class Options(BaseModel):
         default="",
     )
     peer_timeout: Seconds = option(
-        "how long another node may take before the source is read: longer than the source itself takes; half of"
-        " `source.timeout_s` at most",
+        "how long another node may take before the source is read; three times as long as the source has lately taken"
+        " where that is more, half of `source.timeout_s` at most",
         "200ms",
         default=0.2,
         gt=0,

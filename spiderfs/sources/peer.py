@@ -33,6 +33,8 @@ class Asked(NamedTuple):
     offset: int
     length: int
     size: int
+    patience_s: float = 0.0
+    """How long one who has to fetch it may take, where that is more than the time limit of a question."""
 
 
 class Counts:

@@ -39,6 +39,9 @@ _NAME_MAX = 255
 # Files that are younger may be changing still (`vfs/settling.py`), and clocks differ.
 YOUNG_S = 60.0
 _ABSENT = (403, 404, 410)
+# How many times as long as the source takes a home may take that has to fetch a file, and the share of the latest read
+# in how long that is.
+_PATIENCE, _LATEST = 3.0, 0.1
 
 
 def asked_name(name: bytes, version: int) -> bytes:
@@ -71,7 +74,8 @@ class WebPeer(Server):
             return None
         extent = None if asked.length == asked.size else (asked.offset, asked.offset + asked.length)
         url = f"{self._base}/{urllib.parse.quote(directory + slash + name)}"
-        answer = self._web.get(url, extent=extent, most_bytes=asked.length, within_s=self._timeout_s)
+        within_s = max(self._timeout_s, asked.patience_s)
+        answer = self._web.get(url, extent=extent, most_bytes=asked.length, within_s=within_s)
         if not answer.ok and answer.status not in _ABSENT:
             raise SourceUnavailable(f"status {answer.status}")
         if answer.ok and answer.size != asked.size:
@@ -110,12 +114,22 @@ class PeerSource:
     """`inner`, and in front of it the other `members`; for one reading process."""
 
     def __init__(
-        self, inner: Source, members: Members, timeout_s: float, counts: memoryview, asked: Container[int]
+        self,
+        inner: Source,
+        members: Members,
+        timeout_s: float,
+        longest_s: float,
+        counts: memoryview,
+        asked: Container[int],
     ) -> None:
-        """`counts` is this process's row of `members`; versions in `asked` are read from `inner` alone."""
+        """No question takes longer than `longest_s`. `counts` is this process's row of `members`; versions in `asked`
+        are read from `inner` alone.
+        """
         self._inner = inner
         self._members = members
-        self._timeout_s, self._counts = timeout_s, counts
+        self._timeout_s, self._longest_s, self._counts = min(timeout_s, longest_s), longest_s, counts
+        # How long the source lately took: a mean in which the latest read counts a tenth.
+        self._source_s = 0.0
         # The process before this one has died with what it let rest.
         for cell in range(FIELDS.index("resting"), len(counts), len(FIELDS)):
             counts[cell] = 0
@@ -136,14 +150,22 @@ class PeerSource:
                     self._follow()
                 peer = self._peers.get(self._members.home(number))
                 if peer is not None:
-                    asked = Asked(path, number, offset, length, version.size)
+                    # Its home may have to fetch it, from a source that is as busy as it is for this node.
+                    patience_s = min(_PATIENCE * self._source_s, self._longest_s)
+                    asked = Asked(path, number, offset, length, version.size, patience_s)
                     found = peer.ask(asked)
                     if found is None:
-                        found = self._inner.read(path, offset, length, version)
+                        found = self._from_source(path, offset, length, version)
                         peer.offer(asked, found)
                         return found
                     return FromPeer(found)
-        return self._inner.read(path, offset, length, version)
+        return self._from_source(path, offset, length, version)
+
+    def _from_source(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        began_s = time.monotonic()
+        found = self._inner.read(path, offset, length, version)
+        self._source_s += _LATEST * (time.monotonic() - began_s - self._source_s)
+        return found
 
     def close(self) -> None:
         for peer in self._peers.values():

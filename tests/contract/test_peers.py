@@ -49,7 +49,7 @@ class Home:
         self.survey = Survey(url, finds_room=True)
         self.node = Node(url, "localhost", ["127.0.0.1"])
         self.look()
-        self.reader = PeerSource(self.source, self.members, TIMEOUT_S, self.members.row(0), ())
+        self.reader = PeerSource(self.source, self.members, TIMEOUT_S, 10.0, self.members.row(0), ())
         self._put = put
 
     def look(self) -> None:

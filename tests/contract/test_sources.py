@@ -299,7 +299,7 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         own, other = "http://127.0.0.1:1", "http://127.0.0.1:2"
         members = Members()
         members.change({own: 1.0, other: 1.0}, {own})
-        source = PeerSource(source, members, 0.2, members.row(0), ())
+        source = PeerSource(source, members, 0.2, 10.0, members.row(0), ())
     yield Subject(source, DirectoryTree(root))
     source.close()
     source.close()

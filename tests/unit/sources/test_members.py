@@ -264,7 +264,7 @@ def peers() -> Iterator[list[Peer]]:
 def test_a_reading_process_asks_those_that_are_members_now(peers: Sequence[Peer]) -> None:
     source, members = MemorySource(), Members()
     versions = {path: source.add(path, CONTENT).version for path in (b"%d" % number for number in range(60))}
-    with closing(PeerSource(source, members, TIMEOUT_S, members.row(0), SharedSlots(64))) as reader:
+    with closing(PeerSource(source, members, TIMEOUT_S, 10.0, members.row(0), SharedSlots(64))) as reader:
         for urls in ([], [0], [0, 1], [1], [0, 1], []):
             for peer in peers:
                 peer.asked.clear()
@@ -283,7 +283,7 @@ def test_what_a_process_let_rest_ends_with_it(peers: Sequence[Peer]) -> None:
     changed(members, HERE, url)
     members.row(0)[members.members.index(url) * len(FIELDS) + FIELDS.index("resting")] = module.mark_of(url)
     assert not members.statuses()[url].up
-    with closing(PeerSource(source, members, TIMEOUT_S, members.row(0), SharedSlots(64))):
+    with closing(PeerSource(source, members, TIMEOUT_S, 10.0, members.row(0), SharedSlots(64))):
         assert members.statuses()[url].up
 
 
@@ -295,7 +295,7 @@ def test_new_addresses_leave_breaker_and_counts_as_they_were(peers: Sequence[Pee
     versions = {path: source.add(path, CONTENT).version for path in names}
     path = next(path for path in versions if members.is_elsewhere(version_hash(path, versions[path])))
     peers[0].answers = lambda handler, asked: peers[0].files.setdefault(asked, CONTENT) is None
-    with closing(PeerSource(source, members, TIMEOUT_S, members.row(0), SharedSlots(64))) as reader:
+    with closing(PeerSource(source, members, TIMEOUT_S, 10.0, members.row(0), SharedSlots(64))) as reader:
         for addresses, hits in (([], 0), (["127.0.0.1"], 1), (["127.0.0.2", "127.0.0.1"], 2)):
             members.change({HERE: 1.0, url: 1.0}, {HERE}, {url: Node(url, "node", addresses)})
             found = reader.read(path, 0, len(CONTENT), versions[path])

@@ -97,7 +97,7 @@ class Setup:
         self.source = MemorySource()
         self.homes = members_of(peer.url + prefix)
         self.asked = SharedSlots(64)
-        self.reader = PeerSource(self.source, self.homes, TIMEOUT_S, self.homes.row(0), self.asked)
+        self.reader = PeerSource(self.source, self.homes, TIMEOUT_S, 10.0, self.homes.row(0), self.asked)
         self.paths = [path for path in (b"d/%d x?.jpg" % number for number in range(99)) if self._is_at_peer(path)]
         self.path = self.paths[0]
         self.version = self.source.stat(self.path).version
@@ -239,6 +239,29 @@ def test_whatever_a_peer_does_the_reader_gets_the_bytes_of_the_source_in_time(
     assert max(waits[FAILURES:]) < 0.1, "it is not asked any more"
     assert setup.status() == PeerStatus(False, 0, 0, 0, FAILURES)
     assert setup.reads() == FAILURES + 2
+
+
+def test_a_home_is_waited_for_as_long_as_the_source_takes_at_present(setup: Setup) -> None:
+    """One that has to fetch a file from a busy source is no slower than that, and must not be passed by."""
+
+    def busy(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
+        time.sleep(1.5 * TIMEOUT_S)
+        return False
+
+    setup.peer.answers = busy
+    read, own = setup.source.read, next(path for path in map(b"%d".__mod__, range(99)) if not setup._is_at_peer(path))
+
+    def slow(path: bytes, offset: int, length: int, version: Version) -> bytes:
+        time.sleep(0.8 * TIMEOUT_S)
+        return read(path, offset, length, version)
+
+    setup.source.read = slow  # type: ignore[method-assign]
+    assert setup.read() == CONTENT
+    assert setup.status().timeouts == 1
+    for _ in range(20):
+        setup.reader.read(own, 0, len(CONTENT), setup.source.stat(own).version)
+    assert setup.read() == CONTENT
+    assert (setup.status().timeouts, setup.status().hits) == (1, 1)
 
 
 def test_a_long_text_about_a_file_that_is_not_there_is_not_waited_for(setup: Setup) -> None:

@@ -136,7 +136,7 @@ def test_a_name_that_no_host_can_have_is_never_there(host: str) -> None:
     source = MemorySource()
     assert addresses_of(host) == []
     members = members_of(url)
-    reader = PeerSource(source, members, TIMEOUT_S, members.row(0), SharedSlots(8))
+    reader = PeerSource(source, members, TIMEOUT_S, 10.0, members.row(0), SharedSlots(8))
     began = time.monotonic()
     for number in range(9):
         name = b"file%d" % number

@@ -51,9 +51,9 @@ from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import WORKER_PATIENCE_S, mounted
 from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.sources import make_older
 from benchmarks.common.web_server import free_port, web_server
 from spiderfs.protocol import EpochEnd, Hello, Plan
-from spiderfs.testing import make_older
 from trainer_hook import Client, Declaration
 from trainer_hook.connection.mounts import socket_finder
 

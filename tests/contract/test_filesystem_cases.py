@@ -19,6 +19,7 @@ import pytest
 import trio
 from mounting import Mounted, eventually, mounted, options_of
 
+from benchmarks.fakes import FakeKernel, MemoryContent, bare_filesystem
 from spiderfs.errors import SpiderfsError
 from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles
@@ -28,7 +29,6 @@ from spiderfs.store.content import LmdbContent
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import Content, Records
-from spiderfs.testing import FakeKernel, MemoryContent, bare_filesystem
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.rules import Ownership, Settings

@@ -22,12 +22,12 @@ from certificates import own_certificate
 
 from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.web_server import free_port, web_server
+from benchmarks.fakes import MemorySource
 from spiderfs.sources.members import Members, PeerStatus
 from spiderfs.sources.node_names import Node
 from spiderfs.sources.peer import FAILURES, PAUSE_S
 from spiderfs.sources.peers import PeerSource, asked_name
 from spiderfs.sources.source import FromPeer, version_hash
-from spiderfs.testing import MemorySource
 
 TIMEOUT_S = 0.3
 # A busy machine.

@@ -116,10 +116,7 @@ class Demand(NamedTuple):
     cpu_s: float = 0.0
     wait_s: float = 0.0
     """Seconds that a loader's worker waits for bytes."""
-    cache_bytes: float = 0.0
     storage_bytes: float = 0.0
-    nic_bytes: float = 0.0
-    pcie_bytes: float = 0.0
     other_cpu_s: float = 0.0
     """CPU seconds of processes that share the cores with the workers: the mount's, and the training's main process."""
 
@@ -138,10 +135,7 @@ class Capacities:
     workers: float
     cores: float
     device_rate: float = float("inf")
-    cache_bandwidth: float = float("inf")
     storage_bandwidth: float = float("inf")
-    nic_bandwidth: float = float("inf")
-    pcie_bandwidth: float = float("inf")
 
 
 class Prediction(NamedTuple):
@@ -176,10 +170,7 @@ def bottleneck(
         "workers": expected(lambda demand: demand.cpu_s + demand.wait_s),
         "cores": expected(lambda demand: demand.cpu_s + demand.other_cpu_s),
         "device_rate": 1.0,
-        "cache_bandwidth": expected(lambda demand: demand.cache_bytes),
         "storage_bandwidth": expected(lambda demand: demand.storage_bytes),
-        "nic_bandwidth": expected(lambda demand: demand.nic_bytes),
-        "pcie_bandwidth": expected(lambda demand: demand.pcie_bytes),
     }
     rates = {name: getattr(capacities, name) / amount for name, amount in asked.items() if amount > 0}
     slowest = min(rates, key=lambda name: float(rates[name]))

@@ -35,10 +35,10 @@ rate = st.floats(1, 1e6)
 bandwidth = st.floats(1e3, 1e12)
 cost = st.floats(0, 1)
 amount = st.floats(0, 1e7)
-DEMAND = st.builds(Demand, st.floats(1e-6, 1), cost, amount, amount, amount, amount, cost)
+DEMAND = st.builds(Demand, st.floats(1e-6, 1), cost, amount, cost)
 DEMANDS = st.builds(Places, DEMAND, DEMAND, DEMAND, DEMAND)
 COUNTS = st.builds(Places, *[st.floats(0, 1e6)] * 3, st.floats(1, 1e6))
-CAPACITIES = st.builds(Capacities, st.floats(1, 64), st.floats(1, 64), rate, *[bandwidth] * 4)
+CAPACITIES = st.builds(Capacities, st.floats(1, 64), st.floats(1, 64), rate, bandwidth)
 
 
 @given(SPLITS, st.floats(0, 1e12), st.floats(0, 0.5), st.floats(1, 1e7), SIZES)
@@ -140,9 +140,9 @@ def predicted_by(capacities: Capacities, demands: Places, cache_bytes: float, us
 
 
 FAST_READS = Places(
-    Demand(0.0005, cache_bytes=150e3),
-    Demand(0.002, cache_bytes=250e3),
-    Demand(0.008, cache_bytes=100e3),
+    Demand(0.0005),
+    Demand(0.002),
+    Demand(0.008),
     Demand(0.008, storage_bytes=100e3),
 )
 

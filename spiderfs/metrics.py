@@ -309,8 +309,8 @@ COUNTERS = (
     ),
     Definition(
         "cluster_plans_lost",
-        "Parts of plans that the link to the server of `cluster` had no room for",
-        "Rising: the server is down or slow, and other nodes do not keep what jobs here read next.",
+        "Plans that the server of `cluster` did not take, and plans of other nodes of which this one has not heard all",
+        "Rising: the server is down or slow, and some homes do not keep what a job reads next until its next epoch.",
     ),
     Definition(
         "internal_errors",

@@ -34,6 +34,7 @@ from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save
 from spiderfs.core.engine import Engine
 from spiderfs.core.homes import Homes
+from spiderfs.core.plans.elsewhere import HomeSamples, PlanPart
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
 from spiderfs.policies.spider import Spider
@@ -92,6 +93,7 @@ class Node:
         # Keys of samples are hashes.
         self._keys: list[Key] = [(index * _SPREAD) % 2**63 for index in range(1, setting.samples + 1)]
         self._index_of = {key: index for index, key in enumerate(self._keys)}
+        self._samples = HomeSamples(self._keys, self._index_of, np.ones(setting.samples, np.bool_))
         self._orders = orders
         self.from_source = 0
 
@@ -106,17 +108,17 @@ class Node:
     def _plan(self, number: int, begun: bool = True) -> None:
         order = self._orders[number]
         self.engine.plan(READER, LIST, self._planned(number, order), float(number * len(order)), begun)
-        if self._setting.system != PLANS:
+        if self._setting.system != PLANS or not begun:
             return
         assert self._homes is not None
         homes = self._homes.of_all(np.array(self._keys, np.uint64))[order]
         for place, node in enumerate(self._nodes):
             if node is not self:
                 its = np.flatnonzero(homes == place)
-                node.engine.plan_elsewhere(self, self._planned(number, order[its]), float(number * len(order)), begun)
-                node.engine.rank_anew()
-                if begun:
-                    self._told[place] = its
+                part = PlanPart(self._samples, number, order[its])
+                for _ in node.engine.plan_elsewhere(self, part, float(number * len(order))):
+                    pass
+                self._told[place] = its
 
     def _planned(self, number: int, order: npt.NDArray[np.uint32]) -> PlannedEpoch:
         return PlannedEpoch(number, self._keys, self._index_of, order.copy())
@@ -131,6 +133,8 @@ class Node:
             for place, its in self._told.items():
                 come = int(np.searchsorted(its, position))
                 self._nodes[place].engine.progressed_elsewhere(self, self._number, come, now_s)
+        while self.engine.rank_some(len(self._keys)):
+            pass
         self._fetch_ahead()
         key = self._keys[int(order[position])]
         assert isinstance(key, int)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from glob import iglob
 from typing import NamedTuple
 
 from spiderfs.cli.control_files import ANSWER_TIMEOUT_S
@@ -77,6 +78,22 @@ def _at_end_of_links(mount: Mount, relative: str) -> _Found | None:
         # The source may answer the daemon, and if not the daemon says so.
         return _Found(relative, not isinstance(exc, TimeoutError))
     return _Found(_relative(mount, str(mount.mountpoint), found))
+
+
+def any_file(mount: Mount, wanted: Sequence[str]) -> bool:
+    """Whether one of these paths and globs means a file of the mount, or the source does not say so in time."""
+
+    def found() -> bool:
+        root = mount.mountpoint
+        return any(
+            os.path.lexists(root / one) or any(iglob(one, root_dir=root, recursive=True, include_hidden=True))
+            for one in wanted
+        )
+
+    try:
+        return within(ANSWER_TIMEOUT_S, found)
+    except TimeoutError:
+        return True
 
 
 def pieces(lines: Iterable[str]) -> Iterator[str]:

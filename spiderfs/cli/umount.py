@@ -12,7 +12,7 @@ import click
 
 from spiderfs.cli.control_files import find_mount, mountpoints, read_stats
 from spiderfs.errors import MountError
-from spiderfs.linux.mounts import mounts, unmount
+from spiderfs.linux.mounts import Mount, mounts, unmount
 from spiderfs.shared.layout import CacheLayout
 
 # A daemon ends within a second, but its disk may take longer, when LMDB flushes gigabytes of dirty pages.
@@ -37,9 +37,10 @@ def umount(mountpoint: str, lazy: bool) -> None:
             lazy = isinstance(exc, TimeoutError) or exc.errno == errno.ENOTCONN
             if isinstance(exc, TimeoutError):
                 click.echo(f"spiderfs: {mountpoint} does not answer: it is detached without its daemon", err=True)
+    before = _places_of(mount)
     unmount(mount.mountpoint, lazy)
-    same = (other.mountpoint for other in mounts() if other.device == mount.device)
-    others = [str(path) for path in same if path != mount.mountpoint]
+    # A mount that somebody has made since may have the number of the one that is gone.
+    others = sorted(map(str, before & _places_of(mount) - {mount.mountpoint}))
     if others and not lazy:
         raise MountError(
             f"{mountpoint} is unmounted, but the same mount is also at {', '.join(others)}: unmount that too, then its "
@@ -50,6 +51,10 @@ def umount(mountpoint: str, lazy: bool) -> None:
             f"{mountpoint} is unmounted, but after {RELEASE_TIMEOUT_S:.0f} s its daemon still uses {cache_dir}: wait"
             f" until it ends, or end it with 'kill {pid}'"
         )
+
+
+def _places_of(mount: Mount) -> set[Path]:
+    return {other.mountpoint for other in mounts() if other.device == mount.device}
 
 
 def wait_released(cache_dir: Path, timeout_s: float) -> bool:

@@ -27,7 +27,7 @@ from spiderfs.cli.control_files import (
     warn,
     write_control,
 )
-from spiderfs.cli.named_files import pieces, wanted_paths
+from spiderfs.cli.named_files import any_file, pieces, wanted_paths
 from spiderfs.cli.names import Show, look_up
 from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import ConfigError, MountError, SpiderfsError
@@ -130,7 +130,8 @@ def evict(mountpoint: str, paths: tuple[str, ...]) -> None:
 def _acting(mountpoint: str, paths: Iterable[str], control: str) -> Iterator[int]:
     """Have the daemon act on these paths, and give on how many records or files it has.
 
-    Raises SpiderfsError at the end if there are paths that the mount does not have, and none of them meant any.
+    Raises SpiderfsError at the end if there are paths that the mount does not have, and none of them meant any; or
+    globs and paths of a list that mean neither a record nor a file.
     """
     mount = find_mount(mountpoint)
     gone: list[str] = []
@@ -148,9 +149,13 @@ def _acting(mountpoint: str, paths: Iterable[str], control: str) -> Iterator[int
         there = list(pieces(wanted_paths(mount, mountpoint, paths, gone=gone)))
         # Before the others, which may mean the directory above.
         of_gone = act(pieces(gone))
-        yield of_gone + act(there)
+        done = of_gone + act(there)
+        yield done
         if gone and not of_gone:
             raise SpiderfsError(_no_file(mount, len(gone), escaped(gone[0])))
+        wanted = [line for piece in there for line in piece.split("\n") if line]
+        if not done and not any_file(mount, wanted):
+            raise SpiderfsError(_no_file(mount, len(wanted), escaped(wanted[0])))
 
 
 @contextmanager

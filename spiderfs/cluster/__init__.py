@@ -1,1 +1,1 @@
-"""Several nodes: the managers of their mounts tell each other rows, scores and plans, by streams of Redis."""
+"""Several nodes: managers tell each other of rows, scores and plans, and that they are there, by streams of Redis."""

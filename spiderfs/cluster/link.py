@@ -1,6 +1,7 @@
 """A manager's link to those of the other nodes: what it has to say goes out, what they say comes in, while it can.
 
-One task sends and one hears, each in a thread. What waits to be sent has a limit, and the oldest of it leaves. What was
+One task sends and one hears, each in a thread. What waits to be sent has a limit, and the oldest of it leaves; who can
+wait himself until the others have heard what was said before offers it instead. What was
 on its way when the server failed is not sent again, for it may have arrived. After a failure the server is not asked
 for a while, longer after each further one; a server whose memory is full may fail in one direction alone. The log hears
 of it once when one of them fails, and once when both work again.
@@ -95,9 +96,15 @@ class Link:
             self._give_up([self._next()])
         self._to_send.set()
 
-    def has_room(self, message: bytes) -> bool:
-        """Whether this message would push out nothing, and leave half of the room for others."""
-        return not self._waiting or self._waiting_bytes + len(message) <= WAITING_BYTES // 2
+    async def offer(self, key: str, message: bytes, few: int) -> bool:
+        """Send a message at once, beside those that wait, if its stream has less than `few`; whether it was taken."""
+        if self._sending.failures:
+            return False
+        taken = await self._asked(self._sending, partial(self._stream.append_to_few, Entry(key, message), few))
+        if taken is None:
+            # Whether the server works again is asked there.
+            self._to_send.set()
+        return bool(taken)
 
     def look_again(self) -> None:
         """What this manager wants to hear may be other streams from now on."""
@@ -125,6 +132,8 @@ class Link:
                 await self._asked(self._sending, question, is_of_use=False)
                 continue
             await self._to_send.wait()
+            if self._sending.failures:
+                continue
             some: list[_Outgoing] = []
             size = 0
             while self._waiting and size < SENT_BYTES:
@@ -132,7 +141,11 @@ class Link:
                 size += len(some[-1].entry.content)
             if not self._waiting:
                 self._to_send = trio.Event()
-            if await self._asked(self._sending, partial(self._stream.append, [sent.entry for sent in some])) is None:
+            if (
+                some
+                and await self._asked(self._sending, partial(self._stream.append, [sent.entry for sent in some]))
+                is None
+            ):
                 self._give_up(some)
             else:
                 self._counters.add("cluster_rows_sent", sum(sent.rows for sent in some))

@@ -4,8 +4,8 @@ Rows to be scored are a `Batch`, whose indices name the samples that were served
 of an epoch; `SharedScores` and `SharedHub` are what was made of them. Samples are named by their index in the list,
 which is the same on all nodes.
 
-A `Plan` and a `Progress` are about those samples of a plan that the node which hears them keeps for the sender's job.
-Their `list` says whose plan it is.
+A `PlanPiece` and a `Progress` are about those samples of a plan that the node which hears them keeps for the sender's
+job. The `list` of a `Progress` says whose plan it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spiderfs.errors import ProtocolError
-from spiderfs.protocol import Batch, Decoder, Limits, Message, Plan, Progress
+from spiderfs.protocol import Batch, Decoder, Limits, Message, Progress
 from spiderfs.protocol.messages import Float32s, Uint32s, demand
 
 
@@ -57,7 +57,28 @@ class RankEnded(Message):
     epoch: int
 
 
-_SAID = (Batch, RankEnded, SharedScores, SharedHub, Plan, Progress)
+@dataclass(frozen=True, eq=False)
+class PlanPiece(Message):
+    """Draws of the epoch that a reader begins, or goes on with, at the position `start`: those from `first` on.
+
+    There are so many `draws` in all, and the pieces come in order. With none the reader has no plan any more.
+    """
+
+    TYPE = "plan_piece"
+    reader: str
+    epoch: int
+    start: int
+    draws: int
+    first: int
+    order: Uint32s
+
+    def check(self, limits: Limits) -> None:
+        demand(self.start <= self.draws <= limits.samples, f"position {self.start} in a plan of {self.draws}")
+        demand(self.first + len(self.order) <= self.draws, "draws beyond the end of a plan")
+        demand(bool(len(self.order)) or not self.draws, "a piece of no draws")
+
+
+_SAID = (Batch, RankEnded, SharedScores, SharedHub, PlanPiece, Progress)
 _KINDS: dict[str, type[Message]] = {kind.TYPE: kind for kind in _SAID}
 
 
@@ -67,7 +88,7 @@ def unpacked(frames: bytes, samples: int) -> list[Message]:
     found: list[Message] = []
     for message in decoder.feed(frames):
         match message:
-            case Batch(indices=named) | SharedScores(ids=named) | Plan(order=named):
+            case Batch(indices=named) | SharedScores(ids=named) | PlanPiece(order=named):
                 largest = int(named.max(initial=0))
             case SharedHub(id=hub, neighbours=near):
                 largest = max(hub, int(near.max(initial=0)))

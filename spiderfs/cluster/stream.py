@@ -9,7 +9,7 @@ leaves an hour after its last one. The server should not evict by itself (`noevi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -65,10 +65,20 @@ class Stream:
             # What the library raises for a call of several has the whole message in it.
             return calls.execute(raise_on_error=False)
 
-        for answer in self._done(add):
+        for answer in self.done(add):
             if isinstance(answer, Exception):
                 raise StreamLost(str(answer)) from answer
         return len(entries)
+
+    def append_to_few(self, entry: Entry, few: int) -> bool:
+        """Add a message if its stream has less than `few`, and return whether it was added; raises StreamLost.
+
+        A user who may not ask how many there are adds it.
+        """
+        (answer,) = self._described([entry.key])
+        if not isinstance(answer, Exception) and answer["length"] >= few:
+            return False
+        return self.append([entry]) > 0
 
     def read(self, after: Mapping[str, str], wait_s: float) -> dict[str, list[Message]]:
         """What has come in each stream since the message with this number, waiting so long for it if there is nothing.
@@ -87,12 +97,12 @@ class Stream:
 
         found: dict[str, list[Message]]
         try:
-            found = self._done(partial(read, after=after))
+            found = self.done(partial(read, after=after))
         except StreamLost as exc:
             streams = self._streams(after) if len(after) > 1 and str(exc).startswith(_WRONG_TYPE) else {}
             if not streams:
                 raise
-            found = self._done(partial(read, after=streams))
+            found = self.done(partial(read, after=streams))
         return found
 
     def _streams(self, after: Mapping[str, str]) -> dict[str, str]:
@@ -104,7 +114,7 @@ class Stream:
                 calls.type(key)
             return list(calls.execute())
 
-        may_be = dict(zip(after, (kind in (b"stream", b"none") for kind in self._done(kinds)), strict=True))
+        may_be = dict(zip(after, (kind in (b"stream", b"none") for kind in self.done(kinds)), strict=True))
         for key in after:
             if not may_be[key] and key not in self._told:
                 self._told.add(key)
@@ -113,7 +123,7 @@ class Stream:
 
     def remove(self, key: str, numbers: Sequence[str]) -> int:
         """Remove messages of a stream, and return how many there were; raises StreamLost."""
-        removed: int = self._done(lambda redis: redis.xdel(key, *numbers))
+        removed: int = self.done(lambda redis: redis.xdel(key, *numbers))
         return removed
 
     def begun_anew(self, after: Mapping[str, str]) -> list[str]:
@@ -126,23 +136,29 @@ class Stream:
         def is_lost(number: str, answer: Any) -> bool:
             if isinstance(answer, Exception):
                 return "no such key" in str(answer)
-            return _place(answer["last-generated-id"].decode()) < _place(number)
+            return place(answer["last-generated-id"].decode()) < place(number)
 
-        def ask(redis: Any) -> list[str]:
+        answers = zip(after.items(), self._described(after), strict=True)
+        return [key for (key, number), answer in answers if is_lost(number, answer)]
+
+    def _described(self, keys: Iterable[str]) -> list[Any]:
+        """What the server says of these streams: for each a table, or what it raised. Raises StreamLost."""
+
+        def ask(redis: Any) -> list[Any]:
             calls = redis.pipeline(transaction=False)
-            for key in after:
+            for key in keys:
                 calls.xinfo_stream(key)
-            answers = zip(after.items(), calls.execute(raise_on_error=False), strict=True)
-            return [key for (key, number), answer in answers if is_lost(number, answer)]
+            return list(calls.execute(raise_on_error=False))
 
-        found: list[str] = self._done(ask)
+        found: list[Any] = self.done(ask)
         return found
 
     def close(self) -> None:
         """End all connections, also under threads that wait for an answer."""
         self._redis.close()
 
-    def _done(self, call: Callable[[Any], Any]) -> Any:
+    def done(self, call: Callable[[Any], Any]) -> Any:
+        """What this makes of redis-py's client; raises StreamLost."""
         try:
             return call(self._redis.within(TIMEOUT_S))
         except SHAPES as exc:
@@ -151,5 +167,6 @@ class Stream:
             raise StreamLost(" ".join(str(exc).split()) or type(exc).__name__) from exc
 
 
-def _place(number: str) -> tuple[int, ...]:
+def place(number: str) -> tuple[int, ...]:
+    """The server's time in ms, by which it has numbered a message, and which one of that millisecond it is."""
     return tuple(map(int, number.split("-")))

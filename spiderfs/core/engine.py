@@ -34,12 +34,13 @@ The module is long because one has to see all rules about bytes side by side.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from spiderfs.core.guided import Guided
 from spiderfs.core.homes import Homes
+from spiderfs.core.plans.elsewhere import PlanPart
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.foresight import Foresight, Owed
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
@@ -319,18 +320,27 @@ class Engine:
         self.schedule.drop(trainer)
         self._replanned()
 
-    def plan_elsewhere(self, reader: Hashable, epoch: PlannedEpoch, now_s: float, begun: bool) -> None:
-        """As `plan`, by a reader on another node, of samples whose home is here; the caller ranks the members anew."""
-        self.schedule.begin_elsewhere(reader, epoch, now_s, begun)
+    def plan_elsewhere(self, reader: Hashable, part: PlanPart, now_s: float) -> Iterator[None]:
+        """A reader on another node begins an epoch of samples whose home is here; see `ReadersElsewhere.plan`."""
+        return self.schedule.elsewhere.plan(reader, part, now_s)
 
-    def progressed_elsewhere(self, reader: Hashable, number: int, position: int, now_s: float) -> None:
-        """A reader on another node has come so far in epoch `number` of its plan."""
-        for key in self.schedule.progressed_elsewhere(reader, number, position, now_s):
-            self._foresight.changed(key)
+    def progressed_elsewhere(self, reader: Hashable, epoch: int, position: int, now_s: float) -> bool:
+        """A reader on another node has come so far in an epoch; whether it is the one that its plan is for."""
+        return self.schedule.elsewhere.progressed(reader, epoch, position, now_s)
 
     def unplan_elsewhere(self, reader: Hashable) -> None:
-        """A reader on another node has no plan any more; the caller ranks the members anew."""
-        self.schedule.drop_elsewhere(reader)
+        """A reader on another node has no plan any more, or its node is silent."""
+        self.schedule.elsewhere.drop(reader)
+
+    def rank_some(self, limit: int) -> bool:
+        """Rank so many of those samples anew whose use by readers on other nodes has changed; whether there were any.
+
+        A list has millions: the caller sees to other tasks between.
+        """
+        changed = self.schedule.elsewhere.taken_changes(limit)
+        for key in changed:
+            self._foresight.changed(key)
+        return bool(changed)
 
     def wanted(self, trainer: Hashable, key: Key, now_s: float, late: bool = False) -> None:
         """A trainer opened this sample, even if it got a stand-in; `late` if it had to wait for the source.
@@ -358,7 +368,7 @@ class Engine:
         self.owed.add(name, shared, self.members)
 
     def rank_anew(self) -> None:
-        """Rank all members anew: homes have moved, or what jobs owe, or what jobs on other nodes plan, has changed."""
+        """Rank all members anew: homes have moved, or what jobs owe has changed."""
         self._replanned()
 
     def compare_paces(self, now_s: float) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import socket
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,7 +60,7 @@ from spiderfs.options.types import (
     Word,
 )
 from spiderfs.options.units import Capacity, parse_duration, parse_size
-from spiderfs.sources.node_names import as_named, at_address, is_address, live_name
+from spiderfs.sources.node_names import as_named, at_address, data_set_of, is_address, live_name
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import OPENERS, identity_of, is_url, open_source, scheme_of, without_secrets
 from spiderfs.views.recipe import NO_VIEW, ORIGINAL, READY, Recipe
@@ -353,15 +354,20 @@ class Options(BaseModel):
     peers: Peers = option(
         "all nodes that show this source, this one too, as URLs of web servers over their mounts, with + between them:"
         " their caches act as one; URL*WEIGHT for nodes of different capacity. One URL stands for all addresses of its"
-        " host, which is looked up again and again. Or servers of Redis, and the share of the samples that each holds"
-        " for all nodes: redis://n1:6379/NAME*0.4, with TLS and a password as for `cluster`",
+        " host, which is looked up again and again; with cluster/NAME those of this name find each other by the server"
+        " of `cluster`. Or servers of Redis, or one of a cluster's, that hold samples for all nodes:"
+        " redis://n1:6379/NAME for what they have room for, redis://n1:6379/NAME*0.4 for a share, with TLS and a"
+        " password as for `cluster`",
         "http://n1:8443+http://n2:8443",
         default={},
         default_text="none",
         live=True,
     )
     peer_self: Endpoint = option(
-        "which of `peers` is this node; none finds it by the addresses of this machine", "http://n1:8443", default=""
+        "which of `peers` is this node; none finds it by the addresses of this machine, and stands for"
+        " http://HOSTNAME:8443 with peers=cluster/NAME",
+        "http://n1:8443",
+        default="",
     )
     peer_timeout: Seconds = option(
         "how long another node may take before the source is read: longer than the source itself takes; half of"
@@ -373,7 +379,7 @@ class Options(BaseModel):
     )
     cluster: StreamServer = option(
         "Redis or Valkey server by which mounts on several nodes share what trainings learn, and with peers what they"
-        " plan: rediss:// with TLS; the password is taken from REDISCLI_AUTH",
+        " plan, or that they are there: rediss:// with TLS; the password is taken from REDISCLI_AUTH",
         "redis://user@n1:6379",
         default="",
     )
@@ -478,10 +484,19 @@ class Options(BaseModel):
     @classmethod
     def _check_peer_self(cls, own: str, info: ValidationInfo) -> str:
         peers = info.data.get("peers", {})
+        if data_set_of(peers):
+            return own or f"http://{socket.gethostname()}:8443"
         host = as_named(own).host
         if own and own not in peers and not (is_address(host) and at_address(live_name(peers), host).url == own):
             raise ValueError("peers does not name this node: write it there too, in the same way")
         return own
+
+    @field_validator("cluster")
+    @classmethod
+    def _check_cluster(cls, server: str, info: ValidationInfo) -> str:
+        if not server and data_set_of(info.data.get("peers", {})):
+            raise ValueError("peers needs a server by which nodes hear of each other: write cluster=redis://n1:6379")
+        return server
 
     @field_validator("source_endpoint", "source_region", "source_profile", "source_anonymous", "source_requester_pays")
     @classmethod
@@ -610,7 +625,8 @@ def default_rows() -> list[OptionRow]:
 
 def check_change(name: str, value: str) -> None:
     """Raise ConfigError if no mount would accept this change of an option while mounted; its message is the reason."""
-    _all_defaults().changed(name, value)
+    # Whether the mount has a server of `cluster`, it knows alone.
+    _all_defaults().model_copy(update={"cluster": "redis://n1"}).changed(name, value)
 
 
 def option_name(field: str) -> str:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Pl
 
 from spiderfs.forms.partition import Split
 from spiderfs.options.units import Capacity, format_duration, format_size, parse_duration, parse_size
-from spiderfs.sources.node_names import as_named, is_address, is_server
+from spiderfs.sources.node_names import BY_CLUSTER, as_named, is_address, is_server, is_web_server
 from spiderfs.sources.open import is_url
 from spiderfs.views.recipe import Recipe, format_recipes, parse_recipes
 
@@ -23,6 +23,8 @@ from spiderfs.views.recipe import Recipe, format_recipes, parse_recipes
 ONE_FORM, AUTO = "none", "auto"
 # The words of `-o archives=`.
 ARCHIVES, NESTED = ("tar", "zip"), "nested"
+# The name of a data set, at a server that several share.
+_DATA_SET = r"[\w.-]+"
 
 
 def _octal(value: object) -> object:
@@ -60,12 +62,7 @@ def _archives(value: str) -> str:
 def _endpoint(value: str) -> str:
     if "@" in value:
         raise ValueError("an address is shown to all who read the mount: leave the password out, and set AWS_PROFILE")
-    address = urlsplit(value)
-    try:
-        known = address.scheme in ("http", "https") and address.hostname and address.port != 0
-    except ValueError:  # the port is no number, or too large
-        known = False
-    if value and (not known or address.query or address.fragment):
+    if value and not is_web_server(value):
         raise ValueError("this is not the address of a server: write it like https://minio.example.org:9000")
     return value.rstrip("/")
 
@@ -77,14 +74,19 @@ def _peers(value: object) -> dict[str, float]:
     parts = value.split("+") if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise ValueError("write the nodes like http://n1:8443+http://n2:8443")
+    if parts and parts[0].startswith(BY_CLUSTER.rstrip("/")):
+        if len(parts) > 1 or not re.fullmatch(rf"{BY_CLUSTER}{_DATA_SET}", parts[0]):
+            raise ValueError("nodes tell each other, by the server of cluster, of one data set: write cluster/imagenet")
+        return {parts[0]: 1.0}
     found: dict[str, float] = {}
     for part in parts if parts not in (["none"], [""]) else ():
         text, star, weight = part.strip().partition("*")
         try:
-            share = float(weight) if star else 1.0
+            # Of a server none is one that is found out.
+            share = float(weight) if star else float(not is_server(text))
         except ValueError:
-            share = 0.0
-        if not 0 < share <= 1e6:
+            share = -1.0
+        if not 0 <= share <= 1e6 or (star and not share):
             raise ValueError(f"{weight!r} is no weight of a node: write a number in proportion to its capacity")
         if "@" in text and not is_server(text):
             raise ValueError("the addresses of nodes are shown to all who read the mount: leave logins out")
@@ -92,7 +94,9 @@ def _peers(value: object) -> dict[str, float]:
             raise ValueError("a node has no address, or two have one: write them like http://n1:8443+http://n2:8443")
         found[url] = share
     servers = sum(map(is_server, found))
-    if servers and (servers < len(found) or sum(found.values()) > 1 + 1e-9):
+    # Those whose share is found out need something that the others leave.
+    most = 1 - 1e-6 if 0 in found.values() else 1 + 1e-9
+    if servers and (servers < len(found) or sum(found.values()) > most):
         raise ValueError("servers hold shares of the samples, which are 1 at most in all: write redis://n1/NAME*0.4")
     if len(found) == 1 and not servers and (is_address(as_named(url).host) or found[url] != 1):
         raise ValueError("this is one node: name all of them, this one too, or a host whose addresses they have")
@@ -102,7 +106,7 @@ def _peers(value: object) -> dict[str, float]:
 def _data_set_of(value: str) -> str:
     """The URL of a server, with the name that a data set has there."""
     name = value.partition("://")[2].partition("/")[2]
-    if not re.fullmatch(r"[\w.-]+", name):
+    if not re.fullmatch(_DATA_SET, name):
         raise ValueError("a server holds several data sets: write which, as redis://n1:6379/imagenet")
     return f"{_stream_server(value.removesuffix('/' + name))}/{name}"
 
@@ -121,7 +125,7 @@ def _stream_server(value: str) -> str:
 
 
 def _written_peers(value: dict[str, float]) -> str:
-    parts = (url if weight == 1 else f"{url}*{_decimal(weight)}" for url, weight in value.items())
+    parts = (url if weight == (not is_server(url)) else f"{url}*{_decimal(weight)}" for url, weight in value.items())
     return "+".join(parts) or "none"
 
 

@@ -32,7 +32,7 @@ import trio
 
 from spiderfs.errors import SourceError, SourceNotReady, SourceThrottled, SourceTimeout, SourceUnavailable
 from spiderfs.linux.worker_threads import WorkerThreads
-from spiderfs.sources.single_flight import RecentTimeouts
+from spiderfs.sources.single_flight import RecentTimeouts, SingleFlight
 from spiderfs.sources.source import Delivery, Source, SourceStat, Version
 
 T = TypeVar("T")
@@ -48,6 +48,8 @@ _STOOD_STILL_S = 2.0
 _REPETITIONS = 500
 # A source that has answered within this time is there.
 _LATELY_S = 2.0
+# How often a scan that takes long asks for a sign of the source.
+_SIGN_EVERY_S = 1.0
 # The share of the latest call in the mean of latencies.
 _LATEST = 0.25
 
@@ -114,6 +116,7 @@ class SourceClient:
         self._limits = limits
         self._random = rng
         self.timeouts = timeouts or RecentTimeouts()
+        self._signs = SingleFlight(self.timeouts)
         self._on_event = on_event
         self._threads = WorkerThreads(limits.max_concurrent)
         self._read = read or self._read_in_thread
@@ -149,14 +152,36 @@ class SourceClient:
         return found
 
     async def scan(self, path: bytes) -> tuple[SourceStat, list[tuple[bytes, SourceStat]]]:
-        """The attributes of a directory, and then every entry with its own."""
+        """The attributes of a directory, and then every entry with its own.
+
+        A scan may take `scan_timeout_s`, but only as long as the source answers other questions in time.
+        """
         began_s = trio.current_time()
-        (_, own), *entries = await self.call(
-            lambda: list(self.source.scan(path)), timeout_s=self._limits.scan_timeout_s
-        )
+        found: list[tuple[bytes, SourceStat]] = []
+        error: Exception = SourceTimeout("the source answers nothing while it lists a directory")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._await_silence, nursery.cancel_scope)
+            try:
+                limit_s = self._limits.scan_timeout_s
+                found = await self.call(lambda: list(self.source.scan(path)), timeout_s=limit_s)
+            except Exception as exc:
+                error = exc
+            nursery.cancel_scope.cancel()
+        if not found:
+            raise error
+        (_, own), *entries = found
         if self.source.undated_directories:
             self._note_latency(trio.current_time() - began_s)
         return own, entries
+
+    async def _await_silence(self, scope: trio.CancelScope) -> None:
+        """Cancel `scope` when the source gives no sign."""
+        try:
+            while True:
+                await trio.sleep(min(_SIGN_EVERY_S, self._limits.timeout_s))
+                await self._signs.run(("sign",), self.sign)
+        except SourceUnavailable:
+            scope.cancel()
 
     def _note_latency(self, took_s: float) -> None:
         before_s = self.stat_latency_s

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import struct
 import zlib
 from collections.abc import Collection, Mapping, Sequence
@@ -28,11 +29,17 @@ from spiderfs.sources.node_names import Node, as_named
 
 # For each of them, to draw the homes takes a megabyte for a moment.
 MOST_MEMBERS = 256
-FIELDS = ("hits", "bytes", "absent", "timeouts", "down")
+# `resting` has the mark of the node that the process lets rest, and so says nothing of one that has the place after it.
+FIELDS = ("hits", "bytes", "absent", "timeouts", "resting")
 OWN = 0
 _LIST_BYTES = 1 << 20
 # The number of the edition, how long its text is, and a checksum: a text that is half written is not believed.
 _HEADER = struct.Struct("@QII")
+
+
+def mark_of(url: str) -> int:
+    """A number above 0 for a node."""
+    return 1 + zlib.crc32(url.encode(errors="surrogateescape"))
 
 
 class PeerStatus(NamedTuple):
@@ -53,6 +60,7 @@ class Members(Homes):
         """So many `processes` count what they have."""
         self.own = OWN
         self.members = [""]
+        self._drawn_for: object = None
         self._home_of = memoryview(mmap.mmap(-1, 2 * GROUPS)).cast("H")
         self._list = mmap.mmap(-1, _LIST_BYTES)
         self._processes, self._width = processes, MOST_MEMBERS * len(FIELDS)
@@ -82,20 +90,14 @@ class Members(Homes):
 
     def nodes(self) -> list[Node | None]:
         """The nodes by their places; no places, not even this node's, while the manager writes them."""
-        nodes, _ = self._told()
-        if nodes:
-            self.members = [node.url if node else "" for node in nodes]
-        return nodes
-
-    def _told(self) -> tuple[list[Node | None], object]:
-        """The nodes by their places, and for which members and weights the homes are drawn."""
         _, size, checksum = _HEADER.unpack_from(self._list)
         text = self._list[_HEADER.size : _HEADER.size + size]
         # The number of bytes is 0 for a moment while the header is written.
         if not size or zlib.crc32(text) != checksum:
-            return [], None
-        nodes, drawn_for = json.loads(text)
-        return [node and Node(*node) for node in nodes], drawn_for
+            return []
+        nodes = [node and Node(*node)._replace(shards=tuple(node[3])) for node in json.loads(text)]
+        self.members = [node.url if node else "" for node in nodes]
+        return nodes
 
     def change(
         self, weights: Mapping[str, float], own: Collection[str], found: Mapping[str, Node] | None = None
@@ -105,7 +107,7 @@ class Members(Homes):
         Returns whether a sample has another home, for this node, than before. For the manager alone, and before it.
         Raises ConfigError for more members than there are places.
         """
-        # Another manager may have changed them, and may have died while it wrote.
+        # Another manager may have changed them, and may have died while it wrote: of its homes nothing is known.
         self.nodes()
         urls = sorted(weights)
         others = [url for url in urls if url not in own]
@@ -113,17 +115,24 @@ class Members(Homes):
         nodes: list[Node | None] = [None] * (1 + max(places.values(), default=0))
         for url in urls:
             nodes[places.get(url, OWN)] = (found or {}).get(url) or as_named(url)
-        drawing, have_moved = [dict(weights), sorted(own)], False
-        if self._told()[1] != drawing:
+        rooms = {node.url: node.room for node in nodes if node and node.room < GROUPS}
+        if rooms and own:
+            nodes[OWN] = nodes[OWN] or as_named(min(own))
+        drawing, have_moved = (os.getpid(), dict(weights), set(own), rooms), False
+        if self._drawn_for != drawing:
             homes = np.zeros(GROUPS, np.uint16)
             if others:
                 drawn = Homes(weights, urls[0])
                 of_member = np.array([places.get(url, OWN) for url in drawn.members], np.uint16)
-                homes = of_member[[drawn.home(group) for group in range(GROUPS)]]
+                room_of = np.array([rooms.get(url, GROUPS) for url in drawn.members])
+                groups = np.arange(GROUPS, dtype=np.uint64)
+                member = drawn.of_all(groups)
+                homes = np.where(groups < room_of[member], of_member[member], np.uint16(OWN))
             now = np.frombuffer(self._home_of, np.uint16)
             have_moved = bool(((now == OWN) != (homes == OWN)).any())
             now[:] = homes
-        self._publish(nodes, drawing)
+        self._publish(nodes)
+        self._drawn_for = drawing
         return have_moved
 
     def _placed(self, urls: Sequence[str]) -> dict[str, int]:
@@ -138,8 +147,8 @@ class Members(Homes):
                 self._cells(row, place)[:] = memoryview(bytes(8 * len(FIELDS))).cast("Q")
         return places
 
-    def _publish(self, nodes: Sequence[Node | None], drawing: object) -> None:
-        text = json.dumps([nodes, drawing]).encode()
+    def _publish(self, nodes: Sequence[Node | None]) -> None:
+        text = json.dumps(nodes).encode()
         if len(text) > _LIST_BYTES - _HEADER.size:
             raise ConfigError("the URLs of peers are too long: shorten them")
         self._list[_HEADER.size : _HEADER.size + len(text)] = text
@@ -158,8 +167,8 @@ class Members(Homes):
     def status(self, place: int) -> PeerStatus:
         """The sums over all processes; a peer is up while no process lets it rest."""
         rows = (self._cells(row, place) for row in range(self._processes))
-        hits, size, absent, timeouts, down = (sum(cells) for cells in zip(*rows, strict=True))
-        return PeerStatus(not down, hits, size, absent, timeouts)
+        *counts, resting = zip(*rows, strict=True)
+        return PeerStatus(mark_of(self.members[place]) not in resting, *map(sum, counts))
 
     def statuses(self) -> dict[str, PeerStatus]:
         """What was had from each other member, by its URL."""

@@ -1,8 +1,9 @@
 """The names and addresses of nodes that share out the samples of a source (`members.py`).
 
 A node's name is the URL of the web server over its mount. The option `peers` lists the names, or it is one URL, each
-address of whose host is a member, with a name of its own. Or it lists servers of Redis, each with its share of the
-samples; what these leave is at home on each node.
+address of whose host is a member, with a name of its own, or the nodes tell each other theirs (`cluster/beats.py`). Or
+it lists servers of Redis, or clusters of these, each with its share of the samples; what these leave is at home on each
+node.
 
 A name server may lose its memory for a while. So a look-up that fails changes nothing, and an address leaves only when
 MISSED answers in a row do not have it; a new one counts at once.
@@ -13,14 +14,17 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from spiderfs.core.homes import GROUPS
 from spiderfs.errors import ConfigError
 
 MISSED = 3
 # This node, beside servers of Redis.
 HERE = "here"
+# What `peers` begins with where the nodes tell each other that they are there, by the server of `cluster`.
+BY_CLUSTER = "cluster/"
 
 
 class Node(NamedTuple):
@@ -29,6 +33,14 @@ class Node(NamedTuple):
     host: str
     """What its certificate is for."""
     addresses: list[str]
+    shards: Sequence[Sequence[Any]] = ()
+    """Of a cluster of Redis: URL, host and address of each shard, and its slots, as pairs of the first and last."""
+    room: int = GROUPS
+    """It is the home of so many groups of samples at most, the first ones; this node is that of the others."""
+
+    def servers(self) -> dict[str, Node]:
+        """Those that hold its samples, by their URLs: it is one itself, or those of its shards."""
+        return {url: Node(url, host, [address]) for url, host, address, _ in self.shards} or {self.url: self}
 
 
 def as_named(url: str) -> Node:
@@ -46,8 +58,23 @@ def at_address(url: str, address: str) -> Node:
 
 
 def live_name(urls: Collection[str]) -> str:
-    """The URL with the name whose addresses are the members; empty if the members are listed."""
+    """What says who the members are, which come and go: a URL with a name, or BY_CLUSTER and a name; "" for a list."""
     return next((url for url in urls if len(urls) == 1 and not is_server(url)), "")
+
+
+def data_set_of(urls: Collection[str]) -> str:
+    """In which name the nodes tell each other that they are there; empty if they do not."""
+    return next((url.removeprefix(BY_CLUSTER) for url in urls if url.startswith(BY_CLUSTER)), "")
+
+
+def is_web_server(url: str) -> bool:
+    """Whether this is the URL of a web server, or of a directory there, without a login."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # the port is no number, or too large
+        return False
+    return bool(known) and url.isprintable() and not (parts.query or parts.fragment or set("@ ") & set(url))
 
 
 def is_server(url: str) -> bool:
@@ -56,8 +83,14 @@ def is_server(url: str) -> bool:
 
 
 def weights_of(urls: Mapping[str, float]) -> dict[str, float]:
-    """The weights of all members that `peers` lists; of servers, the share that these leave to this node."""
+    """The weights of all members that `peers` lists; of servers, the share that these leave to this node.
+
+    Servers whose share is not written share what the others leave, and this node has what they have no room for.
+    """
     left = 1.0 - sum(urls.values()) if all(map(is_server, urls)) else 0.0
+    found = [url for url, weight in urls.items() if not weight]
+    if found:
+        return {**urls, **dict.fromkeys(found, left / len(found))}
     return {**urls, HERE: left} if left > 1e-9 else dict(urls)
 
 
@@ -108,14 +141,14 @@ def is_here(addresses: Sequence[str]) -> bool:
 
 
 class Roll:
-    """The addresses that count, by the answers of a name server one after the other."""
+    """Those that count, addresses or URLs, by answers one after the other."""
 
-    def __init__(self, addresses: Sequence[str] = ()) -> None:
-        self._missed = dict.fromkeys(addresses, 0)
+    def __init__(self, known: Collection[str] = ()) -> None:
+        self._missed = dict.fromkeys(known, 0)
 
-    def after(self, answer: Sequence[str]) -> list[str]:
-        """Those that count after this answer, which is none if the look-up has failed."""
+    def after(self, answer: Collection[str], gone: Collection[str] = ()) -> list[str]:
+        """Those that count after this answer, which is none if it could not be had; `gone` say that they leave."""
         if answer:
-            missed = {address: times + 1 for address, times in self._missed.items()} | dict.fromkeys(answer, 0)
-            self._missed = {address: times for address, times in missed.items() if times < MISSED}
+            missed = {one: times + 1 for one, times in self._missed.items()} | dict.fromkeys(answer, 0)
+            self._missed = {one: times for one, times in missed.items() if times < MISSED and one not in gone}
         return sorted(self._missed)

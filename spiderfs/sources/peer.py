@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from spiderfs.errors import SourceError, SourceUnavailable
-from spiderfs.sources.members import FIELDS
+from spiderfs.sources.members import FIELDS, mark_of
 from spiderfs.sources.node_names import Node
 
 log = logging.getLogger(__name__)
@@ -35,18 +35,48 @@ class Asked(NamedTuple):
     size: int
 
 
+class Counts:
+    """What one process has had from the peer with this URL, whose servers have one lock."""
+
+    def __init__(self, cells: memoryview, url: str) -> None:
+        self._cells, self._mark = cells, mark_of(url)
+        self.lock = threading.Lock()
+        self.resting: set[str] = set()
+        """The URLs of the servers that are not asked."""
+
+    def add(self, name: str, number: int = 1) -> None:
+        self._cells[FIELDS.index(name)] += number
+        self._cells[FIELDS.index("resting")] = self._mark * bool(self.resting)
+
+
 class Peer(ABC):
     """For the threads of one process."""
 
-    def __init__(self, node: Node, counts: memoryview, timeout_s: float) -> None:
-        self.node = node
-        """As it is known now; its URL stays."""
-        self._counts, self._timeout_s = counts, timeout_s
-        self._lock = threading.Lock()
-        self._failed, self._rests_until = 0, 0.0
+    node: Node
+    """As it is known now; its URL stays."""
 
+    @abstractmethod
     def ask(self, asked: Asked) -> bytes | None:
         """The bytes; None if the peer does not have them, or does not give them in time."""
+
+    def offer(self, asked: Asked, content: bytes) -> None:  # noqa: B027
+        """Take what the source gave, if it is one that is filled by those who ask; waits for nothing."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class Server(Peer):
+    """One server, with a breaker."""
+
+    def __init__(self, node: Node, counts: Counts, timeout_s: float) -> None:
+        self.node = node
+        self._counts, self._timeout_s = counts, timeout_s
+        self._lock = counts.lock
+        self._failed, self._rests_until = 0, 0.0
+        self._turns = 0
+
+    def ask(self, asked: Asked) -> bytes | None:
         if not self.node.addresses or not self._may_be_asked():
             return None
         try:
@@ -62,15 +92,16 @@ class Peer(ABC):
         self._note(failed=False, content=content)
         return content
 
+    @property
+    def _addresses(self) -> list[str]:
+        """Where it is to be tried, in this order: after a question that has failed, the next address comes first."""
+        known = self.node.addresses
+        first = self._turns % max(1, len(known))
+        return known[first:] + known[:first]
+
     @abstractmethod
     def _fetch(self, asked: Asked) -> bytes | None:
         """The bytes, within the time limit; None if it does not have them. Raises SourceError."""
-
-    def offer(self, asked: Asked, content: bytes) -> None:  # noqa: B027
-        """Take what the source gave, if it is one that is filled by those who ask; waits for nothing."""
-
-    @abstractmethod
-    def close(self) -> None: ...
 
     # -- the breaker
 
@@ -88,16 +119,14 @@ class Peer(ABC):
         with self._lock:
             if failed:
                 self._failed += 1
-                self._counts[FIELDS.index("timeouts")] += 1
+                self._turns += 1
                 if self._failed >= FAILURES:
                     pause_s = min(PAUSE_S * 2.0 ** min(self._failed - FAILURES, 9), LONGEST_PAUSE_S)
                     self._rests_until = time.monotonic() + pause_s
-                    self._counts[FIELDS.index("down")] = 1
+                    self._counts.resting.add(self.node.url)
+                self._counts.add("timeouts")
                 return
             self._failed = 0
-            self._counts[FIELDS.index("down")] = 0
-            if content is None:
-                self._counts[FIELDS.index("absent")] += 1
-            else:
-                self._counts[FIELDS.index("hits")] += 1
-                self._counts[FIELDS.index("bytes")] += len(content)
+            self._counts.resting.discard(self.node.url)
+            self._counts.add("absent" if content is None else "hits")
+            self._counts.add("bytes", len(content or b""))

@@ -1,7 +1,7 @@
 """A source with the caches of other nodes in front of it: a small file's home is asked first, over HTTP.
 
 Each node has a static web server (nginx) over its mount, so what the home has not cached it fetches, once for all who
-ask, and keeps (`core/homes.py`). Or the homes are servers of Redis (`redis_peer.py`).
+ask, and keeps (`core/homes.py`). Or the homes are servers of Redis, or clusters (`redis_peer.py`).
 
 **Exactly this version.** The name in a question ends with the number of the version (`asked_name`), which is the same
 on all nodes: a hash of path, size and mtime or tag. The home finds such a name only while the file's own name means
@@ -29,7 +29,7 @@ from functools import cached_property
 from spiderfs.errors import SourceUnavailable
 from spiderfs.sources.members import FIELDS, OWN, Members
 from spiderfs.sources.node_names import Node, is_server
-from spiderfs.sources.peer import Asked, Peer
+from spiderfs.sources.peer import Asked, Counts, Peer, Server
 from spiderfs.sources.redis_peer import RedisPeer
 from spiderfs.sources.source import FromPeer, Source, Version, version_hash
 from spiderfs.sources.web.asking import Line, Web, left_s
@@ -52,10 +52,10 @@ def asked_version(name: bytes) -> tuple[bytes, int] | None:
     return None if found is None else (found[1], int(found[2], 16))
 
 
-class WebPeer(Peer):
+class WebPeer(Server):
     """A node with a web server over its mount; for the threads of one process."""
 
-    def __init__(self, node: Node, counts: memoryview, timeout_s: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, node: Node, counts: Counts, timeout_s: float, tls: ssl.SSLContext | None) -> None:
         super().__init__(node, counts, timeout_s)
         parts = urllib.parse.urlsplit(node.url)
         path = urllib.parse.quote(parts.path.rstrip("/"), safe="/%")
@@ -83,7 +83,7 @@ class WebPeer(Peer):
 
     def _connected(self, _: str, until: float) -> Line:
         error: OSError = OSError(errno.EHOSTUNREACH, "no address")
-        for address in self.node.addresses:
+        for address in self._addresses:
             try:
                 connected = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
             except OSError as exc:
@@ -116,6 +116,9 @@ class PeerSource:
         self._inner = inner
         self._members = members
         self._timeout_s, self._counts = timeout_s, counts
+        # The process before this one has died with what it let rest.
+        for cell in range(FIELDS.index("resting"), len(counts), len(FIELDS)):
+            counts[cell] = 0
         self._asked = asked
         self._peers: dict[int, Peer] = {}
         self._edition, self._following = -1, threading.Lock()
@@ -168,7 +171,7 @@ class PeerSource:
                     known.node = node
                     del before[place]
                 else:
-                    counts = self._counts[place * width : (place + 1) * width]
+                    counts = Counts(self._counts[place * width : (place + 1) * width], node.url)
                     if is_server(node.url):
                         known = RedisPeer(node, counts, self._timeout_s)
                     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from binascii import crc_hqx
 from functools import cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -20,6 +21,19 @@ PASSWORD_VARIABLE = "REDISCLI_AUTH"
 PORT = 6379
 # The library takes the shape of an answer for granted: a server that is none of Redis answers anything.
 SHAPES = (TypeError, AttributeError, LookupError, RecursionError)
+# How long a sample is kept that nobody asks for.
+KEPT_S = 7 * 24 * 3600
+# A cluster deals these out to its shards.
+SLOTS = 1 << 14
+
+
+def key_of(url: str, name: str) -> str:
+    """The key with this name in the data set that the URL ends with."""
+    return f"spiderfs:{urlsplit(url).path.strip('/')}:{name}"
+
+
+def slot_of(key: str) -> int:
+    return crc_hqx(key.encode(), 0) % SLOTS
 
 
 class RedisClient:

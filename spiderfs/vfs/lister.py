@@ -183,10 +183,6 @@ class Lister:
                 return
             asked_at, known = self._now(), node
             node = await self.refresh(node)
-            if self.undated:
-                # Nothing was asked yet. A listing may take long: who knows the names must not wait for one that hangs.
-                with suppress(SourceError):
-                    await self._flights.run(("sign",), self._client.sign)
             unchanged = not self.undated and node.stat.mtime_ns == listing.mtime_ns
             # A reader that has just waited in vain for the attributes need not wait for a scan as well.
             if not self._client.reachable:

@@ -1,4 +1,4 @@
-"""What is promised of a home that is elsewhere, whether it is a node's web server or a server of Redis.
+"""What is promised of a home that is elsewhere: a node's web server, a server of Redis, or a cluster of these.
 
 Whatever becomes of it, readers get the right bytes, within its time limit and a fetch.
 """
@@ -15,18 +15,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 from certificates import own_certificate
 
-from benchmarks.common.redis_server import RedisServer
+from benchmarks.common.redis_server import RedisCluster, RedisServer
 from benchmarks.common.web_server import free_port, web_server
 from benchmarks.fakes import MemorySource
+from spiderfs.core.homes import GROUPS
 from spiderfs.sources.members import Members, PeerStatus
-from spiderfs.sources.node_names import Node
+from spiderfs.sources.node_names import Node, as_named, is_server
 from spiderfs.sources.peer import FAILURES, PAUSE_S
 from spiderfs.sources.peers import PeerSource, asked_name
+from spiderfs.sources.redis_client import slot_of
+from spiderfs.sources.redis_survey import Survey
 from spiderfs.sources.source import FromPeer, version_hash
 
 TIMEOUT_S = 0.3
@@ -42,15 +46,31 @@ class Home:
         self.url, self.server = url, server
         self.source = MemorySource()
         self.members = Members()
-        self.members.change({url: 1.0}, (), {url: Node(url, "localhost", ["127.0.0.1"])})
+        self.survey = Survey(url, finds_room=True)
+        self.node = Node(url, "localhost", ["127.0.0.1"])
+        self.look()
         self.reader = PeerSource(self.source, self.members, TIMEOUT_S, self.members.row(0), ())
         self._put = put
+
+    def look(self) -> None:
+        """As the manager does every two seconds."""
+        if is_server(self.url):
+            self.node = self.survey.look(self.node)
+        self.members.change({self.url: 1.0}, {"here"}, {self.url: self.node})
 
     def add(self, path: bytes, content: bytes = CONTENT, at_home: bytes | None = CONTENT) -> None:
         """A file of the source, and what the home has in its name."""
         number = version_hash(path, self.source.add(path, content).version)
         if at_home is not None:
             self._put(path, number, at_home)
+
+    def number(self, path: bytes) -> int:
+        return version_hash(path, self.source.stat(path).version)
+
+    def clients(self, stack: ExitStack) -> list[Any]:
+        """One of each server of Redis."""
+        ports = [server.port for server in getattr(self.server, "servers", [self.server])]
+        return [stack.enter_context(closing(redis.Redis("127.0.0.1", port, protocol=2))) for port in ports]
 
     def read(self, path: bytes) -> tuple[bool, bool, float]:
         """Whether the bytes are right, whether the home gave them, and how long that took."""
@@ -65,7 +85,9 @@ class Home:
 
 
 def made(kind: str, place: Path, stack: ExitStack, *settings: str, certificate: Path | None = None) -> Home:
-    if kind == "redis":
+    if kind == "cluster":
+        home = clustered(place, stack, *settings, certificate=certificate)
+    elif kind == "redis":
         server = stack.enter_context(RedisServer(place, *settings, certificate=certificate))
         tls: dict[str, Any] = {"ssl": True, "ssl_cert_reqs": "none"} if certificate else {}
         client = stack.enter_context(closing(redis.Redis("127.0.0.1", server.port, **tls)))
@@ -80,10 +102,22 @@ def made(kind: str, place: Path, stack: ExitStack, *settings: str, certificate: 
             lambda path, number, had: (point / os.fsdecode(asked_name(path, number))).write_bytes(had),
         )
     stack.enter_context(closing(home.reader))
+    stack.enter_context(closing(home.survey))
     return home
 
 
-@pytest.fixture(params=["nginx", "redis"])
+def clustered(place: Path, stack: ExitStack, *settings: str, certificate: Path | None = None) -> Home:
+    cluster = stack.enter_context(RedisCluster(place, *settings, certificate=certificate))
+
+    def put(_: bytes, number: int, had: bytes) -> None:
+        key = f"spiderfs:set:{number:016x}"
+        with closing(cluster.client(cluster.owner(key))) as client:
+            client.set(key, had)
+
+    return Home(f"{cluster.url}/set", cluster, put)
+
+
+@pytest.fixture(params=["nginx", "redis", "cluster"])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
     with ExitStack() as stack:
         yield made(request.param, tmp_path, stack)
@@ -138,12 +172,30 @@ def test_one_that_is_lost_costs_the_time_limit_a_few_times_and_is_asked_again(
         assert home.status.up
 
 
-# -- of servers of Redis alone
-
-
-def test_whoever_reads_the_source_fills_the_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("does", ["refuses", "says nothing"])
+def test_another_address_is_tried_where_the_first_one_does_not_answer(home: Home, does: str) -> None:
+    home.add(b"a")
+    port = urlsplit(home.url).port
+    assert port is not None
     with ExitStack() as stack:
-        home = made("redis", tmp_path, stack)
+        if does == "says nothing":
+            stack.enter_context(socket.create_server(("127.0.0.2", port)))
+        node = home.node._replace(addresses=["127.0.0.2", "127.0.0.1"])
+        home.members.change({home.url: 1.0}, (), {home.url: node})
+        given = [home.read(b"a")[1] for _ in range(4)]
+    assert given[1:] == [True] * 3
+    assert home.status.up
+
+
+# -- of servers of Redis alone, and clusters
+
+KINDS = pytest.mark.parametrize("kind", ["redis", "cluster"])
+
+
+@KINDS
+def test_whoever_reads_the_source_fills_the_server(tmp_path: Path, kind: str) -> None:
+    with ExitStack() as stack:
+        home = made(kind, tmp_path, stack)
         for number in range(40):
             home.add(b"%d" % number, at_home=None)
             assert home.read(b"%d" % number)[:2] == (True, False)
@@ -160,13 +212,50 @@ def test_a_server_whose_address_is_not_known_any_more_is_given_files_when_it_is_
         known = home.members.nodes()[1]
         assert known is not None
         for number, addresses in enumerate((["127.0.0.1"], [], ["127.0.0.1"])):
-            home.members.change({home.url: 1.0}, (), {home.url: known._replace(addresses=addresses)})
+            home.members.change({home.url: 1.0}, {"here"}, {home.url: known._replace(addresses=addresses)})
             path = b"%d" % number
             home.add(path, at_home=None)
             assert home.read(path)[0]
         until = time.monotonic() + 10
         while not home.read(b"2")[1]:
             assert time.monotonic() < until
+
+
+@KINDS
+def test_a_server_is_the_home_of_what_it_has_room_for(tmp_path: Path, kind: str) -> None:
+    with ExitStack() as stack:
+        home = made(kind, tmp_path, stack, "--maxmemory", "4mb")
+        clients = home.clients(stack)
+        paths = [b"%d" % number for number in range(300 * len(clients))]
+        for path in paths:
+            home.add(path, at_home=None)
+
+        def refused() -> int:
+            return sum(client.info().get("errorstat_OOM", {}).get("count", 0) for client in clients)
+
+        until, rooms = time.monotonic() + 60, [GROUPS]
+        while True:
+            before = refused()
+            assert all(home.read(path)[0] for path in paths)
+            given = sum(client.dbsize() for client in clients)
+            home.look()
+            rooms.append(home.node.room)
+            if home.node.room < GROUPS and refused() == before and rooms[-1] == rooms[-4:][0]:
+                break
+            assert time.monotonic() < until, rooms
+        assert rooms == sorted(rooms, reverse=True)
+        assert given > 20 * len(clients)
+        # All that it has room for it gives, it has nothing else, and the rest is at home here.
+        there = [path for path in paths if home.members.is_elsewhere(home.number(path))]
+        assert all(home.read(path)[1] == (path in there) for path in paths)
+        kept = {key for client in clients for key in client.keys("*:????????????????")}
+        assert len(kept) == len(there)
+        assert home.status.timeouts == 0
+        # Another mount hears of it.
+        with closing(Survey(home.url, finds_room=True)) as other:
+            assert other.look(home.node._replace(room=GROUPS)) == home.node
+        assert home.node in home.members.nodes()
+        assert home.members.has_own
 
 
 def test_a_server_that_is_full_gives_what_it_has(tmp_path: Path) -> None:
@@ -185,31 +274,45 @@ def test_a_server_that_is_full_gives_what_it_has(tmp_path: Path) -> None:
         assert (home.status.up, home.status.timeouts) == (True, 0)
 
 
-def test_the_password_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@KINDS
+def test_the_password_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
     for word, gives in (("wrong", False), ("secret", True)):
         with ExitStack() as stack:
-            monkeypatch.setenv("REDISCLI_AUTH", word)
+            monkeypatch.delenv("REDISCLI_AUTH", raising=False)
             place = tmp_path / word
             place.mkdir()
-            home = made("redis", place, stack)
+            home = made(kind, place, stack)
             home.add(b"a")
-            with closing(redis.Redis("127.0.0.1", home.server.port)) as client:
+            for client in home.clients(stack):
                 client.config_set("requirepass", "secret")
+            monkeypatch.setenv("REDISCLI_AUTH", word)
             assert home.read(b"a")[:2] == (True, gives)
+            caplog.clear()
+            with closing(Survey(home.url, finds_room=True)) as survey:
+                for _ in range(2):
+                    assert survey.look(home.node) == home.node
+            assert caplog.text.count("does not say") == (0 if gives else len(home.node.servers()))
 
 
-def test_the_certificate_is_known_and_has_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, (days, known, gives) in enumerate([(1, False, False), (1, True, True), (-1, True, False)]):
+@KINDS
+def test_the_certificate_is_known_and_has_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    cases = [(1, False, False), (1, True, True), (-1, True, False)]
+    # The servers of a cluster do not take each other's certificates either where these have ended.
+    for number, (days, known, gives) in enumerate(cases[: 2 if kind == "cluster" else 3]):
         place = tmp_path / str(number)
         place.mkdir()
         certificate = place / "localhost.pem"
         certificate.write_bytes(own_certificate("localhost", days))
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate if known else place / "none.pem"))
         with ExitStack() as stack:
-            home = made("redis", place, stack, certificate=certificate)
+            home = made(kind, place, stack, certificate=certificate)
             home.add(b"a")
             assert home.read(b"a")[:2] == (True, gives)
             assert home.status.timeouts == (not gives)
+            shards = home.node.shards
+            assert [host for _, host, *_ in shards] == ["localhost"] * 3 * (kind == "cluster" and gives)
 
 
 def test_an_answer_that_comes_drop_by_drop_takes_no_longer_than_the_time_limit() -> None:
@@ -231,3 +334,145 @@ def test_an_answer_that_comes_drop_by_drop_takes_no_longer_than_the_time_limit()
         assert (is_right, is_from_home) == (True, False)
         assert wait_s < TIMEOUT_S + SLACK_S
         dripping.join()
+
+
+# -- of clusters
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Home]:
+    with ExitStack() as stack:
+        yield made("cluster", tmp_path, stack)
+
+
+def paths_by_owner(home: Home, each: int) -> list[list[bytes]]:
+    """New files of the source, so many at home at each server."""
+    found: list[list[bytes]] = [[], [], []]
+    for number in range(10_000):
+        if min(map(len, found)) == each:
+            break
+        path = b"%d" % number
+        home.add(path, at_home=None)
+        owner = home.server.owner(f"spiderfs:set:{home.number(path):016x}")
+        if len(found[owner]) < each:
+            found[owner].append(path)
+            home._put(path, home.number(path), CONTENT)
+    return found
+
+
+@pytest.mark.parametrize("what", ["killed", "stopped"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_shard_that_is_lost_keeps_nobody_from_the_others(cluster: Home, what: str, lost: int) -> None:
+    paths = paths_by_owner(cluster, 5)
+    assert all(cluster.read(path)[:2] == (True, True) for some in paths for path in some)
+    cluster.server.servers[lost].signal(signal.SIGSTOP if what == "stopped" else signal.SIGKILL)
+    waits = []
+    for owner, some in enumerate(paths):
+        for path in some:
+            is_right, is_from_home, wait_s = cluster.read(path)
+            assert (is_right, is_from_home) == (True, owner != lost)
+            waits.append(wait_s)
+    assert max(waits) < TIMEOUT_S + SLACK_S
+    assert sum(wait_s > TIMEOUT_S / 2 for wait_s in waits) <= FAILURES
+    assert (cluster.status.up, cluster.status.timeouts) == (False, FAILURES)
+    # Also where the one that is named in the URL is lost.
+    known = cluster.node
+    cluster.look()
+    assert cluster.node == known
+    assert all(cluster.read(path)[:2] == (True, True) for path in paths[2])
+
+
+def test_a_slot_moves_while_it_is_read(cluster: Home, tmp_path: Path) -> None:
+    """With the steps that `redis-cli --cluster reshard` takes."""
+    cluster.add(b"a")
+    key = f"spiderfs:set:{cluster.number(b'a'):016x}"
+    slot, giving = slot_of(key), cluster.server.owner(key)
+    taking = (giving + 1) % 3
+    with ExitStack() as stack:
+        clients = cluster.clients(stack)
+        ids = [client.execute_command("CLUSTER MYID").decode() for client in clients]
+        set_slot = ("CLUSTER", "SETSLOT", slot)
+
+        def reads(is_from_home: bool) -> None:
+            for _ in range(FAILURES + 1):
+                assert cluster.read(b"a")[:2] == (True, is_from_home)
+
+        reads(True)
+        clients[taking].execute_command(*set_slot, "IMPORTING", ids[giving])
+        clients[giving].execute_command(*set_slot, "MIGRATING", ids[taking])
+        reads(True)
+        cluster.look()
+        clients[giving].execute_command("MIGRATE", "127.0.0.1", cluster.server.servers[taking].port, key, 0, 5000)
+        reads(False)
+        for client in clients:
+            client.execute_command(*set_slot, "NODE", ids[taking])
+        reads(False)
+        cluster.look()
+        reads(True)
+        assert (cluster.status.up, cluster.status.timeouts) == (True, 0)
+
+
+def test_the_replica_of_a_shard_takes_its_place(cluster: Home) -> None:
+    cluster.add(b"a")
+    lost = cluster.server.owner(f"spiderfs:set:{cluster.number(b'a'):016x}")
+    cluster.server.add_replica(lost)
+    assert cluster.read(b"a")[:2] == (True, True)
+    cluster.server.servers[lost].signal(signal.SIGKILL)
+    until = time.monotonic() + 30
+    while True:
+        is_right, is_from_home, wait_s = cluster.read(b"a")
+        assert is_right
+        assert wait_s < TIMEOUT_S + SLACK_S
+        if is_from_home:
+            break
+        assert time.monotonic() < until
+        cluster.look()
+    assert cluster.status.up
+
+
+# -- what the manager hears
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"maxmemory": "40mb", "maxmemory-policy": "allkeys-lru"}, "loses samples by maxmemory-policy allkeys-lru"),
+        ({"maxmemory": "0"}, "has no maxmemory"),
+        ({"maxmemory": "40mb"}, ""),
+    ],
+)
+def test_a_server_that_is_set_up_in_another_way_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, str], said: str
+) -> None:
+    with RedisServer(tmp_path, *(word for name, value in settings.items() for word in (f"--{name}", value))) as server:
+        url = f"{server.url}/set"
+        with closing(Survey(url, finds_room=False)) as survey:
+            for _ in range(3):
+                assert survey.look(as_named(url)) == as_named(url)
+    assert len(caplog.records) == bool(said)
+    assert said in caplog.text
+
+
+def test_a_server_that_does_not_let_itself_be_asked_is_named_once_and_gives_what_it_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(RedisServer(tmp_path))
+        client = stack.enter_context(closing(redis.Redis("127.0.0.1", server.port)))
+        client.execute_command("ACL", "SETUSER", "few", "on", ">secret", "~spiderfs:*", "+getex", "+set")
+        monkeypatch.setenv("REDISCLI_AUTH", "secret")
+        url = f"redis://few@127.0.0.1:{server.port}/set"
+        home = Home(url, server, lambda _, number, had: client.set(f"spiderfs:set:{number:016x}", had))
+        stack.enter_context(closing(home.reader))
+        stack.enter_context(closing(home.survey))
+        home.add(b"a")
+        client.set("spiderfs:set:groups", GROUPS // 2)
+        home.look()
+        home.look()
+        assert home.node.room == GROUPS // 2
+        assert home.read(b"a")[0]
+        assert caplog.text.count("does not say which shards it has, or how much room") == 1
+        client.delete("spiderfs:set:groups")
+        home.look()
+        assert home.node.room == GROUPS
+        assert home.read(b"a")[:2] == (True, True)

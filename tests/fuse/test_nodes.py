@@ -24,9 +24,9 @@ from mounting import PATIENCE_S, Mounted, children, detach, eventually, mounted,
 from planning import planned
 from reading import write_files
 
-from benchmarks.common.redis_server import RedisServer
+from benchmarks.common.redis_server import RedisCluster, RedisServer
 from benchmarks.common.web_server import WebServer, free_port, web_server
-from spiderfs.core.homes import Homes
+from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.sources.source import Version, version_hash
 
 FILES = 60
@@ -170,11 +170,15 @@ class Named:
             eventually(lambda node=node, others=others: node.peers().keys() == others, what=f"{node.url} {others}")
 
 
+def processes(mount: Mounted) -> list[int]:
+    above = [mount.supervisor.pid, *children(mount.supervisor.pid)]
+    return [*above, *(pid for parent in above[1:] for pid in children(parent))]
+
+
 @contextlib.contextmanager
 def stopped(mount: Mounted) -> Iterator[None]:
     """All processes of a mount stand still."""
-    above = [mount.supervisor.pid, *children(mount.supervisor.pid)]
-    pids = [*above, *(pid for parent in above[1:] for pid in children(parent))]
+    pids = processes(mount)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     yield
@@ -229,10 +233,13 @@ def shares_of(weights: Mapping[str, float], source: Path, names: Sequence[str] =
     homes = Homes(weights, min(weights))
     shared: dict[str, list[str]] = {url: [] for url in weights}
     for name in names:
-        found = (source / name).stat()
-        number = version_hash(name.encode(), Version(found.st_size, found.st_mtime_ns))
-        shared[homes.members[homes.home(number)]].append(name)
+        shared[homes.members[homes.home(number_of(source, name))]].append(name)
     return shared
+
+
+def number_of(source: Path, name: str) -> int:
+    found = (source / name).stat()
+    return version_hash(name.encode(), Version(found.st_size, found.st_mtime_ns))
 
 
 def size_of(source: Path, names: Sequence[str] = NAMES) -> int:
@@ -387,9 +394,85 @@ def test_nodes_of_one_name_come_and_go(source: Path, tmp_path: Path, mode: dict[
 
 
 @pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])
-def test_samples_whose_home_is_a_server_are_fetched_once(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
+def test_nodes_that_find_each_other_by_a_server_come_and_go(
+    source: Path, tmp_path: Path, mode: dict[str, object]
+) -> None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(RedisServer(tmp_path))
+        threads = stack.enter_context(ThreadPoolExecutor(4))
+
+        def node(number: int, data_set: str = "images", first: str = "") -> Node:
+            own, port = tmp_path / f"node{number}", free_port()
+            options = {"peers": f"cluster/{data_set}", "peer_self": f"http://127.0.0.1:{port}", "cluster": server.url}
+            mount = stack.enter_context(
+                mounted(
+                    source,
+                    own,
+                    first=f"from spiderfs.daemon.caching import membership\nmembership.BEAT_S = 0.4\n{first}",
+                    peer_timeout="1s",
+                    source__latency_ms=LATENCY_S * 1000,
+                    **options,
+                    **mode,
+                )
+            )
+            return Node(mount, stack.enter_context(web_server(mount.point, own, port)), options["peer_self"])
+
+        def are(*members: Node) -> None:
+            urls = {member.url for member in members}
+            for member in members:
+                eventually(lambda member=member: {member.url, *member.peers()} == urls, what=f"{member.url} of {urls}")
+
+        early, later, late = NAMES[::3], NAMES[1::3], NAMES[2::3]
+        one, stranger = node(0), node(1, "others")
+        are(one)
+        assert "no other node is known" in one.mount.control("stats").read_text()
+        two = node(2, first="import time\nnow = time.time\ntime.time = lambda: now() + 3600")
+        are(one, two)
+        assert f"  {two.url}" in one.mount.control("stats").read_text()
+        assert max(threads.map(lambda member: member.reads_all(early), (one, two))) < PATIENCE_S
+        assert total((one, two), "origin_bytes") == size_of(source, early)
+        shares = shares_of({one.url: 1.0, two.url: 1.0}, source, early)
+        eventually(
+            lambda: [entries(member) for member in (one, two)] == [len(shares[url]) for url in (one.url, two.url)]
+        )
+
+        three = node(3)
+        are(one, two, three)
+        three.mount.stop()
+        with contextlib.closing(redis.Redis("127.0.0.1", server.port)) as client:
+            said = [fields for _, fields in client.xrange("spiderfs:nodes:images")]
+        assert said.count({b"gone": three.url.encode()}) == 1
+        are(one, two)
+        with stopped(two.mount):
+            are(one)
+            assert one.reads_all(later) < PATIENCE_S
+        are(one, two)
+
+        reading = threads.submit(one.reads_all, early + later)
+        for pid in processes(two.mount):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        are(one)
+        detach(two.mount.point)
+        assert reading.result() < PATIENCE_S
+        before = entries(one)
+        assert one.reads_all(late) < PATIENCE_S
+        eventually(
+            lambda: entries(one) == before + len(late), what="all that is new is at home at the one that is left"
+        )
+
+        for member in (one, stranger):
+            member.mount.expect("the nodes that are known stay")
+        server.kill()
+        assert one.reads_all() < PATIENCE_S
+        are(one)
+        are(stranger)
+
+
+@pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])
+def test_samples_whose_home_is_a_server_are_fetched_once(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(RedisServer(tmp_path, "--maxmemory", "100mb"))
         at_server = f"{server.url}/images"
         options = {"peers": f"{at_server}*0.5", "peer_timeout": "2s", **mode}
         one, two = (
@@ -408,6 +491,31 @@ def test_samples_whose_home_is_a_server_are_fetched_once(source: Path, tmp_path:
         for node in (one, two):
             assert node.reads_all(late) < PATIENCE_S
             assert node.peers()[at_server]["up"] == 0
+
+
+@pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])
+def test_a_cluster_is_the_home_of_what_it_has_room_for_and_each_mount_of_the_rest(
+    source: Path, tmp_path: Path, mode: dict[str, object]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(RedisCluster(tmp_path, "--maxmemory", "100mb"))
+        at_cluster = f"{cluster.url}/images"
+        clients = [stack.enter_context(contextlib.closing(cluster.client(number))) for number in range(3)]
+        clients[cluster.owner("spiderfs:images:groups")].set("spiderfs:images:groups", GROUPS // 2)
+        options = {"peers": at_cluster, "peer_timeout": "2s", **mode}
+        one, two = (
+            Node(stack.enter_context(mounted(source, tmp_path / name, **options)), cluster.servers[0], at_cluster)
+            for name in ("one", "two")
+        )
+        there = len([name for name in NAMES if number_of(source, name) % GROUPS < GROUPS // 2])
+        assert 0 < there < FILES
+        for node in (one, two):
+            eventually(lambda node=node: node.mount.logged("and this is here"))
+        assert one.reads_all() < PATIENCE_S
+        eventually(lambda: sum(client.dbsize() for client in clients) == there + 1)
+        assert two.reads_all() < PATIENCE_S
+        assert (one.had("absent"), two.had("hits"), one.had("timeouts") + two.had("timeouts")) == (there, there, 0)
+        eventually(lambda: entries(one) == entries(two) == FILES - there)
 
 
 def test_what_changes_at_the_source_is_never_given_as_it_was(source: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import random
@@ -11,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -156,27 +155,26 @@ def test_a_store_that_hangs_holds_nobody_for_long(
     options = {"source__timeout_s": 1, "source__attempts": 1}
     with shown(server, tmp_path, allowed=("not answered", "unanswered"), **options, **mode) as mount:
         files = [mount.point / f"c{number % 3}/{number:03}.jpg" for number in range(17)]
-        assert files[0].read_bytes() == server.objects["train/c0/000.jpg"]
+
+        def are_read(some: Sequence[Path]) -> bool:
+            with contextlib.suppress(OSError):
+                return [path.read_bytes() for path in some] == [
+                    server.objects[f"train/{path.relative_to(mount.point)}"] for path in some
+                ]
+            return False
+
+        # To connect takes a process half a second, on a busy machine more than one.
+        eventually(lambda: are_read(files[:1]), what="the first file")
         server.latency_s = 3.0
         began = time.monotonic()
         with ThreadPoolExecutor(16) as pool:
             reads = [pool.submit(path.read_bytes) for path in files[1:]]
-        # The library of the store and the mount have the same limit: EIO if the library says first that it is over.
-        errors = {getattr(read.exception(), "errno", None) for read in reads}
-        assert errno.ETIMEDOUT in errors
-        assert errors <= {errno.ETIMEDOUT, errno.EIO}
+        # The library of the store and the mount have the same limit.
+        assert {type(read.exception()) for read in reads} == {TimeoutError}
         assert time.monotonic() - began < 12, "they have waited at the same time"
         assert files[0].read_bytes() == server.objects["train/c0/000.jpg"]
         server.latency_s = 0.0
-
-        def all_are_read() -> bool:
-            with contextlib.suppress(OSError):
-                return [path.read_bytes() for path in files] == [
-                    server.objects[f"train/{path.relative_to(mount.point)}"] for path in files
-                ]
-            return False
-
-        eventually(all_are_read, what="the store's return")
+        eventually(lambda: are_read(files), what="the store's return")
 
 
 @MODES

@@ -25,9 +25,9 @@ benchmarks/serving/stall.py.) A sample that such an epoch reads further ahead is
 reader that has only a share of the samples in each epoch, as one of several ranks, does better to keep it than one that
 the next epoch does not read here at all (benchmarks/engine/nodes.py).
 
-Where nodes share out the samples (`core/homes.py`), a home also knows what jobs on other nodes will read of the samples
-that it keeps for them. It compares the times of their uses with those of its own readers, and does nothing else for
-them: they ask it when they fetch.
+Where nodes share out the samples (`core/homes.py`), a home also knows what jobs on other nodes will read, in their
+present epochs, of the samples that it keeps for them (`elsewhere.py`). It compares the times of their uses with those
+of its own readers, and does nothing else for them: they ask it when they fetch.
 
 Times are in seconds on the caller's clock. Within one reader they only give the order of the uses; between readers they
 compare uses, by how fast each reader has been.
@@ -42,6 +42,8 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator
 
+from spiderfs.core.plans.elsewhere import ReadersElsewhere
+from spiderfs.core.plans.pace import Paced
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.unseen_draws import UnseenDraws
 from spiderfs.core.policy import Key
@@ -75,17 +77,13 @@ UNOPENED_MOST = 64
 EARLY_S, EARLY_MOST = 10.0, 4096
 # Plans of later epochs that are kept: our hook knows two at most, and each takes some 12 bytes a draw.
 LATER_EPOCHS = 8
-# A reader's pace is measured over this time, and averaged with the pace before.
-PACE_WINDOW_S = 1.0
-FIRST_PACE_S = 0.001
-# A pace this many times slower than before may be a pause of the training: it counts only if the next is slow too.
-PAUSE_FACTOR = 4
 
 
-class PlannedReader:
+class PlannedReader(Paced):
     """How far one reader has come in its epoch, and whether its opens follow its plan."""
 
     def __init__(self, epoch: PlannedEpoch, now_s: float, opens_are_heard: bool = True) -> None:
+        super().__init__(now_s, epoch.start)
         self.epoch = epoch
         self._opens_are_heard = opens_are_heard
         self.exchanges = False
@@ -115,19 +113,12 @@ class PlannedReader:
         self._judged = 0
         self._unopened = 0
         self._opens_since_told = 0
-        self.pace_s = FIRST_PACE_S
-        """Seconds from one position to the next."""
         self._first_pending = epoch.start
         # What the loader workers had before the reader was known: whether it was opened, nobody can say.
         self._heard_from: int | None = None
         self._unseen = UnseenDraws()
         # Samples that were opened when this epoch had no more of them: when.
         self._early: OrderedDict[Key, float] = OrderedDict()
-        # The pace is measured from the first batch on, not from the plan on: a training may begin much later.
-        self._paced_at: tuple[float, int] | None = None
-        self._anchor = (now_s, self.reached)
-        self._anchor_pace_s = self.pace_s
-        self._has_pace = self._may_have_paused = False
 
     def begin(self, epoch: PlannedEpoch, now_s: float) -> None:
         """Go on with this epoch. If its plan was published before, some of its positions may be used up already."""
@@ -178,7 +169,7 @@ class PlannedReader:
         taken = min(taken, self.dispatched)
         if taken > self.taken:
             changed += self._take(taken, now_s)
-            self._keep_pace(now_s)
+            self._keep_pace(self.taken, now_s)
         return changed
 
     def opened(self, key: Key, now_s: float, late: bool) -> list[Key]:
@@ -271,11 +262,6 @@ class PlannedReader:
             position -= len(epoch)
         raise IndexError("no plan has this position")
 
-    def time_of(self, position: int) -> float:
-        """When the reader will come to a position, by its pace; the time of what is in hand is over."""
-        anchored_s, anchored = self._anchor
-        return anchored_s + (position - anchored) * self._anchor_pace_s
-
     def coming(self, limit: int, start: int = 0) -> Iterator[tuple[int, Key]]:
         """The pending positions from `start` on and up to `limit` after `reached`, each with its key.
 
@@ -291,8 +277,7 @@ class PlannedReader:
 
     def anchor(self, now_s: float) -> None:
         """Compute times from now and from where the reader is now; the times of all its next uses change."""
-        self._anchor = (now_s, self.reached)
-        self._anchor_pace_s = self.pace_s
+        self._anchor_at(now_s, self.reached)
 
     def drift_s(self, now_s: float) -> float:
         """By how many seconds the computed times are wrong for where the reader is now."""
@@ -372,19 +357,6 @@ class PlannedReader:
             self._epochs_proven += not self.proven
             self.proven = True
 
-    def _keep_pace(self, now_s: float) -> None:
-        if self._paced_at is None:
-            self._paced_at = (now_s, self.taken)
-        since_s, since = self._paced_at
-        if now_s - since_s >= PACE_WINDOW_S and self.taken > since:
-            measured_s = (now_s - since_s) / (self.taken - since)
-            self._paced_at = (now_s, self.taken)
-            slow = self._has_pace and measured_s > PAUSE_FACTOR * self.pace_s
-            self._may_have_paused = slow and not self._may_have_paused
-            if not self._may_have_paused:
-                self.pace_s = (self.pace_s + measured_s) / 2 if self._has_pace else measured_s
-                self._has_pace = True
-
 
 class Schedule:
     """The plans of all trainers. A trainer that reads several lists is one reader for each of them."""
@@ -400,9 +372,7 @@ class Schedule:
         # The last opens of trainers that have no plan yet.
         self._opened_before: deque[tuple[Hashable, Key, float]] = deque(maxlen=EARLY_MOST)
         self._believed: tuple[PlannedReader, ...] = ()
-        self._elsewhere: dict[Hashable, PlannedReader] = {}
-        # All whose uses count.
-        self._using: tuple[PlannedReader, ...] = ()
+        self.elsewhere = ReadersElsewhere()
 
     @property
     def active(self) -> bool:
@@ -462,32 +432,6 @@ class Schedule:
         self._told = {key: told for key, told in self._told.items() if key[0] != trainer}
         self._believe()
 
-    def begin_elsewhere(self, reader: Hashable, epoch: PlannedEpoch, now_s: float, begun: bool) -> None:
-        """A reader on another node begins this epoch of what this node keeps for it, or will do so later."""
-        known = self._elsewhere.get(reader)
-        if known is None:
-            self._elsewhere[reader] = PlannedReader(epoch, now_s, opens_are_heard=False)
-        elif begun:
-            known.begin(epoch, now_s)
-        else:
-            known.follow_with(epoch)
-        self._believe()
-
-    def progressed_elsewhere(self, reader: Hashable, number: int, position: int, now_s: float) -> list[Key]:
-        """A reader on another node has come so far in epoch `number`; returns the keys whose next use has changed."""
-        known = self._elsewhere.get(reader)
-        if known is None or known.epoch.number != number:
-            return []
-        changed = known.progressed(position, position, now_s)
-        # Its node hears its opens.
-        known.unseen(math.inf)
-        return changed
-
-    def drop_elsewhere(self, reader: Hashable) -> None:
-        """A reader on another node has no plan any more, or its node is silent."""
-        if self._elsewhere.pop(reader, None) is not None:
-            self._believe()
-
     def planned(self, trainer: Hashable, key: Key) -> bool:
         """Whether this trainer has a believed plan for a list that this file is in."""
         return any(reader.believed and key in reader.epoch.index_of for reader in self._of_trainer.get(trainer, ()))
@@ -509,8 +453,8 @@ class Schedule:
 
     def next_use_s(self, key: Key) -> float | None:
         """When any reader will next need the file in the cache, or AWAITED; None if no believed plan says so."""
-        soonest: float | None = None
-        for reader in self._using:
+        soonest: float | None = self.elsewhere.next_use_s(key) if self.elsewhere else None
+        for reader in self._believed:
             use_s = reader.next_use_s(key)
             if use_s is not None and (soonest is None or use_s < soonest):
                 soonest = use_s
@@ -521,9 +465,12 @@ class Schedule:
 
         With less than two believed plans there is nothing to compare.
         """
-        if len(self._using) < 2 or max(reader.drift_s(now_s) for reader in self._using) <= tolerance_s:
+        if len(self._believed) + len(self.elsewhere) < 2:
             return False
-        for reader in self._using:
+        self.elsewhere.anchor(now_s, tolerance_s)
+        if max((reader.drift_s(now_s) for reader in self._believed), default=0.0) <= tolerance_s:
+            return False
+        for reader in self._believed:
             reader.anchor(now_s)
         return True
 
@@ -537,4 +484,3 @@ class Schedule:
         for (trainer, _), reader in self.readers.items():
             self._of_trainer.setdefault(trainer, []).append(reader)
         self._believed = tuple(reader for reader in self.readers.values() if reader.believed)
-        self._using = (*self._believed, *self._elsewhere.values())

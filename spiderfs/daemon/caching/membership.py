@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 
 import trio
 
+from spiderfs.cluster.beats import BEAT_S, Beats
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
 from spiderfs.sources.members import MOST_MEMBERS, OWN, Members
@@ -17,11 +19,13 @@ from spiderfs.sources.node_names import (
     addresses_of,
     as_named,
     at_address,
+    data_set_of,
     is_here,
     is_server,
     live_name,
     weights_of,
 )
+from spiderfs.sources.redis_survey import Survey
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +33,10 @@ log = logging.getLogger(__name__)
 LOOK_UP_S, AGAIN_S = 10.0, 2.0
 # The same for names in a list, whose addresses change rarely.
 LISTED_S = 60.0
+# How often a server of Redis is asked for its shards and its room.
+SURVEY_S = 2.0
+# How long the end of a mount waits until the others can know of it.
+LEAVE_S = 1.0
 
 
 class Membership:
@@ -59,24 +67,54 @@ class Membership:
         self._changed.set()
 
     async def run(self) -> None:
-        """Look up the nodes' names for ever."""
+        """Find out for ever who the nodes are, and where."""
         while self._members is not None:
-            self._changed = trio.Event()
-            # A name that is not answered for keeps a thread for half a minute, and no other name waiting.
-            threads = trio.CapacityLimiter(len(self._options.peers))
-            if not live_name(self._options.peers):
-                await self._take_over(weights_of(self._options.peers))
+            self._changed, peers = trio.Event(), self._options.peers
             async with trio.open_nursery() as nursery:
-                for url in self._options.peers:
-                    nursery.start_soon(self._follow, url, threads)
+                if data_set_of(peers):
+                    nursery.start_soon(self._hear, self._members)
+                else:
+                    nursery.start_soon(self._follow_all, weights_of(peers), live_name(peers), trio.CancelScope())
+                for url in filter(is_server, peers):
+                    nursery.start_soon(self._survey, url)
                 await self._changed.wait()
                 nursery.cancel_scope.cancel()
 
-    async def _follow(self, url: str, threads: trio.CapacityLimiter) -> None:
-        node, is_known = as_named(url), True
-        if node.addresses:
+    async def _hear(self, members: Members) -> None:
+        """Tell the other nodes that this one is there, and hear of them; at the end tell them that it leaves."""
+        options, known = self._options, [url for url in members.members if url]
+        beats = Beats(options.cluster, data_set_of(options.peers), options.peer_self, known)
+        heard, following = list[str](), trio.CancelScope()
+        try:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    before, heard = heard, await trio.to_thread.run_sync(beats.beat, abandon_on_cancel=True)
+                    if heard != before:
+                        following.cancel()
+                        following = trio.CancelScope()
+                        # As many as there are places; all nodes leave out the same ones.
+                        weights = dict.fromkeys(heard[: MOST_MEMBERS - 1], 1.0)
+                        nursery.start_soon(self._follow_all, weights, "", following)
+                    await trio.sleep(BEAT_S)
+        finally:
+            with trio.move_on_after(LEAVE_S, shield=True):
+                await trio.to_thread.run_sync(beats.leave, abandon_on_cancel=True)
+
+    async def _follow_all(self, weights: Mapping[str, float], name: str, until: trio.CancelScope) -> None:
+        """Look the nodes' names up, or the one `name` whose addresses they are."""
+        # A name that is not answered for keeps a thread for half a minute, and no other name waiting.
+        threads = trio.CapacityLimiter(len(weights))
+        with until:
+            if not name:
+                await self._take_over(weights)
+            async with trio.open_nursery() as nursery:
+                for url in weights:
+                    nursery.start_soon(self._follow, url, weights, name, threads)
+
+    async def _follow(self, url: str, weights: Mapping[str, float], name: str, threads: trio.CapacityLimiter) -> None:
+        node, options, is_known = as_named(url), self._options, True
+        if node.addresses or not node.host or url == options.peer_self:
             return
-        options, name = self._options, live_name(self._options.peers)
         while True:
             find = partial(addresses_of, node.host)
             found = await trio.to_thread.run_sync(find, abandon_on_cancel=True, limiter=threads)
@@ -93,10 +131,25 @@ class Membership:
                 counted = self._roll.after(found)[: MOST_MEMBERS - 1]
                 self._found = {member.url: member for member in (at_address(url, address) for address in counted)}
             elif found:
-                self._found[url] = node._replace(addresses=found)
+                self._found[url] = self._found.get(url, node)._replace(addresses=found)
             if found:
-                await self._take_over(dict.fromkeys(self._found, 1.0) if name else weights_of(options.peers))
+                await self._take_over(dict.fromkeys(self._found, 1.0) if name else weights)
             await trio.sleep((LOOK_UP_S if name else LISTED_S) if found else AGAIN_S)
+
+    async def _survey(self, url: str) -> None:
+        """Ask a server of Redis again and again which shards it has, and how much room."""
+        options, thread = self._options, trio.CapacityLimiter(1)
+        with closing(Survey(url, finds_room=not options.peers[url])) as survey:
+            while True:
+                known = self._found.get(url) or as_named(url)
+                node = await trio.to_thread.run_sync(survey.look, known, abandon_on_cancel=True, limiter=thread)
+                if self._options is not options:
+                    return
+                if node != known:
+                    # Its addresses may be others by now.
+                    self._found[url] = self._found.get(url, node)._replace(shards=node.shards, room=node.room)
+                    await self._take_over(weights_of(options.peers))
+                await trio.sleep(SURVEY_S)
 
     async def _take_over(self, weights: Mapping[str, float]) -> None:
         assert self._members is not None

@@ -216,8 +216,8 @@ class PushAhead:
         return waiting
 
     def _bring_again(self) -> None:
-        """Have pushed what was passed by."""
-        while self._passed and self.has_room():
+        """Have pushed what was passed by, as far as it may wait in the page cache."""
+        while self._passed and self.has_room() and self.judge(self._passed[0][0]) is Verdict.BRING:
             node, done = self._passed.popleft()
             for reader in self._waiting:
                 position = self._passed_by(reader, node.inode)

@@ -106,6 +106,10 @@ def _troubles(counters: Mapping[str, int]) -> str:
     return "; ".join(f"{count:,} {what}" for count, what in met if count) or "none"
 
 
+# Of more peers those are shown that fail most; `stats.json` has all.
+_SHOWN_PEERS = 16
+
+
 def _peer_rows(status: MountStatus) -> list[tuple[str, str]]:
     if not status.options.peers:
         return []
@@ -113,6 +117,10 @@ def _peer_rows(status: MountStatus) -> list[tuple[str, str]]:
         return [("from peers", "no other node is known")]
     hits, size = (sum(getattr(peer, name) for peer in status.peers.values()) for name in ("hits", "bytes"))
     none_of_them = "" if status.is_member else "; this node is none of them, and keeps nothing for others"
+    by_trouble = sorted(status.peers.items(), key=lambda named: (named[1].up, -named[1].timeouts))
+    shown = dict(by_trouble[:_SHOWN_PEERS]) if len(by_trouble) > _SHOWN_PEERS else status.peers
+    down = sum(not peer.up for peer in status.peers.values())
+    others = len(status.peers) - len(shown)
     return [
         ("from peers", f"{round_size(size)} in {hits:,} reads{none_of_them}"),
         *(
@@ -121,8 +129,9 @@ def _peer_rows(status: MountStatus) -> list[tuple[str, str]]:
                 f"{'up' if peer.up else 'down'}, {peer.hits:,} reads ({round_size(peer.bytes)}),"
                 f" {peer.absent:,} not there, {peer.timeouts:,} not in time",
             )
-            for url, peer in status.peers.items()
+            for url, peer in shown.items()
         ),
+        *([(f"  {others} others", f"better than these; of all {len(status.peers)}, {down} down")] if others else []),
     ]
 
 

@@ -231,10 +231,12 @@ class Plans:
 
     async def take(self, trainer: int, known_list: KnownList, plan: Plan) -> None:
         """Take over the plan of an epoch of a trainer's list; sorting it takes a thread."""
-        order = known_list.one_of_file[plan.order]
-        epoch = await trio.to_thread.run_sync(
-            PlannedEpoch, plan.epoch, known_list.keys, known_list.index_of, order, plan.position
-        )
+
+        def planned() -> PlannedEpoch:
+            order = known_list.one_of_file[plan.order]
+            return PlannedEpoch(plan.epoch, known_list.keys, known_list.index_of, order, plan.position)
+
+        epoch = await trio.to_thread.run_sync(planned)
         # The option may have changed while the plan was sorted.
         if not self.followed:
             return

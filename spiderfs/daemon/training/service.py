@@ -341,7 +341,7 @@ class Training:
         if self._note_news is not None:
             self._note_news(Disconnected(number))
         self.trainers.detach(trainer)
-        self._nodes.look_again()
+        self._nodes.left(trainer)
         await self.pinboard.trainer_left(trainer)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from spiderfs.errors import SourceUnavailable
-from spiderfs.sources.buckets.bucket import Bucket, trouble
+from spiderfs.sources.buckets.bucket import Bucket, failure
 from spiderfs.sources.buckets.lists import BearerToken, HttpLists, Sign, authorities, unsigned
 from spiderfs.sources.buckets.pages import Page, microsofts_page
 
@@ -106,7 +106,7 @@ class AzureContainer(Bucket):
             try:
                 shared = SharedKey(account, key)
             except ValueError as exc:
-                raise SourceUnavailable(f"{self}: {trouble(exc, _TROUBLES)}") from None
+                raise failure(self, exc, _TROUBLES) from None
             return shared.sign, {"credential_provider": lambda: {"access_key": key, "expires_at": None}}
         from azure.identity import DefaultAzureCredential
 
@@ -146,7 +146,7 @@ def _token(container: str, credential: Any) -> tuple[str, float]:
     try:
         token = credential.get_token(_SCOPE)
     except (AzureError, OSError, ValueError) as exc:
-        raise SourceUnavailable(f"{container}: {trouble(exc, _TROUBLES)}") from None
+        raise failure(container, exc, _TROUBLES) from None
     return token.token, float(token.expires_on)
 
 

@@ -33,6 +33,7 @@ from spiderfs.errors import (
     SourceError,
     SourceNotFound,
     SourceThrottled,
+    SourceTimeout,
     SourceUnavailable,
 )
 from spiderfs.sources.buckets.pages import Page
@@ -53,6 +54,8 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 # What obstore says of a store that has sent all of an object though a part was asked for.
 _WHOLE_ONLY = "NotPartial"
 _STATUS = re.compile(r"status code: (\d{3})")
+# In what obstore says of one that has not answered in time; in an address a blank would be escaped.
+_LATE = "kind: Timeout,"
 
 # What the codes of errors mean, those of all stores together, and what a user can do. All others say that the store has
 # not answered.
@@ -181,7 +184,8 @@ class Bucket(ABC):
         try:
             body: Bytes = answer.bytes()
         except Exception as exc:
-            raise SourceUnavailable(f"{key}: the answer broke off ({type(exc).__name__})") from None
+            kind = SourceTimeout if _LATE in str(exc) else SourceUnavailable
+            raise kind(f"{key}: the answer broke off ({type(exc).__name__})") from None
         if len(body) != length:
             raise SourceUnavailable(f"{key}: {len(body)} bytes came and not {length}")
         return body
@@ -239,21 +243,23 @@ class Bucket(ABC):
             return SourceUnavailable(f"{self} refuses the credentials ({code}): renew them")
         if code == _WHOLE_ONLY:
             return SourceUnavailable(f"{self} gives no parts of objects: raise sample_max_bytes to read this one whole")
-        if not code:
-            return SourceUnavailable(f"{self} has not answered: check source.endpoint and the network")
+        if not code or code == _LATE:
+            kind = SourceTimeout if code else SourceUnavailable
+            return kind(f"{self} has not answered: check source.endpoint and the network")
         return SourceUnavailable(f"{self}: {_ADVICE.get(code, 'the store has failed')} ({code})")
 
 
-def trouble(exc: Exception, troubles: Mapping[str, str]) -> str:
+def failure(asked: object, exc: Exception, troubles: Mapping[str, str]) -> SourceUnavailable:
     """What a library has met, in our words, by the name of its error: its own text may have URLs of requests in it."""
     name = type(exc).__name__
-    return troubles.get(name, f"{type(exc).__module__.partition('.')[0]} has failed ({name})")
+    text = troubles.get(name, f"{type(exc).__module__.partition('.')[0]} has failed ({name})")
+    return (SourceTimeout if "Timeout" in name else SourceUnavailable)(f"{asked}: {text}")
 
 
 def _code_of(exc: Exception) -> str:
-    """The code of the store's error, or else obstore's or the HTTP status; empty if the store has not answered."""
+    """The code of the store's error, or else obstore's or the HTTP status; without an answer _LATE or empty."""
     text = str(exc)
     if _WHOLE_ONLY in text:
         return _WHOLE_ONLY
     code = _CODE.search(text) or _STATUS.search(text)
-    return code[1] if code else ""
+    return code[1] if code else _LATE if _LATE in text else ""

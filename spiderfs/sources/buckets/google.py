@@ -11,8 +11,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
-from spiderfs.errors import SourceUnavailable
-from spiderfs.sources.buckets.bucket import Bucket, trouble
+from spiderfs.sources.buckets.bucket import Bucket, failure
 from spiderfs.sources.buckets.lists import BearerToken, HttpLists, authorities, unsigned
 from spiderfs.sources.buckets.pages import Page, amazons_page
 
@@ -66,7 +65,7 @@ class GoogleBucket(Bucket):
         try:
             return google.auth.default(scopes=[_SCOPE])[0]
         except (GoogleAuthError, OSError, ValueError) as exc:
-            raise SourceUnavailable(f"{self}: {trouble(exc, _TROUBLES)}") from None
+            raise failure(self, exc, _TROUBLES) from None
 
 
 def _token(bucket: str, credentials: Any) -> tuple[str, float]:
@@ -76,6 +75,6 @@ def _token(bucket: str, credentials: Any) -> tuple[str, float]:
     try:
         credentials.refresh(Request())
     except (GoogleAuthError, OSError, ValueError) as exc:
-        raise SourceUnavailable(f"{bucket}: {trouble(exc, _TROUBLES)}") from None
+        raise failure(bucket, exc, _TROUBLES) from None
     # Google's times have no zone, and mean UTC.
     return credentials.token, credentials.expiry.replace(tzinfo=UTC).timestamp()

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from spiderfs.errors import SourceUnavailable
-from spiderfs.sources.buckets.bucket import CREDENTIALS_S, NO_ADDRESS, UNREACHED, Refusal, trouble
+from spiderfs.sources.buckets.bucket import CREDENTIALS_S, NO_ADDRESS, UNREACHED, Refusal, failure
 from spiderfs.sources.object_source import CONNECT_S, KEPT_CONNECTIONS
 
 Sign = Callable[[Any], Any]
@@ -66,7 +65,7 @@ class HttpLists:
             answer = self._session.get(self._url, params=dict(asked), timeout=self._timeout, allow_redirects=False)
         except OSError as exc:
             # Errors of `requests` are OSErrors.
-            raise SourceUnavailable(f"{self._url}: {trouble(exc, _TROUBLES)}") from None
+            raise failure(self._url, exc, _TROUBLES) from None
         if answer.status_code != 200:
             code = _CODE.search(answer.content)
             raise Refusal(code[1].decode() if code else str(answer.status_code))

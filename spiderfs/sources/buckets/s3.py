@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spiderfs.errors import SourceUnavailable
-from spiderfs.sources.buckets.bucket import CREDENTIALS_S, NO_ADDRESS, UNREACHED, Bucket, Refusal, trouble
+from spiderfs.sources.buckets.bucket import CREDENTIALS_S, NO_ADDRESS, UNREACHED, Bucket, Refusal, failure
 from spiderfs.sources.buckets.pages import Page, amazons_page
 from spiderfs.sources.object_source import CONNECT_S, KEPT_CONNECTIONS
 
@@ -67,7 +67,7 @@ class S3Bucket(Bucket):
             # Unsigned, for otherwise it would look for credentials, perhaps in the network.
             client = session.create_client("s3", region_name=region, config=Config(signature_version=UNSIGNED))
         except (BotoCoreError, OSError, ValueError) as exc:
-            raise SourceUnavailable(f"{self}: {trouble(exc, _TROUBLES)}") from None
+            raise failure(self, exc, _TROUBLES) from None
         found = urlsplit(client.meta.endpoint_url)
         if "@" in found.netloc or found.query:
             raise SourceUnavailable(f"{self}: the endpoint of its profile or AWS_ENDPOINT_URL logs in: leave that out")
@@ -88,7 +88,7 @@ class S3Bucket(Bucket):
             code = exc.response["Error"].get("Code") or str(exc.response["ResponseMetadata"]["HTTPStatusCode"])
             raise Refusal(code) from None
         except (BotoCoreError, RecursionError) as exc:
-            raise SourceUnavailable(f"{self}: {trouble(exc, _TROUBLES)}") from None
+            raise failure(self, exc, _TROUBLES) from None
         page: Page = answer["page"]
         return page
 
@@ -114,7 +114,7 @@ class S3Bucket(Bucket):
             return lists, self._gets(session, lists, credentials)
         except (BotoCoreError, OSError, ValueError) as exc:
             # What is wrong in variables and profiles is a ValueError of whatever reads it.
-            raise SourceUnavailable(f"{self}: {trouble(exc, _TROUBLES)}") from None
+            raise failure(self, exc, _TROUBLES) from None
 
     def _client(self, session: Any, region: str) -> Any:
         from botocore import UNSIGNED

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlencode, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from spiderfs.errors import SourceChanged, SourceThrottled, SourceUnavailable
+from spiderfs.errors import SourceChanged, SourceThrottled, SourceTimeout, SourceUnavailable
 from spiderfs.sources.object_source import CONNECT_S, KEPT_CONNECTIONS, ObjectSource
 from spiderfs.sources.source import SourceStat, Version
 
@@ -244,7 +244,8 @@ class Web:
         except (http.client.HTTPException, OSError, ValueError) as exc:
             # What is wrong in a header or a proxy's address is a ValueError of whatever reads it.
             name = type(exc).__name__
-            raise SourceUnavailable(f"{host}: {_TROUBLES.get(name, f'the answer broke off ({name})')}") from None
+            kind = SourceTimeout if isinstance(exc, TimeoutError) else SourceUnavailable
+            raise kind(f"{host}: {_TROUBLES.get(name, f'the answer broke off ({name})')}") from None
 
     def _answer(
         self,

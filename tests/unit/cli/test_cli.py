@@ -280,6 +280,19 @@ def test_umount_waits_for_the_daemon(mounted: Path, unmounted: list[bool], tmp_p
     assert unmounted == [False]
 
 
+@pytest.mark.parametrize(("known_before", "status"), [(True, 1), (False, 0)])
+def test_umount_names_other_places_of_the_mount_and_no_later_mount_of_its_number(
+    mounted: Path, unmounted: list[bool], monkeypatch: pytest.MonkeyPatch, known_before: bool, status: int
+) -> None:
+    of_it = mounts.mounted_at(mounted)
+    assert of_it is not None
+    other = of_it._replace(mountpoint=Path("/mnt/other"))
+    monkeypatch.setattr(umount, "mounts", lambda: [other] if unmounted or known_before else [])
+    result = spiderfs("umount", mounted)
+    assert result.exit_code == status
+    assert ("/mnt/other" in result.output) is bool(status)
+
+
 def test_umount_names_a_daemon_that_stays(
     mounted: Path, unmounted: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,11 +29,12 @@ class Daemon:
         self.written: list[str] = []
         self.says: list[Warming | BaseException] = [Warming()]
         self.restarts = [0]
+        self.acted = 3
         self.capacity_bytes = 1 << 30
 
     def read(self, mount: Mount, name: str) -> str:
-        if name == "unpin":
-            return "3 files unpinned by the last request\n"
+        if name in ("unpin", "evict"):
+            return f"{self.acted} by the last request\n"
         assert name == "warm"
         said = self.says.pop(0) if len(self.says) > 1 else self.says[0]
         if isinstance(said, BaseException):
@@ -249,6 +250,20 @@ def test_unpinning_says_how_many_files_it_was(mounted: Path, daemon: Daemon) -> 
     assert daemon.written == ["unpin: gone/since\n", "unpin: .\n"]
     assert json.loads(spiderfs(mounted, "--json", "train", command="unpin").stdout) == {"unpinned": 3}
     assert spiderfs(mounted, command="unpin").exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["evict", "unpin"])
+def test_globs_and_lists_that_mean_nothing_are_an_error(mounted: Path, daemon: Daemon, command: str) -> None:
+    absent, listed = ["x*", "train/**/3"], b"x*\nval/2\n"
+    # What is gone from the source may be cached.
+    assert spiderfs(mounted, *absent, command=command).exit_code == 0
+    daemon.acted = 0
+    for arguments, stdin in ((absent, b""), (["-"], listed)):
+        said = f"spiderfs: 2 paths mean no file of {mounted}, the first is x*\n"
+        assert refusal(mounted, *arguments, stdin=stdin, command=command) == said
+    # Files that the mount has, and the cache has not.
+    for arguments, stdin in (([*absent, "train/**/2"], b""), (["-"], listed + b"val/1\n")):
+        assert spiderfs(mounted, *arguments, stdin=stdin, command=command).exit_code == 0
 
 
 def test_the_mount_is_not_blamed_for_a_terminal_that_fails(

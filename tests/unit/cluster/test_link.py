@@ -157,6 +157,22 @@ def test_a_killed_server_is_said_once_and_so_is_its_return(tmp_path: Path, caplo
     assert sum("is back" in text for text in said) == 2
 
 
+def test_a_server_that_has_not_taken_what_was_offered_is_asked_until_it_is_back(tmp_path: Path) -> None:
+    async def test(nursery: trio.Nursery) -> None:
+        with RedisServer(tmp_path) as server:
+            node = Node(server.url, ())
+            node.start(nursery)
+            assert await node.link.offer("key", b"some", 9)
+            server.kill()
+            assert not await node.link.offer("key", b"some", 9)
+            assert not node.link.status().up
+            server.start()
+            await eventually(lambda: node.link.status().up)
+            assert await node.link.offer("key", b"some", 9)
+
+    run(test)
+
+
 def test_a_paused_server_keeps_nobody_waiting(tmp_path: Path) -> None:
     async def test(nursery: trio.Nursery) -> None:
         with RedisServer(tmp_path) as server:
@@ -250,6 +266,9 @@ def test_a_user_needs_a_few_rights_alone(
             await trio.sleep(0.1)
             assert node.link.status().up
             assert node.heard == [b"allowed"], "once"
+            # Who may not ask whether a stream has room takes it that it has.
+            taken = [await node.link.offer("spiderfs:offered", b"some", 2) for _ in range(3)]
+            assert taken == [True, True, not more]
             node.link.send("others:key", b"not allowed", rows=1)
             await eventually(lambda: node.count("rows_lost") == 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from pathlib import Path
 from typing import NamedTuple
 
@@ -306,6 +307,8 @@ def test_settings_of_a_store_reach_it(paths: Paths, bucket: type[_Bucket]) -> No
         ("peers=redis://:secret@n1:6379/a", "leave the password out"),
         ("peers=redis://n1:6379/a+http://n2:8443", "shares of the samples"),
         ("peers=redis://n1:6379/a*0.6+redis://n2:6379/a*0.5", "1 at most in all"),
+        ("peers=redis://n1:6379/a*1+redis://n2:6379/a", "1 at most in all"),
+        ("peers=redis://n1:6379/a*0", "'0' is no weight"),
         ("peers=http://n1:8443+http://n1:8443/", "two have one"),
         ("peers=http://n1:8443+", "a node has no address"),
         ("peers=http://n1:8443+http://me:word@n2:8443", "leave logins out"),
@@ -314,6 +317,12 @@ def test_settings_of_a_store_reach_it(paths: Paths, bucket: type[_Bucket]) -> No
         ("peers=http://n1:8443+http://n2:8443,view=jpeg256", "leave out view, or peers"),
         ("peers=http://n1:8443+http://n2:8443,peer_self=http://n3:8443", "peers does not name this node"),
         ("peer_self=http://n3:8443", "peers does not name this node"),
+        ("peers=cluster,cluster=redis://n1", "write cluster/imagenet"),
+        ("peers=cluster/a/b,cluster=redis://n1", "write cluster/imagenet"),
+        ("peers=cluster/a*2,cluster=redis://n1", "write cluster/imagenet"),
+        ("peers=cluster/a+http://n1:8443,cluster=redis://n1", "write cluster/imagenet"),
+        ("peers=http://n1:8443+cluster/a,cluster=redis://n1", "not the address of a server"),
+        ("peers=cluster/a", "write cluster=redis://n1:6379"),
         ("peer_timeout=0s", "peer_timeout"),
     ],
 )
@@ -336,8 +345,20 @@ def test_nodes_are_named_in_an_option_or_in_a_file(paths: Paths, tmp_path: Path)
     assert paths.load("peers=none") == paths.load()
     options = paths.load("peers=http://nodes:8443,peer_self=http://10.0.0.1:8443")
     assert (options.peers, options.peer_self) == ({"http://nodes:8443": 1.0}, "http://10.0.0.1:8443")
-    servers = {"redis://me@n1/set": 0.3, "rediss://n2:6380/set": 0.5}
-    assert paths.load("peers=redis://me@n1/set*0.3+rediss://n2:6380/set*0.5").peers == servers
+    options = paths.load("peers=cluster/imagenet,cluster=redis://n1")
+    assert (options.peers, options.peer_self) == ({"cluster/imagenet": 1.0}, f"http://{socket.gethostname()}:8443")
+    rows = {row.name: row.value for row in options.as_table()}
+    assert paths.load(f"peers={rows['peers']},peer_self={rows['peer_self']},cluster=redis://n1") == options
+    file.write_text('peers = ["cluster/imagenet"]\npeer_self = "http://n2:1"\ncluster = "redis://n1"\n')
+    assert Options.load([], file, paths.source, paths.mountpoint).peer_self == "http://n2:1"
+    for text, servers in (
+        ("redis://me@n1/set*0.3+rediss://n2:6380/set*0.5", {"redis://me@n1/set": 0.3, "rediss://n2:6380/set": 0.5}),
+        ("redis://n1/set+redis://n2/set*0.5", {"redis://n1/set": 0.0, "redis://n2/set": 0.5}),
+        ("redis://n1/set*1", {"redis://n1/set": 1.0}),
+    ):
+        options = paths.load(f"peers={text}")
+        assert options.peers == servers
+        assert {row.name: row.value for row in options.as_table()}["peers"] == text
 
 
 @pytest.mark.parametrize(
@@ -517,6 +538,7 @@ def test_live_changes(paths: Paths) -> None:
     with pytest.raises(ConfigError, match="write it like"):
         check_change("capacity", "none at all")
     check_change("ttl", "5min")
+    check_change("peers", "cluster/imagenet")
 
 
 def test_every_option_is_explained() -> None:

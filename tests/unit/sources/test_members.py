@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
@@ -79,6 +80,27 @@ def test_what_servers_leave_is_at_home_on_each_node() -> None:
     for url, share in ((one, 0.3), (two, 0.5), ("here", 0.2)):
         assert homes.count(url) / GROUPS == pytest.approx(share, abs=0.01)
     assert list(members.statuses()) == [one, two]
+    # Those whose share is not written share what the others leave.
+    assert weights_of({one: 0.0, two: 0.5}) == {one: 0.5, two: 0.5}
+    assert weights_of({one: 0.0, two: 0.0}) == {one: 0.5, two: 0.5}
+
+
+def test_what_a_server_has_no_room_for_is_at_home_here() -> None:
+    one, two = "redis://n1/set", "redis://n2/set"
+    members, weights, node = Members(), {one: 0.5, two: 0.5}, as_named(one)
+    members.change(weights, {"here"}, {one: node})
+    before = homes_of(members)
+    assert not members.has_own
+    for room in (GROUPS // 2, GROUPS // 4, 0):
+        assert members.change(weights, {"here"}, {one: node._replace(room=room)})
+        assert node._replace(room=room) in members.nodes()
+        assert members.has_own
+        assert homes_of(members) == [
+            "here" if home == one and group >= room else home for group, home in enumerate(before)
+        ]
+    assert not members.change(weights, {"here"}, {one: node._replace(room=0)})
+    assert members.change(weights, {"here"})
+    assert homes_of(members) == before
 
 
 @pytest.mark.parametrize(
@@ -144,12 +166,19 @@ def test_who_takes_the_place_of_another_has_no_part_in_what_that_gave() -> None:
     members = Members(processes=2)
     changed(members, HERE, A, B)
     place = members.members.index(A)
-    for process in (0, 1):
-        members.row(process)[place * len(FIELDS) : (place + 1) * len(FIELDS)] = memoryview(bytes([1] * 40)).cast("Q")
+
+    def note() -> None:
+        cells = array("Q", [1, 1, 1, 1, module.mark_of(A)])
+        members.row(0)[place * len(FIELDS) : (place + 1) * len(FIELDS)] = memoryview(cells)
+
+    note()
     assert not members.statuses()[A].up
     changed(members, HERE, B, C)
     assert members.members.index(C) == place
     assert members.statuses()[C] == PeerStatus(True, 0, 0, 0, 0)
+    # The answer to a question that a process had asked the other node before.
+    note()
+    assert members.statuses()[C].up
     for number in range(5):
         changed(members, HERE, f"http://n{number}:80")
     assert len(members.members) <= 3, "places do not become more for ever"
@@ -174,6 +203,26 @@ def test_homes_are_not_drawn_again_for_new_addresses(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "Homes", None)
     assert not members.change({HERE: 1.0, A: 1.0}, {HERE}, {A: Node(A, "n1", ["10.0.0.9"])})
     assert members.nodes()[1] == Node(A, "n1", ["10.0.0.9"])
+    assert homes_of(members) == homes
+
+
+def test_a_manager_draws_the_homes_that_one_before_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = Members()
+    changed(members, HERE, A)
+    homes = homes_of(members)
+
+    def killed(*_: object) -> None:
+        os._exit(0)
+
+    if not (pid := os.fork()):
+        monkeypatch.setattr(members, "_publish", killed)
+        changed(members, HERE, A, B)
+    os.waitpid(pid, 0)
+    assert [members.home(key) for key in range(GROUPS)] != [members.members.index(home) for home in homes]
+    if not (pid := os.fork()):
+        changed(members, HERE, A)
+        os._exit(0)
+    os.waitpid(pid, 0)
     assert homes_of(members) == homes
 
 
@@ -226,6 +275,16 @@ def test_a_reading_process_asks_those_that_are_members_now(peers: Sequence[Peer]
             assert len(peers[0].asked) + len(peers[1].asked) == len(elsewhere)
             assert [bool(peer.asked) for peer in peers] == [number in urls for number in (0, 1)]
         assert peers[0].connections == 2, "one as long as it was a member"
+
+
+def test_what_a_process_let_rest_ends_with_it(peers: Sequence[Peer]) -> None:
+    source, members = MemorySource(), Members()
+    url = peers[0].url
+    changed(members, HERE, url)
+    members.row(0)[members.members.index(url) * len(FIELDS) + FIELDS.index("resting")] = module.mark_of(url)
+    assert not members.statuses()[url].up
+    with closing(PeerSource(source, members, TIMEOUT_S, members.row(0), SharedSlots(64))):
+        assert members.statuses()[url].up
 
 
 def test_new_addresses_leave_breaker_and_counts_as_they_were(peers: Sequence[Peer]) -> None:

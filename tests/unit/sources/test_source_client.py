@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -279,13 +280,28 @@ def test_no_more_calls_run_at_once_than_allowed(harness: Harness) -> None:
     assert most == QUICK.max_concurrent
 
 
-def test_a_scan_has_a_time_limit_of_its_own(harness: Harness) -> None:
+def test_a_scan_has_a_time_limit_of_its_own_while_the_source_answers_other_questions(harness: Harness) -> None:
+    scan = harness.memory.scan
+    # Three time limits and two signs.
+    harness.memory.scan = lambda path: time.sleep(0.9) or scan(path)  # type: ignore[method-assign, func-returns-value]
+
     async def main() -> None:
-        client = harness.client(SourceLimits(timeout_s=0.001, scan_timeout_s=30))
-        harness.faults.set("latency_ms", 50)
-        with pytest.raises(SourceTimeout):
-            await client.stat(b"file")
+        client = harness.client(SourceLimits(timeout_s=0.3, scan_timeout_s=30), harness.memory)
         assert [name for name, _ in (await client.scan(b""))[1]] == [b"file"]
+        assert client.reachable
+
+    trio.run(main)
+
+
+def test_a_scan_ends_when_the_source_answers_nothing(harness: Harness) -> None:
+    harness.faults.set("hang", 1)
+
+    async def main() -> None:
+        client = harness.client(SourceLimits(timeout_s=0.3, scan_timeout_s=600))
+        with trio.fail_after(5), pytest.raises(SourceTimeout):
+            await client.scan(b"")
+        assert not client.reachable
+        harness.faults.set("hang", 0)
 
     trio.run(main)
 

@@ -124,8 +124,14 @@ class SeveralNodes:
         if self._link is not None and (stream := self._jobs[trainer.job_id].sent_to) is not None:
             self._link.send(stream, encode(RankEnded(trainer.rank, epoch)))
 
+    def left(self, trainer: Trainer) -> None:
+        """A trainer has gone. With rank 0 goes what was heard of its job: it may begin again at an earlier epoch."""
+        if trainer.rank == 0:
+            self._jobs.pop(trainer.job_id, None)
+        self.look_again()
+
     def look_again(self) -> None:
-        """Trainers have come or gone, or have declared a list."""
+        """What this node wants to hear may be something else now."""
         if self._link is not None:
             self._link.look_again()
 
@@ -141,7 +147,7 @@ class SeveralNodes:
             job.ending.all_ended.set()
             await job.ending.over.wait()
         job.ending = _Ending(epoch, act)
-        self._nursery.start_soon(self._end, job_id, job.ending)
+        self._nursery.start_soon(self._end, job_id, job, job.ending)
 
     async def until_in_turn(self, job_id: str, epoch: int) -> None:
         """Wait until rows of this epoch, of a rank of this node, are to be scored."""
@@ -151,13 +157,12 @@ class SeveralNodes:
                 await job.ending.over.wait()
             job.epoch = epoch if job.epoch is None else max(job.epoch, epoch)
 
-    def _all_ended(self, job_id: str, epoch: int) -> bool:
-        ended = self._jobs[job_id].ended
-        return all(ended.get(rank, -1) >= epoch for rank in self._trainers.ranks_elsewhere(job_id))
+    def _all_ended(self, job_id: str, job: _Job, epoch: int) -> bool:
+        return all(job.ended.get(rank, -1) >= epoch for rank in self._trainers.ranks_elsewhere(job_id))
 
-    async def _end(self, job_id: str, ending: _Ending) -> None:
+    async def _end(self, job_id: str, job: _Job, ending: _Ending) -> None:
         assert self._link is not None
-        if self._link.status().up and not self._all_ended(job_id, ending.epoch):
+        if self._link.status().up and not self._all_ended(job_id, job, ending.epoch):
             with trio.move_on_after(LATE_S):
                 await ending.all_ended.wait()
         try:
@@ -165,7 +170,6 @@ class SeveralNodes:
         except _FAILURES as exc:
             # No trainer is there to be told, and the next epoch goes on.
             log.warning("an epoch of job %s could not be ended (%s)", job_id, exc)
-        job = self._jobs[job_id]
         job.ending, job.epoch = None, ending.epoch + 1
         await self._learn_early(job)
         ending.over.set()
@@ -202,7 +206,11 @@ class SeveralNodes:
             course = (self._wanted(learner.scoring) | of_plans).get(stream)
             if course is None:
                 return False
-            parts = [self._unpacked(course, message) for message in messages]
+            parts = []
+            for message in messages:
+                parts.append(self._unpacked(course, message))
+                # Requests of trainers come between: a hundred messages may have 30 MB.
+                await trio.lowlevel.checkpoint()
             if plans is not None and stream in of_plans:
                 await plans.hear(course.list, [part for some in parts for part in some])
                 return True
@@ -252,7 +260,7 @@ class SeveralNodes:
                 self._warn_once(course, "rows that other mounts of job %s have sent are left out (%s)", exc)
                 continue
             self._counters.add("cluster_rows_heard", sum(len(batch.indices) for batch in some))
-        if job.ending is not None and self._all_ended(course.job_id, job.ending.epoch):
+        if job.ending is not None and self._all_ended(course.job_id, job, job.ending.epoch):
             job.ending.all_ended.set()
 
     async def _hear_scores(self, learner: Learner, course: Course, heard: Sequence[Sequence[Message]]) -> None:

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spiderfs.core.plans import schedule as module
+from spiderfs.core.plans.pace import FIRST_PACE_S
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import (
     AWAITED,
     BELIEVED_AGAIN,
     EARLY_S,
-    FIRST_PACE_S,
     LATER_EPOCHS,
     PROVEN_OPENS,
     UNOPENED_MOST,

@@ -1,7 +1,8 @@
-"""The manager finds out who the nodes are, by a name server that is slow, fails, or loses its memory."""
+"""Managers find out who the nodes are, by a name server that is slow, fails, or loses its memory, or by themselves."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -9,13 +10,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import redis
 import trio
 
+from benchmarks.common.redis_server import RedisServer
+from spiderfs.cluster import stream as stream_module
 from spiderfs.daemon.caching import membership as module
 from spiderfs.daemon.caching.membership import Membership
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
-from spiderfs.sources.members import Members
+from spiderfs.sources.members import MOST_MEMBERS, Members
 from spiderfs.sources.node_names import MISSED
 from spiderfs.sources.node_names import Node as Known
 
@@ -38,7 +42,7 @@ class Names:
         self.asked = 0
         self._place = place
         monkeypatch.setattr(module, "addresses_of", self._addresses_of)
-        for pause in ("LOOK_UP_S", "LISTED_S", "AGAIN_S"):
+        for pause in ("LOOK_UP_S", "LISTED_S", "AGAIN_S", "BEAT_S"):
             monkeypatch.setattr(module, pause, 0.005)
 
     def says(self, *answers: str, name: str = "nodes") -> None:
@@ -239,3 +243,92 @@ async def test_servers_hold_their_shares_and_this_node_the_rest(names: Names) ->
         elsewhere = sum(map(node.members.is_elsewhere, range(1 << 16)))
         node.membership.change(options.changed("peers", "redis://n1/set*0.25"))
         await until(lambda: sum(map(node.members.is_elsewhere, range(1 << 16))) < 0.55 * elsewhere)
+
+
+@in_trio
+async def test_what_a_server_has_room_for_is_asked_again_and_again(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = (["redis://10.0.0.1:6379/set", "10.0.0.1", "10.0.0.1", [0, 16383]],)
+    rooms, asked = [1 << 16, 1 << 15, 1 << 14], []
+
+    class Survey:
+        def __init__(self, url: str, finds_room: bool) -> None:
+            self._finds_room = finds_room
+
+        def look(self, node: Known) -> Known:
+            asked.append(node)
+            said = rooms.pop(0) if len(rooms) > 1 else rooms[0]
+            return node._replace(shards=shards, room=said if self._finds_room else 1 << 16)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(module, "Survey", Survey)
+    monkeypatch.setattr(module, "SURVEY_S", 0.005)
+    names.says("198.51.100.1", name="n1")
+    url = "redis://n1/set"
+    options = names.options(url)
+    known = Known(url, "n1", ["198.51.100.1"], shards, 1 << 14)
+    async with running(Node(options)) as node:
+        await until(lambda: known in node.members.nodes())
+        assert sum(map(node.members.is_elsewhere, range(1 << 16))) == 1 << 14
+        before = len(asked)
+        await until(lambda: len(asked) > before + 2)
+        assert asked[-1] == known
+    # The next manager goes on with it, and a share that is written is not asked for.
+    asked.clear()
+    async with running(Node(options, node.members)) as following:
+        await until(lambda: len(asked) > 2)
+        assert asked[0] == known
+        following.membership.change(options.changed("peers", f"{url}*0.5"))
+        await until(lambda: known._replace(room=1 << 16) in node.members.nodes())
+        assert sum(map(node.members.is_elsewhere, range(1 << 16))) == pytest.approx(1 << 15, rel=0.05)
+
+
+@in_trio
+async def test_nodes_find_each_other_by_a_server(names: Names, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(stream_module, "TIMEOUT_S", 0.5)
+    names.says("198.51.100.2", name="n2")
+    with RedisServer(tmp_path) as server:
+        urls = ["http://n1:80", "http://n2:80", A]
+        one, two, three = (Node(names.options("cluster/set", cluster=server.url, peer_self=url)) for url in urls)
+        async with running(one):
+            await until(lambda: one.known == urls[:1])
+            assert one.members.has_own
+            assert not any(map(one.members.is_elsewhere, range(1000)))
+            async with running(two):
+                async with running(three):
+                    for node in (one, two, three):
+                        await until(lambda node=node: node.known == sorted(urls))
+                    assert set(one.members.statuses()) == set(urls[1:])
+                    # A name is looked up by those who ask it, and no name where the URL has an address.
+                    expected = {urls[0]: [], urls[1]: ["198.51.100.2"], A: ["198.51.100.1"]}
+                    await until(lambda: {node.url: node.addresses for node in one.members.nodes() if node} == expected)
+                await until(lambda: one.known == two.known == urls[:2])
+                server.kill()
+                await trio.sleep(0.2)
+                assert one.known == two.known == urls[:2]
+            # Nobody has heard it, for the server was down.
+            assert one.known == urls[:2]
+            server.start()
+            await until(lambda: one.known == urls[:1])
+            assert one.moves >= 2
+
+            # To another way of finding them and back, while mounted.
+            found = one.membership._options
+            one.membership.change(found.changed("peers", f"{urls[0]}+{A}"))
+            await until(lambda: one.known == sorted([urls[0], A]))
+            one.membership.change(found)
+            await until(lambda: one.known == urls[:1])
+
+
+@in_trio
+async def test_more_nodes_than_there_are_places_are_left_out(names: Names, tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server, contextlib.closing(redis.Redis("127.0.0.1", server.port)) as client:
+        for number in range(2 * MOST_MEMBERS):
+            client.xadd("spiderfs:nodes:set", {"here": f"http://10.0.{number // 250}.{number % 250}:80"})
+        async with running(
+            Node(names.options("cluster/set", cluster=server.url, peer_self="http://10.0.0.0:80"))
+        ) as node:
+            await until(lambda: len(node.known) == MOST_MEMBERS - 1)
+            await until(lambda: node.known == ["http://10.0.0.0:80"])

@@ -548,6 +548,27 @@ def test_what_comes_together_is_pushed_when_it_is_in_the_store(harness: Harness)
     assert harness.pusher.ordered[5:] == [41]
 
 
+def test_what_comes_together_waits_in_the_store_while_the_page_cache_has_enough(harness: Harness) -> None:
+    together, way = harness.together, harness.way
+    together.brings = True
+    harness.cache.engine.plan(1, "train", harness.reader.epoch, 0.0, True)
+    way.bring(harness.node(1), harness.reader, 0, lambda *_: None)
+    together.brings = False
+    for position in range(2, 11):
+        way.bring(harness.node(position + 1), harness.reader, position, lambda *_: None)
+        harness.tell(position + 1)
+    for inode in (1, 2):
+        harness.cache.engine.place(inode, SIZE)
+        together.done(harness.node(inode), harness.reader, Brought(FETCHED, SIZE, 0.1))  # type: ignore[misc]
+    # The plan has been followed up to the eleventh sample: room for one more.
+    way.look((harness.reader,), again=False, idle=False)
+    assert harness.pusher.ordered[9:] == [1]
+    harness.reader.progressed(1, 1, 0.0)
+    way.look((harness.reader,), again=False, idle=False)
+    assert harness.pusher.ordered[9:] == [1, 2]
+    assert way._waiting_bytes == MOST_BYTES
+
+
 def test_what_is_on_its_way_into_the_store_comes_with_no_neighbours(harness: Harness) -> None:
     """Another job may be owed it."""
     harness.together.brings = True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from spiderfs.daemon.control import texts
 from spiderfs.daemon.control.status import of_all_opens
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Hello
+from spiderfs.sources.members import PeerStatus
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,16 @@ def test_a_text_says_of_what_a_share_is() -> None:
     assert "12.50% of 80 opens\n" in texts.plan(PrefetcherStatus((heard,), 0, 1, 1, 0.0, 0.0)).decode()
     nothing = texts.plan(PrefetcherStatus((), 0, 1, 1, 0.0, 0.0))
     assert nothing == b"no training with a plan is connected now; .spiderfs/epochs has the epochs that have ended\n"
+
+
+def test_of_many_peers_those_are_shown_that_fail_most() -> None:
+    peers = {f"http://n{number}:8443": PeerStatus(number != 150, 10, 1024, 0, number % 100) for number in range(200)}
+    status: Any = SimpleNamespace(options=SimpleNamespace(peers=tuple(peers)), peers=peers, is_member=True)
+    (total, *shown, others) = texts._peer_rows(status)
+    assert total == ("from peers", "200.0 KiB in 2,000 reads")
+    assert [name.strip() for name, _ in shown[:3]] == ["http://n150:8443", "http://n99:8443", "http://n199:8443"]
+    assert shown[0][1].startswith("down, ")
+    assert len(shown) == 16
+    assert others == ("  184 others", "better than these; of all 200, 1 down")
+    status.peers = dict(list(peers.items())[:3])
+    assert [name.strip() for name, _ in texts._peer_rows(status)[1:]] == list(status.peers)

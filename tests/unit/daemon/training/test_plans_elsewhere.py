@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import trio
 from several_managers import eventually, sharing
@@ -14,8 +15,8 @@ from test_service import Harness, listed
 
 from benchmarks.common.redis_server import RedisServer
 from spiderfs.cluster import link
+from spiderfs.cluster.messages import PlanPiece
 from spiderfs.cluster.stream import Entry, Stream
-from spiderfs.core.plans.schedule import LATER_EPOCHS
 from spiderfs.daemon.training.courses import plans_elsewhere
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Hello, Plan, Progress, encode
@@ -67,6 +68,11 @@ class Node:
     def comes_to(self, epoch: int, position: int) -> None:
         self.training.progressed(self.trainer, Progress("train", epoch, position, position))
 
+    def list_stream(self, home: int) -> str:
+        """What a home is told of its samples of this node's list goes by this stream."""
+        (course,) = self.training.courses
+        return f"spiderfs:plans:{NAMES[home]}:{course.list.digest}"
+
     @property
     def own(self) -> list[int]:
         """The samples whose home this node is."""
@@ -95,6 +101,10 @@ class Node:
         return self.harness.counters.totals()[f"cluster_{name}"]
 
 
+def whole(reader: str, epoch: int, order: npt.NDArray[np.uint32]) -> PlanPiece:
+    return PlanPiece(reader, epoch, 0, len(order), 0, order)
+
+
 def order_of(seed: int) -> list[int]:
     order: list[int] = np.random.default_rng(seed).permutation(SAMPLES).tolist()
     return order
@@ -115,8 +125,8 @@ def test_a_home_knows_when_other_jobs_read_its_samples(tmp_path: Path, server: R
             left = [sample for sample in order[30:] if sample in two.own]
             await eventually(lambda: two.named == left)
             following = order_of(2)
+            # Of an epoch that has not begun nobody is told.
             await one.plan(1, following, begun=False)
-            await eventually(lambda: two.count("plans_heard") == 2 and two.named[: len(left)] == left)
             await one.plan(1, following)
             await eventually(lambda: two.named == [sample for sample in following if sample in two.own])
             # Its own plan counts beside, and has all samples.
@@ -124,6 +134,31 @@ def test_a_home_knows_when_other_jobs_read_its_samples(tmp_path: Path, server: R
             assert set(two.named) == set(range(SAMPLES))
             # Nobody is told of a sample that only reads it itself.
             await eventually(lambda: set(one.named) >= set(one.own))
+
+    trio.run(test)
+
+
+def test_a_home_hears_of_an_order_that_exchanges_have_changed(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, "exchanges") for number in (0, 1))
+        async with sharing(one, two):
+            order = order_of(1)
+            await one.plan(0, order)
+            (reader,) = one.harness.cache.engine.schedule.readers.values()
+
+            def its_rest() -> list[int]:
+                return [sample for sample in reader.epoch.order[reader.dispatched :].tolist() if sample in two.own]
+
+            reader.exchanges = True
+            for position in (6, 18):
+                for later in range(12):
+                    assert reader.epoch.swap(position + later, order[59 - position - later])
+                one.comes_to(0, position)
+                await eventually(lambda: two.named == its_rest())
+            reader.exchanges = False
+            one.comes_to(0, 40)
+            await eventually(lambda: two.named == its_rest())
+            assert two.count("plans_heard") == 3
 
     trio.run(test)
 
@@ -207,7 +242,7 @@ def test_the_plan_of_a_node_that_leaves_or_dies_is_forgotten(
 
 
 @pytest.mark.parametrize("how", ["silent", "withdrawn"])
-def test_plans_that_end_together_rank_the_members_once(
+def test_members_are_ranked_anew_when_plans_end(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(plans_elsewhere, "SILENT_S", 0.1 if how == "silent" else 3600.0)
@@ -215,25 +250,18 @@ def test_plans_that_end_together_rank_the_members_once(
     async def test() -> None:
         node = Node(tmp_path, 1, server.url, how)
         async with sharing(node):
-            ranked = 0
-            rank_anew = node.harness.cache.engine.rank_anew
-
-            def counted() -> None:
-                nonlocal ranked
-                ranked += 1
-                rank_anew()
-
-            monkeypatch.setattr(node.harness.cache.engine, "rank_anew", counted)
-            elsewhere, known_list = node.elsewhere, next(iter(node.training.courses)).list
-            order = np.array(order_of(1), np.uint32)
-            await elsewhere.hear(known_list, [Plan(f"reader {one}", 0, 0, True, order) for one in range(5)])
-            assert (ranked, len(node.named)) == (1, len(node.own))
+            engine, elsewhere = node.harness.cache.engine, node.elsewhere
+            for sample in node.own:
+                engine.opened(node.keys[sample], 100)
+            by_hash = list(engine._foresight.eviction_order())
+            known_list, order = next(iter(node.training.courses)).list, np.array(order_of(1), np.uint32)
+            await elsewhere.hear(known_list, [whole(f"reader {one}", 0, order) for one in range(5)])
+            its = [node.keys[sample] for sample in order_of(1) if node.keys[sample] in engine.members]
+            await eventually(lambda: list(engine._foresight.eviction_order()) == its[::-1])
             if how == "withdrawn":
-                await elsewhere.hear(known_list, [Plan(f"reader {one}", 0, 0, True, order[:0]) for one in range(5)])
+                await elsewhere.hear(known_list, [whole(f"reader {one}", 0, order[:0]) for one in range(5)])
             await eventually(lambda: not node.named)
-            assert ranked == 2
-            await elsewhere.hear(known_list, [Plan("nobody", 0, 0, True, order[:0])])
-            assert ranked == 2
+            await eventually(lambda: list(engine._foresight.eviction_order()) == by_hash)
 
     trio.run(test)
 
@@ -254,9 +282,7 @@ def test_a_plan_is_kept_by_progress_in_its_epoch_alone(
                         await node.elsewhere.hear(known_list, [Progress("reader", epoch, 1, 1)])
                         await trio.sleep(0.02)
 
-            await node.elsewhere.hear(known_list, [Plan("reader", 3, 0, True, order)])
-            # That the next epoch is planned does not begin it.
-            await node.elsewhere.hear(known_list, [Plan("reader", 4, 0, False, order)])
+            await node.elsewhere.hear(known_list, [whole("reader", 3, order)])
             await go_on(3, 0.6)
             assert node.named
             # The word that epoch 4 has begun was lost.
@@ -266,59 +292,95 @@ def test_a_plan_is_kept_by_progress_in_its_epoch_alone(
     trio.run(test)
 
 
-def test_no_more_plans_of_later_epochs_are_told_than_a_home_keeps(tmp_path: Path, server: RedisServer) -> None:
-    async def test() -> None:
-        one, two = (Node(tmp_path, number, server.url, "later") for number in (0, 1))
-        async with sharing(one, two):
-            await one.plan(0, order_of(0))
-            for epoch in range(1, 30):
-                await one.plan(epoch, order_of(epoch), begun=False)
-            (told,) = one.elsewhere._told.values()
-            assert list(told.epochs) == list(range(1 + LATER_EPOCHS))
-            await eventually(lambda: two.count("plans_heard") == 1 + LATER_EPOCHS)
-            # One that was too late to be told of is told of when it begins.
-            await one.plan(29, order_of(29))
-            assert list(told.epochs) == [29]
-            await eventually(lambda: two.named == [sample for sample in order_of(29) if sample in two.own])
-            assert two.count("plans_heard") == 2 + LATER_EPOCHS
-
-    trio.run(test)
-
-
-def test_parts_of_plans_wait_for_room_on_the_link_and_push_out_nothing(
+def test_pieces_wait_until_a_home_has_heard_those_before_and_push_out_nothing(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A part of one plan takes more than half of the room that is theirs.
-    monkeypatch.setattr(link, "WAITING_BYTES", 300)
+    monkeypatch.setattr(plans_elsewhere, "PIECE_DRAWS", 4)
+    monkeypatch.setattr(plans_elsewhere, "FEW", 3)
 
     async def test() -> None:
         one, two = (Node(tmp_path, number, server.url, "room") for number in (0, 1))
-        async with sharing(one, two):
-            for epoch in range(9):
-                await one.plan(epoch, order_of(epoch), begun=not epoch)
-            await eventually(lambda: two.count("plans_heard") == 9)
-            assert one.count("plans_lost") == 0
+        async with sharing(one):
+            await two.attach()
+            await one.plan(0, order_of(1))
+            stream, told = Stream(server.url), one.list_stream(1)
+            await eventually(lambda: len(stream.read({told: "0-0"}, 0.01).get(told, ())) == 3)
+            await trio.sleep(0.1)
+            assert len(stream.read({told: "0-0"}, 0.01)[told]) == 3
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(two.training.share_with_other_nodes)
+                await eventually(lambda: two.named == [sample for sample in order_of(1) if sample in two.own])
+                nursery.cancel_scope.cancel()
+            assert (two.count("plans_heard"), two.count("plans_lost")) == (1, 0)
 
     trio.run(test)
 
 
-def test_parts_of_plans_that_find_no_room_are_given_up_and_keep_no_trainer_waiting(
+def test_a_home_that_hears_nothing_keeps_no_other_waiting_and_is_told_no_more(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans_elsewhere, "PIECE_DRAWS", 2)
+    monkeypatch.setattr(plans_elsewhere, "FEW", 2)
+    monkeypatch.setattr(plans_elsewhere, "ROOM_S", 0.3)
+    silent = "http://n0:8443"
+
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, "deaf") for number in (0, 1))
+        for number, node in enumerate((one, two)):
+            node.have_homes(silent, *NAMES, own=NAMES[number])
+        async with sharing(one, two):
+            await one.plan(0, order_of(1))
+            (told,) = one.elsewhere._told.values()
+            assert set(told.positions) == {silent, NAMES[1]}
+            await eventually(lambda: two.named == [sample for sample in order_of(1) if sample in two.own])
+            await eventually(lambda: set(told.positions) == {NAMES[1]})
+            one.comes_to(0, 30)
+            await eventually(lambda: two.named == [sample for sample in order_of(1)[30:] if sample in two.own])
+            assert one.count("plans_lost") == 0, "nobody there has wanted it"
+
+    trio.run(test)
+
+
+def test_plans_that_the_server_does_not_take_are_given_up_and_keep_no_trainer_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "WAITING_BYTES", 300)
-    monkeypatch.setattr(plans_elsewhere, "ROOM_S", 0.5)
+    monkeypatch.setattr(plans_elsewhere, "ROOM_S", 0.2)
 
     async def test() -> None:
         node = Node(tmp_path, 0, "redis://127.0.0.1:1")
         async with sharing(node):
-            await node.plan(0, order_of(0))
-            await eventually(lambda: (status := node.training.link_status()) and not status.up)
-            with trio.fail_after(0.4):
-                for epoch in range(1, 4):
-                    await node.plan(epoch, order_of(epoch), begun=False)
-            assert node.count("plans_lost") == 0
-            # What the link has when the server fails stays in it: progress, or one of them.
-            await eventually(lambda: node.count("plans_lost") >= 2)
+            for epoch in range(3):
+                with trio.fail_after(5):
+                    await node.plan(epoch, order_of(epoch))
+                await eventually(lambda epoch=epoch: node.count("plans_lost") == 1 + epoch)
+
+    trio.run(test)
+
+
+def test_a_home_counts_the_plans_of_which_it_has_not_heard_all(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        node = Node(tmp_path, 1, server.url, "count")
+        async with sharing(node):
+            known_list, order = next(iter(node.training.courses)).list, np.array(order_of(1), np.uint32)
+
+            async def hear(*said: PlanPiece | Progress) -> int:
+                await node.elsewhere.hear(known_list, said)
+                return node.count("plans_lost")
+
+            def piece(epoch: int, first: int, end: int) -> PlanPiece:
+                return PlanPiece("reader", epoch, 0, SAMPLES, first, order[first:end])
+
+            assert await hear(piece(0, 0, 20), piece(0, 20, 60)) == 0
+            assert set(node.named) == set(node.own)
+            # A piece between, once for each plan.
+            assert await hear(piece(1, 0, 20), piece(1, 30, 40), piece(1, 40, 60), Progress("reader", 1, 9, 9)) == 1
+            # The beginning, the end, and all.
+            assert await hear(piece(2, 20, 60)) == 2
+            assert await hear(piece(3, 0, 20), piece(4, 0, 60)) == 3
+            assert await hear(Progress("reader", 5, 9, 9), Progress("reader", 5, 10, 10)) == 4
+            # What is late is not lost.
+            assert await hear(Progress("reader", 4, 60, 60)) == 4
+            assert node.count("plans_heard") == 2
 
     trio.run(test)
 
@@ -347,8 +409,7 @@ def test_who_has_another_list_hears_nothing_of_it(tmp_path: Path, server: RedisS
         one, two = (Node(tmp_path, number, server.url, salt) for number, salt in enumerate(("this", "another")))
         async with sharing(one, two):
             await one.plan(0, order_of(1))
-            digest = next(iter(one.training.courses)).list.digest
-            key = f"spiderfs:plans:{NAMES[1]}:{digest}"
+            key = one.list_stream(1)
             await eventually(lambda: Stream(server.url).read({key: "0-0"}, 0.01))
             await trio.sleep(0.1)
             assert not two.named
@@ -365,21 +426,19 @@ def test_stale_and_wrong_plans_do_no_harm(
     async def test() -> None:
         node = Node(tmp_path, 1, server.url, "stale")
         async with sharing(node):
-            digest = next(iter(node.training.courses)).list.digest
-            key, stream = f"spiderfs:plans:{NAMES[1]}:{digest}", Stream(server.url)
-            whole = np.array(order_of(1), np.uint32)
+            key, stream = node.list_stream(1), Stream(server.url)
             said = [
                 b"?",
-                encode(Plan("wrong", 0, 0, True, np.array([SAMPLES + 1], np.uint32))),
+                encode(PlanPiece("wrong", 0, 0, 1, 0, np.array([SAMPLES + 1], np.uint32))),
                 # Of no plan.
                 encode(Progress("nobody", 0, 3, 3)),
                 encode(Progress("gone", 0, 3, 3)),
                 # All samples: its node goes by another list of members.
-                encode(Plan("gone", 7, 0, True, whole)),
+                encode(whole("gone", 7, np.array(order_of(1), np.uint32))),
                 # Of another epoch, and beyond the end.
                 encode(Progress("gone", 6, 3, 3)),
-                encode(Progress("gone", 7, 10**6, 10**6)),
-                encode(Plan("gone", 8, 0, False, whole)),
+                encode(whole("beyond", 7, np.array(order_of(2), np.uint32))),
+                encode(Progress("beyond", 7, 10**6, 10**6)),
             ]
             stream.append([Entry(key, message) for message in said])
             await eventually(lambda: node.count("plans_heard") == 2)

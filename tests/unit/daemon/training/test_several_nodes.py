@@ -232,6 +232,34 @@ def test_rows_that_come_before_rank_0_ends_their_last_epoch_wait_for_it(tmp_path
     trio.run(test)
 
 
+def test_rank_0_that_begins_again_at_an_earlier_epoch_waits_for_the_others(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "again") for rank in (0, 1))
+        (now,) = Epochs(2, SAMPLES // 2).steps(0)
+        async with sharing(first, second):
+            for epoch in range(2):
+                await first.learn(*now[0], epoch)
+                await second.learn(*now[1], epoch)
+                await second.end_epoch(1, epoch)
+                await first.end_epoch(0, epoch)
+                await eventually(partial(is_at, first, epoch + 1))
+            for node in (first, second):
+                await node.training.detached(next(iter(node.trainers.values())))
+            for node in (first, second):
+                await node.attach()
+            await first.learn(*now[0], 0)
+            await first.end_epoch(0, 0)
+            await trio.sleep(0.2)
+            assert is_at(first, 0), "rank 1 has not ended it this time"
+            heard = first.count("rows_heard")
+            await second.learn(*now[1], 0)
+            await second.end_epoch(1, 0)
+            await eventually(partial(is_at, first, 1))
+            assert first.count("rows_heard") == heard + SAMPLES // 2
+
+    trio.run(test)
+
+
 def test_what_a_full_disk_does_not_take_of_other_nodes_ends_nothing(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

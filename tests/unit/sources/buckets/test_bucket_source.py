@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 from object_server import ObjectServer, object_server
 
-from spiderfs.errors import SourceChanged, SourceDenied, SourceError, SourceNotFound, SourceThrottled, SourceUnavailable
+from spiderfs.errors import (
+    SourceChanged,
+    SourceDenied,
+    SourceError,
+    SourceNotFound,
+    SourceThrottled,
+    SourceTimeout,
+    SourceUnavailable,
+)
 from spiderfs.sources import object_source
 from spiderfs.sources.buckets.source import BucketSource
 from spiderfs.sources.object_source import StoreSettings, tag_of
@@ -304,9 +312,9 @@ def test_a_store_that_is_not_there_or_slow_is_said_so(server: ObjectServer) -> N
     source = opened(server, timeout_s=0.2)
     version = source.stat(b"a").version
     server.latency_s = 0.6
-    with pytest.raises(SourceUnavailable, match="has not answered"):
+    with pytest.raises(SourceTimeout, match="has not answered"):
         source.read(b"a", 0, 3, version)
-    with pytest.raises(SourceUnavailable, match="not answered in time"):
+    with pytest.raises(SourceTimeout, match="not answered in time"):
         source.stat(b"a")
 
 

@@ -1,0 +1,390 @@
+"""What it costs a home to hear the plans of jobs on other nodes, with `peers` and `cluster`, at full size.
+
+    .venv/bin/python -m benchmarks.engine.plans_heard --json FILE      ten minutes, and 8 GB of memory
+    .venv/bin/python -m benchmarks.engine.plans_heard --quick          half a minute
+
+One process is a home: it has the manager's parts that share plans, without a mount, a cache that is full, and readers
+of its own. Another one has those of all other nodes. Both talk by a Redis server on this machine. All readers publish
+an epoch at the same time, then the next one, and then come a twentieth of the epoch further. The readers:
+
+    ranks    of one training: each reads its share of all samples
+    jobs     each reads all samples, in an order of its own
+
+`counts after` is the time from the first word until the home knows all plans. `longest gap` is the longest processor
+time for which the home's event loop did nothing else, such as answer a trainer; `memory` is what the home's process
+took more than before it heard anything, at the end; `CPU` is what the home took for each draw of its samples that it
+heard of. `Redis` is what the server took, at most, and `sent` what it was given by all nodes. `lost` are the plans of
+other nodes that the home should have heard of and has not.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.process
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import trio
+from rich.console import Console
+
+from benchmarks.common.command import command_line
+from benchmarks.common.interruption import exit_status
+from benchmarks.common.redis_server import RedisServer
+from benchmarks.common.results import machine, plain_table, save
+from spiderfs.cluster.link import Link
+from spiderfs.cluster.stream import Stream
+from spiderfs.core.engine import Engine
+from spiderfs.core.homes import Homes
+from spiderfs.daemon.training.courses.courses import Course, Courses
+from spiderfs.daemon.training.courses.plans_elsewhere import PlansElsewhere
+from spiderfs.daemon.training.courses.several_nodes import SeveralNodes
+from spiderfs.daemon.training.courses.trainers import Trainers
+from spiderfs.daemon.training.trainer import KnownList, SampleList
+from spiderfs.metrics import SharedCounters
+from spiderfs.policies.spider import Spider
+from spiderfs.protocol import Plan
+
+RANKS, JOBS = "ranks", "jobs"
+LIST = "train"
+_SPREAD = 0x9E3779B97F4A7C15
+# The share of all samples that the cache of a node holds.
+CACHED = 0.1
+# Nothing is heard for so long: then nothing more comes.
+QUIET_S, PATIENCE_S = 15.0, 300.0
+# The home's loop is looked at this often.
+TICK_S = 0.002
+STEPS, FURTHER = 10, 0.05
+
+
+@dataclass(frozen=True)
+class Setting:
+    samples: int
+    readers: int
+    kind: str
+    nodes: int = 8
+
+    @property
+    def draws(self) -> int:
+        """Of each reader in an epoch."""
+        return self.samples // self.readers if self.kind == RANKS else self.samples
+
+
+FULL = tuple(
+    Setting(samples, readers, kind) for samples in (1_300_000, 10_000_000) for readers, kind in ((64, RANKS), (8, JOBS))
+)
+QUICK = (Setting(200_000, 8, RANKS), Setting(200_000, 64, RANKS), Setting(200_000, 8, JOBS))
+
+
+class Reader(NamedTuple):
+    number: int
+    orders: Sequence[npt.NDArray[np.uint32]]
+    """By epoch."""
+
+
+class Node:
+    """The parts of a manager that share plans, and the readers on its node."""
+
+    def __init__(self, place: Path, number: int, setting: Setting, server: str, known: KnownList) -> None:
+        self.counters = SharedCounters(1)
+        row = self.counters.row(0)
+        self.number, self.list, self._setting = number, known, setting
+        self.homes = Homes({name_of(node): 1.0 for node in range(setting.nodes)}, name_of(number))
+        self.engine: Any = Engine(Spider(), int(setting.samples * CACHED), homes=self.homes)
+        self.courses = Courses()
+        self.courses.put(Course(1, "job", known, place))
+        link = Link(server, row)
+        self.nodes = SeveralNodes(link, self.courses, Trainers(lambda attached: None, lambda: False), row)
+        self._link, self._row = link, row
+        self.share(self.engine)
+
+    def share(self, engine: Any) -> None:
+        self.plans = PlansElsewhere(self._link, self.homes, engine, self.courses, self._row, lambda: True)
+
+    async def run(self) -> None:
+        await self.nodes.run(SimpleNamespace(scoring=""), trio.lowlevel.checkpoint, self.plans)
+
+    def readers(self) -> list[Reader]:
+        """Those on this node, each with two epochs."""
+        setting, count = self._setting, self._setting.readers
+        its = range(self.number, count, setting.nodes)
+        if setting.kind == RANKS:
+            whole = [np.random.default_rng(epoch).permutation(setting.samples).astype(np.uint32) for epoch in (0, 1)]
+            return [Reader(rank, [order[rank::count][: setting.draws].copy() for order in whole]) for rank in its]
+        made = (np.random.default_rng(100 + job) for job in its)
+        return [
+            Reader(job, [rng.permutation(setting.samples).astype(np.uint32) for _ in (0, 1)])
+            for job, rng in zip(its, made, strict=True)
+        ]
+
+    async def tell(self, readers: Sequence[Reader], epoch: int) -> None:
+        for reader in readers:
+            plan = Plan(LIST, epoch, 0, True, reader.orders[epoch])
+            await self.plans.tell(reader.number, self.list, plan)
+
+    def count(self, name: str) -> int:
+        return self.counters.totals()[f"cluster_{name}"]
+
+
+def name_of(node: int) -> str:
+    return f"http://n{node}:8443"
+
+
+def made_list(samples: int) -> KnownList:
+    text = b"".join(b"train/%d\0" % number for number in range(samples))
+    keys = np.arange(1, samples + 1, dtype=np.uint64) * np.uint64(_SPREAD) >> np.uint64(1)
+    return KnownList("list", SampleList(LIST, "train", text, np.zeros(samples, np.int32)), keys)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Gaps:
+    """The longest processor time for which an event loop did nothing else."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            # Of this thread: two cores have to do for a whole cluster here.
+            before_s = time.thread_time()
+            await trio.sleep(TICK_S)
+            self.longest_s = max(self.longest_s, time.thread_time() - before_s)
+
+
+# Longer than other functions: it is one protocol, told in its order.
+async def _home(told: Connection, place: Path, setting: Setting, server: str, known: KnownList) -> None:
+    node = Node(place, 0, setting, server, known)
+    ours = [key for key in known.keys if not node.homes.is_elsewhere(key)]
+    node.engine.restore([(key, 1, node.engine.policy.foreseen) for key in ours[: node.engine.budget_bytes]], {})
+    readers, ask = node.readers(), partial(trio.to_thread.run_sync, told.recv)
+    elsewhere = setting.readers - len(readers)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.run)
+        await trio.sleep(1.0)
+        before, found = resident_bytes(), dict[str, float]()
+
+        async def measured(what: str, act: Callable[[], Any], draws: int) -> None:
+            gaps, cpu_s = Gaps(), time.process_time()
+            with trio.CancelScope() as watching:
+                nursery.start_soon(_within, watching, gaps)
+                began_s = time.monotonic()
+                await act()
+                found[f"{what}_s"] = round(time.monotonic() - began_s, 3)
+            watching.cancel()
+            found[f"{what}_gap_s"] = round(gaps.longest_s, 4)
+            found[f"{what}_cpu_us"] = round(1e6 * (time.process_time() - cpu_s) / max(1, draws), 3)
+            found[f"{what}_memory"] = resident_bytes() - before
+
+        its_draws = elsewhere * setting.draws // setting.nodes
+        for epoch in (0, 1):
+            told.send("hear")
+            began_s = await ask()
+
+            async def heard(epoch: int = epoch) -> None:
+                want, last, last_s = (1 + epoch) * elsewhere, -1, time.monotonic()
+                while (count := node.count("plans_heard")) < want and time.monotonic() < last_s + QUIET_S:
+                    if count != last:
+                        last, last_s = count, time.monotonic()
+                    await trio.sleep(0.01)
+
+            await measured(f"heard_{epoch}", heard, its_draws)
+            found[f"counts_after_{epoch}_s"] = round(time.monotonic() - began_s, 3)
+            # It ranks its members after it has counted.
+            await trio.sleep(0.5)
+        found["lost"] = 2 * elsewhere - node.count("plans_heard")
+        ranked_s = time.monotonic()
+        node.engine.rank_anew()
+        found["rank_anew_s"] = round(time.monotonic() - ranked_s, 3)
+        told.send("progress")
+
+        async def progress() -> None:
+            while told.poll() is False:
+                await trio.sleep(0.05)
+            await trio.sleep(1.0)
+
+        await measured("progress", progress, int(its_draws * FURTHER))
+        told.recv()
+        told.send("tell")
+
+        async def tell() -> None:
+            await node.tell(readers, 0)
+            while node.plans._queues:
+                await trio.sleep(0.01)
+
+        await measured("told", tell, len(readers) * setting.draws)
+        told.send(found)
+        nursery.cancel_scope.cancel()
+
+
+async def _within(scope: trio.CancelScope, gaps: Gaps) -> None:
+    with trio.CancelScope() as own:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(gaps.watch)
+            while not scope.cancel_called:
+                await trio.sleep(0.01)
+            own.cancel()
+
+
+async def _others(told: Connection, place: Path, setting: Setting, server: str, known: KnownList) -> None:
+    """All other nodes; what they say to each other is removed unheard."""
+    ask, stream = partial(trio.to_thread.run_sync, told.recv, abandon_on_cancel=True), Stream(server)
+    nodes = [Node(place, number, setting, server, known) for number in range(1, setting.nodes)]
+    readers = {node.number: node.readers() for node in nodes}
+    for node in nodes:
+        # Of its own readers, a node asks its engine alone how far they are.
+        ours = {
+            (reader.number, LIST): SimpleNamespace(epoch=_Epoch(setting.draws), dispatched=0)
+            for reader in readers[node.number]
+        }
+        node.engine = SimpleNamespace(schedule=SimpleNamespace(readers=ours), rank_some=lambda limit: False)
+        node.share(node.engine)
+
+    def drain() -> None:
+        after = {f"spiderfs:plans:{name_of(node.number)}:{known.digest}": "0-0" for node in nodes}
+        while not done:
+            for key, messages in stream.read(after, 0.1).items():
+                after[key] = messages[-1].number
+                stream.remove(key, [message.number for message in messages])
+
+    done: list[None] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, drain)
+        for node in nodes:
+            nursery.start_soon(node.nodes._link.run, dict, None)  # type: ignore[union-attr, arg-type]
+            nursery.start_soon(node.plans.run)
+        told.send(None)
+        while (what := await ask()) is not None:
+            if what == "progress":
+                for step in range(1, STEPS + 1):
+                    for node in nodes:
+                        for planned in node.engine.schedule.readers.values():
+                            planned.epoch.number = 1
+                            planned.dispatched = int(setting.draws * FURTHER * step / STEPS)
+                    await trio.sleep(0.3)
+            else:
+                async with trio.open_nursery() as telling:
+                    for node in nodes:
+                        telling.start_soon(node.tell, readers[node.number], what)
+            told.send(sum(node.count("plans_lost") for node in nodes))
+        done.append(None)
+        nursery.cancel_scope.cancel()
+
+
+class _Epoch:
+    def __init__(self, length: int) -> None:
+        self.number, self._length = 0, length
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def _serve(act: Callable[..., Any], *arguments: object) -> None:
+    # The benchmark's own process turns it into an interrupt.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    trio.run(act, *arguments)
+
+
+def _end(process: multiprocessing.process.BaseProcess) -> None:
+    process.join(1)
+    process.terminate()
+    process.join()
+
+
+def measured_in(setting: Setting, known: KnownList) -> dict[str, Any]:
+    forking = multiprocessing.get_context("fork")
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(RedisServer(place))
+        talks = []
+        for act in (_others, _home):
+            talk, told = forking.Pipe()
+            arguments = (act, told, place, setting, server.url, known)
+            process = forking.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            stack.callback(_end, process)
+            talks.append(talk)
+            told.close()
+        others, home = talks
+        others.recv()
+        published_s, given_up = 0.0, 0
+        for epoch in (0, 1):
+            assert home.recv() == "hear"
+            began_s = time.monotonic()
+            home.send(began_s)
+            others.send(epoch)
+            given_up = others.recv()
+            published_s = max(published_s, time.monotonic() - began_s)
+        assert home.recv() == "progress"
+        others.send("progress")
+        given_up = others.recv()
+        home.send(None)
+        assert home.recv() == "tell"
+        found = home.recv()
+        others.send(None)
+        counted = Stream(server.url)
+        served = counted._redis.within(2.0).info()
+        counted.close()
+        return {
+            **asdict(setting),
+            **found,
+            "published_s": round(published_s, 3),
+            "given_up": given_up,
+            "redis_peak_bytes": served["used_memory_peak"],
+            "sent_bytes": served["total_net_input_bytes"],
+        }
+
+
+def run(settings: Sequence[Setting], console: Console) -> dict[str, object]:
+    table = plain_table(
+        f"{settings[0].nodes} nodes, a tenth cached on each",
+        *("samples", "readers", "counts after", "longest gap", "memory", "CPU", "Redis", "sent", "lost"),
+        words=("readers",),
+    )
+    runs = []
+    for samples in sorted({setting.samples for setting in settings}):
+        known = made_list(samples)
+        for setting in (setting for setting in settings if setting.samples == samples):
+            with console.status(f"{setting}"):
+                one = measured_in(setting, known)
+            runs.append(one)
+            table.add_row(
+                f"{samples:,}",
+                f"{setting.readers} {setting.kind}",
+                f"{one['counts_after_0_s']:.1f} s",
+                f"{max(one['heard_0_gap_s'], one['heard_1_gap_s']) * 1000:.0f} ms",
+                f"{one['heard_1_memory'] / 2**20:.0f} MiB",
+                f"{one['heard_0_cpu_us']:.2f} us",
+                f"{one['redis_peak_bytes'] / 2**20:.0f} MiB",
+                f"{one['sent_bytes'] / 2**20:.0f} MiB",
+                f"{one['lost']} of {2 * (setting.readers - setting.readers // setting.nodes)}",
+            )
+    console.print(table)
+    return {"cached": CACHED, "runs": runs}
+
+
+def main() -> int:
+    arguments = command_line(__doc__).parse_args()
+
+    def measure() -> None:
+        save(arguments.json, {"machine": machine()} | run(QUICK if arguments.quick else FULL, Console()))
+
+    return exit_status("plans_heard", measure, "interrupted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

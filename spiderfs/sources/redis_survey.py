@@ -1,0 +1,151 @@
+"""What the manager asks a server of Redis, or a cluster, again and again: its shards, and how much it has room for.
+
+**Room.** Where no share is written, a server is the home of the first so many groups of its samples
+(`core/homes.py`). How many, the server itself keeps in the name of the data set, so that all mounts hear of it. It
+begins with all. A mount that sees that something has been refused for lack of memory removes the samples of the last
+tenth of the groups, and says so there; several that do so at a time do the same. All groups have room again when nobody
+has mounted the data set for as long as a sample is kept, or whoever runs the server has removed the key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from spiderfs.core.homes import GROUPS
+from spiderfs.sources.node_names import Node, is_address
+from spiderfs.sources.redis_client import KEPT_S, SLOTS, RedisClient, errors, key_of, slot_of
+
+log = logging.getLogger(__name__)
+
+# How long an answer may take, and how long to remove a shard's samples. Nobody waits for it.
+_ANSWER_S, _REMOVAL_S = 1.0, 60.0
+_AT_A_TIME = 1000
+_REFUSALS = ("NoPermissionError", "AuthenticationError")
+
+_Key = tuple[str, str]
+
+
+class Survey:
+    def __init__(self, url: str, finds_room: bool) -> None:
+        """`finds_room`: no share is written for this URL of `peers`."""
+        self._url, self._finds_room = url, finds_room
+        self._room_key = key_of(url, "groups")
+        self._clients: dict[_Key, RedisClient] = {}
+        self._refused: dict[_Key, int] = {}
+        """What each server had refused at the last look."""
+        self._told: set[str] = set()
+
+    def look(self, node: Node) -> Node:
+        """The node with its shards and its room now; may take minutes."""
+        servers = [node._replace(addresses=[address], shards=()) for address in node.addresses]
+        if node.shards:
+            # The name in the URL stands for some of the shards, or for none any more.
+            servers[:0] = node.servers().values()
+        for gone in self._clients.keys() - set(map(_key, servers)):
+            self._clients.pop(gone).close()
+        states = [(server, state) for server in servers if (state := self._ask(server, partial(self._state, server)))]
+        for server, (is_cluster, _) in states[:1]:
+            if is_cluster:
+                node = node._replace(shards=self._ask(server, partial(_shards, server)) or node.shards)
+        has_refused = any(has_refused for _, (_, has_refused) in states)
+        return node._replace(room=self._room(node, has_refused) if self._finds_room else GROUPS)
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    def _state(self, server: Node, redis: Any) -> tuple[bool, bool]:
+        """Whether it is in a cluster, and whether it has had no memory for something since the last look."""
+        said = redis.info()
+        if said["maxmemory_policy"] != "noeviction":
+            self._say(f"{server.url} loses samples by maxmemory-policy {said['maxmemory_policy']}: set noeviction")
+        elif not said["maxmemory"]:
+            self._say(f"{server.url} has no maxmemory, and takes samples until its machine has no memory left")
+        refused = int(said.get("errorstat_OOM", {}).get("count", 0))
+        known = self._refused.get(_key(server), refused)
+        self._refused[_key(server)] = refused
+        return said["cluster_enabled"] == 1, refused > known
+
+    def _room(self, node: Node, has_refused: bool) -> int:
+        servers, slot, home = node.servers(), slot_of(self._room_key), node
+        for url, *_, slots in node.shards:
+            if any(first <= slot <= last for first, last in zip(slots[::2], slots[1::2], strict=True)):
+                home = servers[url]
+        room = self._ask(home, self._published)
+        if room and room == node.room and has_refused:
+            lower = room * 9 // 10
+            for other in servers.values():
+                if other is not home:
+                    self._ask(other, partial(_remove, self._url, lower, ""), _REMOVAL_S)
+            # Another mount may have been faster.
+            if self._ask(home, self._published) == room:
+                self._ask(home, partial(_remove, self._url, lower, self._room_key), _REMOVAL_S)
+            room = self._ask(home, self._published)
+        if room is None or room == node.room:
+            return node.room
+        log.info("peers: %s has room for %.0f %% of its samples", self._url, 100 * room / GROUPS)
+        # What has been refused until others have heard of it says nothing.
+        self._refused.clear()
+        return int(room)
+
+    def _published(self, redis: Any) -> int:
+        said = redis.getex(self._room_key, ex=KEPT_S)
+        return GROUPS if said is None else min(max(int(said), 0), GROUPS)
+
+    def _ask(self, server: Node, question: Callable[[Any], Any], within_s: float = _ANSWER_S) -> Any:
+        """What it answers; None if it does not."""
+        if not server.addresses:
+            return None
+        try:
+            if _key(server) not in self._clients:
+                self._clients[_key(server)] = RedisClient(*_key(server))
+            return question(self._clients[_key(server)].within(within_s))
+        except errors() as exc:
+            if type(exc).__name__ in _REFUSALS:
+                self._say(f"{server.url} does not say which shards it has, or how much room: {exc}")
+            return None
+
+    def _say(self, what: str) -> None:
+        if what not in self._told:
+            log.warning("peers: %s", what)
+            self._told.add(what)
+
+
+def _key(server: Node) -> _Key:
+    return server.url, server.addresses[0]
+
+
+def _shards(asked: Node, redis: Any) -> tuple[Sequence[Any], ...]:
+    """The shards of a cluster, as `Node.shards`, as one of its servers knows them. Raises ValueError."""
+    parts = urlsplit(asked.url)
+    user, at, _ = parts.netloc.rpartition("@")
+    slots_of: dict[tuple[str, str, str], list[int]] = {}
+    for first, last, (endpoint, port, _, *more), *_ in redis.execute_command("CLUSTER SLOTS"):
+        words = [word.decode() for word in (more[0] if more else ())]
+        named, said = dict(zip(words[::2], words[1::2], strict=True)), (endpoint or b"").decode()
+        # A server that does not know where it is, is where it was asked.
+        address = said if is_address(said) else named.get("ip", "") if said else asked.addresses[0]
+        host = named.get("hostname") or said or asked.host
+        if not (is_address(address) and host != "?" and 0 <= first <= last < SLOTS):
+            raise ValueError(f"slots {first} to {last} at {host!r}, {address!r}")
+        netloc = f"{user}{at}{f'[{host}]' if ':' in host else host}:{port}"
+        slots_of.setdefault((parts._replace(netloc=netloc).geturl(), host, address), []).extend((first, last))
+    return tuple([*shard, slots] for shard, slots in slots_of.items())
+
+
+def _remove(url: str, room: int, room_key: str, redis: Any) -> None:
+    """Remove the samples of all groups but the first so many, and publish this under the key, if one is given."""
+    calls = redis.pipeline(transaction=False)
+    for key in redis.scan_iter(match=key_of(url, "?" * 16), count=_AT_A_TIME):
+        if int(key[-16:], 16) % GROUPS >= room:
+            if len(calls) >= _AT_A_TIME:
+                calls.execute()
+            calls.unlink(key)
+    if room_key:
+        # In the same message as the last ones that are removed, whose room nobody else has taken then.
+        calls.set(room_key, room, ex=KEPT_S)
+    calls.execute()

@@ -1,0 +1,204 @@
+"""Nodes hear by a real server who is there, whatever becomes of it, of them, and of their clocks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import redis
+
+from benchmarks.common.redis_server import RedisServer
+from spiderfs.cluster import stream as stream_module
+from spiderfs.cluster.beats import FIRST_MS, Beats
+from spiderfs.sources.node_names import MISSED
+from spiderfs.sources.redis_client import PASSWORD_VARIABLE
+
+A, B, C = (f"http://n{number}:8443" for number in (1, 2, 3))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as started:
+        yield started
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """Of a data set that no other test has."""
+    return request.node.name
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "TIMEOUT_S", 0.5)
+
+
+def test_who_comes_counts_at_once_and_so_does_who_says_that_it_leaves(server: RedisServer, name: str) -> None:
+    one, two = Beats(server.url, name, A, ()), Beats(server.url, name, B, ())
+    assert one.beat() == [A]
+    assert two.beat() == one.beat() == [A, B]
+    two.leave()
+    assert one.beat() == [A]
+    back = Beats(server.url, name, B, ())
+    assert back.beat() == one.beat() == [A, B]
+    one.leave()
+    back.leave()
+
+
+def test_who_is_silent_for_some_beats_has_left_until_it_is_heard_again(server: RedisServer, name: str) -> None:
+    one, two = Beats(server.url, name, A, ()), Beats(server.url, name, B, ())
+    for _ in range(3):
+        two.beat()
+        for _ in range(MISSED):
+            assert one.beat() == [A, B]
+    assert one.beat() == [A]
+    assert two.beat() == one.beat() == [A, B]
+
+
+def test_the_next_manager_loses_nobody_of_whom_it_has_not_heard_yet(server: RedisServer, name: str) -> None:
+    following = Beats(server.url, name, A, [A, B, C])
+    Beats(server.url, name, B, ()).beat()
+    for _ in range(MISSED - 1):
+        assert following.beat() == [A, B, C]
+    assert following.beat() == [A, B]
+
+
+def test_data_sets_at_one_server_do_not_mix(server: RedisServer, name: str) -> None:
+    one, two = Beats(server.url, name, A, ()), Beats(server.url, f"{name}.other", B, ())
+    for _ in range(2):
+        assert (one.beat(), two.beat()) == ([A], [B])
+
+
+def test_a_server_that_is_killed_changes_nothing_and_neither_does_its_return(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with RedisServer(tmp_path) as server:
+        one, two = Beats(server.url, "set", A, ()), Beats(server.url, "set", B, ())
+        one.beat()
+        two.beat()
+        server.kill()
+        for _ in range(2 * MISSED):
+            assert one.beat() == [A], "it had not heard of the other one"
+            assert two.beat() == [A, B]
+        server.start()
+        for _ in range(MISSED - 1):
+            assert two.beat() == [A, B], "the other one has not come back yet"
+        for _ in range(2 * MISSED):
+            assert one.beat() == two.beat() == [A, B]
+        server.kill()
+        # Nobody is there who could hear it.
+        one.leave()
+    told = [message for message in caplog.messages if server.url in message]
+    assert ["the nodes that are known stay" in text for text in told] == [True, True, False, False]
+    assert told[2] == f"peers: {server.url} is back"
+
+
+def test_no_clock_counts(server: RedisServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, key = redis.Redis.from_url(server.url), f"spiderfs:nodes:{name}"
+    one, two = Beats(server.url, name, A, ()), Beats(server.url, name, B, ())
+    now = time.time()
+
+    def both_beat() -> tuple[list[str], list[str]]:
+        heard = one.beat()
+        with monkeypatch.context() as patched:
+            # This node's clock is an hour late.
+            patched.setattr(time, "time", lambda: now - 3600)
+            return heard, two.beat()
+
+    for _ in range(2 * MISSED):
+        both = both_beat()
+    assert both == ([A, B], [A, B])
+    # The server's clock jumps ahead, and then its successor's is behind.
+    client.xadd(key, {"here": A}, id=f"{int((now + 3600) * 1000)}-0")
+    for _ in range(2 * MISSED):
+        assert both_beat() == ([A, B], [A, B])
+    client.delete(key)
+    for _ in range(2 * MISSED):
+        assert both_beat() == ([A, B], [A, B])
+    for _ in range(MISSED):
+        assert one.beat() == [A, B]
+    assert one.beat() == [A]
+
+
+def test_what_was_long_ago_does_not_count_for_a_node_that_comes(server: RedisServer, name: str) -> None:
+    client, key, now_ms = redis.Redis.from_url(server.url), f"spiderfs:nodes:{name}", time.time_ns() // 1_000_000
+    client.xadd(key, {"here": B}, id=f"{now_ms - FIRST_MS - 60_000}-0")
+    client.xadd(key, {"here": C}, id=f"{now_ms - FIRST_MS // 2}-0")
+    assert Beats(server.url, name, A, ()).beat() == [A, C]
+
+
+def test_what_no_node_says_is_left_out(server: RedisServer, name: str) -> None:
+    client, key = redis.Redis.from_url(server.url), f"spiderfs:nodes:{name}"
+    one = Beats(server.url, name, A, ())
+    for wrong in (
+        "",
+        "n2",
+        "redis://n2/set",
+        "http://n2:99999",
+        "http://[",
+        "http://me:word@n2",
+        "http://n2\0",
+        "http:// ",
+    ):
+        client.xadd(key, {"here": wrong})
+    client.xadd(key, {"gone": A, "here": B})
+    assert one.beat() == [A, B]
+    client.xadd(key, {"here": b"\xff"})
+    assert [one.beat(), one.beat()] == [[A, B]] * 2
+    assert client.ttl(key) > 0
+
+
+def test_a_node_knows_best_whether_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another mount on its machine, which has taken the same URL, may have left between its word and its look."""
+    one = Beats("redis://127.0.0.1:1", "set", A, ())
+    said = [[b"key", [(b"5-1", {b"gone": A.encode(), b"here": B.encode()})]]]
+    answers = SimpleNamespace(xadd=lambda *_, **__: b"5-0", expire=lambda *_: True, xread=lambda *_: said)
+    monkeypatch.setattr(one._stream, "_redis", SimpleNamespace(within=lambda timeout_s: answers))
+    assert one.beat() == [A, B]
+
+
+@pytest.mark.parametrize("password", [None, "wrong"])
+def test_a_wrong_password_is_said_once(
+    tmp_path: Path, password: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
+    if password is not None:
+        monkeypatch.setenv(PASSWORD_VARIABLE, password)
+    with RedisServer(tmp_path, "--requirepass", "secret") as server:
+        one = Beats(server.url, "set", A, [A, B])
+        assert [one.beat(), one.beat()] == [[A, B]] * 2
+        one.leave()
+    (said,) = caplog.messages
+    assert any(word in said.lower() for word in ("authentication", "password")), said
+    assert "secret" not in said
+
+
+def test_a_user_needs_a_few_rights_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
+    rights = ["on", ">secret", "~spiderfs:*", "+xadd", "+xread", "+expire"]
+    with RedisServer(tmp_path, "--requirepass", "other", "--user", "alice", *rights) as server:
+        url = server.url.replace("redis://", "redis://alice@")
+        one, two = Beats(url, "set", A, ()), Beats(url, "set", B, ())
+        one.beat()
+        assert two.beat() == [A, B]
+        two.leave()
+        assert one.beat() == [A]
+
+
+@pytest.mark.parametrize(
+    ("number", "read"),
+    [(5, None), (b"five", []), (b"5-0", None), (b"5-0", [[b"key", []]]), (b"5-0", [[b"key", [(b"5-0", None)]]])],
+)
+def test_a_server_that_is_none_is_a_server_that_fails(
+    number: object, read: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Beats("redis://127.0.0.1:1", "set", A, [A, B])
+    answers = SimpleNamespace(xadd=lambda *_, **__: number, expire=lambda *_: True, xread=lambda *_: read)
+    monkeypatch.setattr(one._stream, "_redis", SimpleNamespace(within=lambda timeout_s: answers))
+    assert [one.beat(), one.beat()] == [[A, B]] * 2
+    assert len(caplog.messages) == 1

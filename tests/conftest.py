@@ -2,11 +2,11 @@
 
 In opened mode the kernel asks the mount for each open; in immutable mode (`-o immutable`) it does not. A module or test
 marked `both_bindings` runs once over each binding, in opened mode. One marked `opened_and_immutable` runs once more in
-immutable mode, over the kernel's own protocol. Of such a module, tests marked `kernel_binding` run over the kernel's
-own protocol and in opened mode alone; tests marked `not_immutable` do not run in immutable mode. The marker says why.
-Single parameters of a test can be marked so too. Nothing runs over pyfuse3 again only to have more workers.
+immutable mode, over the kernel's own protocol. Of such a module, tests marked `not_immutable` do not run in immutable
+mode, and the marker says why. Single parameters of a test can be marked so too. Nothing runs over pyfuse3 again only
+to have more workers.
 
-CONTRIBUTING.md names the few modules that are marked as a whole.
+CONTRIBUTING.md says what is tested over pyfuse3, and names the few modules that run in both modes.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marked = metafunc.definition.get_closest_marker
     kinds = ["kernel"]
-    if marked("both_bindings") and not marked("kernel_binding"):
+    if marked("both_bindings"):
         kinds = [*BINDINGS]
-    if marked("opened_and_immutable") and not marked("kernel_binding") and not marked("not_immutable"):
+    if marked("opened_and_immutable") and not marked("not_immutable"):
         kinds.append(IMMUTABLE)
     if len(kinds) > 1:
         metafunc.parametrize("binding", kinds, indirect=True, scope="module")
@@ -72,9 +72,7 @@ def _is_left_out(item: pytest.Item) -> bool:
     wanted += [options.get("workers")] if isinstance(options, dict) else []
     several = any(isinstance(count, int) and count > 1 for count in wanted)
     left_out = {"pyfuse3": several, IMMUTABLE: item.get_closest_marker("not_immutable") is not None}
-    return left_out.get(binding, False) or (
-        binding != "kernel" and item.get_closest_marker("kernel_binding") is not None
-    )
+    return left_out.get(binding, False)
 
 
 def _is_slow(item: pytest.Item) -> bool:

@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 
 from command_forks import command_forks
 
+from benchmarks.common.sources import make_older
 from spiderfs.shared.layout import CacheLayout
-from spiderfs.testing import make_older
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from spiderfs.testing import make_older
+from benchmarks.common.sources import make_older
 
 # The program of a reader. It drops a file's pages before it reads the file, so that the bytes come from the daemon.
 # After its standard input is closed, it finishes its round and writes what it saw to standard output.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from benchmarks.fakes import MemoryContent
 from spiderfs.core.guided import Adjustable, Guided, HasHubs, HasStandIns, HubLimits
 from spiderfs.core.hints import Hub
 from spiderfs.core.policy import Key
@@ -11,7 +12,6 @@ from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.policies.lru import LRU
 from spiderfs.store.store import Content
-from spiderfs.testing import MemoryContent
 
 
 class RecordingPolicy(LRU, Guided, HasHubs, HasStandIns, Adjustable):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from spiderfs.testing import make_older
+from benchmarks.common.sources import make_older
 
 SIZE = (500, 375)
 PHOTO_SIDE = 256  # pixels of the shorter side, with which an image is taken as it is

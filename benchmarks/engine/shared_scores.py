@@ -42,6 +42,7 @@ from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.results import machine, plain_table, save
+from benchmarks.fakes import MemoryContent
 from spiderfs.cluster.link import Link
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.daemon.caching.cache_control import CacheControl
@@ -53,7 +54,6 @@ from spiderfs.daemon.training.trainer import KnownList, SampleList, Trainer
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch, Hello
-from spiderfs.testing import MemoryContent
 
 WIDTH, CLASSES = 64, 20
 ONE, OWN, SHARED = "one", "own", "shared"

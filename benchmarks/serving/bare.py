@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from benchmarks.fakes import Bare, bare_filesystem
 from spiderfs.daemon.pipes import EventWriter, open_pipe
 from spiderfs.fuse.kernel import Kernel
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.source import Source
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
-from spiderfs.testing import Bare, bare_filesystem
 from spiderfs.vfs.catalogue import TABLES
 
 CAPACITY_BYTES = 4 << 30

@@ -59,10 +59,10 @@ from benchmarks.common.mounts import WORKER_PATIENCE_S, mounted
 from benchmarks.common.network import Host, NoNetwork, network
 from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.results import at_least, machine, plain_table, save, wide_console
+from benchmarks.common.sources import make_older
 from benchmarks.common.web_server import free_port, web_server
 from benchmarks.serving.paced_store import BUCKET, Objects, PacedStore, paced_store
 from spiderfs.protocol import EpochEnd, Hello, Plan
-from spiderfs.testing import make_older
 from trainer_hook import Client, Declaration
 from trainer_hook.connection.mounts import socket_finder
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import trio
 
+from benchmarks.fakes import notes_of_sole_worker
 from benchmarks.serving.bare import bare_on_disk
 from spiderfs.fuse import bindings, pyfuse3_binding
 from spiderfs.fuse.handles import Handles
@@ -23,7 +24,6 @@ from spiderfs.linux.memory import keep_freed_memory
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.source import Source
-from spiderfs.testing import notes_of_sole_worker
 
 
 def _as_it_comes() -> None:

@@ -26,6 +26,7 @@ from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.results import machine, plain_table, save
 from benchmarks.common.sources import write
+from benchmarks.fakes import Bare, FakeKernel
 from benchmarks.serving.bare import bare_on_disk
 from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles
@@ -36,7 +37,6 @@ from spiderfs.linux.process_table import started_at
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.store import Content, ContentKey
-from spiderfs.testing import Bare, FakeKernel
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem

@@ -40,6 +40,7 @@ from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import counts, stats
 from benchmarks.common.results import at_least, machine, plain_table, save, wide_console
+from benchmarks.common.sources import make_older
 from benchmarks.common.walking import index, walk
 from benchmarks.serving import process_cost
 from benchmarks.serving.peers import Mounted, install_missing, mounted
@@ -50,7 +51,6 @@ from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.source import Version
 from spiderfs.store.store import BLOCK_BYTES
-from spiderfs.testing import make_older
 
 Figures = dict[str, dict[str, list[float]]]
 """One figure for each round, by system and by what was measured."""

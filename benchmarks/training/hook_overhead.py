@@ -33,8 +33,8 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save
+from benchmarks.fakes import RecordingSink
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen
-from spiderfs.testing import RecordingSink
 from trainer_hook import Hook, attach
 
 TARGET_PERCENT = 2.0

@@ -45,6 +45,7 @@ from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import end_loader_workers, leave_signals_to_the_parent, mounted
 from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.serving.image_loader import Images
+from benchmarks.training.equation_9 import by_equation_9
 from spiderfs.forms.partition import FormSizes, Split, best_split
 from spiderfs.forms.profile import SHOWN, Profile, Record, save_record
 from spiderfs.profiling.measure import Speeds, Wanted, measure
@@ -239,7 +240,7 @@ def measure_setting(
         record, sizes = speeds.record(profile), profile.sizes(VIEW)
         given: tuple[Split, ...] = SHOWN
         if setting == SETTINGS[SENECA]:
-            given = (Split(1, 0, 0), best_split(lambda split: profile.by_equation_9(split, VIEW)))
+            given = (Split(1, 0, 0), best_split(lambda split: by_equation_9(profile, split, VIEW)))
         data: dict[Split, Partitioned] = {}
         best = None
         for forms in ("auto", *map(str, given)):
@@ -262,7 +263,7 @@ def measure_setting(
         Row(
             str(split),
             profile.predicted(split, VIEW).samples_per_s,
-            profile.by_equation_9(split, VIEW),
+            by_equation_9(profile, split, VIEW),
             rates[split],
         )
         for split in (*given, best)

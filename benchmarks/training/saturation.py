@@ -38,6 +38,7 @@ from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.engine.scorer import correlation, exact
+from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen
 from spiderfs.daemon.training.service import Training
@@ -51,7 +52,6 @@ from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.shared.attached_trainers import publish_trainers
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.records import LmdbRecords
-from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher

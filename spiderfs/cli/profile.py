@@ -72,9 +72,6 @@ _COUNTS = ("encoded", "decoded", "augmented")
 )
 @click.option("--planned", is_flag=True, help="The training publishes plans, so no worker waits for the source.")
 @json_file
-@click.option(
-    "--plot", "plot_path", type=click.Path(dir_okay=False, path_type=Path), help="Draw all splits to this PNG or SVG."
-)
 def profile(
     mountpoint: str,
     loader: str | None,
@@ -87,7 +84,6 @@ def profile(
     rate: float | None,
     planned: bool,
     json_path: Path | None,
-    plot_path: Path | None,
 ) -> None:
     """Measure what a training's samples cost, and predict the throughput by the split of the cache among forms.
 
@@ -102,8 +98,6 @@ def profile(
     from spiderfs.profiling.measure import Wanted
     from spiderfs.profiling.private_mount import settings_in
 
-    if plot_path is not None:
-        _check_plot(loader, plot_path)
     mount = find_mount(mountpoint)
     try:
         options, stats = settings_in(read_control(mount, "config")), read_stats(mount)
@@ -119,9 +113,6 @@ def profile(
     console.print(advice(speeds, found))
     if json_path is not None:
         write_json(_report(options, speeds, found), json_path)
-    if plot_path is not None:
-        assert found is not None
-        _plot(found, plot_path)
     save_record(speeds.record(found), CacheLayout(Path(options["cache_dir"])).profile)
 
 
@@ -139,17 +130,6 @@ def _measured(
                 f"reading beside the mount failed at {exc.filename} ({exc.strerror}): see that this user can read all"
                 f" of {options['source']}"
             ) from exc
-
-
-def _check_plot(loader: str | None, path: Path) -> None:
-    if loader is None:
-        raise UsageError("--plot draws what is predicted for a loader: name it with --loader MODULE:FUNCTION")
-    if path.suffix not in (".png", ".svg"):
-        raise UsageError(f"--plot {path}: write a name that ends in .png or .svg")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as exc:
-        raise UsageError("--plot needs matplotlib: install it beside spiderfs, or leave --plot out") from exc
 
 
 def _size(text: str) -> float:
@@ -210,18 +190,13 @@ def _show_profile(found: Profile, console: Console) -> None:
         table.add_row(name, f"{size / 1000:.1f}", f"{size / found.encoded.sample_bytes:.2f}", *times)
     console.print(table)
     for view in _tables(found):
-        cluster = found.cluster(view)
-        console.print(
-            f"T_D+A {cluster.decode_augment_rate:,.0f}, T_A {cluster.augment_rate:,.0f} samples/s,"
-            f" B_cache {cluster.cache_bandwidth / _MB:,.0f} MB/s"
-        )
         table = Table(box=box.SIMPLE, title=f"Predicted{f' with the view {view}' if view else ''}")
-        for heading in ("E-D-A", "N_E", "N_D", "N_A", "samples/s", "bottleneck", "eq. 9"):
+        for heading in ("E-D-A", "N_E", "N_D", "N_A", "samples/s", "bottleneck"):
             table.add_column(heading, justify="left" if heading in ("E-D-A", "bottleneck") else "right", no_wrap=True)
         for row in _splits(found, view):
             table.add_row(
                 *(f"{row['split']}{' best' if row['best'] else ''}", *(f"{row[name]:,.0f}" for name in _COUNTS)),
-                *(f"{row['samples_per_s']:,.0f}", str(row["bottleneck"]), f"{row['equation_9']:,.0f}"),
+                *(f"{row['samples_per_s']:,.0f}", str(row["bottleneck"])),
                 style="bold" if row["best"] else "",
             )
         console.print(table)
@@ -241,7 +216,7 @@ def advice(speeds: Speeds, found: Profile | None) -> str:
         key=lambda chosen: found.predicted(chosen[1], chosen[0]).samples_per_s,
     )
     best = found.predicted(split, view)
-    why = f"your loader makes {found.cluster(None).decode_augment_rate:,.0f} samples/s of cached originals, {source}"
+    why = f"your loader makes {found.preparing_rate:,.0f} samples/s of cached originals, {source}"
     options, expect = "", f"expect {best.samples_per_s:,.0f} samples/s"
     if best.samples_per_s < _GAIN * plain:
         view, split, best = None, Split(1, 0, 0), found.predicted(Split(1, 0, 0), None)
@@ -274,7 +249,6 @@ def _splits(found: Profile, view: str | None) -> list[dict[str, Any]]:
                 **{name: getattr(counts, name) for name in _COUNTS},
                 "samples_per_s": prediction.samples_per_s,
                 "bottleneck": prediction.bottleneck,
-                "equation_9": found.by_equation_9(split, view),
             }
         )
     return rows
@@ -302,33 +276,3 @@ def _report(options: dict[str, str], speeds: Speeds, found: Profile | None) -> d
 
 def _form(form: Form) -> dict[str, Any]:
     return {"sample_bytes": form.sample_bytes, **form.cost._asdict()}
-
-
-def _plot(found: Profile, path: Path) -> None:
-    """One panel for each view: the predicted throughput by the shares of E and D; A has the rest."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    from spiderfs.forms.partition import splits
-
-    views = _tables(found)
-    figure, axes = pyplot.subplots(1, len(views), figsize=(6 * len(views), 4.6), layout="constrained", squeeze=False)
-    for axis, view in zip(axes[0], views, strict=True):
-        every = list(splits())
-        rates = [found.predicted(split, view).samples_per_s for split in every]
-        x = [100 * split.encoded for split in every]
-        y = [100 * split.decoded for split in every]
-        drawn = axis.scatter(x, y, c=rates, s=9, marker="s", cmap="viridis")
-        best = found.best(view)
-        axis.plot(100 * best.encoded, 100 * best.decoded, "r*", ms=14, label=f"best: {best}")
-        axis.set(title=view or "no view", xlabel="encoded, % of the cache", ylabel="decoded, % of the cache")
-        axis.legend(frameon=False)
-        figure.colorbar(drawn, ax=axis, label="samples/s, predicted")
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as exc:
-        raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
-    finally:
-        pyplot.close(figure)

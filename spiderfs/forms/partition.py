@@ -1,18 +1,14 @@
-"""In which form a cache should keep its samples: Seneca's model of the data pipeline, and the law of its bottleneck.
+"""In which form a cache should keep its samples: the law of the bottleneck of a data pipeline.
 
 A sample may be kept **encoded** (E, the original), **decoded** (D, a view or a decoded form) or **augmented** (A, what
 a loader stored of it); what is kept in no form comes from **storage** (S). A `Split` says which share of the cache each
-form has. Two models say how many samples a second a training gets then:
+form has. `bottleneck` says how many samples a second a training gets then: the minimum over all resources of what a
+resource can do, divided by what a sample is expected to ask of it. A loader's worker is such a resource, whose CPU time
+and waits add up, because it prepares one sample after the other. And an augmented sample asks for more than its use:
+after `uses` uses it is made again, from storage, and kept.
 
-- `mean_throughput` is equation 9 of the paper ("Preparation Meets Opportunity", section 5.1): the mean of the
-  throughputs of the four places, weighted by how many samples lie in each.
-- `bottleneck` is the minimum over all resources of what a resource can do, divided by what a sample is expected to ask
-  of it. A loader's worker is such a resource, whose CPU time and waits add up, because it prepares one sample after the
-  other. And an augmented sample asks for more than its use: after `uses` uses it is made again, from storage, and kept.
-
-Where one resource is the limit in each place, the mean is optimistic: of samples of which half come at 100 a second
-and half at 10, each takes 55 ms on average, which is 18 a second; the mean says 55. Where the limits are different
-resources, it is pessimistic, because one works while another is waited for. `best_split` is to be asked with the law.
+The names and equations are those of Seneca's paper ("Preparation Meets Opportunity", section 5.1), whose own prediction
+is a mean over the four places (equation 9, `benchmarks/training/equation_9.py`).
 """
 
 from __future__ import annotations
@@ -78,27 +74,6 @@ class Places(NamedTuple, Generic[T]):
     storage: T
 
 
-def samples_in(split: Split, cache_bytes: float, samples: float, sizes: FormSizes) -> Places[float]:
-    """How many of `samples` are in each place; none is in two.
-
-    Equation 2:  N_A = min(N_total, x_A S_mem / (M S_data))
-    Equation 4:  N_D = min(N_total - N_A, x_D S_mem / (M S_data))
-    Equation 6:  N_E = min(N_total - (N_A + N_D), x_E S_mem / S_data)
-    Equation 8:  N_storage = N_total - N_A - N_D - N_E
-    """
-    augmented = min(samples, split.augmented * cache_bytes / sizes.augmented)
-    decoded = min(samples - augmented, split.decoded * cache_bytes / sizes.decoded)
-    return _rest_encoded(samples, augmented, decoded, split.encoded * cache_bytes / sizes.encoded)
-
-
-def _rest_encoded(samples: float, augmented: float, decoded: float, room: float) -> Places[float]:
-    """Samples that are in neither form: as many as originals as there is room for, and the others in storage."""
-    # Where all are in the first two, their sum may be rounded to a bit more.
-    rest = max(0.0, samples - (augmented + decoded))
-    encoded = min(rest, room)
-    return Places(augmented, decoded, encoded, rest - encoded)
-
-
 def view_share(split: Split, cache_bytes: float, landing_bytes: float, samples: float, sizes: FormSizes) -> float:
     """The share of all samples that should be shown as views for these to fill their part of the cache, and fit.
 
@@ -119,8 +94,8 @@ def samples_held(
 ) -> Places[float]:
     """How many of `samples` a mount with this split holds in each place.
 
-    That is less than equations 2 to 8 say: a mount leaves room for landing, and shows as many views as surely fit
-    (`view_share`). Originals take what the other forms leave.
+    That is less than the paper's equations 2 to 8 say: a mount leaves room for landing, and shows as many views as
+    surely fit (`view_share`). Originals take what the other forms leave.
     """
     share = min(split.augmented, MOST_AUGMENTED)
     augmented = min(samples, share * cache_bytes / sizes.augmented)
@@ -129,66 +104,10 @@ def samples_held(
     decoded = min(samples - augmented, shown)
     taken_bytes = augmented * sizes.augmented + (decoded * sizes.decoded if decoded else 0.0)
     room_bytes = max(0.0, cache_bytes - landing_bytes - taken_bytes)
-    return _rest_encoded(samples, augmented, decoded, room_bytes / sizes.encoded)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The parameters of the paper's table 3; bandwidths in bytes a second, rates in samples a second.
-
-    `gradient_nic_bytes` and `gradient_pcie_bytes` are C_nw and C_PCIe for each sample: what a ring-reduce among n
-    members moves for it, 2 (n - 1) / n * model bytes / batch. The paper gives it for a batch and adds it to the bytes
-    of a sample; only divided by the batch are both of one kind.
-    """
-
-    nodes: int
-    gpu_rate: float  # T_GPU, of each node
-    augment_rate: float  # T_A, of each node
-    decode_augment_rate: float  # T_D+A, of each node
-    pcie_bandwidth: float  # B_PCIe, of each node
-    nic_bandwidth: float  # B_NIC, of each node
-    cache_bandwidth: float  # B_cache
-    storage_bandwidth: float  # B_storage
-    gradient_nic_bytes: float = 0.0
-    gradient_pcie_bytes: float = 0.0
-
-
-def throughputs(cluster: Cluster, sizes: FormSizes) -> Places[float]:
-    """Samples a second if all samples were found in one place.
-
-    Equation 1:  DSI_A = min(B_cache / (M S_data), n B_NIC / (M S_data + C_nw), n B_PCIe / (M S_data + C_PCIe), n T_GPU)
-    Equation 3:  DSI_D = min(B_cache / (M S_data), n B_NIC / (M S_data + C_nw), n T_A, n B_PCIe / (M S_data + C_PCIe),
-                             n T_GPU)
-    Equation 5:  DSI_E = min(B_cache / S_data, n B_NIC / (S_data + C_nw), n T_D+A, n B_PCIe / (M S_data + C_PCIe),
-                             n T_GPU)
-    Equation 7:  DSI_S = min(DSI_E, B_storage / S_data)
-
-    Each form has its own size here in place of one M. What goes over PCIe is augmented by then, whatever was cached.
-    """
-    nodes = cluster.nodes
-    device = min(
-        nodes * cluster.pcie_bandwidth / (sizes.augmented + cluster.gradient_pcie_bytes), nodes * cluster.gpu_rate
-    )
-
-    def from_cache(size: float) -> float:
-        return min(cluster.cache_bandwidth / size, nodes * cluster.nic_bandwidth / (size + cluster.gradient_nic_bytes))
-
-    encoded = min(from_cache(sizes.encoded), nodes * cluster.decode_augment_rate, device)
-    return Places(
-        augmented=min(from_cache(sizes.augmented), device),
-        decoded=min(from_cache(sizes.decoded), nodes * cluster.augment_rate, device),
-        encoded=encoded,
-        storage=min(encoded, cluster.storage_bandwidth / sizes.encoded),
-    )
-
-
-def mean_throughput(cluster: Cluster, sizes: FormSizes, split: Split, cache_bytes: float, samples: float) -> float:
-    """Samples a second by equation 9.
-
-    DSI_overall = N_A / N_total DSI_A + N_D / N_total DSI_D + N_E / N_total DSI_E + N_storage / N_total DSI_S
-    """
-    counts = samples_in(split, cache_bytes, samples, sizes)
-    return sum(count / samples * rate for count, rate in zip(counts, throughputs(cluster, sizes), strict=True))
+    # Where all are in the first two, their sum may be rounded to a bit more.
+    left = max(0.0, samples - (augmented + decoded))
+    encoded = min(left, room_bytes / sizes.encoded)
+    return Places(augmented, decoded, encoded, left - encoded)
 
 
 class Demand(NamedTuple):
@@ -197,10 +116,7 @@ class Demand(NamedTuple):
     cpu_s: float = 0.0
     wait_s: float = 0.0
     """Seconds that a loader's worker waits for bytes."""
-    cache_bytes: float = 0.0
     storage_bytes: float = 0.0
-    nic_bytes: float = 0.0
-    pcie_bytes: float = 0.0
     other_cpu_s: float = 0.0
     """CPU seconds of processes that share the cores with the workers: the mount's, and the training's main process."""
 
@@ -219,10 +135,7 @@ class Capacities:
     workers: float
     cores: float
     device_rate: float = float("inf")
-    cache_bandwidth: float = float("inf")
     storage_bandwidth: float = float("inf")
-    nic_bandwidth: float = float("inf")
-    pcie_bandwidth: float = float("inf")
 
 
 class Prediction(NamedTuple):
@@ -257,10 +170,7 @@ def bottleneck(
         "workers": expected(lambda demand: demand.cpu_s + demand.wait_s),
         "cores": expected(lambda demand: demand.cpu_s + demand.other_cpu_s),
         "device_rate": 1.0,
-        "cache_bandwidth": expected(lambda demand: demand.cache_bytes),
         "storage_bandwidth": expected(lambda demand: demand.storage_bytes),
-        "nic_bandwidth": expected(lambda demand: demand.nic_bytes),
-        "pcie_bandwidth": expected(lambda demand: demand.pcie_bytes),
     }
     rates = {name: getattr(capacities, name) / amount for name, amount in asked.items() if amount > 0}
     slowest = min(rates, key=lambda name: float(rates[name]))

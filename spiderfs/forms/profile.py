@@ -1,4 +1,4 @@
-"""A profile: what was measured of a mount and a loader, and the throughput that the models predict from it.
+"""A profile: what was measured of a mount and a loader, and the throughput that follows by the law of the bottleneck.
 
 What the last `spiderfs profile` of a mount has found is a record in the cache directory, for the mounts to come.
 
@@ -21,7 +21,6 @@ from spiderfs.core.rooms import landing_of, landing_room
 from spiderfs.errors import UsageError
 from spiderfs.forms.partition import (
     Capacities,
-    Cluster,
     Demand,
     FormSizes,
     Places,
@@ -29,7 +28,6 @@ from spiderfs.forms.partition import (
     Split,
     best_split,
     bottleneck,
-    mean_throughput,
     samples_held,
 )
 from spiderfs.views.recipe import NO_VIEW
@@ -117,6 +115,11 @@ class Profile:
         """Samples a second that the training's steps take on each node."""
         return self.batch / self.step_s if self.step_s else NO_LIMIT
 
+    @property
+    def preparing_rate(self) -> float:
+        """Samples a second that the workers of a node make of cached originals."""
+        return min(max(1, self.workers), self.cores) / self.encoded.cost.cpu_s
+
     def sizes(self, view: str | None) -> FormSizes:
         decoded = self.views[view].sample_bytes if view is not None else NO_LIMIT
         return FormSizes(self.encoded.sample_bytes, decoded, self.augmented.sample_bytes)
@@ -148,29 +151,10 @@ class Profile:
             storage_bandwidth=self.source.bytes_per_s,
         )
 
-    def cluster(self, view: str | None) -> Cluster:
-        """The parameters of equations 1 to 7 for such machines; no network card and no PCIe is a limit."""
-        running = min(max(1, self.workers), self.cores)
-        augment = self.views[view].cost.cpu_s if view is not None else self.uncached.cpu_s
-        reads = [form.reads.bytes_per_s for form in (self.encoded, *self.views.values()) if form.reads is not None]
-        return Cluster(
-            nodes=self.nodes,
-            gpu_rate=self.device_rate,
-            augment_rate=running / augment,
-            decode_augment_rate=running / self.encoded.cost.cpu_s,
-            pcie_bandwidth=NO_LIMIT,
-            nic_bandwidth=NO_LIMIT,
-            cache_bandwidth=self.nodes * max(reads, default=NO_LIMIT),
-            storage_bandwidth=self.source.bytes_per_s,
-        )
-
     def predicted(self, split: Split, view: str | None) -> Prediction:
         """By the law of the bottleneck."""
         counts, keeping = self.counts(split, view), _asked(self.keeping)
         return bottleneck(counts, self.demands(view), self.capacities(), self.uses, keeping)
-
-    def by_equation_9(self, split: Split, view: str | None) -> float:
-        return mean_throughput(self.cluster(view), self.sizes(view), split, self.cache_bytes, self.samples)
 
     def best(self, view: str | None) -> Split:
         return best_split(lambda split: self.predicted(split, view).samples_per_s)

@@ -2,7 +2,7 @@
 
 Such code is called a **binding**; `bindings.py` has the one that speaks the kernel's own protocol. The supervisor
 mounts and makes one `Kernel` before it forks. A worker serves with it, every other process leaves it.
-`spiderfs.testing` has one for tests, without any mount.
+`benchmarks.fakes` has one without any mount.
 """
 
 from __future__ import annotations

@@ -58,14 +58,17 @@ def asked_version(name: bytes) -> tuple[bytes, int] | None:
 class WebPeer(Server):
     """A node with a web server over its mount; for the threads of one process."""
 
-    def __init__(self, node: Node, counts: Counts, timeout_s: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, node: Node, counts: Counts, timeout_s: float, longest_s: float, tls: ssl.SSLContext | None
+    ) -> None:
+        """`longest_s`: see `PeerSource`."""
         super().__init__(node, counts, timeout_s)
         parts = urllib.parse.urlsplit(node.url)
         path = urllib.parse.quote(parts.path.rstrip("/"), safe="/%")
         self._base = f"{parts.scheme}://{parts.netloc}{path}"
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = tls
-        self._web = Web(timeout_s, self._connected)
+        self._web = Web(longest_s, self._connected)
 
     def _fetch(self, asked: Asked) -> bytes | None:
         directory, slash, name = asked.path.rpartition(b"/")
@@ -87,6 +90,8 @@ class WebPeer(Server):
 
     def _connected(self, _: str, until: float) -> Line:
         error: OSError = OSError(errno.EHOSTUNREACH, "no address")
+        # A home may take long to fetch a file, but not to say that it is there.
+        until = min(until, time.monotonic() + self._timeout_s)
         for address in self._addresses:
             try:
                 connected = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
@@ -198,7 +203,7 @@ class PeerSource:
                         known = RedisPeer(node, counts, self._timeout_s)
                     else:
                         tls = self._tls if node.url.startswith("https:") else None
-                        known = WebPeer(node, counts, self._timeout_s, tls)
+                        known = WebPeer(node, counts, self._timeout_s, self._longest_s, tls)
                 peers[place] = known
             self._peers, self._edition = peers, edition
         for gone in before.values():

@@ -19,6 +19,8 @@ import pytest
 import trio
 from mounting import Mounted, eventually, mounted, options_of
 
+from benchmarks.common.sources import make_older
+from benchmarks.fakes import FakeKernel, MemoryContent, bare_filesystem
 from spiderfs.errors import SpiderfsError
 from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles
@@ -28,7 +30,6 @@ from spiderfs.store.content import LmdbContent
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import Content, Records
-from spiderfs.testing import FakeKernel, MemoryContent, bare_filesystem, make_older
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.rules import Ownership, Settings
@@ -833,6 +834,11 @@ def _read_or_none(subject: Subject, path: bytes) -> bytes | None:
 # -- options that a subject is made with
 
 
+# Each test makes subjects of its own here, and several workers take the same options.
+ALONE = [kind for kind in KINDS if kind not in MOUNTS or MOUNTS[kind][0] == 1]
+
+
+@pytest.mark.parametrize("kind", ALONE, indirect=True)
 def test_owner_and_modes_can_be_replaced(kind: str, tmp_path: Path) -> None:
     if kind.startswith("immutable") and os.geteuid() != 0:
         pytest.skip("in an immutable mount, owner and modes say who may read, and so keep this user out")
@@ -853,23 +859,25 @@ def test_owner_and_modes_can_be_replaced(kind: str, tmp_path: Path) -> None:
 def test_a_name_that_is_believed_for_ever_is_asked_again_when_its_version_is_gone(kind: str, tmp_path: Path) -> None:
     tree = Tree(tmp_path, "source")
     tree.put(b"small", b"old")
-    tree.put(b"large", bytes_of(12 << 20))
-    with subject_of(kind, tmp_path / "source", tmp_path / "subject", ttl=math.inf) as subject:
+    tree.put(b"large", bytes_of(2 << 20))
+    options = {"ttl": math.inf, "sample_max_bytes": 1 << 20}
+    with subject_of(kind, tmp_path / "source", tmp_path / "subject", **options) as subject:
         small, large = b"small", b"large"
         subject.lstat(small)
         handle = subject.open(large)
         tree.put(small, b"newer")
-        tree.put(large, bytes_of(12 << 20, seed=1))
+        tree.put(large, bytes_of(2 << 20, seed=1))
         if subject.immutable and not subject.looks_into:
             assert error_of(read, subject, small) == errno.ESTALE
         assert read(subject, small) == (b"old" if subject.looks_into else b"newer")
         try:
-            assert error_of(subject.pread, handle, 4096, 11 << 20) == errno.ESTALE
+            assert error_of(subject.pread, handle, 4096, 1 << 20) == errno.ESTALE
         finally:
             subject.close(handle)
-        assert read(subject, large) == bytes_of(12 << 20, seed=1)
+        assert read(subject, large) == bytes_of(2 << 20, seed=1)
 
 
+@pytest.mark.parametrize("kind", ALONE, indirect=True)
 def test_the_limit_between_small_and_large_files(kind: str, tmp_path: Path) -> None:
     limit = 3 << 20
     tree = Tree(tmp_path, "source")

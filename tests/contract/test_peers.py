@@ -23,6 +23,7 @@ from certificates import own_certificate
 
 from benchmarks.common.redis_server import RedisCluster, RedisServer
 from benchmarks.common.web_server import free_port, web_server
+from benchmarks.fakes import MemorySource
 from spiderfs.core.homes import GROUPS
 from spiderfs.sources.members import Members, PeerStatus
 from spiderfs.sources.node_names import Node, as_named, is_server
@@ -31,7 +32,6 @@ from spiderfs.sources.peers import PeerSource, asked_name
 from spiderfs.sources.redis_client import slot_of
 from spiderfs.sources.redis_survey import Survey
 from spiderfs.sources.source import FromPeer, version_hash
-from spiderfs.testing import MemorySource
 
 TIMEOUT_S = 0.3
 # A busy machine.

@@ -17,6 +17,7 @@ from moto_store import client_of, moto_store
 from object_server import MODIFIED_S, ObjectServer, object_server
 from web_trees import web_source
 
+from benchmarks.fakes import MemorySource
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.source import ArchiveSource
 from spiderfs.errors import SourceChanged, SourceNotADirectory, SourceNotFound
@@ -27,7 +28,6 @@ from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import open_source
 from spiderfs.sources.peers import PeerSource
 from spiderfs.sources.source import Source, SourceStat, Version
-from spiderfs.testing import MemorySource
 
 NOT_UTF8 = b"caf\xe9-\xff.bin"
 

@@ -16,11 +16,11 @@ from forking import exit_status, forked
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from benchmarks.fakes import MemoryContent
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import LANDING, Content, ContentKey, Keep, Member, Records
-from spiderfs.testing import MemoryContent
 
 PATIENCE_S = 20.0
 

@@ -14,7 +14,6 @@ import pytest
 from mounting import as_root, detach, eventually, mounted
 
 pytestmark = [
-    pytest.mark.both_bindings,
     pytest.mark.opened_and_immutable,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk"),
 ]
@@ -98,7 +97,7 @@ def test_a_disk_that_turns_read_only_causes_no_error_for_readers(
         assert mount.logged("Read-only file system")
 
 
-@pytest.mark.kernel_binding("has several workers")
+@pytest.mark.not_immutable("takes long")
 def test_a_large_file_is_opened_at_a_worker_that_does_not_know_its_name(disk: Disk, tmp_path: Path) -> None:
     """While the disk takes no names each worker has its own, and look-up and open may come to different ones."""
     (source := tmp_path / "source").mkdir()

@@ -294,7 +294,7 @@ def read_all(mount: Mounted, source: Path, names: Iterable[str]) -> None:
 @pytest.mark.parametrize("kind", ["files", "blocks"])
 def test_room_can_be_made_on_a_disk_without_any(source: Path, tmp_path: Path, kind: str) -> None:
     """Evicting a record needs pages of its own; a capacity that is refused is not shown as if it were accepted."""
-    small = {f"{number:04d}": 3_000 for number in range(1000)}
+    small = {f"{number:04d}": 3_000 for number in range(400)}
     wanted = write_files(source, small if kind == "files" else {"large": 20 << 20})
     with small_disk(tmp_path / "disk", "160M") as disk:
         cache = disk / "cache"

@@ -14,7 +14,7 @@ import pytest
 from mounting import Mounted, eventually, mounted
 from reading import readers, together, write_files
 
-pytestmark = [pytest.mark.both_bindings, pytest.mark.opened_and_immutable]
+pytestmark = pytest.mark.opened_and_immutable
 
 TIMEOUT_S = 0.5
 # What the start of threads, the kernel and the interpreter may add on two busy cores.
@@ -53,6 +53,7 @@ def read_all(mount: Mounted, kind: str, wanted: dict[str, str]) -> None:
     assert (seen.wrong, seen.errors, seen.reads) == ([], [], len(some))
 
 
+@pytest.mark.both_bindings
 @pytest.mark.parametrize("fault", ["source.gone", "source.hang"])
 def test_without_its_source_a_mount_serves_what_it_knows(mount: Mounted, source: Path, fault: str) -> None:
     wanted = write_files(source, SIZES)

@@ -16,7 +16,7 @@ from mounting import PATIENCE_S, Mounted, children, eventually, is_running, moun
 from pauses import SHORT_PAUSES
 from reading import readers, together, write_files
 
-pytestmark = [pytest.mark.both_bindings, pytest.mark.opened_and_immutable]
+pytestmark = pytest.mark.opened_and_immutable
 
 FILES = 60
 # Small files, a file as long as the kernel's largest READ, and a file that is read in blocks.
@@ -41,6 +41,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
+@pytest.mark.both_bindings
 @pytest.mark.parametrize(("workers", "latency_ms"), [(1, 0), (2, 0), (2, 10)])
 def test_killed_workers_cost_no_reader_a_byte(source: Path, tmp_path: Path, workers: int, latency_ms: int) -> None:
     """With a slow source a killed worker always leaves requests behind; else it dies during or between them."""
@@ -104,6 +105,7 @@ def test_the_manager_may_die(source: Path, tmp_path: Path) -> None:
         assert usage["used_bytes"] <= usage["capacity_bytes"]
 
 
+@pytest.mark.both_bindings
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
     source: Path, tmp_path: Path, workers: int
@@ -148,6 +150,7 @@ for path in sys.argv[1:]:
 
 
 # Several workers race for requests however many they are, and four do it more often than two.
+@pytest.mark.both_bindings
 @pytest.mark.parametrize("workers", [1, 4])
 def test_no_worker_freezes_when_requests_vanish(source: Path, tmp_path: Path, workers: int) -> None:
     """Readers that are killed remove their requests from the queue between a worker's poll and its read(2)."""

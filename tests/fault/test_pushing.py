@@ -20,8 +20,8 @@ from planning import planned, pusher
 from process_tree import descendants, threads_of
 from reading import digest, readers, together, write_files
 
+from benchmarks.common.sources import make_older
 from spiderfs.core.plans.schedule import UNPROVEN_SAMPLES
-from spiderfs.testing import make_older
 
 CACHED = [f"cached/{number:03d}" for number in range(40)]
 HANGING = [f"hanging/{number:03d}" for number in range(UNPROVEN_SAMPLES)]

@@ -30,9 +30,9 @@ from mounting import Mounted, as_root, eventually, mounted, refused_by_modes, se
 from PIL import Image
 from reading import digest, write_files
 
+from benchmarks.common.sources import make_older
 from spiderfs import client
 from spiderfs.shared.layout import DATA_FILE, CacheLayout
-from spiderfs.testing import make_older
 
 SIZES = {
     "empty": 0,

@@ -143,7 +143,6 @@ def test_open_files_are_served_for_a_while_after_a_lazy_unmount(source: Path, tm
         assert mount.supervisor.ended(30)
 
 
-@pytest.mark.both_bindings
 @pytest.mark.opened_and_immutable
 def test_mounting_over_the_source_itself(source: Path, tmp_path: Path, binding: str) -> None:
     wanted = write_files(source, SIZES)

@@ -17,7 +17,7 @@ import pytest
 from mounting import Mounted, eventually, mounted
 from reading import readers, together, write_files
 
-pytestmark = [pytest.mark.both_bindings, pytest.mark.opened_and_immutable]
+pytestmark = pytest.mark.opened_and_immutable
 
 SMALL_BYTES, LARGE_BYTES = 700_003, (21 << 20) + 4099
 SPARSE_BYTES = 64 << 30
@@ -119,6 +119,7 @@ def test_many_threads_of_one_file_share_one_fetch(source: Path, tmp_path: Path, 
         assert mount.metric("origin_bytes") == len(content)
 
 
+@pytest.mark.both_bindings
 @pytest.mark.not_immutable("a READ brings them")
 def test_bytes_that_an_open_has_fetched_need_no_read(tmp_path: Path) -> None:
     """The kernel has been given it; but not while another handle's READ may have locked its pages."""
@@ -172,6 +173,7 @@ def _forget_bytes(mount: Mounted, name: str) -> None:
     eventually(evicted, what="its eviction")
 
 
+@pytest.mark.both_bindings
 def test_state_and_metrics_count_a_file_that_was_just_read(tmp_path: Path, binding: str) -> None:
     """Whoever reads from the source answers the open, or the READ, and the worker hears of it later."""
     source = tmp_path / "source"
@@ -195,7 +197,7 @@ def test_24_processes_of_one_file(mount: Mounted, source: Path) -> None:
     assert (seen.wrong, seen.errors, seen.reads) == ([], [], 48)
 
 
-@pytest.mark.kernel_binding("takes long")
+@pytest.mark.not_immutable("takes long")
 def test_a_file_larger_than_memory(mount: Mounted, source: Path) -> None:
     with open(source / "sparse", "wb") as file:
         file.truncate(SPARSE_BYTES)
@@ -212,7 +214,7 @@ def test_a_file_larger_than_memory(mount: Mounted, source: Path) -> None:
     assert stats["used_bytes"] <= stats["capacity_bytes"]
 
 
-@pytest.mark.kernel_binding("takes long")
+@pytest.mark.not_immutable("takes long")
 def test_300_megabytes_read_whole_through_a_small_cache(source: Path, tmp_path: Path) -> None:
     size = 300 << 20
     piece = Random(3).randbytes(1 << 20)
@@ -330,7 +332,7 @@ print(count, size)
 """
 
 
-@pytest.mark.kernel_binding("takes long")
+@pytest.mark.not_immutable("takes long")
 def test_a_scan_of_30000_files_asks_for_each_once(tmp_path: Path) -> None:
     count = 30_000
     directory = tmp_path / "source" / "images"

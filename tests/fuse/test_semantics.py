@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 from mounting import SPIDERFS, options_of, options_text, refused_by_modes, run_spiderfs, settle
 
-pytestmark = [pytest.mark.both_bindings, pytest.mark.opened_and_immutable]
+pytestmark = pytest.mark.opened_and_immutable
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "semantics.md"
 FILES = {"cat.txt": "a cat\n", "dog.txt": "a dog\n", "train/1.txt": "one\n", "train/2.txt": "two\n"}
@@ -86,12 +86,10 @@ def examples_of(text: str) -> Iterator[Example]:
 
 
 EXAMPLES = list(examples_of(DOCUMENT.read_text()))
-# What these sections promise, the manager and the engine do; they do not know which binding serves the mount.
-OF_THE_MANAGER = ("the-budget", "warm-and-evict", "the-ratio-of-the-sections", "plans")
-_MANAGER = pytest.mark.kernel_binding("the manager does not know which binding serves the mount")
-# And these the supervisor, before it mounts anything.
-OF_THE_SUPERVISOR = ("unmounting-and-crashes-4", "unmounting-and-crashes-5", "unmounting-and-crashes-6")
-_SUPERVISOR = pytest.mark.kernel_binding("the supervisor has looked at the cache before a binding serves the mount")
+# What these sections promise, the manager and the engine do, and in the last ones the supervisor before it mounts.
+ALIKE = ("the-budget", "warm-pin-and-evict", "the-ratio-of-the-sections", "views")
+ALIKE += ("unmounting-and-crashes-4", "unmounting-and-crashes-5")
+_ALIKE = pytest.mark.not_immutable("does not depend on the mode")
 # What is otherwise in an immutable mount; the section on such mounts says how.
 OTHERWISE = (
     "an-inode-is-a-version-1",
@@ -107,14 +105,9 @@ _NOT_IMMUTABLE = pytest.mark.not_immutable("is otherwise in an immutable mount")
 
 
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
-    marks = [_MANAGER] if name.startswith(OF_THE_MANAGER) else []
-    if name in OF_THE_SUPERVISOR:
-        marks.append(_SUPERVISOR)
-    if name.startswith("views"):
-        marks.append(pytest.mark.kernel_binding("with pyfuse3 there are no views"))
-    if name.startswith("immutable-mounts"):
-        marks.append(pytest.mark.kernel_binding("its mounts are immutable as it is"))
-    return [*marks, _NOT_IMMUTABLE] if name in OTHERWISE else marks
+    if name.startswith(("immutable-mounts", *ALIKE)):
+        return [_ALIKE]
+    return [_NOT_IMMUTABLE] if name in OTHERWISE else []
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from fuzzing import examples, integers, packed
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fakes import FakeKernel, MemoryContent, MemorySource, bare_filesystem, notes_of_sole_worker
 from spiderfs.errors import ConfigError, SpiderfsError
 from spiderfs.fuse import session, wire
 from spiderfs.fuse.handles import Handles
@@ -24,7 +25,6 @@ from spiderfs.fuse.wire import Opcode
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import FakeKernel, MemoryContent, MemorySource, bare_filesystem, notes_of_sole_worker
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.control_files import CONTROL_INODE

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import trio
 
+from benchmarks.fakes import RecordingSink
 from spiderfs.daemon.training.connection.hook_connection import ServerLimits
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen
-from spiderfs.testing import RecordingSink
 from trainer_hook.connection import introduce
 from trainer_hook.connection.client import Client
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainer_hook import plan
 
-BATCH = 4
+BATCH, STEP_S = 4, 0.005
 # After so many batches a job waits for the others.
 TOGETHER = 25
 
@@ -38,7 +38,7 @@ class Files(Dataset[int]):
         return number
 
 
-def main(connection: Connection, root: Path, seed: int, epochs: int, step_ms: int, meeting: Barrier) -> None:
+def main(connection: Connection, root: Path, seed: int, epochs: int, meeting: Barrier) -> None:
     torch.set_num_threads(1)
     files = Files(root)
     generator = torch.Generator().manual_seed(seed)
@@ -52,5 +52,5 @@ def main(connection: Connection, root: Path, seed: int, epochs: int, step_ms: in
                 if number % TOGETHER == 0:
                     meeting.wait()
                 found += batch.tolist()
-                time.sleep(step_ms / 1000)
+                time.sleep(STEP_S)
             connection.send(found)

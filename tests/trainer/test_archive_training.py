@@ -17,8 +17,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from trainer_hook import plan, webdataset_samples
 
-pytestmark = pytest.mark.opened_and_immutable
-
 CLASSES, PICTURES = 4, 160
 
 
@@ -80,6 +78,7 @@ def read_all(mount: Mounted, loader: DataLoader[Any], epochs: int = 2) -> None:
         eventually(lambda epoch=epoch: mount.stats()["plans"] and mount.stats()["plans"][0]["epoch"] >= epoch)
 
 
+@pytest.mark.opened_and_immutable
 def test_image_folder_over_a_tar(tmp_path: Path, binding: str) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -169,7 +168,6 @@ def test_shards_of_webdataset(tmp_path: Path) -> None:
             read_all(mount, loader)
 
 
-@pytest.mark.not_immutable
 @pytest.mark.parametrize(
     ("members", "arguments", "said"),
     [

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_training import SIZE, loader
 
-from spiderfs.testing import RecordingSink
+from benchmarks.fakes import RecordingSink
 from trainer_hook import EchoSampler, ImpactSampler, PoolSampler, ShadeSampler, SpiderSampler, plan
 
 SAMPLERS = pytest.mark.parametrize("kind", [EchoSampler, partial(PoolSampler, block=4)], ids=["echo", "pool"])

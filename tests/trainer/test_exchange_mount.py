@@ -35,12 +35,12 @@ def source(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def jobs(mount: Mounted, count: int, step_ms: int = 5) -> Iterator[list[TrainingProcess]]:
+def two_jobs(mount: Mounted, epochs: int) -> Iterator[list[TrainingProcess]]:
     with contextlib.ExitStack() as stack:
-        meeting = multiprocessing.get_context("forkserver").Barrier(count)
+        meeting = multiprocessing.get_context("forkserver").Barrier(2)
         running = [
-            stack.enter_context(training_process(shared_job.main, mount.point, seed, EPOCHS, step_ms, meeting))
-            for seed in range(count)
+            stack.enter_context(training_process(shared_job.main, mount.point, seed, epochs, meeting))
+            for seed in range(2)
         ]
         for job in running:
             assert job.hear() == FILES
@@ -56,7 +56,7 @@ def fetched(mount: Mounted) -> float:
 
 def test_two_jobs_fetch_about_what_one_fetches(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    with mounted(source, tmp_path / "mount", trace=path, **OPTIONS) as mount, jobs(mount, 2) as running:
+    with mounted(source, tmp_path / "mount", trace=path, **OPTIONS) as mount, two_jobs(mount, EPOCHS) as running:
         before = 0.0
         for epoch in range(EPOCHS):
             for job in running:
@@ -70,7 +70,7 @@ def test_two_jobs_fetch_about_what_one_fetches(source: Path, tmp_path: Path) -> 
     trace = read_trace(path)
     assert len({news.course_id for _, news in trace.rank_news() if isinstance(news, Dispatched)}) == 2
     without, with_plans = (
-        compare(trace, "trace", ["lru"], [Capacity.parse("25%")], None, plans=plans)["results"][0]["origin_bytes"]
+        compare(trace, "trace", ["lru"], [Capacity.parse("25%")], plans=plans)["results"][0]["origin_bytes"]
         for plans in (False, True)
     )
     least = FILES * SIZE * (1 + 0.75 * (EPOCHS - 1))
@@ -81,8 +81,11 @@ def test_two_jobs_fetch_about_what_one_fetches(source: Path, tmp_path: Path) -> 
 def test_no_sample_is_lost_or_repeated_when_processes_die(source: Path, tmp_path: Path) -> None:
     # The loaders' workers end a moment after the jobs: the mount point may be in use until then.
     allowed = ["manager", "worker", "RESEND", "is in use"]
-    with mounted(source, tmp_path / "mount", workers=2, allowed=allowed, **OPTIONS) as mount, jobs(mount, 2) as running:
-        for _ in range(EPOCHS):
+    with (
+        mounted(source, tmp_path / "mount", workers=2, allowed=allowed, **OPTIONS) as mount,
+        two_jobs(mount, 2) as running,
+    ):
+        for _ in range(2):
             os.kill(mount.manager(), signal.SIGKILL)
             os.kill(mount.workers()[0], signal.SIGKILL)
             for job in running:

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from hook_daemon import PATIENCE_S, HookDaemon, until
 
+from benchmarks.fakes import RecordingSink
 from spiderfs.daemon.training.connection.hook_connection import ServerLimits
 from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd, Hello, Plan, Progress
-from spiderfs.testing import RecordingSink
 from trainer_hook import Client, Declaration
 from trainer_hook.connection import lists_and_plans
 from trainer_hook.connection.lists_and_plans import PROGRESS_EVERY_S

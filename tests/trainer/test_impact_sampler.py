@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from two_ranks import in_two_ranks, join_two_ranks
 
-from spiderfs.testing import RecordingSink
+from benchmarks.fakes import RecordingSink
 from trainer_hook import Client, ImpactSampler, attach
 from trainer_hook.samplers.impact import WarmUp, chances_of
 

@@ -144,6 +144,7 @@ def test_a_training_that_leaves_epochs_early(source: Path, tmp_path: Path) -> No
         assert job["samples"] <= FILES + 30 * 8 + 3 * IN_HAND
 
 
+@pytest.mark.not_immutable("is fetched ahead alike")
 def test_a_slow_training_does_not_wait(source: Path, tmp_path: Path) -> None:
     with (
         mounted(source, tmp_path / "m", source__latency_ms=5, capacity="25%") as mount,
@@ -215,6 +216,7 @@ def test_a_manager_that_is_killed_hears_how_far_the_training_is(source: Path, tm
             assert sum(reads(mount)) <= drawn
 
 
+@pytest.mark.not_immutable("is fetched ahead alike")
 def test_the_objects_of_a_bucket_are_fetched_ahead_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_training import SIZE, loader
 
-from spiderfs.testing import RecordingSink
+from benchmarks.fakes import RecordingSink
 from trainer_hook import PoolSampler, plan
 from trainer_hook.samplers.pool import through_pool
 

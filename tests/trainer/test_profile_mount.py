@@ -58,18 +58,7 @@ def test_a_loader_is_profiled_beside_the_mount(tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m", capacity="60kB", source__latency_ms=20) as mount:
         opens = mount.metric("opens")
         words = [SPIDERFS, "profile", mount.point, "--loader", "my_training:make", "--view", "bmp256"]
-        words += [
-            "--samples",
-            "12",
-            "--uses",
-            "2",
-            "--nodes",
-            "2",
-            "--json",
-            tmp_path / "p.json",
-            "--plot",
-            tmp_path / "p.svg",
-        ]
+        words += ["--samples", "12", "--uses", "2", "--nodes", "2", "--json", tmp_path / "p.json"]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         told = json.loads((tmp_path / "p.json").read_text())
@@ -89,7 +78,6 @@ def test_a_loader_is_profiled_beside_the_mount(tmp_path: Path) -> None:
     best = next(row for row in rows.values() if row["best"])
     assert best["samples_per_s"] == max(row["samples_per_s"] for row in rows.values())
     assert best["split"] in done.stdout
-    assert (tmp_path / "p.svg").stat().st_size > 1000
     assert left_in(mount.cache.parent) == []
     with mounted(source, tmp_path / "m", capacity="60kB", view="bmp256", forms="auto") as mount:
         record = load_record(CacheLayout(mount.cache).profile)

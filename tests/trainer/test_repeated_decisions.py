@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from known_losses import Training
 from mounting import Mounted, eventually, mounted
+from repetition import repeated
 
 from spiderfs.core.guided import Divided
 from spiderfs.core.policy import Policy
 from spiderfs.policies import POLICIES
-from spiderfs.testing.repetition import repeated
 from spiderfs.trace.format import ACCESSES, Kind, Trace, read_trace
 
 SAMPLES, CLASSES, BATCH, EPOCHS = 150, 3, 10, 4

@@ -30,7 +30,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from two_ranks import in_processes
 
 import trainer_hook
-from spiderfs.testing import RecordingSink
+from benchmarks.fakes import RecordingSink
 from trainer_hook import EchoSampler, ImpactSampler, PoolSampler, ShadeSampler, SpiderSampler
 from trainer_hook.ranks import share_of_rank
 from trainer_hook.resuming import JobOrder, Progress, restored

@@ -17,7 +17,7 @@ from tiny_training import SIZE, Network, Numbered, loader, recorded, train
 from torch.utils.data import DataLoader
 from two_ranks import in_two_ranks, join_two_ranks
 
-from spiderfs.testing import RecordingSink
+from benchmarks.fakes import RecordingSink
 from trainer_hook import SpiderSampler, attach
 
 SCORES = np.linspace(0.1, 2, SIZE).astype(np.float32)

@@ -103,7 +103,6 @@ def plain_losses(images: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.not_immutable("several workers do more")), 2])
-@pytest.mark.both_bindings
 @pytest.mark.opened_and_immutable
 def test_training_over_a_mount_is_training(
     images: Path, plain_losses: list[float], tmp_path: Path, workers: int, binding: str

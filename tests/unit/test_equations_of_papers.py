@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from scipy.signal import savgol_filter
 
+from benchmarks.training.equation_9 import Cluster, mean_throughput
 from spiderfs.core.learning.elastic import Elastic
-from spiderfs.forms.partition import Cluster, FormSizes, Split, mean_throughput
+from spiderfs.forms.partition import FormSizes, Split
 
 share = st.floats(0, 1)
 

@@ -19,6 +19,7 @@ import trio
 from archive_files import Link, patient_indexers, tar_of, zip_of
 from mounting import eventually
 
+from benchmarks.fakes import MemorySource
 from spiderfs.archives import indexer_process
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.source import ArchiveSource, forget_gone
@@ -34,7 +35,6 @@ from spiderfs.errors import (
 from spiderfs.sources.client import SourceLimits
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.source import Source, SourceStat, Version
-from spiderfs.testing import MemorySource
 
 TREE = {b"n01/a.jpg": b"first", b"n01/b.jpg": b"second", b"n02/c.cls": b"7", b"link": Link(b"n01")}
 

@@ -58,18 +58,18 @@ def kept(path: Path) -> Any:
 
 
 def test_slices_end_with_the_figures_of_one_long_run(full_size: ModuleType, tmp_path: Path) -> None:
-    console = Console(quiet=True)
-    full_size.measure(arguments(full_size, tmp_path / "long", state=None), console)
+    console, extent = Console(quiet=True), full_size.Extent(2, 160, 40, 1)
+    full_size.measure(arguments(full_size, tmp_path / "long", state=None, extent=extent), console)
     slices = 0
     while True:
         slices += 1
         try:
             # No time: each slice trains the one epoch that it may.
-            full_size.measure(arguments(full_size, tmp_path / "short", minutes=0.0), console)
+            full_size.measure(arguments(full_size, tmp_path / "short", minutes=0.0, extent=extent), console)
             break
         except full_size.TimeIsOver:
             assert len(list((tmp_path / "short" / "state").iterdir())) <= 1
-    assert slices == EPOCHS * len(SYSTEMS)
+    assert slices == extent.epochs * len(SYSTEMS)
     assert kept(tmp_path / "short") == kept(tmp_path / "long")
     assert {of["system"] for of in kept(tmp_path / "long")} == {*SYSTEMS[1:], "lru", "uniform+plan"}
     assert list((tmp_path / "short" / "state").iterdir()) == []

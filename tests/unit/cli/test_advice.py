@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from made_up_profile import MADE_UP
 
+from benchmarks.fakes.memory_source import MemorySource
 from spiderfs.cli.bench import _options
 from spiderfs.cli.main import main
 from spiderfs.cli.profile import advice
@@ -22,7 +23,6 @@ from spiderfs.profiling.bench import Found, Listing, _forget, cached_share, list
 from spiderfs.profiling.bench_readers import File, Pass, Way
 from spiderfs.profiling.measure import Speeds
 from spiderfs.sources.source import Version
-from spiderfs.testing.memory_source import MemorySource
 from spiderfs.views.recipe import NO_VIEW
 
 

@@ -50,8 +50,6 @@ def test_what_cannot_be_profiled_is_refused_in_one_line(here: Path, tmp_path: Pa
     assert "no spiderfs mount is at" in refusal(tmp_path)
     assert "it has jpeg256, " in refusal(here, "--view", "jpeg257")
     assert "tiny" in refusal(here, "--view", "none,small")
-    assert "name it with --loader" in refusal(here, "--plot", tmp_path / "a.png")
-    assert "ends in .png or .svg" in refusal(here, "--loader", "a:b", "--plot", tmp_path / "a.jpg")
     assert "--capacity much" in refusal(here, "--capacity", "much")
     assert "a mount to measure by failed" in refusal(here, "--view", "none")
 

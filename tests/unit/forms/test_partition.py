@@ -1,4 +1,4 @@
-"""Seneca's model and the law of the bottleneck: what must hold for all parameters, and known cases."""
+"""The law of the bottleneck: what must hold for all parameters, and known cases."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.training.equation_9 import samples_in
 from spiderfs.forms.partition import (
     MOST_AUGMENTED,
     Capacities,
-    Cluster,
     Demand,
     FormSizes,
     Places,
     Split,
     best_split,
     bottleneck,
-    mean_throughput,
     samples_held,
-    samples_in,
     splits,
-    throughputs,
     view_share,
 )
 
@@ -36,35 +33,12 @@ SPLITS = st.tuples(percent, percent).map(
 SIZES = st.builds(FormSizes, st.floats(1, 1e6), st.floats(1, 1e7), st.floats(1, 1e7))
 rate = st.floats(1, 1e6)
 bandwidth = st.floats(1e3, 1e12)
-CLUSTERS = st.builds(
-    Cluster,
-    nodes=st.integers(1, 8),
-    gpu_rate=rate,
-    augment_rate=rate,
-    decode_augment_rate=rate,
-    pcie_bandwidth=bandwidth,
-    nic_bandwidth=bandwidth,
-    cache_bandwidth=bandwidth,
-    storage_bandwidth=bandwidth,
-)
 cost = st.floats(0, 1)
 amount = st.floats(0, 1e7)
-DEMAND = st.builds(Demand, st.floats(1e-6, 1), cost, amount, amount, amount, amount, cost)
+DEMAND = st.builds(Demand, st.floats(1e-6, 1), cost, amount, cost)
 DEMANDS = st.builds(Places, DEMAND, DEMAND, DEMAND, DEMAND)
 COUNTS = st.builds(Places, *[st.floats(0, 1e6)] * 3, st.floats(1, 1e6))
-CAPACITIES = st.builds(Capacities, st.floats(1, 64), st.floats(1, 64), rate, *[bandwidth] * 4)
-
-
-@given(SPLITS, st.floats(0, 1e12), st.floats(1, 1e7), SIZES)
-@example(Split(0.0, 0.55, 0.45), 859973556529.0, 1529908.0350600418, FormSizes(1.0, 1.0, 803994.0703125))
-def test_each_sample_is_in_one_place_and_the_cache_holds_them(
-    split: Split, cache_bytes: float, samples: float, sizes: FormSizes
-) -> None:
-    counts = samples_in(split, cache_bytes, samples, sizes)
-    assert min(counts) >= 0
-    assert sum(counts) == pytest.approx(samples)
-    kept = counts.encoded * sizes.encoded + counts.decoded * sizes.decoded + counts.augmented * sizes.augmented
-    assert kept <= cache_bytes * (1 + 1e-9) + 1e-9
+CAPACITIES = st.builds(Capacities, st.floats(1, 64), st.floats(1, 64), rate, bandwidth)
 
 
 @given(SPLITS, st.floats(0, 1e12), st.floats(0, 0.5), st.floats(1, 1e7), SIZES)
@@ -78,37 +52,6 @@ def test_a_mount_holds_each_sample_in_one_place_and_leaves_room_for_landing(
     policys = counts.encoded * sizes.encoded + counts.decoded * sizes.decoded
     kept = policys + counts.augmented * sizes.augmented
     assert kept <= max(cache_bytes - landing_bytes, MOST_AUGMENTED * cache_bytes) * (1 + 1e-9) + 1e-6
-
-
-@given(CLUSTERS, SIZES, SPLITS, st.floats(0, 1e12), st.floats(1, 1e7))
-def test_the_mean_lies_between_the_throughputs_of_the_places(
-    cluster: Cluster, sizes: FormSizes, split: Split, cache_bytes: float, samples: float
-) -> None:
-    rates = throughputs(cluster, sizes)
-    mean = mean_throughput(cluster, sizes, split, cache_bytes, samples)
-    assert min(rates) * (1 - 1e-9) <= mean <= max(rates) * (1 + 1e-9)
-    assert rates.storage <= rates.encoded
-
-
-@given(CLUSTERS, SIZES)
-def test_twice_the_nodes_are_twice_as_fast_where_a_node_is_the_limit(cluster: Cluster, sizes: FormSizes) -> None:
-    alone = replace(cluster, cache_bandwidth=math.inf, storage_bandwidth=math.inf)
-    twice = throughputs(replace(alone, nodes=2 * alone.nodes), sizes)
-    assert twice == pytest.approx(tuple(2 * rate for rate in throughputs(alone, sizes)))
-    more = throughputs(replace(cluster, nodes=2 * cluster.nodes), sizes)
-    assert all(a <= b <= 2 * a * (1 + 1e-9) for a, b in zip(throughputs(cluster, sizes), more, strict=True))
-
-
-def test_the_equations_with_numbers_that_can_be_done_by_head() -> None:
-    cluster = Cluster(2, 1000, 400, 100, 1e9, 1e8, 5e7, 1e6, gradient_nic_bytes=1e5, gradient_pcie_bytes=4e5)
-    sizes = FormSizes(1e5, 5e5, 6e5)
-    # 1: 5e7/6e5, 2e8/7e5, 2e9/1e6, 2000   3: 5e7/5e5, 2e8/6e5, 800, ...   5: 5e7/1e5, 2e8/2e5, 200   7: 1e6/1e5
-    assert throughputs(cluster, sizes) == pytest.approx((5e7 / 6e5, 100, 200, 10))
-    # 2: 0.3e8/6e5 = 50   4: 0.3e8/5e5 = 60   6: 0.4e8/1e5 = 400   8: 1000 - 510
-    counts = samples_in(Split(0.4, 0.3, 0.3), 1e8, 1000, sizes)
-    assert counts == pytest.approx((50, 60, 400, 490))
-    expected = 0.05 * 5e7 / 6e5 + 0.06 * 100 + 0.4 * 200 + 0.49 * 10
-    assert mean_throughput(cluster, sizes, Split(0.4, 0.3, 0.3), 1e8, 1000) == pytest.approx(expected)
 
 
 @given(COUNTS, DEMANDS, CAPACITIES)
@@ -197,9 +140,9 @@ def predicted_by(capacities: Capacities, demands: Places, cache_bytes: float, us
 
 
 FAST_READS = Places(
-    Demand(0.0005, cache_bytes=150e3),
-    Demand(0.002, cache_bytes=250e3),
-    Demand(0.008, cache_bytes=100e3),
+    Demand(0.0005),
+    Demand(0.002),
+    Demand(0.008),
     Demand(0.008, storage_bytes=100e3),
 )
 

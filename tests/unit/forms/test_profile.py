@@ -69,9 +69,6 @@ def test_machines_bring_cores_and_caches_and_share_the_source() -> None:
     assert many == (pytest.approx(1000), "storage_bandwidth")
     stepping = replace(four, step_s=1.0, cache_bytes=1e9).predicted(ENCODED, None)
     assert stepping == (pytest.approx(40), "device_rate")
-    cluster = four.cluster("bmp256")
-    assert (cluster.nodes, cluster.cache_bandwidth) == (4, pytest.approx(400e6))
-    assert replace(four, cache_bytes=50e6).by_equation_9(ENCODED, "bmp256") == pytest.approx(0.5 * 2000 + 0.5 * 500)
 
 
 def test_steps_are_a_limit_and_add_up_with_the_samples_where_there_are_no_workers() -> None:
@@ -89,14 +86,6 @@ def test_processes_beside_the_workers_take_cores_too() -> None:
 def test_without_a_view_no_room_is_given_to_decoded_samples() -> None:
     assert MADE_UP.counts(DECODED, None).decoded == 0
     assert MADE_UP.best(None) == ENCODED
-
-
-def test_the_parameters_of_the_equations_are_those_of_the_paper() -> None:
-    cluster = MADE_UP.cluster("bmp256")
-    assert (cluster.decode_augment_rate, cluster.augment_rate) == (pytest.approx(500), pytest.approx(2000))
-    assert cluster.cache_bandwidth == pytest.approx(100e6)
-    # Half of the samples at 500 a second, half as fast as the source brings them, which is as fast.
-    assert MADE_UP.by_equation_9(ENCODED, "bmp256") == pytest.approx(500)
 
 
 def test_a_cache_holds_less_than_the_equations_say() -> None:

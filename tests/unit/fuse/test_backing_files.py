@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from benchmarks.fakes import MemoryContent, MemorySource, bare_filesystem
 from spiderfs.core.events import HIT
 from spiderfs.fuse import wire
 from spiderfs.fuse.passthrough import LINGER_S, Passthrough
@@ -19,7 +20,6 @@ from spiderfs.shared.layout import RunLayout
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import BLOCK_BYTES
-from spiderfs.testing import MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.large_files import PASSED_BLOCKS, PASSED_PAUSE_S
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.fakes import FakeKernel
 from spiderfs.fuse import wire
 from spiderfs.fuse.bindings import KernelBinding
 from spiderfs.fuse.kernel import Kernel
-from spiderfs.testing import FakeKernel
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pytest
 import trio
 from mounting import eventually
 
+from benchmarks.fakes import MemoryContent, MemorySource, bare_filesystem, notes_of_sole_worker
 from spiderfs.errors import StoreCorrupt
 from spiderfs.fuse import pyfuse3_binding, wire
 from spiderfs.fuse.handles import Handles
@@ -25,7 +26,6 @@ from spiderfs.fuse.kernel import Serving
 from spiderfs.fuse.pyfuse3_binding import Alarm, Pyfuse3Binding, looking_before_waiting
 from spiderfs.fuse.wire import Opcode
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import MemoryContent, MemorySource, bare_filesystem, notes_of_sole_worker
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.filesystem import Filesystem
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fakes import MemorySource
 from spiderfs.errors import ConfigError, SourceDenied, SourceUnavailable, SpiderfsError
 from spiderfs.options.model import Capacity, Options, check_change, default_rows, parse_duration, parse_size
 from spiderfs.options.paths import capacity_remark
@@ -19,7 +20,6 @@ from spiderfs.options.units import MAX_SIZE_BYTES, SIZE_UNITS, format_duration, 
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import OPENERS, Opener
 from spiderfs.sources.source import SourceStat
-from spiderfs.testing import MemorySource
 from spiderfs.views.recipe import READY, Recipe
 
 

@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("daemon.training.plans",),
     ("daemon.training.connection", "daemon.training.courses"),
     ("daemon.training.service",),
-    ("daemon.control", "testing"),
+    ("daemon.control",),
     ("daemon.manager", "daemon.worker"),
     ("daemon.supervisor",),
     ("cli",),

@@ -11,6 +11,7 @@ from contextlib import closing
 import pytest
 from test_peer_source import CONTENT, HERE, TIMEOUT_S, Peer
 
+from benchmarks.fakes import MemorySource
 from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.errors import ConfigError
 from spiderfs.shared.slots import SharedSlots
@@ -30,7 +31,6 @@ from spiderfs.sources.node_names import (
 )
 from spiderfs.sources.peers import PeerSource
 from spiderfs.sources.source import FromPeer, version_hash
-from spiderfs.testing import MemorySource
 
 A, B, C = (f"http://10.0.0.{number}:80" for number in (1, 2, 3))
 

@@ -13,6 +13,7 @@ import pytest
 from certificates import own_certificate
 from local_server import LocalServer
 
+from benchmarks.fakes import MemorySource
 from spiderfs.errors import SourceChanged
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.members import Members, PeerStatus
@@ -20,7 +21,6 @@ from spiderfs.sources.node_names import Node
 from spiderfs.sources.peer import FAILURES
 from spiderfs.sources.peers import PeerSource, asked_name, asked_version
 from spiderfs.sources.source import FromPeer, Version, version_hash
-from spiderfs.testing import MemorySource
 
 HERE = "http://127.0.0.1:1"
 TIMEOUT_S = 0.3

@@ -10,12 +10,12 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from test_peer_source import CONTENT, TIMEOUT_S, Peer, Setup, members_of, reply
 
+from benchmarks.fakes import MemorySource
 from spiderfs.errors import ConfigError
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.node_names import addresses_of, own_url
 from spiderfs.sources.peers import PeerSource
 from spiderfs.sources.source import FromPeer
-from spiderfs.testing import MemorySource
 
 
 @pytest.fixture

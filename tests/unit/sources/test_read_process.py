@@ -14,13 +14,13 @@ import trio
 import trio.testing
 from mounting import eventually, is_running
 
+from benchmarks.fakes import MemorySource
 from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
 from spiderfs.sources import read_process
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.source import Source, Version
-from spiderfs.testing import MemorySource
 
 PATIENCE_S = 20.0
 LONGEST = 3 << 20

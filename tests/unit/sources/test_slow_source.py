@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fakes import MemorySource
 from spiderfs.errors import ConfigError, SourceUnavailable
 from spiderfs.sources.faults import FAULTS, FaultState, SlowSource
-from spiderfs.testing import MemorySource
 
 
 class Clock:

@@ -11,13 +11,13 @@ import hypothesis.strategies as st
 import trio
 from hypothesis import HealthCheck, given, settings
 
+from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.daemon.caching.capacity import CacheCapacity
 from spiderfs.fuse import wire
 from spiderfs.options.units import Capacity
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import MAX_SIZE, SourceStat
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.answer_types import Attributes, Entry
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.lister import Lister

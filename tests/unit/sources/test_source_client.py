@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from benchmarks.fakes import MemorySource
 from spiderfs.errors import (
     SourceChanged,
     SourceDenied,
@@ -28,7 +29,6 @@ from spiderfs.sources import client as module
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.source import Source
-from spiderfs.testing import MemorySource
 
 # Short enough for a test, and long enough for a thread to start on a busy machine.
 QUICK = SourceLimits(timeout_s=0.3, backoff_s=0.001, max_backoff_s=0.002, max_concurrent=4, probe_interval_s=0.01)

@@ -16,13 +16,13 @@ import pytest
 import trio
 import trio.testing
 
+from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.errors import SourceChanged, SourceTimeout, SourceUnavailable, StoreCorrupt, StoreError, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey, Keep
-from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs import fetcher as module
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetch_lock import FetchLock

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 
+from benchmarks.fakes import Bare, FakeKernel, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.core.events import FETCHED, HIT, PUSHED, UNREAD, UNSTORED
 from spiderfs.errors import ReadOnly, SourceUnavailable, Stale
 from spiderfs.linux.process_table import started_at
@@ -20,7 +21,6 @@ from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import ContentKey
-from spiderfs.testing import Bare, FakeKernel, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, TABLES
 from spiderfs.vfs.fetch_lock import FetchLock

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 import trio
 
+from benchmarks.fakes import MemorySource
 from spiderfs.errors import SourceDenied, SourceUnavailable, Stale
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import MemorySource
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.settling import WINDOW_S

@@ -11,11 +11,11 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fakes import Bare, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.errors import SourceTimeout, SourceUnavailable, Stale
 from spiderfs.sources.client import SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
-from spiderfs.testing import Bare, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.large_files import Touches

@@ -13,12 +13,12 @@ import trio
 import trio.testing
 from hypothesis import given
 
+from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.errors import SourceUnavailable
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
-from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs import large_files as module
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetch_lock import FetchLock

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from benchmarks.fakes import Bare, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.errors import Stale
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import Bare, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.rules import Settings

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from benchmarks.fakes import Bare, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.errors import SourceUnavailable, Stale
 from spiderfs.linux import steady_clock
 from spiderfs.sources.client import SourceLimits
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import Bare, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.vfs import walk_ahead
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES

@@ -10,11 +10,11 @@ import trio
 import trio.abc
 from trio.testing import MockClock
 
+from benchmarks.fakes import MemorySource
 from spiderfs.errors import SourceDenied
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import MemorySource
 from spiderfs.vfs.catalogue import TABLES, Catalogue, Node
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.walk_ahead import AHEAD, LEAST_AHEAD, WalkAhead

@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 from images import image_file, picture
 
+from benchmarks.fakes import MemorySource
 from spiderfs.errors import SourceChanged, ViewFailed
 from spiderfs.sources.source import FromPeer, Version
-from spiderfs.testing import MemorySource
 from spiderfs.views.making import make
 from spiderfs.views.pool import MakerLost
 from spiderfs.views.recipe import Recipe, Unmade

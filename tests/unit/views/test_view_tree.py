@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.fakes import MemorySource
 from spiderfs.errors import SourceNotFound
-from spiderfs.testing import MemorySource
 from spiderfs.views.recipe import READY
 from spiderfs.views.tree import Forms, Place, TreeSource
 

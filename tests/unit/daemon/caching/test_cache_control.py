@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from benchmarks.fakes import MemoryContent
 from spiderfs.core.engine import BLOCKS
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.guided import HubLimits
@@ -30,7 +31,6 @@ from spiderfs.policies import mountable_policies
 from spiderfs.policies.spider import Spider
 from spiderfs.protocol.partials import FIRST_PARTIAL
 from spiderfs.store.store import LANDING, ContentKey, Keep
-from spiderfs.testing import MemoryContent
 
 CAPACITY = 10_000
 

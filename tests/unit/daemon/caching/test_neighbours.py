@@ -11,6 +11,7 @@ import pytest
 import trio
 from archive_files import patient_indexers, tar_of, zip_of
 
+from benchmarks.fakes import MemorySource
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.source import ArchiveSource
 from spiderfs.core.engine import Engine
@@ -22,7 +23,6 @@ from spiderfs.errors import ArchiveFailed, SourceError, SourceUnavailable
 from spiderfs.policies import POLICIES
 from spiderfs.sources.source import Version
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import MemorySource
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
 
 SIZE = 1000

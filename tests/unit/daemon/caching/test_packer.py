@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from benchmarks.fakes import MemoryContent
 from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.daemon.caching import packer as packing
 from spiderfs.daemon.caching.cache_control import CacheControl
@@ -23,7 +24,6 @@ from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import ContentKey
-from spiderfs.testing import MemoryContent
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher

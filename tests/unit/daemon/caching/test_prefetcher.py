@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.core.events import FETCHED, HIT, REFUSED, Access
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.fetch_limits import Concurrency
@@ -30,7 +31,6 @@ from spiderfs.sources.client import Patience, SourceClient, SourceLimits
 from spiderfs.sources.source import Delivery, Version
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import LANDING, ContentKey
-from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher

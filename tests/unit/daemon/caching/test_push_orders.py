@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import trio
 
+from benchmarks.fakes import MemoryContent
 from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, REFUSED, UNREAD, UNSTORED, Access
 from spiderfs.core.plans.fetch_limits import Concurrency
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
@@ -32,7 +33,6 @@ from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.source import SourceStat
-from spiderfs.testing import MemoryContent
 from spiderfs.vfs.catalogue import Node
 
 SIZE, FILES, MOST_BYTES = 1000, 100, 10_000

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.daemon.caching.background_rate import BackgroundRate
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.warmer import MAX_WAITING, Pattern, Warmer
@@ -20,7 +21,6 @@ from spiderfs.shared.warming import Warming
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import Version
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher

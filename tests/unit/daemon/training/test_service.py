@@ -20,6 +20,7 @@ import trio
 import trio.testing
 from mount_options import options_in
 
+from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.core.engine import Changes
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
 from spiderfs.core.hints import Candidates, Epoch, Hub, Labels, Pinning, Ratio, Scored
@@ -42,7 +43,6 @@ from spiderfs.simulation.hint_source import rescored
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.store import ContentKey
-from spiderfs.testing import MemoryContent, MemorySource
 from spiderfs.trace.format import Kind, read_trace
 from spiderfs.trace.recording import Recording
 from spiderfs.vfs.catalogue import TABLES, Catalogue

@@ -19,6 +19,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from benchmarks.fakes import RecordingSink
 from spiderfs.daemon.training.connection import hook_server
 from spiderfs.daemon.training.connection.declaring import is_below_mount
 from spiderfs.daemon.training.connection.hook_connection import ServerLimits
@@ -51,7 +52,6 @@ from spiderfs.protocol import (
     Warn,
     encode,
 )
-from spiderfs.testing import RecordingSink
 
 PATIENCE_S = 10.0
 NOBODY = 65534

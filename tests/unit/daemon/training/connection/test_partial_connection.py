@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import trio
 
+from benchmarks.fakes import MemoryContent, RecordingSink
 from spiderfs.core.partials import PARTIALS
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.connection.hook_connection import ServerLimits
@@ -42,7 +43,6 @@ from spiderfs.protocol import (
 )
 from spiderfs.protocol.partials import FIRST_PARTIAL, sealed_file
 from spiderfs.store.store import ContentKey
-from spiderfs.testing import MemoryContent, RecordingSink
 
 PATIENCE_S = 10.0
 CAPACITY, MOST = 20_000, 4_000

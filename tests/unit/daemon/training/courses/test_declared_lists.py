@@ -16,6 +16,7 @@ import trio
 from recording_policy import recorded_cache
 from short_lists import sample_list
 
+from benchmarks.fakes import MemorySource
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.policy import Key
 from spiderfs.daemon.training.courses import declared_lists as module
@@ -28,7 +29,6 @@ from spiderfs.protocol import Hello
 from spiderfs.shared.attached_trainers import publish_trainers
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.memory_records import MemoryRecords
-from spiderfs.testing import MemorySource
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
 

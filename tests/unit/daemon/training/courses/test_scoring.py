@@ -15,6 +15,7 @@ from recording_policy import RecordingPolicy, recorded_cache
 from short_lists import course
 from trio.testing import wait_all_tasks_blocked
 
+from benchmarks.fakes import MemoryContent
 from spiderfs.core.events import FETCHED, HIT, Access
 from spiderfs.core.hints import Hint, Scored
 from spiderfs.core.learning.teaching import Teaching
@@ -26,7 +27,6 @@ from spiderfs.metrics import SharedCounters
 from spiderfs.protocol import Batch
 from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.store.store import ContentKey
-from spiderfs.testing import MemoryContent
 
 SIZE = 100
 # Sample i of the list is this file; the last one is unknown.

@@ -158,9 +158,3 @@ async def bare_filesystem(
 def notes_of_sole_worker(counters: Counters) -> HeldRequests:
     """The notes of a worker without a supervisor, whose death nobody counts."""
     return ResentRequests(1, MAX_WAITING, REFUSED_AFTER).of_worker(0, counters)
-
-
-def make_older(path: str | bytes | Path, by_s: float = 3600.0) -> None:
-    """Move a file's mtime into the past, since spiderfs keeps nothing of a file that may still be written to."""
-    mtime_ns = os.lstat(path).st_mtime_ns - int(by_s * 1e9)
-    os.utime(path, ns=(mtime_ns, mtime_ns), follow_symlinks=False)

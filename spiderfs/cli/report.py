@@ -95,10 +95,10 @@ def _compared(trace: Path, stats: Mapping[str, Any], may_fail: bool) -> list[dic
             if not len(read.accesses()):
                 raise UsageError(f"nothing of a training is in {trace} yet: the mount writes it every half minute")
             capacities = chosen_capacities(f"{stats['capacity_bytes']},{_CAPACITIES}")
-            found = [compare(read, trace.name, chosen_policies("all"), capacities)]
+            found = [compare(read, trace.name, chosen_policies("all"), capacities, None)]
             if read.has_plans:
                 policies = chosen_policies(str(stats["policy"]))
-                found.append(compare(read, trace.name, policies, capacities, plans=True))
+                found.append(compare(read, trace.name, policies, capacities, None, plans=True))
         except UsageError as exc:
             if not may_fail:
                 raise

@@ -50,7 +50,22 @@ json_file = click.option(
     help="Compute the scores again with these radii: numbers up to 2, or auto, separated by commas.",
 )
 @click.option(
+    "--neighbours",
+    type=click.IntRange(1, 1_000_000),
+    help="Compute the scores again, of so many nearest neighbours at most [default: 500, as in a mount]",
+)
+@click.option(
+    "--epoch", "epoch_length", type=click.IntRange(min=1), help="Accesses in an epoch [default: as many as samples]"
+)
+@click.option(
     "--plans", is_flag=True, help="Follow the recorded plans of trainings, and count what jobs that exchange are owed."
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="Deal the accesses to so many nodes in turn, each with this capacity, whose caches act as one (`peers`).",
 )
 @json_file
 def simulate(
@@ -59,7 +74,10 @@ def simulate(
     capacities: str,
     ratio: float | None,
     radii: str | None,
+    neighbours: int | None,
+    epoch_length: int | None,
     plans: bool,
+    nodes: int,
     json_path: Path | None,
 ) -> None:
     """Replay TRACE through the cache engine and compare policies.
@@ -67,8 +85,8 @@ def simulate(
     TRACE is a file that `-o trace=FILE` has recorded, or a text with `key size` on each line. The policy belady knows
     the whole trace and keeps what is used next soonest; it is always shown, as the bound for all others.
 
-    With --radius the scores of the recorded training are computed again, in the way of each policy that uses scores.
-    For each radius that takes as long as it took the mount.
+    With --radius or --neighbours, the scores of the recorded training are computed again, in the way of each policy
+    that uses scores. For each radius that takes as long as it took the mount.
     """
     from rich.console import Console
 
@@ -83,9 +101,11 @@ def simulate(
             printable(trace.name),
             chosen_policies(policies),
             chosen_capacities(capacities),
+            epoch_length,
             ratio,
-            chosen_settings(radii),
+            chosen_settings(radii, neighbours),
             plans,
+            nodes,
         )
     show(report, console)
     if json_path is not None:

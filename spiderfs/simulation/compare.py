@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
+from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import RankNews
+from spiderfs.core.homes import Homes
 from spiderfs.errors import UsageError
 from spiderfs.options.units import Capacity, round_size
 from spiderfs.policies import POLICIES
 from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.simulation.hint_source import HintSource
-from spiderfs.simulation.replay import Replay, policy_for, replay
+from spiderfs.simulation.replay import Replay, policy_for, replay, replay_on_nodes
 from spiderfs.trace.format import Trace
 
 # The policy that knows the whole trace.
@@ -42,20 +45,22 @@ def compare(
     name: str,
     policies: list[str],
     capacities: list[Capacity],
+    epoch_length: int | None,
     ratio: float | None = None,
     settings: Sequence[ScorerOptions] = (),
     plans: bool = False,
+    nodes: int = 1,
 ) -> dict[str, Any]:
     """Replay a trace with every policy at every capacity; the result is plain data, ready for JSON.
 
-    An epoch has as many accesses as there are samples. With `plans`, those that were recorded overrule every policy but
-    the bound, and so does what jobs that exchange samples owe.
+    With `plans`, those that were recorded overrule every policy but the bound, and so does what jobs that exchange
+    samples owe. Each of `nodes` has such a capacity; the bound is one cache with the room of all.
     """
-    news = _recorded_plans(trace, name) if plans else []
+    news = _recorded_plans(trace, name, nodes) if plans else []
     accesses, hint_source = trace.accesses(), HintSource(trace, settings, ratio)
     if not len(accesses):
         raise UsageError(f"the trace {name} holds no accesses: record one with -o trace=FILE")
-    epoch_length = accesses.distinct
+    epoch_length = min(epoch_length or accesses.distinct, len(accesses))
     results = []
     for capacity in capacities:
         capacity_bytes = capacity.budget_bytes(accesses.distinct_bytes)
@@ -63,9 +68,12 @@ def compare(
         for policy, setting in runs:
             hints = hint_source.hints(POLICIES[policy], setting)
             began = perf_counter()
-            engine = Engine(policy_for(POLICIES[policy], accesses), capacity_bytes)
             known = () if policy == BOUND else news
-            result = replay(engine, accesses, epoch_length, hints, ratio=ratio, news=known)
+            engine = partial(_engine, policy, accesses)
+            if nodes > 1 and policy != BOUND:
+                result = replay_on_nodes(nodes, engine, capacity_bytes, accesses, epoch_length, hints, ratio)
+            else:
+                result = replay(engine(capacity_bytes * nodes), accesses, epoch_length, hints, ratio=ratio, news=known)
             results.append(
                 {
                     "policy": policy,
@@ -84,6 +92,7 @@ def compare(
         "distinct_bytes": accesses.distinct_bytes,
         "epoch_length": epoch_length,
         "plans": plans,
+        "nodes": nodes,
         "served_ratio_when_recorded": trace.served_ratio() if trace.recorded else None,
         "accuracies_when_recorded": trace.accuracies(),
         "scorings": hint_source.scorings,
@@ -91,10 +100,16 @@ def compare(
     }
 
 
-def _recorded_plans(trace: Trace, name: str) -> list[tuple[int, RankNews]]:
+def _recorded_plans(trace: Trace, name: str, nodes: int) -> list[tuple[int, RankNews]]:
+    if nodes > 1:
+        raise UsageError("the plans of a trace are those of one mount: leave out --plans, or --nodes")
     if not trace.has_plans:
         raise UsageError(f"the trace {name} holds no plans: record one of trainings that attach or plan")
     return trace.rank_news()
+
+
+def _engine(policy: str, accesses: Accesses, capacity_bytes: int, homes: Homes | None = None) -> Engine:
+    return Engine(policy_for(POLICIES[policy], accesses), capacity_bytes, homes=homes)
 
 
 def _figures(result: Replay) -> dict[str, Any]:
@@ -157,6 +172,11 @@ def caption(report: dict[str, Any]) -> str:
         text += f" When it was recorded, {report['served_ratio_when_recorded']:.1%} did not wait for the source."
     if report["plans"]:
         text += " Recorded plans, and what jobs that exchange samples owe, overrule all policies but belady."
+    if report["nodes"] > 1:
+        text += (
+            f" {report['nodes']} nodes with this capacity each take the accesses in turns; hits and origin are those of"
+            " all, and belady has the room of all."
+        )
     text += " Later hits are those after epoch 1; origin is what was read from the source."
     return text + " belady is the optimum where all sizes are equal, and near it where they are not."
 

@@ -14,7 +14,7 @@ embeddings of all samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -178,19 +178,20 @@ def _damaged(reason: str) -> UsageError:
     return UsageError(f"the trace is damaged: {reason}: record another, or replay it without scoring anew")
 
 
-def chosen_settings(radii: str | None) -> list[ScorerOptions]:
+def chosen_settings(radii: str | None, neighbours: int | None) -> list[ScorerOptions]:
     """The settings to score anew with; none for the recorded scores. Raises UsageError if `radii` are no radii."""
-    if radii is None:
+    if radii is None and neighbours is None:
         return []
     settings = []
-    for word in radii.split(","):
+    for word in (AUTO if radii is None else radii).split(","):
         try:
             radius = None if word.strip() == AUTO else float(word)
         except ValueError:
             radius = 0.0
         if radius is not None and not 0 < radius <= MAX_RADIUS:
             raise UsageError(f"no radius: {word.strip()!r}; give numbers above 0 and up to {MAX_RADIUS:g}, or {AUTO}")
-        settings.append(ScorerOptions(radius=radius))
+        chosen = ScorerOptions(radius=radius)
+        settings.append(chosen if neighbours is None else replace(chosen, neighbours=neighbours))
     return list(dict.fromkeys(settings))
 
 
@@ -240,10 +241,11 @@ class HintSource:
 
     @staticmethod
     def described(scoring: str, setting: ScorerOptions | None) -> dict[str, Any]:
-        """A setting as plain data; the value is None if it makes no difference to the scoring."""
+        """A setting as plain data; the values are None if they make no difference to the scoring."""
         if setting is None or not depends_on_neighbours(scoring):
-            return {"radius": None}
-        return {"radius": AUTO if setting.radius is None else f"{setting.radius:.12g}"}
+            return {"radius": None, "neighbours": None}
+        radius = AUTO if setting.radius is None else f"{setting.radius:.12g}"
+        return {"radius": radius, "neighbours": setting.neighbours}
 
 
 def _scores(hints: Sequence[tuple[int, Hint]]) -> Iterator[tuple[int, str, Key, float]]:

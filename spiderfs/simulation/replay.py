@@ -38,6 +38,7 @@ from spiderfs.core.hints import (
     Scored,
     WarmUp,
 )
+from spiderfs.core.homes import Homes
 from spiderfs.core.learning.teaching import Teaching
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
@@ -119,13 +120,53 @@ def replay(
     return counted(accesses, epoch_length, outcomes)
 
 
-def served(engine: Engine, teacher: Teacher, key: Key, size: int, course_id: str) -> tuple[bool, bool]:
-    """Have a reader of a course (or of none, "") read a sample; whether that is a hit, and whether it is redirected."""
+def replay_on_nodes(
+    nodes: int,
+    engine: Callable[[int, Homes], Engine],
+    capacity_bytes: int,
+    accesses: Accesses,
+    epoch_length: int,
+    hints: Sequence[tuple[int, Hint]] = (),
+    ratio: float | None = None,
+) -> Replay:
+    """As `replay`, on so many nodes of this capacity each, whose engines `engine` makes; all hear all hints.
+
+    The accesses are dealt to them in turn, as a training with a rank on each node reads an epoch, and their caches act
+    as one (`core/homes.py`): what a node has not cached it asks the home for, which fetches what it has not.
+    """
+    names = [f"{number:06}" for number in range(nodes)]
+    homes = Homes(dict.fromkeys(names, 1.0), names[0])
+    engines = [engine(capacity_bytes, homes.seen_from(place)) for place in range(nodes)]
+    sizes = dict(zip(accesses.keys, accesses.sizes, strict=True))
+    teachers = [Teacher(made, sizes, hints, ratio) for made in engines]
+    outcomes = []
+    for number, access in enumerate(zip(accesses.keys, accesses.sizes, accesses.course_ids, strict=True)):
+        # All have the same hints.
+        if number == teachers[0].due:
+            for teacher in teachers:
+                teacher.give(number)
+        own, home = engines[number % nodes], engines[homes.home(_hash_of(access[0]))]
+        outcomes.append(served(own, teachers[number % nodes], *access, None if home is own else home))
+    for teacher in teachers:
+        teacher.give(len(accesses))
+    return counted(accesses, epoch_length, outcomes)
+
+
+def served(
+    engine: Engine, teacher: Teacher, key: Key, size: int, course_id: str, home: Engine | None = None
+) -> tuple[bool, bool]:
+    """Have a reader of a course (or of none, "") read a sample; whether that is a hit, and whether it is redirected.
+
+    What the engine has not cached it asks the `home` for, which is another one.
+    """
     hit = key in engine.members
     given = teacher.choose(course_id, key, hit) if course_id else key
     if course_id:
         teacher.served(course_id, key, given)
     redirected = given != key
+    if home is not None and not hit and not redirected:
+        hit = key in home.members
+        read(home, key, size)
     read(engine, given, engine.members[given].size if redirected else size)
     return hit or redirected, redirected
 
@@ -152,6 +193,13 @@ def counted(accesses: Accesses, epoch_length: int, outcomes: list[tuple[bool, bo
         distinct=np.array([np.unique(accesses.ids[start : start + epoch_length]).size for start in starts]),
         distinct_in_all=accesses.distinct,
     )
+
+
+def _hash_of(key: Key) -> int:
+    """The number by which a sample has its home; the blocks of a file have one home."""
+    number = key[0] if isinstance(key, tuple) else key
+    assert isinstance(number, int)
+    return number
 
 
 class Teacher:

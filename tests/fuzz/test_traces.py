@@ -74,39 +74,42 @@ TEXT = st.text(st.sampled_from("ab1 90#\n\t-.\x00é"), max_size=60).map(str.enco
 @examples(60)
 @given(
     records=st.lists(GOOD | RECORDS, max_size=30),
+    epoch=st.none() | st.integers(1, 40) | integers(63).filter(bool),
     anew=st.booleans(),
     data=st.data(),
 )
-def test_any_records_are_simulated_or_refused(records: list[bytes], anew: bool, data: st.DataObject) -> None:
+def test_any_records_are_simulated_or_refused(
+    records: list[bytes], epoch: int | None, anew: bool, data: st.DataObject
+) -> None:
     trace = HEADER.pack(MAGIC, VERSION, RECORD.itemsize, 0) + b"".join(records)
     if data.draw(st.integers(0, 4)) == 0:
         trace = data.draw(damaged(trace))
-    _simulate(trace, anew)
+    _simulate(trace, epoch, anew)
 
 
 @examples(60)
 @given(anew=st.booleans(), data=st.data())
 def test_a_damaged_trace_is_simulated_or_refused(anew: bool, data: st.DataObject) -> None:
-    _simulate(data.draw(damaged(written())), anew)
+    _simulate(data.draw(damaged(written())), None, anew)
 
 
 def test_a_trace_that_is_not_damaged_is_simulated() -> None:
-    _simulate(written(), True)
+    _simulate(written(), None, True)
 
 
 @examples(60)
 @given(TEXT)
 def test_any_text_is_simulated_or_refused(text: bytes) -> None:
-    _simulate(text, False)
+    _simulate(text, None, False)
 
 
-def _simulate(content: bytes, anew: bool) -> None:
+def _simulate(content: bytes, epoch: int | None, anew: bool) -> None:
     with tempfile.NamedTemporaryFile(prefix="trace") as file:
         Path(file.name).write_bytes(content)
-        settings = chosen_settings("auto,0.5") if anew else chosen_settings(None)
+        settings = chosen_settings("auto,0.5", 5) if anew else chosen_settings(None, None)
         try:
             report = compare(
-                read_trace(file.name), "trace", chosen_policies("all"), [Capacity.parse("50%")], None, settings
+                read_trace(file.name), "trace", chosen_policies("all"), [Capacity.parse("50%")], epoch, None, settings
             )
         except UsageError:
             return

@@ -70,7 +70,7 @@ def test_two_jobs_fetch_about_what_one_fetches(source: Path, tmp_path: Path) -> 
     trace = read_trace(path)
     assert len({news.course_id for _, news in trace.rank_news() if isinstance(news, Dispatched)}) == 2
     without, with_plans = (
-        compare(trace, "trace", ["lru"], [Capacity.parse("25%")], plans=plans)["results"][0]["origin_bytes"]
+        compare(trace, "trace", ["lru"], [Capacity.parse("25%")], None, plans=plans)["results"][0]["origin_bytes"]
         for plans in (False, True)
     )
     least = FILES * SIZE * (1 + 0.75 * (EPOCHS - 1))

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spiderfs.core.engine import Engine
 from spiderfs.core.homes import GROUPS, Homes, _drawn
-from spiderfs.policies.spider import Spider
 
 NAMES = st.lists(st.integers(0, 999).map("http://n{}:8443".format), min_size=1, max_size=8, unique=True)
 WEIGHTS = st.floats(0.1, 10.0)
@@ -67,24 +65,3 @@ def test_homes_stay_what_they_were() -> None:
 def test_impossible_members_are_refused(weights: dict[str, float], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Homes(weights, "b")
-
-
-@pytest.mark.parametrize(("nodes", "share"), [(1, 0.2), (2, 0.2), (4, 0.2), (8, 0.05), (8, 0.2)])
-def test_the_caches_of_all_nodes_hold_the_sum_of_their_rooms(nodes: int, share: float) -> None:
-    """Ranks take the samples of an epoch in turn; what a node has not cached it asks the home for."""
-    samples, rng = 2_000, np.random.default_rng(3)
-    keys = rng.integers(0, 2**62, samples)
-    homes = Homes({f"{number:06}": 1.0 for number in range(nodes)}, "000000")
-    engines = [Engine(Spider(), int(share * samples), homes=homes.seen_from(place)) for place in range(nodes)]
-    hits: list[int] = []
-    for _ in range(4):
-        hits.append(0)
-        for number, key in enumerate(keys[rng.permutation(samples)].tolist()):
-            own, home = engines[number % nodes], engines[homes.home(key)]
-            hits[-1] += key in own.members or key in home.members
-            if home is not own and key not in own.members:
-                home.opened(key, 1)
-            own.opened(key, 1)
-    assert hits[0] == 0, "each sample comes from the source once"
-    # Nodes are the homes of somewhat more and fewer samples, and one file in fifty takes turns.
-    assert np.mean(hits[2:]) / samples == pytest.approx(min(1.0, nodes * share), abs=0.06)

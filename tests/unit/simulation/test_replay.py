@@ -154,7 +154,7 @@ def run(*arguments: object, columns: int = 200) -> tuple[int, str]:
 
 def test_command_compares_policies(trace: Path, tmp_path: Path) -> None:
     report_path = tmp_path / "report.json"
-    code, output = run(trace, "--policy", "lru, minio", "--capacity", "20%,2kB", "--json", report_path)
+    code, output = run(trace, "--policy", "lru, minio", "--capacity", "20%,2kB", "--epoch", 50, "--json", report_path)
     assert code == 0, output
     assert "belady (bound)" in output
     assert "33.1% did not wait" in output
@@ -162,7 +162,7 @@ def test_command_compares_policies(trace: Path, tmp_path: Path) -> None:
     assert (report["accesses"], report["distinct"], report["distinct_bytes"]) == (151, 51, 5100)
     rows = [(row["capacity"], row["policy"]) for row in report["results"]]
     assert rows == [(capacity, policy) for capacity in ("20%", "2kB") for policy in ("lru", "minio", "belady")]
-    assert [epoch["hits"] for epoch in report["results"][1]["epochs"]] == [0, 10, 10]
+    assert [epoch["hits"] for epoch in report["results"][1]["epochs"]] == [0, 10, 10, 0]
 
 
 def test_a_terminal_of_80_columns_has_room_for_each_figure(tmp_path: Path) -> None:
@@ -191,6 +191,7 @@ def test_command_reads_text(tmp_path: Path) -> None:
         (["--capacity", "10%,"], "capacity: "),
         (["--json", "/nonexistent/x"], "cannot write"),
         (["--ratio", "nan"], "no number"),
+        (["--neighbours", "9" * 30], "1000000"),
     ],
 )
 def test_command_complains_in_one_line(trace: Path, options: list[str], complaint: str) -> None:
@@ -233,6 +234,14 @@ def test_what_is_no_file_is_one_line_and_read_no_further() -> None:
     code, output = run("/dev/zero")
     assert (code, len(output.splitlines())) == (1, 1)
     assert "is not a regular file" in output
+
+
+@pytest.mark.parametrize("length", [151, 10**30])
+def test_an_epoch_longer_than_the_trace_is_all_of_it(trace: Path, tmp_path: Path, length: int) -> None:
+    report = tmp_path / "report"
+    code, output = run(trace, "--policy", "lru", "--epoch", length, "--json", report)
+    assert code == 0, output
+    assert json.loads(report.read_text())["epoch_length"] == 151
 
 
 @given(

@@ -204,6 +204,7 @@ def test_command_varies_the_radius(path: Path, tmp_path: Path) -> None:
     runs = [("lru", None), ("spider", "0.05"), ("spider", "auto"), ("spider", "1"), ("shade", None), ("belady", None)]
     assert list(rows) == runs
     assert rows["spider", "0.05"]["redirects"] == 0 < rows["spider", "auto"]["redirects"]
+    assert {row["neighbours"] for (policy, _), row in rows.items() if policy == "spider"} == {500}
     same = {scoring["radius"]: scoring["scores_as_recorded"] / scoring["scores"] for scoring in report["scorings"]}
     # None: by losses, which this training was not scored by.
     assert same["auto"] == 1
@@ -218,16 +219,17 @@ def test_command_varies_the_radius(path: Path, tmp_path: Path) -> None:
     assert 0 < json.loads(report_path.read_text())["results"][0]["redirects"] != rows["spider", "auto"]["redirects"]
 
 
-def test_command_keeps_to_a_ratio(path: Path, tmp_path: Path) -> None:
+def test_command_varies_neighbours_and_keeps_to_a_ratio(path: Path, tmp_path: Path) -> None:
     training(path)
     redirects = []
-    for options in ([], ["--ratio", 1]):
-        report = tmp_path / "report.json"
-        command = (path, "--policy", "spider", "--capacity", "30%", "--radius", "auto", "--json", report)
-        code, output = run(*command, *options)
+    for options in (["--neighbours", 3], ["--neighbours", 50], ["--neighbours", 50, "--ratio", 1]):
+        report_path = tmp_path / "report.json"
+        code, output = run(path, "--policy", "spider", "--capacity", "30%", "--json", report_path, *options)
         assert code == 0, output
-        redirects.append(json.loads(report.read_text())["results"][0]["redirects"])
-    assert redirects[1] == 0 < redirects[0]
+        row = json.loads(report_path.read_text())["results"][0]
+        assert (row["radius"], row["neighbours"]) == ("auto", options[1])
+        redirects.append(row["redirects"])
+    assert redirects[2] == 0 < redirects[0] < redirects[1]
 
 
 @pytest.mark.parametrize("radius", ["0", "-1", "2.5", "nan", "wide", "", "auto,"])
@@ -243,8 +245,8 @@ def test_command_needs_embeddings_to_score_anew(path: Path) -> None:
     writer = TraceWriter(path)
     writer.append(0, 5, SIZE)
     writer.close()
-    code, output = run(path, "--radius", "auto")
+    code, output = run(path, "--neighbours", 3)
     assert code == 1
     assert output.startswith("spiderfs: the trace holds no embeddings")
     assert "trace_embeddings=on" in output
-    assert run(path, "--radius", "auto", "--policy", "lru")[0] == 0, "nothing has to be scored for it"
+    assert run(path, "--neighbours", 3, "--policy", "lru")[0] == 0, "nothing has to be scored for it"

@@ -32,7 +32,7 @@ import trio
 
 from spiderfs.errors import SourceError, SourceNotReady, SourceThrottled, SourceTimeout, SourceUnavailable
 from spiderfs.linux.worker_threads import WorkerThreads
-from spiderfs.sources.single_flight import RecentTimeouts, SingleFlight
+from spiderfs.sources.single_flight import RecentTimeouts
 from spiderfs.sources.source import Delivery, Source, SourceStat, Version
 
 T = TypeVar("T")
@@ -116,12 +116,12 @@ class SourceClient:
         self._limits = limits
         self._random = rng
         self.timeouts = timeouts or RecentTimeouts()
-        self._signs = SingleFlight(self.timeouts)
+        self._signing = trio.Lock()
         self._on_event = on_event
         self._threads = WorkerThreads(limits.max_concurrent)
         self._read = read or self._read_in_thread
         # The probe has a thread of its own, because hanging calls may hold all others.
-        self._probe_thread = WorkerThreads(1)
+        self._probe_thread, self._sign_thread = WorkerThreads(1), WorkerThreads(1)
         self._unreachable = trio.Event()
         self._on_reachable = on_reachable
         # What the process had to say whose place this one takes.
@@ -176,12 +176,15 @@ class SourceClient:
 
     async def _await_silence(self, scope: trio.CancelScope) -> None:
         """Cancel `scope` when the source gives no sign."""
-        try:
-            while True:
-                await trio.sleep(min(_SIGN_EVERY_S, self._limits.timeout_s))
-                await self._signs.run(("sign",), self.sign)
-        except SourceUnavailable:
-            scope.cancel()
+        while True:
+            await trio.sleep(min(_SIGN_EVERY_S, self._limits.timeout_s))
+            try:
+                await self._sign()
+            except SourceUnavailable:
+                scope.cancel()
+                return
+            except SourceError:
+                pass  # The source has answered, if with an error.
 
     def _note_latency(self, took_s: float) -> None:
         before_s = self.stat_latency_s
@@ -203,10 +206,20 @@ class SourceClient:
         args = (path, offset, length, version, delivery)
         return await self._in_time(self._read, args, patience or self.patience())
 
-    async def sign(self) -> None:
+    async def _sign(self) -> None:
         """Return at once if the source has answered anything lately; else ask whether it is there, as `call` does."""
-        if trio.current_time() - self._answered_at_s > _LATELY_S:
-            await self.call(self._ask_for_a_sign)
+
+        async def ask() -> None:
+            async with self._signing:
+                if self._is_silent():
+                    # Scans may hold all other threads.
+                    await self._sign_thread.run(self._ask_for_a_sign)
+
+        if self._is_silent():
+            await self._in_time(ask, (), self.patience())
+
+    def _is_silent(self) -> bool:
+        return trio.current_time() - self._answered_at_s > _LATELY_S
 
     async def readlink(self, path: bytes) -> bytes:
         return await self.call(self.source.readlink, path)

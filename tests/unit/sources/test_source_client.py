@@ -28,7 +28,7 @@ from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.sources import client as module
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.faults import FaultState, SlowSource
-from spiderfs.sources.source import Source
+from spiderfs.sources.source import Source, SourceStat
 
 # Short enough for a test, and long enough for a thread to start on a busy machine.
 QUICK = SourceLimits(timeout_s=0.3, backoff_s=0.001, max_backoff_s=0.002, max_concurrent=4, probe_interval_s=0.01)
@@ -291,6 +291,38 @@ def test_a_scan_has_a_time_limit_of_its_own_while_the_source_answers_other_quest
         assert client.reachable
 
     trio.run(main)
+
+
+def test_long_scans_end_neither_for_lack_of_threads_nor_for_an_error_that_is_an_answer(harness: Harness) -> None:
+    scan, asked = harness.memory.scan, harness.memory.stat
+    harness.memory.scan = lambda path: time.sleep(1.2) or scan(path)  # type: ignore[method-assign, func-returns-value]
+    signs = 0
+
+    def stat(path: bytes) -> SourceStat:
+        nonlocal signs
+        signs += 1
+        if signs % 2:
+            raise SourceDenied("the root is not shown")
+        return asked(path)
+
+    harness.memory.stat = stat  # type: ignore[method-assign]
+    listed: list[bytes] = []
+
+    async def main() -> None:
+        limits = SourceLimits(timeout_s=0.5, scan_timeout_s=30, max_concurrent=2)
+        client = harness.client(limits, harness.memory)
+
+        async def list_root() -> None:
+            listed.extend(name for name, _ in (await client.scan(b""))[1])
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(list_root)
+        assert client.reachable
+
+    trio.run(main)
+    assert listed == [b"file"] * 4
+    assert 1 <= signs <= 3, "one question for all scans, when nothing was heard for some time"
 
 
 def test_a_scan_ends_when_the_source_answers_nothing(harness: Harness) -> None:

@@ -26,8 +26,8 @@ _NOBODY, _MOST_READERS = 0, (1 << 16) - 1
 # Draws that are noted between two chances for other tasks: a millisecond for each layer.
 _AT_A_TIME = 1 << 15
 # By how much of the time that its plan takes still the times of a reader's uses may be wrong: others are compared with
-# it, and to rank a million samples anew takes ten seconds.
-_DRIFT_SHARE = 0.02
+# it, and to rank a million samples anew takes ten seconds. At its end they may be wrong by more: a pace varies.
+_DRIFT_SHARE, _END_SHARE = 0.02, 0.1
 
 
 class HomeSamples:
@@ -95,8 +95,13 @@ class _Reader(Paced):
         self._anchor_at(now_s, self.reached)
 
     def has_drifted(self, now_s: float, tolerance_s: float) -> bool:
-        left_s = (len(self.part.order) - self.reached) * self.pace_s
-        return abs(self.time_of(self.reached) - now_s) > max(tolerance_s, _DRIFT_SHARE * left_s)
+        end = len(self.part.order)
+        left_s = (end - self.reached) * self.pace_s
+        # One that is at the end has no more uses.
+        return self.reached < end and (
+            abs(self.time_of(self.reached) - now_s) > max(tolerance_s, _DRIFT_SHARE * left_s)
+            or abs(self.time_of(end) - (now_s + left_s)) > max(tolerance_s, _END_SHARE * left_s)
+        )
 
 
 class _Layer:

@@ -146,9 +146,12 @@ class PlansElsewhere:
         # What is told later may not pass by: a lower epoch begins another training.
         async with self._telling:
             order, positions = await trio.to_thread.run_sync(parts)
-        self._told[trainer, plan.list] = _Told(known_list, plan.epoch, plan.position, positions)
+        named = {home: its for home, its in positions.items() if len(its)}
+        self._told[trainer, plan.list] = _Told(known_list, plan.epoch, plan.position, named)
         name = self._name((trainer, plan.list))
-        for home, its in positions.items():
+        for home in positions.keys() - named.keys():
+            self._say_no_plan(home, known_list, name, plan.epoch)
+        for home, its in named.items():
             start = int(np.searchsorted(its, plan.position))
             stream = _stream(home, known_list.digest)
             for first in range(0, len(its), PIECE_DRAWS):
@@ -167,6 +170,9 @@ class PlansElsewhere:
             self._queues[stream] = _Queue(since_s=steady_clock.now())
         self._queues[stream].messages.append(message)
         self._to_say.set()
+
+    def _say_no_plan(self, home: str, known_list: KnownList, reader: str, epoch: int) -> None:
+        self._say(_stream(home, known_list.digest), PlanPiece(reader, epoch, 0, 0, 0, np.empty(0, np.uint32)))
 
     async def _say_all(self) -> None:
         """Send what waits, for each stream in order, and in turn for all: one without room keeps no other waiting."""
@@ -214,8 +220,7 @@ class PlansElsewhere:
         told, planned = self._told[reader], self._engine.schedule.readers.get(reader)
         if planned is None:
             for home in told.positions:
-                forget = PlanPiece(self._name(reader), told.epoch, 0, 0, 0, np.empty(0, np.uint32))
-                self._say(_stream(home, told.list.digest), forget)
+                self._say_no_plan(home, told.list, self._name(reader), told.epoch)
             del self._told[reader]
             return
         dispatched = planned.dispatched

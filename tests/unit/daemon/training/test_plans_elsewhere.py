@@ -184,6 +184,24 @@ def test_homes_that_come_and_go_hear_of_the_plans_that_name_their_samples(tmp_pa
     trio.run(test)
 
 
+@pytest.mark.parametrize("how", ["of other homes", "withdrawn"])
+def test_a_home_that_an_epoch_does_not_name_forgets_the_one_before(
+    tmp_path: Path, server: RedisServer, how: str
+) -> None:
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, how) for number in (0, 1))
+        async with sharing(one, two):
+            await one.plan(0, order_of(1))
+            await eventually(lambda: two.named)
+            await one.plan(*((1, one.own) if how == "of other homes" else (0, [])))
+            await eventually(lambda: not two.named)
+            await one.plan(2, order_of(2))
+            await eventually(lambda: two.named == [sample for sample in order_of(2) if sample in two.own])
+            assert two.count("plans_lost") == 0
+
+    trio.run(test)
+
+
 def test_where_homes_are_no_nodes_nobody_is_told(tmp_path: Path, server: RedisServer) -> None:
     async def test() -> None:
         one, two = (Node(tmp_path, number, server.url, "servers") for number in (0, 1))

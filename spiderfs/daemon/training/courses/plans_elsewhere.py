@@ -48,8 +48,9 @@ _STREAM = "spiderfs:plans"
 LOOK_S, TOLD_SHARE = 0.25, 0.01
 # An order that exchanges have changed is told anew as often.
 ORDER_SHARE = 0.1
-# A training that pauses is heard of all the same, and one whose node says nothing is forgotten.
-AGAIN_S, SILENT_S = 10.0, 30.0
+# A training that pauses is heard of all the same, and one whose node says nothing is forgotten: when the server is back,
+# a node may notice it half a minute later than others (`cluster/link.py`).
+AGAIN_S, SILENT_S = 10.0, 45.0
 # A piece is 256 KiB: a stream holds 128 of them (`cluster/stream.py`). No node adds one to FEW or more messages, so
 # that as many nodes may do so at the same time as have room beside these.
 PIECE_DRAWS, FEW = 1 << 16, 32
@@ -295,7 +296,11 @@ class PlansElsewhere:
         return order
 
     async def _take(self, known_list: KnownList, last: PlanPiece, order: npt.NDArray[np.uint32]) -> None:
+        known = self._heard.get(last.reader)
         part = await trio.to_thread.run_sync(self._planned, known_list, last, order)
+        if self._heard.get(last.reader) is not known:
+            # It was forgotten meanwhile.
+            return
         for _ in self._engine.plan_elsewhere(last.reader, part, steady_clock.now()):
             await trio.lowlevel.checkpoint()
         self._counters.add("cluster_plans_heard")
@@ -314,9 +319,9 @@ class PlansElsewhere:
 
     def _forget(self, reader: str) -> None:
         """Drop a reader's plan, if it has one."""
-        if self._heard.pop(reader, None) is not None:
-            self._engine.unplan_elsewhere(reader)
-            self._to_rank.set()
+        self._heard.pop(reader, None)
+        self._engine.unplan_elsewhere(reader)
+        self._to_rank.set()
 
     # -- now and then
 
@@ -346,8 +351,10 @@ class PlansElsewhere:
             now_s = steady_clock.now()
             for reader in list(self._told):
                 await self._tell_progress(reader, now_s)
-            followed = self._followed()
+            followed, hears = self._followed(), self._link.status().up
             for name, last in list(self._heard.items()):
+                if not hears:
+                    last.at_s = now_s
                 if now_s > last.at_s + SILENT_S or not followed:
                     self._forget(name)
             await trio.sleep(LOOK_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -418,6 +419,52 @@ def test_a_server_that_is_killed_costs_what_is_not_known_meanwhile(tmp_path: Pat
                     await eventually(lambda node=node: (status := node.training.link_status()) and status.up)
                 await one.plan(2, order_of(3))
                 await eventually(lambda: two.named == [sample for sample in order_of(3) if sample in two.own])
+
+    trio.run(test)
+
+
+def test_an_outage_of_the_server_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans_elsewhere, "AGAIN_S", 0.02)
+    monkeypatch.setattr(plans_elsewhere, "SILENT_S", 0.5)
+
+    async def test() -> None:
+        with RedisServer(tmp_path) as server:
+            one, two = (Node(tmp_path, number, server.url) for number in (0, 1))
+            async with sharing(one, two):
+                await one.plan(0, order_of(1))
+                await eventually(lambda: two.named)
+                server.kill()
+                await trio.sleep(1.0)
+                assert two.named
+                server.start()
+                for node in (one, two):
+                    await eventually(lambda node=node: (status := node.training.link_status()) and status.up)
+                await trio.sleep(0.7)
+                assert two.named
+                one.comes_to(0, 30)
+                await eventually(lambda: two.named == [sample for sample in order_of(1)[30:] if sample in two.own])
+
+    trio.run(test)
+
+
+def test_a_reader_that_is_forgotten_while_its_plan_is_sorted_has_none(tmp_path: Path, server: RedisServer) -> None:
+    async def test() -> None:
+        node = Node(tmp_path, 1, server.url, "sorted")
+        async with sharing(node):
+            elsewhere, order = node.elsewhere, np.array(order_of(1), np.uint32)
+            known_list = next(iter(node.training.courses)).list
+            planned = elsewhere._planned
+
+            def slowly(*what: Any) -> Any:
+                trio.from_thread.run_sync(elsewhere._forget, "reader")
+                return planned(*what)
+
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(elsewhere, "_planned", slowly)
+                await elsewhere.hear(known_list, [whole("reader", 0, order)])
+            assert not node.named
+            await elsewhere.hear(known_list, [whole("reader", 1, order)])
+            assert set(node.named) == set(node.own)
 
     trio.run(test)
 

@@ -313,9 +313,9 @@ class PlansElsewhere:
             kept = self._kept[known_list.digest] = _Kept(known_list, edition, samples)
         numbers = kept.samples.number_of[named]
         # A node that goes by another list of members names samples of other homes too.
-        order = numbers[numbers >= 0].astype(np.uint32)
-        start = int((numbers[: plan.start] >= 0).sum())
-        return PlanPart(kept.samples, plan.epoch, order, start)
+        known = np.flatnonzero(numbers >= 0).astype(np.uint32)
+        told = known if len(known) < len(numbers) else None
+        return PlanPart(kept.samples, plan.epoch, numbers[known].astype(np.uint32), plan.start, told)
 
     def _forget(self, reader: str) -> None:
         """Drop a reader's plan, if it has one."""

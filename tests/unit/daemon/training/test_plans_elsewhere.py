@@ -469,6 +469,27 @@ def test_a_reader_that_is_forgotten_while_its_plan_is_sorted_has_none(tmp_path: 
     trio.run(test)
 
 
+def test_progress_counts_the_draws_that_a_node_with_another_list_of_members_names(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    async def test() -> None:
+        node = Node(tmp_path, 1, server.url, "members")
+        async with sharing(node):
+            known_list, order = next(iter(node.training.courses)).list, order_of(1)
+
+            def its_rest(first: int) -> list[int]:
+                return [sample for sample in order[first:] if sample in node.own]
+
+            draws = np.array(order, np.uint32)
+            await node.elsewhere.hear(known_list, [PlanPiece("reader", 0, 10, SAMPLES, 0, draws)])
+            assert node.named == its_rest(10)
+            for position in (20, 45, SAMPLES):
+                await node.elsewhere.hear(known_list, [Progress("reader", 0, position, position)])
+                assert node.named == its_rest(position)
+
+    trio.run(test)
+
+
 def test_who_has_another_list_hears_nothing_of_it(tmp_path: Path, server: RedisServer) -> None:
     async def test() -> None:
         one, two = (Node(tmp_path, number, server.url, salt) for number, salt in enumerate(("this", "another")))

@@ -205,7 +205,8 @@ class PlansElsewhere:
 
     def _give_up(self, stream: str) -> None:
         """Say no more of the plans that wait for a stream: nobody hears it, or the server fails."""
-        lost = {(said.reader, said.epoch) for said in self._queues.pop(stream).messages if isinstance(said, PlanPiece)}
+        given_up = self._queues.pop(stream).messages
+        lost = {(said.reader, said.epoch) for said in given_up if isinstance(said, PlanPiece) and said.draws}
         for reader, told in self._told.items():
             if (self._name(reader), told.epoch) in lost:
                 told.positions = {
@@ -213,6 +214,10 @@ class PlansElsewhere:
                 }
         if not self._link.status().up:
             self._counters.add("cluster_plans_lost", len(lost))
+            return
+        for name, epoch in lost:
+            # A home that hears all the same, and is slow, counts them by this.
+            self._link.send(stream, encode(Progress(name, epoch, 0, 0)))
 
     def _name(self, reader: Reader) -> str:
         return f"{self._own} {reader[0]} {zlib.crc32(reader[1].encode()):08x}"
@@ -263,13 +268,16 @@ class PlansElsewhere:
                 case Progress(list=reader, epoch=epoch, dispatched=position):
                     known = self._heard.get(reader)
                     if self._engine.progressed_elsewhere(reader, epoch, position, now_s):
-                        # Of another epoch, it says that the plan that its home has is none of its reader's any more.
                         if known is not None:
                             known.at_s = now_s
-                    elif known is None or known.epoch < epoch:
-                        # All pieces of its plan are lost.
-                        self._heard[reader] = _Heard(epoch, now_s)
-                        self._counters.add("cluster_plans_lost")
+                    elif known is None or known.epoch <= epoch:
+                        # The plan that its home has is none of its reader's any more.
+                        self._engine.unplan_elsewhere(reader)
+                        if known is None or known.epoch < epoch:
+                            # All pieces of its plan are lost.
+                            known = self._heard[reader] = _Heard(epoch, now_s)
+                            self._counters.add("cluster_plans_lost")
+                        known.at_s = now_s
             self._to_rank.set()
             await trio.lowlevel.checkpoint()
         self._changed.set()

@@ -305,8 +305,9 @@ def test_a_plan_is_kept_by_progress_in_its_epoch_alone(
             await go_on(3, 0.6)
             assert node.named
             # The word that epoch 4 has begun was lost.
-            await go_on(4, 0.6)
+            await go_on(4, 1.0)
             assert not node.named
+            assert node.count("plans_lost") == 1, "once, however long it goes on"
 
     trio.run(test)
 
@@ -329,8 +330,9 @@ def test_pieces_wait_until_a_home_has_heard_those_before_and_push_out_nothing(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(two.training.share_with_other_nodes)
                 await eventually(lambda: two.named == [sample for sample in order_of(1) if sample in two.own])
+                await eventually(lambda: two.count("plans_heard") == 1)
                 nursery.cancel_scope.cancel()
-            assert (two.count("plans_heard"), two.count("plans_lost")) == (1, 0)
+            assert two.count("plans_lost") == 0
 
     trio.run(test)
 
@@ -356,6 +358,32 @@ def test_a_home_that_hears_nothing_keeps_no_other_waiting_and_is_told_no_more(
             one.comes_to(0, 30)
             await eventually(lambda: two.named == [sample for sample in order_of(1)[30:] if sample in two.own])
             assert one.count("plans_lost") == 0, "nobody there has wanted it"
+
+    trio.run(test)
+
+
+def test_a_slow_home_counts_the_plan_that_was_given_up_for_it(
+    tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans_elsewhere, "FEW", 1)
+    monkeypatch.setattr(plans_elsewhere, "ROOM_S", 0.1)
+
+    async def test() -> None:
+        one, two = (Node(tmp_path, number, server.url, "slow") for number in (0, 1))
+        async with sharing(one):
+            await two.attach()
+            await one.plan(0, order_of(1))
+            await one.plan(1, order_of(2))
+            await eventually(lambda: not next(iter(one.elsewhere._told.values())).positions)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(two.training.share_with_other_nodes)
+                await eventually(lambda: two.count("plans_lost") == 1)
+                # What it knows of the epoch before is over.
+                await eventually(lambda: not two.named)
+                await one.plan(2, order_of(3))
+                await eventually(lambda: two.named == [sample for sample in order_of(3) if sample in two.own])
+                nursery.cancel_scope.cancel()
+            assert (one.count("plans_lost"), two.count("plans_lost")) == (0, 1)
 
     trio.run(test)
 

@@ -54,8 +54,9 @@ AGAIN_S, SILENT_S = 10.0, 45.0
 # A piece is 256 KiB: a stream holds 128 of them (`cluster/stream.py`). No node adds one to FEW or more messages, so
 # that as many nodes may do so at the same time as have room beside these.
 PIECE_DRAWS, FEW = 1 << 16, 32
-# What is for a stream that has no room for so long is given up; it is looked for this often.
-ROOM_S, ROOM_LOOK_S = 5.0, 0.02
+# What is for a stream that has no room for so long is given up; it is looked for this often, for to be told how many
+# messages there are costs two of them.
+ROOM_S, ROOM_LOOK_S = 5.0, 0.25
 # How many members are ranked anew at a time, in some milliseconds, and how many times as long the loop is left alone.
 RANKED, RESTS = 500, 2.0
 
@@ -73,10 +74,11 @@ class _Kept(NamedTuple):
 
 @dataclass
 class _Queue:
-    """What waits for a stream, and since when nothing of it could go."""
+    """What waits for a stream, since when nothing of it could go, and when room was looked for in vain last."""
 
     messages: deque[Message] = field(default_factory=deque)
     since_s: float = 0.0
+    looked_s: float = -math.inf
 
 
 @dataclass
@@ -193,7 +195,11 @@ class PlansElsewhere:
             self._link.send(stream, encode(message))
             # Nothing waited for it.
             await trio.lowlevel.checkpoint()
+        elif now_s < queue.looked_s + ROOM_LOOK_S:
+            await trio.lowlevel.checkpoint()
+            return False
         elif not await self._link.offer(stream, encode(message), FEW):
+            queue.looked_s = now_s
             if now_s > queue.since_s + ROOM_S:
                 self._give_up(stream)
             return False

@@ -40,6 +40,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "PAUSE_S", 0.01)
     monkeypatch.setattr(link, "LONGEST_PAUSE_S", 0.05)
     monkeypatch.setattr(plans_elsewhere, "LOOK_S", 0.01)
+    monkeypatch.setattr(plans_elsewhere, "ROOM_LOOK_S", 0.02)
 
 
 class Node:
@@ -358,6 +359,35 @@ def test_a_home_that_hears_nothing_keeps_no_other_waiting_and_is_told_no_more(
             one.comes_to(0, 30)
             await eventually(lambda: two.named == [sample for sample in order_of(1)[30:] if sample in two.own])
             assert one.count("plans_lost") == 0, "nobody there has wanted it"
+
+    trio.run(test)
+
+
+def test_a_stream_without_room_is_seldom_asked_while_others_take_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans_elsewhere, "PIECE_DRAWS", 1)
+    monkeypatch.setattr(plans_elsewhere, "ROOM_LOOK_S", 60.0)
+    full, offered = "http://n0:8443", list[str]()
+
+    async def test() -> None:
+        node = Node(tmp_path, 0, "redis://127.0.0.1:1")
+        node.have_homes(full, *NAMES, own=NAMES[0])
+        await node.attach()
+
+        async def offer(stream: str, *_: object) -> bool:
+            offered.append(stream)
+            await trio.lowlevel.checkpoint()
+            return full not in stream
+
+        monkeypatch.setattr(node.elsewhere._link, "offer", offer)
+        async with trio.open_nursery() as nursery:
+            await node.plan(0, order_of(1))
+            nursery.start_soon(node.elsewhere.run)
+            await eventually(lambda: len(offered) > 10)
+            await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+        assert [full in stream for stream in offered].count(True) == 1
 
     trio.run(test)
 

@@ -9,8 +9,9 @@ trainer of the list hears nothing, and its stream stays small. What a home hears
 some samples at a time, for there are millions (`core/plans/elsewhere.py`).
 
 All of it is soft state. What is lost is sent again with the next epoch; a reader of which nothing was heard for
-SILENT_S is forgotten; and whatever a plan names wrongly costs room at its home, and nothing else. Only a home whose own
-trainers have declared a list hears of plans for it: a list is known by the hash of its paths and labels.
+SILENT_S is forgotten, if the server could be heard meanwhile; and whatever a plan names wrongly costs room at its home,
+and nothing else. Only a home whose own trainers have declared a list hears of plans for it: a list is known by the hash
+of its paths and labels.
 
 A rank that exchanges samples reads in another order than its plan had. So its homes hear ten times an epoch what the
 order is by then. (Two nodes with two jobs each, a fifth cached on each: they fetched 0.215 of what they read where
@@ -48,8 +49,8 @@ _STREAM = "spiderfs:plans"
 LOOK_S, TOLD_SHARE = 0.25, 0.01
 # An order that exchanges have changed is told anew as often.
 ORDER_SHARE = 0.1
-# A training that pauses is heard of all the same, and one whose node says nothing is forgotten: when the server is back,
-# a node may notice it half a minute later than others (`cluster/link.py`).
+# A training that pauses is heard of all the same, and one whose node says nothing is forgotten. A server that is back
+# may be noticed by one node half a minute later than by another (`cluster/link.py`).
 AGAIN_S, SILENT_S = 10.0, 45.0
 # A piece is 256 KiB: a stream holds 128 of them (`cluster/stream.py`). No node adds one to FEW or more messages, so
 # that as many nodes may do so at the same time as have room beside these.

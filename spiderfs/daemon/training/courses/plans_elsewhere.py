@@ -222,7 +222,7 @@ class PlansElsewhere:
         if not self._link.status().up:
             self._counters.add("cluster_plans_lost", len(lost))
             return
-        for name, epoch in lost:
+        for name, epoch in sorted(lost):
             # A home that hears all the same, and is slow, counts them by this.
             self._link.send(stream, encode(Progress(name, epoch, 0, 0)))
 

@@ -75,10 +75,12 @@ class Stream:
 
         A user who may not ask how many there are adds it.
         """
-        (answer,) = self._described([entry.key])
-        if not isinstance(answer, Exception) and answer["length"] >= few:
-            return False
-        return self.append([entry]) > 0
+
+        def has_room(redis: Any) -> bool:
+            (answer,) = self._described(redis, [entry.key])
+            return isinstance(answer, Exception) or answer["length"] < few
+
+        return self.done(has_room) and self.append([entry]) > 0
 
     def read(self, after: Mapping[str, str], wait_s: float) -> dict[str, list[Message]]:
         """What has come in each stream since the message with this number, waiting so long for it if there is nothing.
@@ -138,20 +140,19 @@ class Stream:
                 return "no such key" in str(answer)
             return place(answer["last-generated-id"].decode()) < place(number)
 
-        answers = zip(after.items(), self._described(after), strict=True)
-        return [key for (key, number), answer in answers if is_lost(number, answer)]
+        def lost(redis: Any) -> list[str]:
+            answers = zip(after.items(), self._described(redis, after), strict=True)
+            return [key for (key, number), answer in answers if is_lost(number, answer)]
 
-    def _described(self, keys: Iterable[str]) -> list[Any]:
-        """What the server says of these streams: for each a table, or what it raised. Raises StreamLost."""
-
-        def ask(redis: Any) -> list[Any]:
-            calls = redis.pipeline(transaction=False)
-            for key in keys:
-                calls.xinfo_stream(key)
-            return list(calls.execute(raise_on_error=False))
-
-        found: list[Any] = self.done(ask)
+        found: list[str] = self.done(lost)
         return found
+
+    def _described(self, redis: Any, keys: Iterable[str]) -> list[Any]:
+        """What the server says of these streams: for each a table, or what it raised."""
+        calls = redis.pipeline(transaction=False)
+        for key in keys:
+            calls.xinfo_stream(key)
+        return list(calls.execute(raise_on_error=False))
 
     def close(self) -> None:
         """End all connections, also under threads that wait for an answer."""

@@ -26,8 +26,8 @@ _NOBODY, _MOST_READERS = 0, (1 << 16) - 1
 # Draws that are noted between two chances for other tasks: a millisecond for each layer.
 _AT_A_TIME = 1 << 15
 # By how much of the time that its plan takes still the times of a reader's uses may be wrong: others are compared with
-# it, and to rank a million samples anew takes ten seconds.
-_DRIFT_SHARE = 0.02
+# it, and to rank a million samples anew takes ten seconds. At its end they may be wrong by more: a pace varies.
+_DRIFT_SHARE, _END_SHARE = 0.02, 0.1
 
 
 class HomeSamples:
@@ -57,11 +57,15 @@ class HomeSamples:
 class PlanPart:
     """Those draws of an epoch that name samples whose home is here. Making this object may cost a sort, in any thread.
 
-    `order` has the samples by their numbers; the reader begins at the position `start`.
+    `order` has the samples by their numbers; the reader begins at the position `start`. If draws were left out, `told`
+    has the positions that the others had, by which the reader's node counts, also at the start.
     """
 
-    def __init__(self, samples: HomeSamples, epoch: int, order: Numbers, start: int = 0) -> None:
-        self.samples, self.epoch, self.order, self.start = samples, epoch, order, start
+    def __init__(
+        self, samples: HomeSamples, epoch: int, order: Numbers, start: int = 0, told: Numbers | None = None
+    ) -> None:
+        self.samples, self.epoch, self.order, self._told = samples, epoch, order, told
+        self.start = start = self.position(start)
         rest, total = order[start:], len(order)
         self.firsts: Numbers = np.arange(start, total, dtype=np.uint32)
         """The first position of each sample; none any more once they are noted."""
@@ -75,6 +79,10 @@ class PlanPart:
             self.following = np.full(total, total, np.uint32)
             self.following[by_sample[:-1][again]] = by_sample[1:][again]
             self.firsts = by_sample[np.concatenate(([True], ~again))]
+
+    def position(self, told: int) -> int:
+        """The position here of one by which the reader's node counts."""
+        return told if self._told is None else int(np.searchsorted(self._told, told))
 
 
 class _Reader(Paced):
@@ -95,8 +103,13 @@ class _Reader(Paced):
         self._anchor_at(now_s, self.reached)
 
     def has_drifted(self, now_s: float, tolerance_s: float) -> bool:
-        left_s = (len(self.part.order) - self.reached) * self.pace_s
-        return abs(self.time_of(self.reached) - now_s) > max(tolerance_s, _DRIFT_SHARE * left_s)
+        end = len(self.part.order)
+        left_s = (end - self.reached) * self.pace_s
+        # One that is at the end has no more uses.
+        return self.reached < end and (
+            abs(self.time_of(self.reached) - now_s) > max(tolerance_s, _DRIFT_SHARE * left_s)
+            or abs(self.time_of(end) - (now_s + left_s)) > max(tolerance_s, _END_SHARE * left_s)
+        )
 
 
 class _Layer:
@@ -212,7 +225,7 @@ class ReadersElsewhere:
         known = self._readers.get(reader)
         if known is None or known.part.epoch != epoch:
             return False
-        first, end = known.reached, min(position, len(known.part.order))
+        first, end = known.reached, min(known.part.position(position), len(known.part.order))
         if end > first:
             self._uses[id(known.part.samples)].use_up(known, first, end)
         known.come(end, now_s)

@@ -137,6 +137,46 @@ def test_times_are_computed_anew_for_all_when_one_is_far_off() -> None:
     assert len({key for _ in range(99) for key in readers.taken_changes(9)}) == SAMPLES
 
 
+def all_changes(readers: ReadersElsewhere) -> set[int]:
+    return {key for _ in range(99) for key in readers.taken_changes(999)}
+
+
+def test_a_reader_that_has_no_more_uses_has_nothing_computed_anew() -> None:
+    samples, readers = all_of(range(SAMPLES)), ReadersElsewhere()
+    noted(readers, "reads", PlanPart(samples, 0, order_of(*range(SAMPLES))))
+    noted(readers, "is over", PlanPart(samples, 0, order_of(*range(10))))
+    noted(readers, "has none", PlanPart(samples, 0, order_of()))
+    readers.progressed("is over", 0, 10, 0.0)
+    for second in range(1, 6):
+        readers.progressed("reads", 0, second, float(second))
+    all_changes(readers)
+    readers.anchor(5.0, 2.0)
+    assert len(all_changes(readers)) == SAMPLES - 5
+    for second in range(6, 20):
+        readers.progressed("reads", 0, second, float(second))
+        assert all_changes(readers) == {second - 1}
+        readers.anchor(float(second), 2.0)
+        assert not all_changes(readers)
+
+
+def test_times_are_computed_anew_when_only_those_of_the_end_are_far_off() -> None:
+    samples, readers = all_of(range(10_000)), ReadersElsewhere()
+    noted(readers, "reader", PlanPart(samples, 0, order_of(*range(10_000))))
+    # A hundred times as slow as is supposed first.
+    for second in range(1, 4):
+        readers.progressed("reader", 0, 10 * second, float(second))
+    all_changes(readers)
+    readers.anchor(3.0, 10.0)
+    assert readers.next_use_s(9_999) == pytest.approx(3 + 0.1 * (9_999 - 30))
+    all_changes(readers)
+    # Its pace varies a little.
+    for seconds in range(2, 18, 2):
+        readers.progressed("reader", 0, 30 + 21 * seconds // 2, 3.0 + seconds)
+        all_changes(readers)
+        readers.anchor(3.0 + seconds, 2.0)
+    assert readers.next_use_s(9_999) == pytest.approx(3 + 0.1 * (9_999 - 30))
+
+
 def test_members_are_ranked_by_it_some_at_a_time() -> None:
     keys = [number << 16 for number in range(1, SAMPLES + 1)]
     engine = Engine(Spider(), SAMPLES, homes=Homes({"here": 1.0}, "here"))

@@ -9,8 +9,9 @@ trainer of the list hears nothing, and its stream stays small. What a home hears
 some samples at a time, for there are millions (`core/plans/elsewhere.py`).
 
 All of it is soft state. What is lost is sent again with the next epoch; a reader of which nothing was heard for
-SILENT_S is forgotten; and whatever a plan names wrongly costs room at its home, and nothing else. Only a home whose own
-trainers have declared a list hears of plans for it: a list is known by the hash of its paths and labels.
+SILENT_S is forgotten, if the server could be heard meanwhile; and whatever a plan names wrongly costs room at its home,
+and nothing else. Only a home whose own trainers have declared a list hears of plans for it: a list is known by the hash
+of its paths and labels.
 
 A rank that exchanges samples reads in another order than its plan had. So its homes hear ten times an epoch what the
 order is by then. (Two nodes with two jobs each, a fifth cached on each: they fetched 0.215 of what they read where
@@ -48,13 +49,15 @@ _STREAM = "spiderfs:plans"
 LOOK_S, TOLD_SHARE = 0.25, 0.01
 # An order that exchanges have changed is told anew as often.
 ORDER_SHARE = 0.1
-# A training that pauses is heard of all the same, and one whose node says nothing is forgotten.
-AGAIN_S, SILENT_S = 10.0, 30.0
+# A training that pauses is heard of all the same, and one whose node says nothing is forgotten. A server that is back
+# may be noticed by one node half a minute later than by another (`cluster/link.py`).
+AGAIN_S, SILENT_S = 10.0, 45.0
 # A piece is 256 KiB: a stream holds 128 of them (`cluster/stream.py`). No node adds one to FEW or more messages, so
 # that as many nodes may do so at the same time as have room beside these.
 PIECE_DRAWS, FEW = 1 << 16, 32
-# What is for a stream that has no room for so long is given up; it is looked for this often.
-ROOM_S, ROOM_LOOK_S = 5.0, 0.02
+# What is for a stream that has no room for so long is given up; it is looked for this often, for to be told how many
+# messages there are costs two of them.
+ROOM_S, ROOM_LOOK_S = 5.0, 0.25
 # How many members are ranked anew at a time, in some milliseconds, and how many times as long the loop is left alone.
 RANKED, RESTS = 500, 2.0
 
@@ -72,10 +75,11 @@ class _Kept(NamedTuple):
 
 @dataclass
 class _Queue:
-    """What waits for a stream, and since when nothing of it could go."""
+    """What waits for a stream, since when nothing of it could go, and when room was looked for in vain last."""
 
     messages: deque[Message] = field(default_factory=deque)
     since_s: float = 0.0
+    looked_s: float = -math.inf
 
 
 @dataclass
@@ -146,9 +150,12 @@ class PlansElsewhere:
         # What is told later may not pass by: a lower epoch begins another training.
         async with self._telling:
             order, positions = await trio.to_thread.run_sync(parts)
-        self._told[trainer, plan.list] = _Told(known_list, plan.epoch, plan.position, positions)
+        named = {home: its for home, its in positions.items() if len(its)}
+        self._told[trainer, plan.list] = _Told(known_list, plan.epoch, plan.position, named)
         name = self._name((trainer, plan.list))
-        for home, its in positions.items():
+        for home in positions.keys() - named.keys():
+            self._say_no_plan(home, known_list, name, plan.epoch)
+        for home, its in named.items():
             start = int(np.searchsorted(its, plan.position))
             stream = _stream(home, known_list.digest)
             for first in range(0, len(its), PIECE_DRAWS):
@@ -168,6 +175,9 @@ class PlansElsewhere:
         self._queues[stream].messages.append(message)
         self._to_say.set()
 
+    def _say_no_plan(self, home: str, known_list: KnownList, reader: str, epoch: int) -> None:
+        self._say(_stream(home, known_list.digest), PlanPiece(reader, epoch, 0, 0, 0, np.empty(0, np.uint32)))
+
     async def _say_all(self) -> None:
         """Send what waits, for each stream in order, and in turn for all: one without room keeps no other waiting."""
         while True:
@@ -186,7 +196,11 @@ class PlansElsewhere:
             self._link.send(stream, encode(message))
             # Nothing waited for it.
             await trio.lowlevel.checkpoint()
+        elif now_s < queue.looked_s + ROOM_LOOK_S:
+            await trio.lowlevel.checkpoint()
+            return False
         elif not await self._link.offer(stream, encode(message), FEW):
+            queue.looked_s = now_s
             if now_s > queue.since_s + ROOM_S:
                 self._give_up(stream)
             return False
@@ -198,7 +212,8 @@ class PlansElsewhere:
 
     def _give_up(self, stream: str) -> None:
         """Say no more of the plans that wait for a stream: nobody hears it, or the server fails."""
-        lost = {(said.reader, said.epoch) for said in self._queues.pop(stream).messages if isinstance(said, PlanPiece)}
+        given_up = self._queues.pop(stream).messages
+        lost = {(said.reader, said.epoch) for said in given_up if isinstance(said, PlanPiece) and said.draws}
         for reader, told in self._told.items():
             if (self._name(reader), told.epoch) in lost:
                 told.positions = {
@@ -206,6 +221,10 @@ class PlansElsewhere:
                 }
         if not self._link.status().up:
             self._counters.add("cluster_plans_lost", len(lost))
+            return
+        for name, epoch in sorted(lost):
+            # A home that hears all the same, and is slow, counts them by this.
+            self._link.send(stream, encode(Progress(name, epoch, 0, 0)))
 
     def _name(self, reader: Reader) -> str:
         return f"{self._own} {reader[0]} {zlib.crc32(reader[1].encode()):08x}"
@@ -214,8 +233,7 @@ class PlansElsewhere:
         told, planned = self._told[reader], self._engine.schedule.readers.get(reader)
         if planned is None:
             for home in told.positions:
-                forget = PlanPiece(self._name(reader), told.epoch, 0, 0, 0, np.empty(0, np.uint32))
-                self._say(_stream(home, told.list.digest), forget)
+                self._say_no_plan(home, told.list, self._name(reader), told.epoch)
             del self._told[reader]
             return
         dispatched = planned.dispatched
@@ -257,13 +275,16 @@ class PlansElsewhere:
                 case Progress(list=reader, epoch=epoch, dispatched=position):
                     known = self._heard.get(reader)
                     if self._engine.progressed_elsewhere(reader, epoch, position, now_s):
-                        # Of another epoch, it says that the plan that its home has is none of its reader's any more.
                         if known is not None:
                             known.at_s = now_s
-                    elif known is None or known.epoch < epoch:
-                        # All pieces of its plan are lost.
-                        self._heard[reader] = _Heard(epoch, now_s)
-                        self._counters.add("cluster_plans_lost")
+                    elif known is None or known.epoch <= epoch:
+                        # The plan that its home has is none of its reader's any more.
+                        self._engine.unplan_elsewhere(reader)
+                        if known is None or known.epoch < epoch:
+                            # All pieces of its plan are lost.
+                            known = self._heard[reader] = _Heard(epoch, now_s)
+                            self._counters.add("cluster_plans_lost")
+                        known.at_s = now_s
             self._to_rank.set()
             await trio.lowlevel.checkpoint()
         self._changed.set()
@@ -290,7 +311,11 @@ class PlansElsewhere:
         return order
 
     async def _take(self, known_list: KnownList, last: PlanPiece, order: npt.NDArray[np.uint32]) -> None:
+        known = self._heard.get(last.reader)
         part = await trio.to_thread.run_sync(self._planned, known_list, last, order)
+        if self._heard.get(last.reader) is not known:
+            # It was forgotten meanwhile.
+            return
         for _ in self._engine.plan_elsewhere(last.reader, part, steady_clock.now()):
             await trio.lowlevel.checkpoint()
         self._counters.add("cluster_plans_heard")
@@ -303,15 +328,15 @@ class PlansElsewhere:
             kept = self._kept[known_list.digest] = _Kept(known_list, edition, samples)
         numbers = kept.samples.number_of[named]
         # A node that goes by another list of members names samples of other homes too.
-        order = numbers[numbers >= 0].astype(np.uint32)
-        start = int((numbers[: plan.start] >= 0).sum())
-        return PlanPart(kept.samples, plan.epoch, order, start)
+        known = np.flatnonzero(numbers >= 0).astype(np.uint32)
+        told = known if len(known) < len(numbers) else None
+        return PlanPart(kept.samples, plan.epoch, numbers[known].astype(np.uint32), plan.start, told)
 
     def _forget(self, reader: str) -> None:
         """Drop a reader's plan, if it has one."""
-        if self._heard.pop(reader, None) is not None:
-            self._engine.unplan_elsewhere(reader)
-            self._to_rank.set()
+        self._heard.pop(reader, None)
+        self._engine.unplan_elsewhere(reader)
+        self._to_rank.set()
 
     # -- now and then
 
@@ -341,8 +366,10 @@ class PlansElsewhere:
             now_s = steady_clock.now()
             for reader in list(self._told):
                 await self._tell_progress(reader, now_s)
-            followed = self._followed()
+            followed, hears = self._followed(), self._link.status().up
             for name, last in list(self._heard.items()):
+                if not hears:
+                    last.at_s = now_s
                 if now_s > last.at_s + SILENT_S or not followed:
                     self._forget(name)
             await trio.sleep(LOOK_S)

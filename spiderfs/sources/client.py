@@ -158,7 +158,7 @@ class SourceClient:
         """
         began_s = trio.current_time()
         found: list[tuple[bytes, SourceStat]] = []
-        error: Exception = SourceTimeout("the source answers nothing while it lists a directory")
+        error: Exception = SourceTimeout(f"the source has not answered within {self._limits.timeout_s:g} s")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._await_silence, nursery.cancel_scope)
             try:

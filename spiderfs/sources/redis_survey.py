@@ -48,11 +48,13 @@ class Survey:
         for gone in self._clients.keys() - set(map(_key, servers)):
             self._clients.pop(gone).close()
         states = [(server, state) for server in servers if (state := self._ask(server, partial(self._state, server)))]
-        for server, (is_cluster, _) in states[:1]:
-            if is_cluster:
-                node = node._replace(shards=self._ask(server, partial(_shards, server)) or node.shards)
+        clusters = [server for server, (is_cluster, _) in states if is_cluster]
+        maps = filter(None, (self._ask(server, partial(_shards, server)) for server in clusters))
+        node = node._replace(shards=next(maps, node.shards if clusters or not states else ()))
         has_refused = any(has_refused for _, (_, has_refused) in states)
-        return node._replace(room=self._room(node, has_refused) if self._finds_room else GROUPS)
+        # Where the name has several addresses, one that has answered.
+        home = next((server for server, _ in states if server.url == node.url), node)
+        return node._replace(room=self._room(node, home, has_refused) if self._finds_room else GROUPS)
 
     def close(self) -> None:
         for client in self._clients.values():
@@ -70,8 +72,8 @@ class Survey:
         self._refused[_key(server)] = refused
         return said["cluster_enabled"] == 1, refused > known
 
-    def _room(self, node: Node, has_refused: bool) -> int:
-        servers, slot, home = node.servers(), slot_of(self._room_key), node
+    def _room(self, node: Node, home: Node, has_refused: bool) -> int:
+        servers, slot = node.servers() if node.shards else {home.url: home}, slot_of(self._room_key)
         for url, *_, slots in node.shards:
             if any(first <= slot <= last for first, last in zip(slots[::2], slots[1::2], strict=True)):
                 home = servers[url]
@@ -120,7 +122,12 @@ def _key(server: Node) -> _Key:
 
 
 def _shards(asked: Node, redis: Any) -> tuple[Sequence[Any], ...]:
-    """The shards of a cluster, as `Node.shards`, as one of its servers knows them. Raises ValueError."""
+    """The shards of a cluster, as `Node.shards`, as one of its servers knows them; none if it has lost the others.
+
+    Raises ValueError.
+    """
+    if redis.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
+        return ()
     parts = urlsplit(asked.url)
     user, at, _ = parts.netloc.rpartition("@")
     slots_of: dict[tuple[str, str, str], list[int]] = {}

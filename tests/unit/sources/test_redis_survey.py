@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
+import time
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
+from benchmarks.common.redis_server import RedisCluster, RedisServer
 from spiderfs.core.homes import GROUPS
 from spiderfs.sources.node_names import Node, as_named
 from spiderfs.sources.redis_client import errors
@@ -21,8 +26,8 @@ class Answering:
     def __init__(self, answer: object) -> None:
         self._answer = answer
 
-    def execute_command(self, _: str) -> Any:
-        return self._answer
+    def execute_command(self, question: str) -> Any:
+        return {"cluster_state": "ok"} if question == "CLUSTER INFO" else self._answer
 
 
 @pytest.mark.parametrize(
@@ -90,3 +95,54 @@ def test_a_server_that_is_none_of_redis_changes_nothing(answer: bytes) -> None:
             assert shown.room in (7, GROUPS)
         server.shutdown(socket.SHUT_RDWR)
         answering.join()
+
+
+def test_room_is_heard_of_where_the_first_address_does_not_answer(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server, closing(redis.Redis("127.0.0.1", server.port)) as client:
+        client.set("spiderfs:set:groups", GROUPS // 2)
+        node = Node(f"redis://n1:{server.port}/set", "n1", ["127.0.0.2", "127.0.0.1"])
+        with closing(Survey(node.url, finds_room=True)) as survey:
+            assert survey.look(node).room == GROUPS // 2
+            server.kill()
+            assert survey.look(node._replace(room=7)).room == 7
+
+
+def test_a_shard_that_knows_of_no_others_any_more_keeps_nobody_from_the_map(tmp_path: Path) -> None:
+    with RedisCluster(tmp_path) as cluster, closing(cluster.client(0)) as first, closing(cluster.client(1)) as second:
+        node = Node(f"{cluster.url}/set", "localhost", ["127.0.0.1"])
+        with closing(Survey(node.url, finds_room=True)) as survey:
+            known = survey.look(node)
+            lost = first.execute_command("CLUSTER MYID")
+            first.execute_command("CLUSTER", "RESET", "HARD")
+            second.execute_command("CLUSTER", "FORGET", lost)
+            shown = survey.look(known)
+            assert len(known.shards) == 3
+            assert sorted(shown.shards) == sorted(shard for shard in known.shards if shard[0] != node.url)
+
+
+def test_a_server_that_is_in_no_cluster_any_more_has_no_shards(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        node = as_named(f"{server.url}/set")
+        url = f"redis://127.0.0.1:{server.port}/set"
+        known = node._replace(shards=([url, "127.0.0.1", "127.0.0.1", [0, 16383]],))
+        with closing(Survey(node.url, finds_room=True)) as survey:
+            assert survey.look(known) == node
+            server.kill()
+            assert survey.look(known) == known
+
+
+def test_a_shard_that_has_lost_the_others_is_not_believed(tmp_path: Path) -> None:
+    with RedisCluster(tmp_path) as cluster, closing(cluster.client(0)) as first:
+        node = Node(f"{cluster.url}/set", "localhost", ["127.0.0.1"])
+        with closing(Survey(node.url, finds_room=True)) as survey:
+            known = survey.look(node)
+            for server in cluster.servers[1:]:
+                server.signal(signal.SIGSTOP)
+            until = time.monotonic() + 30
+            while first.execute_command("CLUSTER INFO")["cluster_state"] == "ok":
+                assert time.monotonic() < until
+                time.sleep(0.1)
+            assert survey.look(node).shards == ()
+            assert survey.look(known) == known
+            for server in cluster.servers[1:]:
+                server.signal(signal.SIGCONT)

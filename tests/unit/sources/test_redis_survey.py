@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import redis
 
 from benchmarks.common.redis_server import RedisCluster, RedisServer
 from spiderfs.core.homes import GROUPS
+from spiderfs.sources import redis_survey
 from spiderfs.sources.node_names import Node, as_named
 from spiderfs.sources.redis_client import errors
 from spiderfs.sources.redis_survey import Survey, _shards
@@ -146,3 +147,61 @@ def test_a_shard_that_has_lost_the_others_is_not_believed(tmp_path: Path) -> Non
             assert survey.look(known) == known
             for server in cluster.servers[1:]:
                 server.signal(signal.SIGCONT)
+
+
+def test_a_lower_room_is_told_before_samples_are_removed_by_one_mount_of_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_survey, "_SETTLED_S", 1)
+    monkeypatch.setattr(redis_survey, "_REMOVAL_S", 0.0)
+    with ExitStack() as stack:
+        server = stack.enter_context(RedisServer(tmp_path, "--maxmemory", "8mb"))
+        client = stack.enter_context(closing(redis.Redis("127.0.0.1", server.port)))
+        one, two = (stack.enter_context(closing(Survey(f"{server.url}/set", finds_room=True))) for _ in range(2))
+        node = as_named(f"{server.url}/set")
+        refused = iter(range(1 << 20))
+
+        def fill() -> None:
+            with suppress(redis.OutOfMemoryError):
+                while True:
+                    client.set(f"spiderfs:set:{GROUPS * 1000 + 7 * next(refused):016x}", bytes(200))
+
+        for survey in (one, two):
+            survey.look(node)
+        fill()
+        count, lower = client.dbsize(), GROUPS * 9 // 10
+        assert one.look(node).room == lower
+        # Most is there still, and the server is full again.
+        assert client.dbsize() > 0.97 * count
+        fill()
+        known = node._replace(room=lower)
+        # The other mount hears of it, and lowers it no further while samples are removed.
+        for _ in range(3):
+            assert two.look(known).room == lower
+            fill()
+        assert client.ttl("spiderfs:{spiderfs:set:groups}") > 50
+        monkeypatch.setattr(redis_survey, "_REMOVAL_S", 10.0)
+        assert one.look(known).room == lower
+        assert not any(int(key[-16:], 16) % GROUPS >= lower for key in client.scan_iter("*:????????????????"))
+        # What has been refused meanwhile says nothing, also to the other one.
+        for _ in range(2):
+            assert two.look(known).room == lower
+        time.sleep(1.1)
+        fill()
+        assert two.look(known).room == lower * 9 // 10
+
+
+def test_a_removal_that_broke_off_is_made_good_by_the_next_one(tmp_path: Path) -> None:
+    with (
+        RedisServer(tmp_path) as server,
+        closing(redis.Redis("127.0.0.1", server.port)) as client,
+        closing(Survey(f"{server.url}/set", finds_room=True)) as survey,
+    ):
+        client.mset({f"spiderfs:set:{number:016x}": b"" for number in range(0, GROUPS, 16)})
+        room, node = GROUPS // 2, as_named(f"{server.url}/set")
+        client.set("spiderfs:set:groups", room)
+        assert survey.look(node).room == room
+        # As where something has been refused.
+        assert survey._room(node._replace(room=room), node, has_refused=True) == room * 9 // 10
+        survey.look(node._replace(room=room * 9 // 10))
+        assert max(int(key[-16:], 16) for key in client.keys("*:????????????????")) < room * 9 // 10

@@ -4,8 +4,9 @@
 (`core/homes.py`). How many, the server itself keeps in the name of the data set, so that all mounts hear of it. It
 begins with all. A mount that sees that something has been refused for lack of memory says there that it is a tenth
 less, and removes the samples of the groups that have none any more, some at each look; a key that it holds keeps other
-mounts from lowering it meanwhile. If it ends before, the rest is removed with the next tenth. All groups have room again
-when nobody has mounted the data set for as long as a sample is kept, or whoever runs the server has removed the key.
+mounts from lowering it meanwhile. If it ends before, the rest is removed with the next tenth. All groups have room
+again when nobody has mounted the data set for as long as a sample is kept, or whoever runs the server has removed the
+key.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ log = logging.getLogger(__name__)
 _ANSWER_S, _REMOVAL_S = 1.0, 1.0
 # How many keys are scanned at a time.
 _AT_A_TIME = 1000
-# How long no other mount lowers the room: without a sign of the one that removes samples, and after its end, so that all
-# have looked since at what has been refused.
+# How long no other mount lowers the room: without a sign of the one that removes samples, and after its end, so that
+# all have looked since at what has been refused.
 _LOCKED_S, _SETTLED_S = 60, 3
 _REFUSALS = ("NoPermissionError", "AuthenticationError")
 
@@ -106,9 +107,10 @@ class Survey:
         """A tenth less than the room, which all mounts hear of; the room itself while a mount removes samples."""
         if redis.getex(self._lock_key) is not None:
             return room
-        lower, cursor, removes = room * 9 // 10, 0, False
+        lower = beyond = room * 9 // 10
+        cursor, removes = 0, False
         while True:
-            cursor, keys = _beyond(self._url, lower, cursor, redis)
+            cursor, keys = _beyond(self._url, beyond, cursor, redis)
             calls = redis.pipeline(transaction=False)
             if keys:
                 calls.unlink(*keys)
@@ -120,8 +122,11 @@ class Survey:
             removes = removes or is_locked is not None
             if is_told is True:
                 break
-            if not cursor:
+            if not cursor and not beyond:
                 raise is_told
+            if not cursor:
+                # Some of the others have to leave too, and are given again.
+                beyond = beyond * 9 // 10
         if removes:
             # From the next look on: by then no mount gives the servers what is removed.
             self._to_scan = [(server, 0) for server in servers]

@@ -107,13 +107,10 @@ class Survey:
         """A tenth less than the room, which all mounts hear of; the room itself while a mount removes samples."""
         if redis.getex(self._lock_key) is not None:
             return room
-        lower = beyond = room * 9 // 10
-        cursor, removes = 0, False
+        lower, cursor, removes = room * 9 // 10, 0, False
         while True:
-            cursor, keys = _beyond(self._url, beyond, cursor, redis)
-            calls = redis.pipeline(transaction=False)
-            if keys:
-                calls.unlink(*keys)
+            cursor, keys = _beyond(self._url, lower, cursor, redis)
+            calls = _unlinking(keys, redis)
             # In the same message: a server that is full takes neither before, and others would fill it again.
             calls.set(self._lock_key, "", nx=True, ex=_LOCKED_S)
             calls.set(self._room_key, lower, ex=KEPT_S)
@@ -122,11 +119,8 @@ class Survey:
             removes = removes or is_locked is not None
             if is_told is True:
                 break
-            if not cursor and not beyond:
-                raise is_told
             if not cursor:
-                # Some of the others have to leave too, and are given again.
-                beyond = beyond * 9 // 10
+                raise is_told
         if removes:
             # From the next look on: by then no mount gives the servers what is removed.
             self._to_scan = [(server, 0) for server in servers]
@@ -200,6 +194,13 @@ def _beyond(url: str, room: int, cursor: int, redis: Any) -> tuple[int, list[byt
 
 def _remove_some(url: str, room: int, cursor: int, redis: Any) -> int:
     after, keys = _beyond(url, room, cursor, redis)
-    if keys:
-        redis.unlink(*keys)
+    _unlinking(keys, redis).execute(raise_on_error=False)
     return after
+
+
+def _unlinking(keys: list[bytes], redis: Any) -> Any:
+    calls = redis.pipeline(transaction=False)
+    for key in keys:
+        # A cluster takes no call with keys of several slots.
+        calls.unlink(key)
+    return calls

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import socket
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -485,7 +484,7 @@ class Options(BaseModel):
     def _check_peer_self(cls, own: str, info: ValidationInfo) -> str:
         peers = info.data.get("peers", {})
         if data_set_of(peers):
-            return own or f"http://{socket.gethostname()}:8443"
+            return own
         host = as_named(own).host
         if own and own not in peers and not (is_address(host) and at_address(live_name(peers), host).url == own):
             raise ValueError("peers does not name this node: write it there too, in the same way")

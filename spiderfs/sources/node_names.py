@@ -82,6 +82,11 @@ def is_server(url: str) -> bool:
     return url.startswith("redis")
 
 
+def name_of(urls: Collection[str], given: str) -> str:
+    """By which URL this node is known: `given`, or that by which it tells others that it is there, or ""."""
+    return given or (f"http://{socket.gethostname()}:8443" if data_set_of(urls) else "")
+
+
 def weights_of(urls: Mapping[str, float]) -> dict[str, float]:
     """The weights of all members that `peers` lists; of servers, the share that these leave to this node.
 

@@ -77,6 +77,8 @@ class Server(Peer):
         self._lock = counts.lock
         self._failed, self._rests_until = 0, 0.0
         self._turns = 0
+        # Under the lock: what a thread that still asks it finds out says nothing about the peer.
+        self.is_gone = False
 
     def ask(self, asked: Asked) -> bytes | None:
         if not self.node.addresses or not self._may_be_asked():
@@ -125,10 +127,12 @@ class Server(Peer):
                 if self._failed >= FAILURES:
                     pause_s = min(PAUSE_S * 2.0 ** min(self._failed - FAILURES, 9), LONGEST_PAUSE_S)
                     self._rests_until = time.monotonic() + pause_s
-                    self._counts.resting.add(self.node.url)
+                    if not self.is_gone:
+                        self._counts.resting.add(self.node.url)
                 self._counts.add("timeouts")
                 return
             self._failed = 0
-            self._counts.resting.discard(self.node.url)
+            if not self.is_gone:
+                self._counts.resting.discard(self.node.url)
             self._counts.add("absent" if content is None else "hits")
             self._counts.add("bytes", len(content or b""))

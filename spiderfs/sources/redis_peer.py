@@ -50,6 +50,8 @@ class RedisPeer(Peer):
         self._of_slot = of_slot
         with self._counts.lock:
             self._counts.resting &= self._servers.keys()
+            for gone in before.values():
+                gone.is_gone = True
         for gone in before.values():
             gone.close()
 
@@ -95,7 +97,8 @@ class _Server(Server):
             if self._waiting_bytes and self._waiting_bytes + asked.size > _WAITING_BYTES:
                 return
             self._waiting_bytes += asked.size
-            self._given.put((_key(self.node, asked), content))
+            # What a store gave is no `bytes`, and redis-py takes nothing else.
+            self._given.put((_key(self.node, asked), bytes(content)))
             if self._giver is None:
                 self._giver = threading.Thread(target=self._give, daemon=True)
                 self._giver.start()

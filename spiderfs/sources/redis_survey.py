@@ -2,15 +2,18 @@
 
 **Room.** Where no share is written, a server is the home of the first so many groups of its samples
 (`core/homes.py`). How many, the server itself keeps in the name of the data set, so that all mounts hear of it. It
-begins with all. A mount that sees that something has been refused for lack of memory removes the samples of the last
-tenth of the groups, and says so there; several that do so at a time do the same. All groups have room again when nobody
-has mounted the data set for as long as a sample is kept, or whoever runs the server has removed the key.
+begins with all. A mount that sees that something has been refused for lack of memory says there that it is a tenth
+less, and removes the samples of the groups that have none any more, some at each look; a key that it holds keeps other
+mounts from lowering it meanwhile. If it ends before, the rest is removed with the next tenth. All groups have room
+again when nobody has mounted the data set for as long as a sample is kept, or whoever runs the server has removed the
+key.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,9 +24,13 @@ from spiderfs.sources.redis_client import KEPT_S, SLOTS, RedisClient, errors, ke
 
 log = logging.getLogger(__name__)
 
-# How long an answer may take, and how long to remove a shard's samples. Nobody waits for it.
-_ANSWER_S, _REMOVAL_S = 1.0, 60.0
+# How long an answer may take, and how long samples are removed at each look. Nobody waits for it.
+_ANSWER_S, _REMOVAL_S = 1.0, 1.0
+# How many keys are scanned at a time.
 _AT_A_TIME = 1000
+# How long no other mount lowers the room: without a sign of the one that removes samples, and after its end, so that
+# all have looked since at what has been refused.
+_LOCKED_S, _SETTLED_S = 60, 3
 _REFUSALS = ("NoPermissionError", "AuthenticationError")
 
 _Key = tuple[str, str]
@@ -34,13 +41,17 @@ class Survey:
         """`finds_room`: no share is written for this URL of `peers`."""
         self._url, self._finds_room = url, finds_room
         self._room_key = key_of(url, "groups")
+        # In the same slot.
+        self._lock_key = f"spiderfs:{{{self._room_key}}}"
+        self._to_scan: list[tuple[Node, int]] = []
+        """The servers whose samples are still to be removed, and where to go on."""
         self._clients: dict[_Key, RedisClient] = {}
         self._refused: dict[_Key, int] = {}
         """What each server had refused at the last look."""
         self._told: set[str] = set()
 
     def look(self, node: Node) -> Node:
-        """The node with its shards and its room now; may take minutes."""
+        """The node with its shards and its room now; may take seconds."""
         servers = [node._replace(addresses=[address], shards=()) for address in node.addresses]
         if node.shards:
             # The name in the URL stands for some of the shards, or for none any more.
@@ -48,11 +59,13 @@ class Survey:
         for gone in self._clients.keys() - set(map(_key, servers)):
             self._clients.pop(gone).close()
         states = [(server, state) for server in servers if (state := self._ask(server, partial(self._state, server)))]
-        for server, (is_cluster, _) in states[:1]:
-            if is_cluster:
-                node = node._replace(shards=self._ask(server, partial(_shards, server)) or node.shards)
+        clusters = [server for server, (is_cluster, _) in states if is_cluster]
+        maps = filter(None, (self._ask(server, partial(_shards, server)) for server in clusters))
+        node = node._replace(shards=next(maps, node.shards if clusters or not states else ()))
         has_refused = any(has_refused for _, (_, has_refused) in states)
-        return node._replace(room=self._room(node, has_refused) if self._finds_room else GROUPS)
+        # Where the name has several addresses, one that has answered.
+        home = next((server for server, _ in states if server.url == node.url), node)
+        return node._replace(room=self._room(node, home, has_refused) if self._finds_room else GROUPS)
 
     def close(self) -> None:
         for client in self._clients.values():
@@ -70,27 +83,58 @@ class Survey:
         self._refused[_key(server)] = refused
         return said["cluster_enabled"] == 1, refused > known
 
-    def _room(self, node: Node, has_refused: bool) -> int:
-        servers, slot, home = node.servers(), slot_of(self._room_key), node
+    def _room(self, node: Node, home: Node, has_refused: bool) -> int:
+        servers, slot = node.servers() if node.shards else {home.url: home}, slot_of(self._room_key)
         for url, *_, slots in node.shards:
             if any(first <= slot <= last for first, last in zip(slots[::2], slots[1::2], strict=True)):
                 home = servers[url]
         room = self._ask(home, self._published)
-        if room and room == node.room and has_refused:
-            lower = room * 9 // 10
-            for other in servers.values():
-                if other is not home:
-                    self._ask(other, partial(_remove, self._url, lower, ""), _REMOVAL_S)
-            # Another mount may have been faster.
-            if self._ask(home, self._published) == room:
-                self._ask(home, partial(_remove, self._url, lower, self._room_key), _REMOVAL_S)
-            room = self._ask(home, self._published)
-        if room is None or room == node.room:
+        if room is None:
             return node.room
-        log.info("peers: %s has room for %.0f %% of its samples", self._url, 100 * room / GROUPS)
-        # What has been refused until others have heard of it says nothing.
+        if self._to_scan:
+            self._remove(home, room)
+        elif room and room == node.room and has_refused:
+            room = self._ask(home, partial(self._lowered, room, servers.values()), _LOCKED_S) or room
+        elif room == node.room:
+            return node.room
+        if room != node.room:
+            log.info("peers: %s has room for %.0f %% of its samples", self._url, 100 * room / GROUPS)
+        # What has been refused until others have heard of it, or samples are removed, says nothing.
         self._refused.clear()
         return int(room)
+
+    def _lowered(self, room: int, servers: Iterable[Node], redis: Any) -> int:
+        """A tenth less than the room, which all mounts hear of; the room itself while a mount removes samples."""
+        if redis.getex(self._lock_key) is not None:
+            return room
+        lower, cursor, removes = room * 9 // 10, 0, False
+        while True:
+            cursor, keys = _beyond(self._url, lower, cursor, redis)
+            calls = _unlinking(keys, redis)
+            # In the same message: a server that is full takes neither before, and others would fill it again.
+            calls.set(self._lock_key, "", nx=True, ex=_LOCKED_S)
+            calls.set(self._room_key, lower, ex=KEPT_S)
+            *_, is_locked, is_told = calls.execute(raise_on_error=False)
+            # None where another mount holds it, or this one has it from before.
+            removes = removes or is_locked is not None
+            if is_told is True:
+                break
+            if not cursor:
+                raise is_told
+        if removes:
+            # From the next look on: by then no mount gives the servers what is removed.
+            self._to_scan = [(server, 0) for server in servers]
+        return lower
+
+    def _remove(self, home: Node, room: int) -> None:
+        """Go on with removing the samples of all groups but the first so many."""
+        until = time.monotonic() + _REMOVAL_S
+        while self._to_scan and time.monotonic() < until:
+            server, cursor = self._to_scan.pop()
+            if after := self._ask(server, partial(_remove_some, self._url, room, cursor)):
+                self._to_scan.append((server, after))
+        locked_s = _LOCKED_S if self._to_scan else _SETTLED_S
+        self._ask(home, lambda redis: redis.getex(self._lock_key, ex=locked_s))
 
     def _published(self, redis: Any) -> int:
         said = redis.getex(self._room_key, ex=KEPT_S)
@@ -120,7 +164,12 @@ def _key(server: Node) -> _Key:
 
 
 def _shards(asked: Node, redis: Any) -> tuple[Sequence[Any], ...]:
-    """The shards of a cluster, as `Node.shards`, as one of its servers knows them. Raises ValueError."""
+    """The shards of a cluster, as `Node.shards`, as one of its servers knows them; none if it has lost the others.
+
+    Raises ValueError.
+    """
+    if redis.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
+        return ()
     parts = urlsplit(asked.url)
     user, at, _ = parts.netloc.rpartition("@")
     slots_of: dict[tuple[str, str, str], list[int]] = {}
@@ -137,15 +186,21 @@ def _shards(asked: Node, redis: Any) -> tuple[Sequence[Any], ...]:
     return tuple([*shard, slots] for shard, slots in slots_of.items())
 
 
-def _remove(url: str, room: int, room_key: str, redis: Any) -> None:
-    """Remove the samples of all groups but the first so many, and publish this under the key, if one is given."""
+def _beyond(url: str, room: int, cursor: int, redis: Any) -> tuple[int, list[bytes]]:
+    """Where to scan next, 0 at the end, and samples that are in none of the first so many groups."""
+    after, keys = redis.scan(cursor, match=key_of(url, "?" * 16), count=_AT_A_TIME)
+    return after, [key for key in keys if int(key[-16:], 16) % GROUPS >= room]
+
+
+def _remove_some(url: str, room: int, cursor: int, redis: Any) -> int:
+    after, keys = _beyond(url, room, cursor, redis)
+    _unlinking(keys, redis).execute(raise_on_error=False)
+    return after
+
+
+def _unlinking(keys: list[bytes], redis: Any) -> Any:
     calls = redis.pipeline(transaction=False)
-    for key in redis.scan_iter(match=key_of(url, "?" * 16), count=_AT_A_TIME):
-        if int(key[-16:], 16) % GROUPS >= room:
-            if len(calls) >= _AT_A_TIME:
-                calls.execute()
-            calls.unlink(key)
-    if room_key:
-        # In the same message as the last ones that are removed, whose room nobody else has taken then.
-        calls.set(room_key, room, ex=KEPT_S)
-    calls.execute()
+    for key in keys:
+        # A cluster takes no call with keys of several slots.
+        calls.unlink(key)
+    return calls

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import obstore
 import pytest
 import redis
 from certificates import own_certificate
@@ -25,11 +26,13 @@ from benchmarks.common.redis_server import RedisCluster, RedisServer
 from benchmarks.common.web_server import free_port, web_server
 from benchmarks.fakes import MemorySource
 from spiderfs.core.homes import GROUPS
-from spiderfs.sources.members import Members, PeerStatus
+from spiderfs.sources import redis_survey
+from spiderfs.sources.members import FIELDS, Members, PeerStatus
 from spiderfs.sources.node_names import Node, as_named, is_server
-from spiderfs.sources.peer import FAILURES, PAUSE_S
+from spiderfs.sources.peer import FAILURES, PAUSE_S, Asked, Counts
 from spiderfs.sources.peers import PeerSource, asked_name
-from spiderfs.sources.redis_client import slot_of
+from spiderfs.sources.redis_client import SLOTS, slot_of
+from spiderfs.sources.redis_peer import RedisPeer
 from spiderfs.sources.redis_survey import Survey
 from spiderfs.sources.source import FromPeer, version_hash
 
@@ -206,6 +209,17 @@ def test_whoever_reads_the_source_fills_the_server(tmp_path: Path, kind: str) ->
         assert home.reader.read(b"1", 10, 20, version) == CONTENT[10:30], "a piece is had from the source"
 
 
+def test_what_an_object_store_gave_fills_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+        home = made("redis", tmp_path, stack)
+        read = home.source.read
+        monkeypatch.setattr(home.source, "read", lambda *asked: obstore.Bytes(read(*asked)))
+        home.add(b"a", at_home=None)
+        until = time.monotonic() + 5
+        while not home.read(b"a")[1]:
+            assert time.monotonic() < until
+
+
 def test_a_server_whose_address_is_not_known_any_more_is_given_files_when_it_is_known_again(tmp_path: Path) -> None:
     with ExitStack() as stack:
         home = made("redis", tmp_path, stack)
@@ -222,7 +236,10 @@ def test_a_server_whose_address_is_not_known_any_more_is_given_files_when_it_is_
 
 
 @KINDS
-def test_a_server_is_the_home_of_what_it_has_room_for(tmp_path: Path, kind: str) -> None:
+def test_a_server_is_the_home_of_what_it_has_room_for(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_survey, "_SETTLED_S", 1)
     with ExitStack() as stack:
         home = made(kind, tmp_path, stack, "--maxmemory", "4mb")
         clients = home.clients(stack)
@@ -233,14 +250,14 @@ def test_a_server_is_the_home_of_what_it_has_room_for(tmp_path: Path, kind: str)
         def refused() -> int:
             return sum(client.info().get("errorstat_OOM", {}).get("count", 0) for client in clients)
 
-        until, rooms = time.monotonic() + 60, [GROUPS]
+        until, rooms, refusals = time.monotonic() + 60, [GROUPS], [0]
         while True:
-            before = refused()
             assert all(home.read(path)[0] for path in paths)
             given = sum(client.dbsize() for client in clients)
             home.look()
             rooms.append(home.node.room)
-            if home.node.room < GROUPS and refused() == before and rooms[-1] == rooms[-4:][0]:
+            refusals.append(refused())
+            if home.node.room < GROUPS and refusals[-1] == refusals[-4:][0] and rooms[-1] == rooms[-4:][0]:
                 break
             assert time.monotonic() < until, rooms
         assert rooms == sorted(rooms, reverse=True)
@@ -428,6 +445,25 @@ def test_the_replica_of_a_shard_takes_its_place(cluster: Home) -> None:
         assert time.monotonic() < until
         cluster.look()
     assert cluster.status.up
+
+
+def test_a_shard_that_leaves_while_it_is_asked_keeps_the_peer_up_whatever_becomes_of_the_question() -> None:
+    with ExitStack() as stack:
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        threads = stack.enter_context(ThreadPoolExecutor(FAILURES))
+        lost, taking = f"redis://127.0.0.1:{silent.getsockname()[1]}/set", "redis://127.0.0.1:1/set"
+
+        def at(url: str) -> Node:
+            return Node("redis://n1/set", "n1", [], ([url, "127.0.0.1", "127.0.0.1", [0, SLOTS - 1]],))
+
+        counts = Counts(memoryview(bytearray(8 * len(FIELDS))).cast("Q"), "redis://n1/set")
+        with closing(RedisPeer(at(lost), counts, 1.0)) as peer:
+            asking = [threads.submit(peer.ask, Asked(b"a", 1, 0, 1, 1)) for _ in range(FAILURES)]
+            for _ in asking:
+                stack.enter_context(silent.accept()[0])
+            peer.node = at(taking)
+            assert [one.result() for one in asking] == [None] * FAILURES
+            assert not counts.resting
 
 
 # -- what the manager hears

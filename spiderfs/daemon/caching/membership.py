@@ -22,7 +22,9 @@ from spiderfs.sources.node_names import (
     data_set_of,
     is_here,
     is_server,
+    is_web_server,
     live_name,
+    name_of,
     weights_of,
 )
 from spiderfs.sources.redis_survey import Survey
@@ -80,10 +82,15 @@ class Membership:
                 await self._changed.wait()
                 nursery.cancel_scope.cancel()
 
+    @property
+    def _name(self) -> str:
+        return name_of(self._options.peers, self._options.peer_self)
+
     async def _hear(self, members: Members) -> None:
         """Tell the other nodes that this one is there, and hear of them; at the end tell them that it leaves."""
-        options, known = self._options, [url for url in members.members if url]
-        beats = Beats(options.cluster, data_set_of(options.peers), options.peer_self, known)
+        # It may follow servers of Redis, which are no nodes.
+        options, known = self._options, list(filter(is_web_server, members.members))
+        beats = Beats(options.cluster, data_set_of(options.peers), self._name, known)
         heard, following = list[str](), trio.CancelScope()
         try:
             async with trio.open_nursery() as nursery:
@@ -113,7 +120,7 @@ class Membership:
 
     async def _follow(self, url: str, weights: Mapping[str, float], name: str, threads: trio.CapacityLimiter) -> None:
         node, options, is_known = as_named(url), self._options, True
-        if node.addresses or not node.host or url == options.peer_self:
+        if node.addresses or not node.host or url == self._name:
             return
         while True:
             find = partial(addresses_of, node.host)
@@ -173,8 +180,8 @@ class Membership:
     def _own(self, weights: Mapping[str, float]) -> set[str]:
         """Which of the nodes is this one: the one that the option names, or was it before, or has an address of it."""
         assert self._members is not None
-        if self._options.peer_self:
-            return {self._options.peer_self}
+        if self._name:
+            return {self._name}
         if any(map(is_server, weights)):
             return {HERE}
         if self._members.members[OWN] in weights and not live_name(self._options.peers):

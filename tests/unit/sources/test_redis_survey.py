@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
-from contextlib import closing, suppress
+import time
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
+from benchmarks.common.redis_server import RedisCluster, RedisServer
 from spiderfs.core.homes import GROUPS
+from spiderfs.sources import redis_survey
 from spiderfs.sources.node_names import Node, as_named
 from spiderfs.sources.redis_client import errors
 from spiderfs.sources.redis_survey import Survey, _shards
@@ -21,8 +27,8 @@ class Answering:
     def __init__(self, answer: object) -> None:
         self._answer = answer
 
-    def execute_command(self, _: str) -> Any:
-        return self._answer
+    def execute_command(self, question: str) -> Any:
+        return {"cluster_state": "ok"} if question == "CLUSTER INFO" else self._answer
 
 
 @pytest.mark.parametrize(
@@ -90,3 +96,112 @@ def test_a_server_that_is_none_of_redis_changes_nothing(answer: bytes) -> None:
             assert shown.room in (7, GROUPS)
         server.shutdown(socket.SHUT_RDWR)
         answering.join()
+
+
+def test_room_is_heard_of_where_the_first_address_does_not_answer(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server, closing(redis.Redis("127.0.0.1", server.port)) as client:
+        client.set("spiderfs:set:groups", GROUPS // 2)
+        node = Node(f"redis://n1:{server.port}/set", "n1", ["127.0.0.2", "127.0.0.1"])
+        with closing(Survey(node.url, finds_room=True)) as survey:
+            assert survey.look(node).room == GROUPS // 2
+            server.kill()
+            assert survey.look(node._replace(room=7)).room == 7
+
+
+def test_a_shard_that_knows_of_no_others_any_more_keeps_nobody_from_the_map(tmp_path: Path) -> None:
+    with RedisCluster(tmp_path) as cluster, closing(cluster.client(0)) as first, closing(cluster.client(1)) as second:
+        node = Node(f"{cluster.url}/set", "localhost", ["127.0.0.1"])
+        with closing(Survey(node.url, finds_room=True)) as survey:
+            known = survey.look(node)
+            lost = first.execute_command("CLUSTER MYID")
+            first.execute_command("CLUSTER", "RESET", "HARD")
+            second.execute_command("CLUSTER", "FORGET", lost)
+            shown = survey.look(known)
+            assert len(known.shards) == 3
+            assert sorted(shown.shards) == sorted(shard for shard in known.shards if shard[0] != node.url)
+
+
+def test_a_server_that_is_in_no_cluster_any_more_has_no_shards(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        node = as_named(f"{server.url}/set")
+        url = f"redis://127.0.0.1:{server.port}/set"
+        known = node._replace(shards=([url, "127.0.0.1", "127.0.0.1", [0, 16383]],))
+        with closing(Survey(node.url, finds_room=True)) as survey:
+            assert survey.look(known) == node
+            server.kill()
+            assert survey.look(known) == known
+
+
+def test_a_shard_that_has_lost_the_others_is_not_believed(tmp_path: Path) -> None:
+    with RedisCluster(tmp_path) as cluster, closing(cluster.client(0)) as first:
+        node = Node(f"{cluster.url}/set", "localhost", ["127.0.0.1"])
+        with closing(Survey(node.url, finds_room=True)) as survey:
+            known = survey.look(node)
+            for server in cluster.servers[1:]:
+                server.signal(signal.SIGSTOP)
+            until = time.monotonic() + 30
+            while first.execute_command("CLUSTER INFO")["cluster_state"] == "ok":
+                assert time.monotonic() < until
+                time.sleep(0.1)
+            assert survey.look(node).shards == ()
+            assert survey.look(known) == known
+            for server in cluster.servers[1:]:
+                server.signal(signal.SIGCONT)
+
+
+def test_a_lower_room_is_told_before_samples_are_removed_by_one_mount_of_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_survey, "_SETTLED_S", 1)
+    monkeypatch.setattr(redis_survey, "_REMOVAL_S", 0.0)
+    with ExitStack() as stack:
+        server = stack.enter_context(RedisServer(tmp_path, "--maxmemory", "8mb"))
+        client = stack.enter_context(closing(redis.Redis("127.0.0.1", server.port)))
+        one, two = (stack.enter_context(closing(Survey(f"{server.url}/set", finds_room=True))) for _ in range(2))
+        node = as_named(f"{server.url}/set")
+        refused = iter(range(1 << 20))
+
+        def fill() -> None:
+            with suppress(redis.OutOfMemoryError):
+                while True:
+                    client.set(f"spiderfs:set:{GROUPS * 1000 + 7 * next(refused):016x}", bytes(200))
+
+        for survey in (one, two):
+            survey.look(node)
+        fill()
+        count, lower = client.dbsize(), GROUPS * 9 // 10
+        assert one.look(node).room == lower
+        # Most is there still, and the server is full again.
+        assert client.dbsize() > 0.97 * count
+        fill()
+        known = node._replace(room=lower)
+        # The other mount hears of it, and lowers it no further while samples are removed.
+        for _ in range(3):
+            assert two.look(known).room == lower
+            fill()
+        assert client.ttl("spiderfs:{spiderfs:set:groups}") > 50
+        monkeypatch.setattr(redis_survey, "_REMOVAL_S", 10.0)
+        assert one.look(known).room == lower
+        assert not any(int(key[-16:], 16) % GROUPS >= lower for key in client.scan_iter("*:????????????????"))
+        # What has been refused meanwhile says nothing, also to the other one.
+        for _ in range(2):
+            assert two.look(known).room == lower
+        time.sleep(1.1)
+        fill()
+        assert two.look(known).room == lower * 9 // 10
+
+
+def test_a_removal_that_broke_off_is_made_good_by_the_next_one(tmp_path: Path) -> None:
+    with (
+        RedisServer(tmp_path) as server,
+        closing(redis.Redis("127.0.0.1", server.port)) as client,
+        closing(Survey(f"{server.url}/set", finds_room=True)) as survey,
+    ):
+        client.mset({f"spiderfs:set:{number:016x}": b"" for number in range(0, GROUPS, 16)})
+        room, node = GROUPS // 2, as_named(f"{server.url}/set")
+        client.set("spiderfs:set:groups", room)
+        assert survey.look(node).room == room
+        # As where something has been refused.
+        assert survey._room(node._replace(room=room), node, has_refused=True) == room * 9 // 10
+        survey.look(node._replace(room=room * 9 // 10))
+        assert max(int(key[-16:], 16) for key in client.keys("*:????????????????")) < room * 9 // 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -320,6 +321,24 @@ async def test_nodes_find_each_other_by_a_server(names: Names, monkeypatch: pyte
             await until(lambda: one.known == sorted([urls[0], A]))
             one.membership.change(found)
             await until(lambda: one.known == urls[:1])
+
+
+@in_trio
+async def test_a_list_of_servers_becomes_nodes_that_find_each_other_and_a_list_again(
+    names: Names, tmp_path: Path
+) -> None:
+    own = f"http://{socket.gethostname()}:8443"
+    with RedisServer(tmp_path) as server:
+        options = names.options(f"{server.url}/set*0.5", cluster=server.url)
+        async with running(Node(options)) as node:
+            await until(lambda: node.known == ["here", f"{server.url}/set"])
+            found = options.changed("peers", "cluster/set")
+            node.membership.change(found)
+            await until(lambda: node.known == [own])
+            assert node.members.has_own
+            node.membership.change(found.changed("peers", f"{HERE}+{A}"))
+            await until(lambda: node.known == [HERE, A])
+            assert node.members.members[0] == HERE
 
 
 @in_trio

@@ -76,8 +76,7 @@ PATIENCE_S = 600.0
 SYSTEMS = ("apart", "homes", "immutable")
 JOBS = ("jobs-apart", "jobs-homes", "jobs-cluster")
 RATE, RATE_AIM = 3_000_000, 2.5
-# A home waits for its turn at a source that is used up.
-TIMEOUT_S, RATE_TIMEOUT_S = 1, 5
+TIMEOUT_S = 1
 NGINX_WORKERS = 32  # as in the example
 PARTS, QUICK_PARTS = ("epochs", "more", "jobs", "rates", "waits"), ("epochs", "waits")
 RATED = ("one", *SYSTEMS, "apart-planned", "homes-planned")
@@ -135,7 +134,6 @@ def nodes(
         common = "immutable" if system.startswith("immutable") else "immutable=off"
         if system in JOBS:
             common += FEW_FETCHES
-        timeout_s = TIMEOUT_S if isinstance(source, Path) else RATE_TIMEOUT_S
         root: Path | str = source if isinstance(source, Path) else f"s3://{BUCKET}"
         if isinstance(source, PacedStore):
             common += f",source.endpoint={source.url},source.anonymous"
@@ -150,7 +148,7 @@ def nodes(
         for host, port, url in zip(hosts, ports, urls, strict=True):
             own, options = place / host.address, common
             if "apart" not in system and count > 1:
-                options += f",peers={'+'.join(urls)},peer_timeout={timeout_s}s"
+                options += f",peers={'+'.join(urls)},peer_timeout={TIMEOUT_S}s"
                 # On a network each finds out which one it is.
                 options += "" if host.is_apart else f",peer_self={url}"
             with host.entered():

@@ -146,16 +146,15 @@ def _acting(mountpoint: str, paths: Iterable[str], control: str) -> Iterator[int
 
     with _ending_well():
         _stats(mount)  # one that does not answer at all is not waited for as long
-        there = list(pieces(wanted_paths(mount, mountpoint, paths, gone=gone)))
+        there = list(wanted_paths(mount, mountpoint, paths, gone=gone))
         # Before the others, which may mean the directory above.
         of_gone = act(pieces(gone))
-        done = of_gone + act(there)
+        done = of_gone + act(pieces(there))
         yield done
         if gone and not of_gone:
             raise SpiderfsError(_no_file(mount, len(gone), escaped(gone[0])))
-        wanted = [line for piece in there for line in piece.split("\n") if line]
-        if not done and not any_file(mount, wanted):
-            raise SpiderfsError(_no_file(mount, len(wanted), escaped(wanted[0])))
+        if not done and not any_file(mount, there):
+            raise SpiderfsError(_no_file(mount, len(there), escaped(there[0])))
 
 
 @contextmanager

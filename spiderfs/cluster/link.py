@@ -1,10 +1,10 @@
 """A manager's link to those of the other nodes: what it has to say goes out, what they say comes in, while it can.
 
 One task sends and one hears, each in a thread. What waits to be sent has a limit, and the oldest of it leaves; who can
-wait himself until the others have heard what was said before offers it instead. What was
-on its way when the server failed is not sent again, for it may have arrived. After a failure the server is not asked
-for a while, longer after each further one; a server whose memory is full may fail in one direction alone. The log hears
-of it once when one of them fails, and once when both work again.
+wait himself until the others have heard what was said before offers it instead. What was on its way when the server
+failed is not sent again, for it may have arrived. After a failure the server is not asked for a while, longer after
+each further one; a server whose memory is full may fail in one direction alone. The log hears of it once when one of
+them fails, and once when both work again.
 """
 
 from __future__ import annotations
@@ -141,11 +141,9 @@ class Link:
                 size += len(some[-1].entry.content)
             if not self._waiting:
                 self._to_send = trio.Event()
-            if (
-                some
-                and await self._asked(self._sending, partial(self._stream.append, [sent.entry for sent in some]))
-                is None
-            ):
+            if not some:
+                continue
+            if await self._asked(self._sending, partial(self._stream.append, [sent.entry for sent in some])) is None:
                 self._give_up(some)
             else:
                 self._counters.add("cluster_rows_sent", sum(sent.rows for sent in some))

@@ -13,6 +13,8 @@ import subprocess
 from collections.abc import Iterator
 
 from benchmarks.common.debian import NotThere, program
+from benchmarks.common.redis_server import REDIS
+from benchmarks.common.web_server import NGINX
 
 # RFC 2544: addresses for benchmarks, which no host of the Internet has.
 SUBNET = "198.18.0"
@@ -67,6 +69,9 @@ class Host:
 @contextlib.contextmanager
 def network(count: int, rate: str = "1gbit") -> Iterator[list[Host]]:
     """So many hosts; each link carries this much in each direction, as tc(8) writes it. Raises NoNetwork."""
+    # A host reaches no server of packages.
+    for server in (NGINX, REDIS):
+        program(*server)
     with contextlib.ExitStack() as stack:
         holders = [stack.enter_context(_namespace()) for _ in range(count + 1)]
         switch, *hosts = (Host(f"{SUBNET}.{number}", holder) for number, holder in enumerate(holders))

@@ -19,6 +19,8 @@ from benchmarks.common.debian import environment_of, program
 from benchmarks.common.web_server import free_port
 
 # How long it may take to listen, on a busy machine.
+# Debian's program is in the package of tools, where it checks a file if it is called by its other name.
+REDIS = ("redis-check-rdb", "redis-tools", "libjemalloc2", "liblzf1")
 PATIENCE_S = 30.0
 _SLOTS = 1 << 14
 
@@ -49,8 +51,7 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it, again perhaps, and wait until it listens."""
-        # Debian's program is in the package of tools, where it checks a file if it is called by its other name.
-        path = program("redis-check-rdb", "redis-tools", "libjemalloc2", "liblzf1")
+        path = program(*REDIS)
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(
                 self._command, executable=path, env=environment_of(path), stdout=log, stderr=log

@@ -19,6 +19,8 @@ EXAMPLE = ROOT / "docs/examples/nginx-peers.conf"
 
 
 # How long nginx may take to listen, on a busy machine.
+# The program and its package.
+NGINX = ("nginx", "nginx")
 PATIENCE_S = 30.0
 
 
@@ -87,7 +89,7 @@ def nginx(text: str, place: Path, port: int, address: str = "127.0.0.1") -> Iter
     """nginx with this configuration, once it listens at the port; its files lie in `place`."""
     configuration = place / "nginx.conf"
     configuration.write_text(text)
-    command = [program("nginx", "nginx"), "-e", str(place / "nginx.log"), "-c", str(configuration), "-p", str(place)]
+    command = [program(*NGINX), "-e", str(place / "nginx.log"), "-c", str(configuration), "-p", str(place)]
     server = WebServer(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     try:
         deadline = time.monotonic() + PATIENCE_S

@@ -1,6 +1,6 @@
-"""Trains a small network on real images over a slow line in five ways, and compares them.
+"""Runs `spiderfs demo`, then trains a small network on real images over a slow line in five ways, and compares them.
 
-`spiderfs.sources.faults` simulates the slow line: a mount uses it by `-o source.latency_ms=...`, and without spiderfs
+`spiderfs.sources.slow` simulates the slow line: a mount uses it by `-o source.latency_ms=...`, and without spiderfs
 the loader's workers use the same class themselves. The five ways are: straight from the source; through a mount that
 evicts what was used longest ago; through a mount with the default policy; through a mount that gets the loader's plan;
 and through a mount that a hook guides. The first four read the same bytes in the same order and start from the same
@@ -46,8 +46,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from spiderfs.linux.mounts import mounts
-from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
+from spiderfs.sources.slow import SlowSettings, SlowSource
 from trainer_hook import Hook, Planning, SpiderSampler, attach, plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,7 +112,7 @@ class SlowReader:
 
     def __init__(self, root: Path, samples: list[str], line: Line, state: Path) -> None:
         self._root, self._state = root, state
-        FaultState.create(state, latency_ms=line.latency_ms, bandwidth=line.bandwidth_bytes_per_s).close()
+        SlowSettings.create(state, latency_ms=line.latency_ms, bandwidth=line.bandwidth_bytes_per_s).close()
         listing = LocalSource(str(root))
         self._versions = {path: listing.stat(os.fsencode(path)).version for path in samples}
         listing.close()
@@ -121,7 +121,7 @@ class SlowReader:
 
     def __call__(self, path: str) -> bytes:
         if self._source is None or self._opened_by != os.getpid():
-            self._source = SlowSource(LocalSource(str(self._root)), FaultState.open(self._state))
+            self._source = SlowSource(LocalSource(str(self._root)), SlowSettings.open(self._state))
             self._opened_by = os.getpid()
         version = self._versions[path]
         return self._source.read(os.fsencode(path), 0, version.size, version)
@@ -233,7 +233,7 @@ def mounted(source: Path, scratch: Path, name: str, line: Line, capacity_bytes: 
     options = {
         "policy": MOUNTS[name],
         "immutable": "on",
-        "capacity": capacity_bytes,
+        "capacity": f"{capacity_bytes // 1024}KiB",
         "cache_dir": scratch / name / "cache",
         "source.latency_ms": f"{line.latency_ms:g}",
         "source.bandwidth": line.bandwidth_bytes_per_s,
@@ -353,7 +353,7 @@ What to expect: where an epoch reads every sample exactly once, in random
 order, no policy can have more hits than the share of samples in the cache, here
 about {CACHED_SHARE:.0%}. The default policy reaches that without a hook ("plain"), while
 evicting what was used longest ago has only a few percent. One more line in the
-training ("plan") tells the mount what will be read, and the mount fetches it in
+training ("plan") publishes a plan of what will be read, and the mount fetches it in
 time: the bytes are about as many, but the training hardly waits for them, from
 the first epoch on. With the hook ("hook"), the sampler draws important samples
 more often and the cache keeps them, so fewer bytes have to be fetched at all.
@@ -363,6 +363,9 @@ benchmarks/training/train.py measures that.
 
 
 def demo(arguments: argparse.Namespace, scratch: Path) -> None:
+    console.print("[bold]$ spiderfs demo", highlight=False)
+    subprocess.run([SPIDERFS, "demo"], check=True, env={**os.environ, "TMPDIR": str(scratch)})
+    console.print("\n[bold]The same with a training on real images, and its accuracy[/bold]")
     root = arguments.data
     if root is None:
         root = scratch / "digits"
@@ -405,7 +408,7 @@ def demo(arguments: argparse.Namespace, scratch: Path) -> None:
     console.print(compare(ways))
     plot(ways, arguments.plot)
     console.print(f"Plotted: {arguments.plot}\n", highlight=False, soft_wrap=True)
-    console.print(EXPECTATION, highlight=False)
+    console.print(EXPECTATION, highlight=False, soft_wrap=True)
     print_next_steps(arguments.data)
 
 
@@ -416,7 +419,8 @@ def print_next_steps(data: Path | None) -> None:
     for step in (
         "mkdir -p /tmp/spiderfs-try",
         f"{spiderfs} mount {shlex.quote(str(example.resolve()))} /tmp/spiderfs-try -o capacity=20%",
-        "ls /tmp/spiderfs-try; cat /tmp/spiderfs-try/.spiderfs/stats",
+        "ls /tmp/spiderfs-try",
+        f"{spiderfs} status /tmp/spiderfs-try",
         f"{spiderfs} umount /tmp/spiderfs-try",
     ):
         console.print(f"  {step}", soft_wrap=True, highlight=False)
@@ -476,7 +480,7 @@ def main() -> int:
     finally:
         for mountpoint in (mountpoint_of(scratch, name) for name in MOUNTS):
             if is_mounted(mountpoint):
-                # `spiderfs umount` has failed; a lazy unmount ends the mount as soon as nobody uses it.
+                # `spiderfs umount` has failed; a lazy unmount ends the mount as soon as no one uses it.
                 subprocess.run(["fusermount3", "-u", "-z", mountpoint], check=False)
         shutil.rmtree(scratch, ignore_errors=True)
     return 0

@@ -128,9 +128,9 @@ def inside(parts: Parts, ways: str, chosen: list[str]) -> str:
     return f"""
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 OMP_NUM_THREADS=1
 export PYTHONPATH={ROOT}:{ROOT}/tests:{ROOT}/tests/trainer:{ROOT}/tests/fuse
-export SPIDERFS_NFS_RESULTS=/run/work/results.jsonl
+export SPIDERFS_NFS_RESULTS=/run/machine/results.jsonl
 export SPIDERFS_NFS_WAYS={shlex.quote(ways)} SPIDERFS_NFS_CASES={shlex.quote(" ".join(chosen))}
-touch /run/work/booted
+touch /run/machine/booted
 mkdir -p /dev/shm /dev/pts /srv/export /srv/local
 mount -t tmpfs shm /dev/shm
 mount -t devpts pts /dev/pts
@@ -145,8 +145,8 @@ ldconfig
 grep -q ^_rpc: /etc/passwd || echo _rpc:x:65533:65534::/run/rpcbind:/usr/sbin/nologin >> /etc/passwd
 ip link set lo up
 cd {ROOT}
-.venv/bin/python -m pytest -p no:cacheprovider -n0 -v --color=no --basetemp=/srv/local/t tests/nfs
-echo $? > /run/work/done
+.venv-dev/bin/python -m pytest -p no:cacheprovider -n0 -v --color=no --basetemp=/srv/local/t tests/nfs
+echo $? > /run/machine/done
 sync
 echo o > /proc/sysrq-trigger
 sleep 60

@@ -2,7 +2,7 @@
 
 The packages come from Debian by apt and are unpacked, not installed, below `.nfs/`. The machine has this machine's own
 files: the root is shared by 9p, to be read only, and the machine writes into an overlay in its memory. So the
-project's `.venv` runs in it as it is. The processor is emulated, which shows what is right and not what is fast.
+project's `.venv-dev` runs in it as it is. The processor is emulated, which shows what is right and not what is fast.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ $b mount -t 9p -o $share,ro,cache=loose root /lower
 $b mount -t tmpfs -o size={OVERLAY_SIZE} upper /upper; $b mkdir -p /upper/u /upper/w
 $b mount -t overlay -o lowerdir=/lower,upperdir=/upper/u,workdir=/upper/w overlay /root
 for d in proc sys dev; do $b mount --move /$d /root/$d; done
-$b mount -t tmpfs run /root/run; $b mkdir -p /root/run/work
-$b mount -t 9p -o $share,cache=none work /root/run/work
-exec $b switch_root /root /bin/bash /run/work/inside.sh
+$b mount -t tmpfs run /root/run; $b mkdir -p /root/run/machine
+$b mount -t 9p -o $share,cache=none work /root/run/machine
+exec $b switch_root /root /bin/bash /run/machine/inside.sh
 """
 
 
@@ -205,7 +205,7 @@ def _cpio(files: dict[str, tuple[int, bytes]]) -> bytes:
 
 @contextmanager
 def machine(parts: Parts, work: Path, inside: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The running machine, whose first process runs the shell script `inside`, with `work` at /run/work.
+    """The running machine, whose first process runs the shell script `inside`, with `work` at /run/machine.
 
     What it prints is in `work`/console.log. When the context ends, however it ends, so does the machine; it ends too if
     this process is killed.

@@ -1,7 +1,7 @@
 """Writes what follows from the code: parts of documents (options, control files, commands, metrics), and man pages.
 
-    .venv/bin/python scripts/reference.py           writes them
-    .venv/bin/python scripts/reference.py --check   says which are not what the code says, and ends with 1
+    .venv-dev/bin/python scripts/reference.py           writes them
+    .venv-dev/bin/python scripts/reference.py --check   says which are not what the code says, and ends with 1
 
 Such a part stands between the lines `<!-- NAME: written by scripts/reference.py -->` and `<!-- end -->`. Everything
 around it is written by hand and stays. A test compares every part with the code.
@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import errno
 import inspect
+import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import click
 
 import trainer_hook
-from spiderfs import client, errors
+from spiderfs import client
 from spiderfs.cli.main import main
 from spiderfs.metrics import (
     BUCKETS_US,
@@ -50,10 +51,11 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def options() -> str:
-    return _table(
-        ("option", "default", "live", "meaning"),
-        ((f"`{row.name}`", row.value, "yes" if row.live else "", row.help) for row in default_rows()),
-    )
+    parts = []
+    for group, rows in groupby(default_rows(), lambda row: row.group):
+        cells = ((f"`{row.name}`{'*' if row.live else ''}", row.value, row.help) for row in rows)
+        parts.append(f"## {group}\n\n{_table(('option', 'default', 'meaning'), cells)}")
+    return "\n".join(parts)
 
 
 def control_files() -> str:
@@ -128,6 +130,7 @@ def _functions(module: Any, public: dict[str, tuple[str, ...]], brief: bool = Fa
 # What a training calls, and the methods that it may call; other methods are for the hook's own parts.
 HOOK: dict[str, tuple[str, ...]] = {
     "attach": (),
+    "HookOptions": (),
     "Hook": ("epoch_end", "losses", "weights", "batch", "indices", "counts", "job", "epoch", "close"),
     "plan": (),
     "Planning": ("close",),
@@ -135,17 +138,20 @@ HOOK: dict[str, tuple[str, ...]] = {
     "hugging_face_callback": (),
     "SpiderSampler": ("set_epoch", "state_dict", "load_state_dict", "probabilities", "weights"),
     "EchoSampler": (),
+    "InfoBatchSampler": ("trained", "weights"),
     "PoolSampler": (),
     "refurbish": (),
-    "ShadeSampler": ("observe", "repeats"),
-    "ImpactSampler": (),
 }
+PAPERS: dict[str, tuple[str, ...]] = {"ShadeSampler": ("observe", "repeats"), "ImpactSampler": ()}
 CLIENT: dict[str, tuple[str, ...]] = {
     "read_bytes": (),
     "open": (),
+    "listdir": (),
+    "stat": (),
     "Client": ("open", "read_bytes", "stat", "exists", "listdir"),
+    "Served": ("open", "read_bytes", "stat", "exists", "listdir", "scandir", "readlink"),
 }
-# Nobody makes these; a function gives them.
+# No one makes these; a function gives them.
 GIVEN = {"Hook", "Planning"}
 
 
@@ -153,23 +159,20 @@ def hook_functions() -> str:
     return _functions(trainer_hook, HOOK, brief=True)
 
 
+def paper_functions() -> str:
+    return _functions(trainer_hook, PAPERS, brief=True)
+
+
 def client_functions() -> str:
     return _functions(client, CLIENT)
 
 
-def error_tree() -> str:
-    """As the module of errors draws it; it is complete, for each class is in it with its errno."""
-    drawn = inspect.getdoc(errors) or ""
-    tree = drawn.split("\n\n")[1]
-    for kind in vars(errors).values():
-        if inspect.isclass(kind) and issubclass(kind, errors.SpiderfsError):
-            assert f"{kind.__name__} ({errno.errorcode[kind.errno]})" in tree, kind
-    return f"```text\n{inspect.cleandoc(tree)}\n```\n"
-
-
 def _metrics(definitions: tuple[Definition, ...], ending: str = "") -> str:
-    rows = ((f"`spiderfs_{found.name}{ending}`", found.help, found.use) for found in definitions)
-    return _table(("name", "meaning", "how to use it"), rows)
+    rows = (
+        (f"`spiderfs_{found.name}{ending}`", f"{found.help}. **{found.trouble}**" if found.trouble else found.help)
+        for found in definitions
+    )
+    return _table(("name", "meaning"), rows)
 
 
 def counters() -> str:
@@ -182,28 +185,28 @@ def gauges() -> str:
 
 def histograms() -> str:
     bounds = ", ".join(f"{bound / 1e6:g}" for bound in BUCKETS_US)
-    return f"{_metrics(HISTOGRAMS)}\nUpper bounds of the buckets, in seconds: {bounds}; one more has all above.\n"
+    return f"{_metrics(HISTOGRAMS)}\nUpper bounds of the buckets, in seconds: {bounds}; the last bucket has no bound.\n"
 
 
-_SCALARS = {str: "text", int: "integer", float: "number", bool: "true or false"}
+_SCALARS = {str: "text", int: "integer", float: "number", bool: "boolean"}
 
 
-def _message_row(kind: type[Message]) -> tuple[str, str, str, str]:
-    """Its type, the first paragraph of what it says of itself, and its fields as a frame has them."""
+def _message_row(kind: type[Message]) -> tuple[str, str, str]:
+    """Its type, the first paragraph of its docstring, and its fields as a frame has them."""
     may_be_nil = {field.name for field in dataclasses.fields(kind) if field.default is None}
-    scalars = [
+    fields = [
         f"`{name}` {_SCALARS[scalar]}{' or nil' if name in may_be_nil else ''}" for name, scalar in kind.SCALARS.items()
     ]
-    arrays = [
+    fields += [
         f"`{name}` `{array.dtype}` [{', '.join('nd'[: array.dimensions])}]{'' if array.required else ' (optional)'}"
         for name, array in kind.ARRAYS.items()
     ]
-    said = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split()).replace("None", "nil")
-    return f"`{kind.TYPE}`", said, ", ".join(scalars), ", ".join(arrays)
+    meaning = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split()).replace("None", "nil")
+    return f"`{kind.TYPE}`", meaning, ", ".join(fields)
 
 
 def _messages(kinds: list[type[Message]]) -> str:
-    return _table(("type", "what it says", "scalars", "arrays"), map(_message_row, kinds))
+    return _table(("type", "meaning", "fields"), map(_message_row, kinds))
 
 
 def trainer_messages() -> str:
@@ -217,15 +220,12 @@ def daemon_answers() -> str:
 
 
 def results() -> str:
-    """The kept results by whether the code that decides them is still the one that was measured."""
-    sys.path.insert(0, str(ROOT))  # Benchmarks are not installed.
-    from benchmarks.common import code_behind
-
-    names: dict[str, list[str]] = {}
+    """The kept results, with the date and the commit of those that name them."""
+    rows = []
     for path in sorted((ROOT / "docs/results").glob("*.json")):
-        names.setdefault(code_behind.state_of(path), []).append(f"`{path.stem}`")
-    rows = ((state, ", ".join(found)) for state, found in sorted(names.items()))
-    return _table(("is the code that decides it that of today", "results"), rows)
+        measured = json.loads(path.read_text()).get("machine", {})
+        rows.append((f"[{path.stem}]({path.name})", measured.get("time", "")[:10], measured.get("commit", "")))
+    return _table(("result", "date", "commit"), iter(rows))
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -233,8 +233,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "control-files": control_files,
     "commands": commands,
     "hook-functions": hook_functions,
+    "paper-functions": paper_functions,
     "client-functions": client_functions,
-    "error-tree": error_tree,
     "results": results,
     "trainer-messages": trainer_messages,
     "daemon-answers": daemon_answers,
@@ -259,7 +259,12 @@ def _items(rows: Iterator[tuple[str, str]]) -> str:
 
 
 def _mount_options() -> str:
-    return _items((f"{row.name}={row.value}", f"{row.help}{' (live)' if row.live else ''}") for row in default_rows())
+    groups = groupby(default_rows(), lambda row: row.group)
+    return "".join(
+        f".SS {group}\n"
+        + _items((f"{row.name}={row.value}", f"{row.help}{' (live)' if row.live else ''}") for row in rows)
+        for group, rows in groups
+    )
 
 
 def man_spiderfs() -> str:

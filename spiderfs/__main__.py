@@ -8,13 +8,13 @@ import sys
 
 def main() -> None:
     try:
-        from spiderfs.cli.main import main as command  # it needs the packages of [mount]
+        from spiderfs.cli.main import main as command
 
         command()
     except KeyboardInterrupt:  # while the command line is imported, which has its own answer to Ctrl-C
         sys.exit("Aborted!")
     except OSError as exc:
-        # Who prints to a pipe that nobody reads is seen to already.
+        # Who prints to a pipe that no one reads is seen to already.
         if exc.errno != errno.ENOSPC:
             raise
         sys.exit(f"spiderfs: what it prints cannot be written: {exc.strerror}")
@@ -22,7 +22,7 @@ def main() -> None:
         package = (exc.name or "").partition(".")[0]
         if package in ("", "spiderfs"):
             raise
-        sys.exit(f"spiderfs: {package} is not installed: run `pip install '.[mount]'` in a checkout of spiderfs")
+        sys.exit(f"spiderfs: {package} is not installed: run `pip install .` in a checkout of spiderfs")
 
 
 if __name__ == "__main__":

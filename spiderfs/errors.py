@@ -3,7 +3,7 @@
     SpiderfsError (EIO)
     ├── UsageError (EINVAL)            the user asked for something impossible; the message says what to do
     │   ├── ConfigError (EINVAL)       an option, a TOML key or a control-file write is wrong
-    │   │   └── SourceAway (EINVAL)    the source does not answer, so that nobody can say whether it is the right one
+    │   │   └── SourceAway (EINVAL)    the source does not answer, so that no one can say whether it is the right one
     │   └── MountError (EBUSY)         the mount point or the cache directory cannot be used
     ├── SourceError (EIO)
     │   ├── SourceNotFound (ENOENT)    the source answered that the name does not exist
@@ -15,6 +15,8 @@
     │   │   └── ArchiveDamaged (EIO)   nothing of the archive is shown, and the log has said why
     │   └── SourceUnavailable (EIO)    the source did not answer; the call is repeated, the file is not taken for gone
     │       ├── SourceTimeout (ETIMEDOUT)
+    │       ├── SourceEntryFailed (EIO)  the source is there, and fails for this name: a dead mount, a bad block
+    │       ├── SourceUnreachable (EIO)  no connection to it can be made
     │       └── SourceThrottled (EIO)  the source says that it is asked for too much at a time; the call is repeated
     │           └── SourceNotReady (EIO)  the source is there, and what is asked for has to be made or awaited first
     ├── StoreError (EIO)               no reader gets one: the mount reads from the source instead
@@ -35,12 +37,13 @@
         ├── ReadOnly (EROFS)
         ├── NoRoom (ENOSPC)            the texts of open control files have no room, or take more than 2 GiB
         ├── Stale (ESTALE)
+        ├── TooManyLinks (ELOOP)       a path passes 40 symbolic links; in a mount the kernel counts them
         ├── DeadlyRequest (EIO)        worker after worker has died at this request
         └── TryAgain (EAGAIN)          the manager is being started again, or too many control files are open
             └── Busy (EBUSY)           the same from read(2), whose EAGAIN many programs take for "nothing yet"; or too
                                        many requests wait for the source already
 
-StoreCorrupt is not in this tree. It is for nobody on the way, like SystemExit: it ends the process that meets it.
+StoreCorrupt is not in this tree. It is for no one on the way, like SystemExit: it ends the process that meets it.
 
 Each message is one line; it says what the user can do, if the user can do anything.
 """
@@ -111,6 +114,14 @@ class SourceUnavailable(SourceError):
 
 class SourceTimeout(SourceUnavailable):
     errno = errno.ETIMEDOUT
+
+
+class SourceEntryFailed(SourceUnavailable):
+    errno = errno.EIO
+
+
+class SourceUnreachable(SourceUnavailable):
+    errno = errno.EIO
 
 
 class SourceThrottled(SourceUnavailable):
@@ -209,6 +220,10 @@ class NoRoom(FileSystemError):
 
 class Stale(FileSystemError):
     errno = errno.ESTALE
+
+
+class TooManyLinks(FileSystemError):
+    errno = errno.ELOOP
 
 
 class DeadlyRequest(FileSystemError):

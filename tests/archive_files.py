@@ -6,13 +6,16 @@ import contextlib
 import io
 import os
 import stat
+import struct
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from spiderfs.archives.index import FILE, LINK, Index, IndexBuilder
+from spiderfs.archives.index import FILE, LINK, ArchiveIndex, IndexBuilder, save
 from spiderfs.archives.indexer_process import FORMATS, Indexers
 from spiderfs.archives.pieces import Pieces
 from spiderfs.archives.zip_format import bytes_begin, unpacked
@@ -67,6 +70,48 @@ def zip_of(tree: Tree, method: int = zipfile.ZIP_STORED) -> bytes:
     return buffer.getvalue()
 
 
+class MadeMember(NamedTuple):
+    """A stored member of a zip as some writer might make it, which the standard library does not."""
+
+    name: bytes
+    unicode_name: bytes | None = None
+    names_crc: int | None = None
+    version: int = 1
+    flags: int = 0
+    system: int = 0
+    content: bytes = b""
+
+
+def made_zip(members: Sequence[MadeMember]) -> bytes:
+    """A zip without zip64, with a Unicode path field (0x7075) for each member that has such a name."""
+    bodies, directory, at = [], [], 0
+    for name, unicode_name, names_crc, version, flags, system, content in members:
+        field = struct.pack("<BL", version, zlib.crc32(name) if names_crc is None else names_crc)
+        # The usual time field comes first.
+        extra = b"UT\5\0\1" + bytes(4)
+        if unicode_name is not None:
+            extra += struct.pack("<HH", 0x7075, len(field + unicode_name)) + field + unicode_name
+        sizes = zlib.crc32(content), len(content), len(content), len(name), len(extra)
+        bodies.append(struct.pack("<4s5H3L2H", b"PK\3\4", 20, flags, 0, 0, 0x5821, *sizes) + name + extra + content)
+        central = b"PK\1\2", 20, system, 20, flags, 0, 0, 0x5821, *sizes, 0, 0, 0, 0, at
+        directory.append(struct.pack("<4s2B5H3L5H2L", *central) + name + extra)
+        at += len(bodies[-1])
+    count, size = len(members) & 0xFFFF, sum(map(len, directory))
+    return b"".join([*bodies, *directory, struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, size, at, 0)])
+
+
+def pax_header(records: Sequence[tuple[bytes, bytes]], kind: bytes = tarfile.XHDTYPE) -> bytes:
+    """A pax header of these records, whatever they are: to be put before a member."""
+    text = b""
+    for key, value in records:
+        rest = b" " + key + b"=" + value + b"\n"
+        length = len(rest) + len(str(len(rest) + len(str(len(rest)))))
+        text += str(length).encode() + rest
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = kind, len(text)
+    return header.tobuf(tarfile.USTAR_FORMAT) + text + bytes(-len(text) % 512)
+
+
 def written(root: Path, tree: Tree) -> None:
     """The tree as files, for tar(1) and zip(1)."""
     for path, content in tree.items():
@@ -86,19 +131,21 @@ def run(*command: str | Path, cwd: Path) -> bytes:
 
 @contextlib.contextmanager
 def patient_indexers() -> Iterator[Indexers]:
-    """Those of a test, in which nobody is told to ask again because the machine is busy."""
+    """Those of a test, in which no one is told to ask again because the machine is busy."""
     with contextlib.closing(Indexers(SourceLimits())) as indexers:
         indexers.moment_s = 30.0
         yield indexers
 
 
-def index_of(archive: bytes, kind: str, directory: Path) -> Index:
+def index_of(archive: bytes, kind: str, directory: Path) -> ArchiveIndex:
     """The index of an archive; raises ArchiveFailed."""
     builder = IndexBuilder()
     pieces = Pieces(lambda offset, length: archive[offset : offset + length], len(archive))
     FORMATS[kind](pieces, builder)
-    builder.write(b"set." + kind.encode(), Version(len(archive), OLD_S * 10**9), directory / "index")
-    return Index(directory / "index")
+    parts = builder.parts(b"set." + kind.encode(), Version(len(archive), OLD_S * 10**9))
+    save(parts, directory / "index")
+    assert ArchiveIndex(directory, b"".join(parts)).rows == ArchiveIndex(directory / "index").rows
+    return ArchiveIndex(directory / "index")
 
 
 def shown(archive: bytes, kind: str, directory: Path) -> dict[bytes, bytes | None]:

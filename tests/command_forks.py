@@ -6,7 +6,7 @@ later, each imports for itself here too. A fork is given what a program inherits
 directory, umask and limits.
 
 Tests of the program itself start it (`mounting.SPIDERFS`): those of mount(8), of a mount in the foreground, and the
-examples of docs/reference/semantics.md that call it.
+examples of what docs/reference/semantics.md promises that call it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ class CommandForks:
     """The process that is forked, and what asks it; safe for threads. It ends with the process that has made it."""
 
     def __init__(self) -> None:
+        # Here: a program that multiprocessing starts in a fork imports this module, and does not find the tests'.
+        from programs import not_ignoring_interrupts
+
+        not_ignoring_interrupts()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(

@@ -7,19 +7,26 @@ mode, and the marker says why. Single parameters of a test can be marked so too.
 to have more workers.
 
 CONTRIBUTING.md says what is tested over pyfuse3, and names the few modules that run in both modes.
+
+Without `--all` runs a choice of what costs most, in which each kind occurs: no tests marked `thorough`, each test of
+`ONE_WAY` in one mode and with one number of workers, and half of Hypothesis' examples.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import zlib
 from collections.abc import Iterator
 
 import mounting
 import pytest
 from hypothesis import settings
+from programs import not_ignoring_interrupts
 
-# These run where somebody has installed the stores (`real_stores.py`) and says so; then one that is missing fails.
+not_ignoring_interrupts()
+
+# These run where someone has installed the stores (`real_stores.py`) and says so; then one that is missing fails.
 collect_ignore = [] if os.environ.get("SPIDERFS_REAL_STORES") else ["contract/test_real_stores.py"]
 
 BINDINGS = ("kernel", "pyfuse3")
@@ -28,9 +35,13 @@ IMMUTABLE = "immutable"
 # Folders and kinds of subjects that are left out with --fast.
 SLOW_FOLDERS = ("tests/unit/benchmarks", "tests/unit/project")
 FAST_SUBJECTS = ("memory", "lmdb")
+# Where a test runs in one mode and with one number of workers, unless all is asked for. The parameters that say which.
+ONE_WAY = ("tests/fault/", "tests/fuse/test_idle.py")
+WAYS = ("binding", "workers")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also what takes long and is much like what runs without it")
     parser.addoption("--fast", action="store_true", help="without mounts, and with fewer made-up examples")
 
 
@@ -56,6 +67,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = {item for item in items if _is_left_out(item) or (config.option.fast and _is_slow(item))}
+    if not config.option.all:
+        left_out |= {item for item in items if item.get_closest_marker("thorough")}
+        left_out |= _other_ways([item for item in items if item not in left_out])
+        halved = set[object]()
+        for item in items:
+            _halve_examples(item, halved)
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 
@@ -79,6 +96,39 @@ def _is_slow(item: pytest.Item) -> bool:
     """Whether a test mounts, or is of a folder whose tests take long; a test says by its marker `slow` that it does."""
     mounts = item.path.name == "test_filesystem_cases.py" and _parameters(item).get("kind") not in FAST_SUBJECTS
     return mounts or item.nodeid.startswith(SLOW_FOLDERS) or item.get_closest_marker("slow") is not None
+
+
+def _other_ways(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The items that differ from another one in nothing but the way in which it runs.
+
+    Which one stays follows from the test's name, so that over all tests each way occurs.
+    """
+    ways: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.nodeid.startswith(ONE_WAY):
+            others = {name: str(value) for name, value in _parameters(item).items() if name not in WAYS}
+            ways.setdefault(f"{item.nodeid.partition('[')[0]} {others}", []).append(item)
+    return {
+        item
+        for name, same in ways.items()
+        for number, item in enumerate(sorted(same, key=lambda item: item.nodeid))
+        if number != zlib.crc32(name.encode()) % len(same)
+    }
+
+
+def _halve_examples(item: pytest.Item, halved: set[object]) -> None:
+    """Have Hypothesis make half of the examples, of a test or of a state machine; once, however many items it has."""
+    function = getattr(item, "obj", None)
+    # A test of a class is bound to an instance that each item has for itself.
+    function = getattr(function, "__func__", function)
+    for owner, name in ((getattr(item, "cls", None), "settings"), (function, "_hypothesis_internal_use_settings")):
+        if owner not in halved and isinstance(found := getattr(owner, name, None), settings):
+            halved.add(owner)
+            setattr(owner, name, _halved(found))
+
+
+def _halved(whole: settings) -> settings:
+    return settings(whole, max_examples=max(1, whole.max_examples // 2))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,4 +1,4 @@
-"""A store of moto's in a process of its own: it knows the semantics of S3, also those that nobody thinks of.
+"""A store of moto's in a process of its own: it knows the semantics of S3, also those that no one thinks of.
 
 It forgets everything at its end. It accepts any credentials and any signature.
 """

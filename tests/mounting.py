@@ -24,6 +24,9 @@ from typing import Any, TypeVar
 from command_forks import command_forks
 
 from benchmarks.common.sources import make_older
+from benchmarks.fakes.faulty_source import FAULTS, Faults, registering
+from spiderfs.cli import figures
+from spiderfs.linux import mounts
 from spiderfs.shared.layout import CacheLayout
 
 T = TypeVar("T")
@@ -73,6 +76,16 @@ def run_spiderfs(*arguments: str | Path, first: str = "") -> subprocess.Complete
     if SPIDERFS != _INSTALLED:
         return subprocess.run([SPIDERFS, *arguments], capture_output=True, text=True, timeout=60)
     return command_forks().run([os.fspath(argument) for argument in arguments], os.environ, 60, first)
+
+
+@contextlib.contextmanager
+def dead_mount(place: str | Path) -> Iterator[None]:
+    """A FUSE mount whose daemon is dead: lstat answers ENOTCONN."""
+    os.close(mounts.mount(place, "dead", allow_other=False, programs_run=False))
+    try:
+        yield
+    finally:
+        mounts.unmount(place, lazy=True)
 
 
 def options_text(options: Mapping[str, object]) -> str:
@@ -148,6 +161,7 @@ class Mounted:
     log: Path
     workers_wanted: int
     supervisor: Process
+    faults: Faults
     allowed: list[str] = field(default_factory=list)
 
     # -- processes: the manager is the one child that handles SIGTERM, the workers leave it alone
@@ -194,12 +208,19 @@ class Mounted:
         assert found is not None
         return found
 
+    def status(self) -> str:
+        """What `spiderfs status` shows."""
+        return "".join(f"{row}\n" for row in figures.all_rows(self.stats()))
+
     def metric(self, name: str) -> int | float:
         value: int | float = self.stats()["metrics"][name]
         return value
 
     def change(self, name: str, value: object) -> None:
-        """Change an option live; an OSError if it is refused."""
+        """Change an option live, an OSError if it is refused; or a fault of the source (`FAULTS`)."""
+        if name in FAULTS:
+            self.faults.set(name, value)
+            return
         fd = os.open(self.control("config"), os.O_WRONLY)
         try:
             os.write(fd, f"{name}={value}\n".encode())
@@ -270,12 +291,12 @@ def lock_holder(cache: Path) -> int:
         fields = line.split()
         if fields[1] == "FLOCK" and fields[5] == inode:
             return int(fields[4])
-    raise AssertionError(f"nobody holds {cache}/lock")
+    raise AssertionError(f"no one holds {cache}/lock")
 
 
-def attach(source: Path | str, point: Path, cache: Path, log: Path, workers: int) -> Mounted:
-    """The `Mounted` of a mount that a command has made."""
-    return Mounted(source, point, cache, log, workers, Process(lock_holder(cache)))
+def attach(source: Path | str, point: Path, cache: Path, log: Path, workers: int, faults: Faults) -> Mounted:
+    """The `Mounted` of a mount that a command has made, after the Python `registering(faults)`."""
+    return Mounted(source, point, cache, log, workers, Process(lock_holder(cache)), faults)
 
 
 def settle(source: Path, age_s: float = 3600.0) -> None:
@@ -305,8 +326,11 @@ def mounted(
     The source is a directory or a URL; a directory's files are made older before that (`settle`). When the context
     ends, the daemon is stopped, nothing may stay mounted, and the log may hold no warnings but those that `allowed`
     names. A mount with binding=pyfuse3 has one worker, whatever `workers` says. `first` is Python that runs before the
-    mount: a test that would wait for one of the daemon's constants makes it smaller.
+    mount: a test that would wait for one of the daemon's constants makes it smaller. Faults of the source (`FAULTS`)
+    stand among the options, and begin once it is mounted.
     """
+    begin = {name: options.pop(name) for name in FAULTS if name in options}
+    faults = Faults.made()
     if isinstance(source, Path):
         settle(source)
     place.mkdir(parents=True, exist_ok=True)
@@ -319,10 +343,12 @@ def mounted(
     kind = {} if "binding" in options else options_of(binding)
     chosen = options_text({"cache_dir": cache, "log_file": log, "workers": workers, **kind, **options})
     with ending(place, point, cache):
-        done = run_spiderfs("mount", source, point, "-o", chosen, first=first)
+        done = run_spiderfs("mount", source, point, "-o", chosen, first=registering(faults) + first)
         assert done.returncode == 0, done.stderr
-        mount = attach(source, point, cache, log, workers)
+        mount = attach(source, point, cache, log, workers, faults)
         mount.expect(*allowed)
+        for name, value in begin.items():
+            faults.set(name, value)
         try:
             yield mount
             if not mount.supervisor.ended() and mount.is_mounted():
@@ -336,6 +362,7 @@ def mounted(
                 mount.supervisor.signal(signal.SIGKILL)
                 mount.supervisor.ended(PATIENCE_S)
             mount.supervisor.close()
+            faults.close()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from email.utils import formatdate
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, quote, quote_plus, unquote, urlsplit
@@ -40,6 +41,12 @@ class ObjectServer(AskedServer):
         self.page_keys = 1000
         self.fails: Callable[[str], tuple[int, str] | None] = lambda request: None
         """Given a request, status and code of an error, or None; an empty code is an answer without a body."""
+        self.folders: set[str] = set()
+        """Keys that are marked as directories, as Microsoft's store has them."""
+        self.listed_tag: Callable[[str], str] = lambda tag: tag
+        """What listings have in place of the tag that GETs have."""
+        self.modified_s: dict[str, int] = {}
+        """When each object was written; MODIFIED_S for others."""
         self.cuts: set[str] = set()
         """Keys of which half of the bytes come."""
         super().__init__(_handler_of(self), certificate)
@@ -47,6 +54,9 @@ class ObjectServer(AskedServer):
     def e_tag(self, content: bytes) -> str:
         """As a GET has it; Microsoft's listings have it without quotes."""
         return f'"0x{e_tag(content)[:15].upper()}"' if self.dialect == "az" else f'"{e_tag(content)}"'
+
+    def modified(self, key: str) -> datetime:
+        return datetime.fromtimestamp(self.modified_s.get(key, MODIFIED_S), UTC)
 
     def listing(self, query: dict[str, str]) -> bytes:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
@@ -65,7 +75,8 @@ class ObjectServer(AskedServer):
             if len(rows) == most:
                 more = True
                 break
-            rows.append(self._prefix_row(shown) if slash else self._object_row(key, objects[key]))
+            is_told = query.get("include") == "metadata"
+            rows.append(self._prefix_row(shown) if slash else self._object_row(key, objects[key], is_told))
             if slash:
                 prefixes.add(shown)
             last = shown
@@ -88,17 +99,19 @@ class ObjectServer(AskedServer):
             return f"<BlobPrefix>{_name(prefix)}</BlobPrefix>"
         return f"<CommonPrefixes><Prefix>{_quoted(prefix)}</Prefix></CommonPrefixes>"
 
-    def _object_row(self, key: str, content: bytes) -> str:
+    def _object_row(self, key: str, content: bytes, is_told: bool) -> str:
+        modified, tag = self.modified(key), self.listed_tag(self.e_tag(content).strip('"'))
         if self.dialect == "az":
+            told = "<Metadata><Hdi_isfolder>true</Hdi_isfolder></Metadata>" if is_told and key in self.folders else ""
             return (
                 f"<Blob>{_name(key)}<Properties><Creation-Time>Mon, 13 Nov 2023 22:13:20 GMT</Creation-Time>"
-                f"<Last-Modified>Tue, 14 Nov 2023 22:13:20 GMT</Last-Modified><Etag>{self.e_tag(content)[1:-1]}</Etag>"
+                f"<Last-Modified>{format_datetime(modified, usegmt=True)}</Last-Modified><Etag>{tag}</Etag>"
                 f"<Content-Length>{len(content)}</Content-Length><Content-MD5>x==</Content-MD5>"
-                "<BlobType>BlockBlob</BlobType></Properties><OrMetadata /></Blob>"
+                f"<BlobType>BlockBlob</BlobType></Properties>{told}<OrMetadata /></Blob>"
             )
         return (
-            f"<Contents><Key>{_quoted(key)}</Key><LastModified>2023-11-14T22:13:20.123Z</LastModified>"
-            f"<ETag>&quot;{e_tag(content)}&quot;</ETag><Size>{len(content)}</Size>"
+            f"<Contents><Key>{_quoted(key)}</Key><LastModified>{modified:%Y-%m-%dT%H:%M:%S.123Z}</LastModified>"
+            f"<ETag>&quot;{tag}&quot;</ETag><Size>{len(content)}</Size>"
             "<Owner><ID>1</ID></Owner><StorageClass>STANDARD</StorageClass></Contents>"
         )
 
@@ -160,7 +173,8 @@ def _handler_of(server: ObjectServer) -> type[BaseHTTPRequestHandler]:
             self._answer(200, b"", {})
 
         def _give(self, key: str, content: bytes) -> None:
-            headers = {"ETag": server.e_tag(content), "Last-Modified": formatdate(MODIFIED_S, usegmt=True)}
+            modified = format_datetime(server.modified(key), usegmt=True)
+            headers = {"ETag": server.e_tag(content), "Last-Modified": modified}
             status, part = 200, content
             if extent := self.headers.get("Range"):
                 first, _, last = extent.removeprefix("bytes=").partition("-")

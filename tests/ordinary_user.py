@@ -14,7 +14,7 @@ UID = 65534
 # modules when it opens an environment.
 _BEGIN = f"""
 import importlib, os, pkgutil, sys, time
-import click, lmdb, pydantic, spiderfs.cli.main, spiderfs.cli.mount, spiderfs.cli.umount, spiderfs.daemon.supervisor
+import click, lmdb, pydantic, spiderfs.cli.main, spiderfs.cli.mount, spiderfs.daemon.supervisor
 from spiderfs.policies import mountable_policies
 mountable_policies()
 for module in pkgutil.iter_modules(lmdb.__path__, "lmdb."):

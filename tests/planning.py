@@ -16,11 +16,11 @@ from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Samples, encode
 
 @contextlib.contextmanager
 def planned(
-    mount: Mounted, names: Sequence[str], before: Callable[[], None] = lambda: None, teaches: bool = False
+    mount: Mounted, names: Sequence[str], before: Callable[[], None] = lambda: None, sends_batches: bool = False
 ) -> Iterator[Callable[[Message], None]]:
     """Be a trainer that says that it will read these files, in this order, and reads none; yields how it says more.
 
-    `before` is called when the mount knows the list, and not yet the plan. `teaches`: it will send batches.
+    `before` is called when the mount knows the list, and not yet the plan. `sends_batches`: it will send batches.
     """
     decoder = Decoder()
     with socket.socket(socket.AF_UNIX) as hook:
@@ -40,7 +40,7 @@ def planned(
         hear()
         paths = b"".join(os.fsencode(name) + b"\0" for name in names)
         labels = np.zeros(len(names), np.int32)
-        tell(Samples("train", "train", len(names), 0, labels, np.frombuffer(paths, np.uint8), teaches))
+        tell(Samples("train", "train", len(names), 0, labels, np.frombuffer(paths, np.uint8), sends_batches))
         hear()
         before()
         tell(Plan("train", 0, 0, True, np.arange(len(names), dtype=np.uint32)))

@@ -33,7 +33,7 @@ def program(name: str) -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody has now."""
+    """Ports of the loopback that no one has now."""
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in held]

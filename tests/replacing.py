@@ -14,8 +14,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from programs import program
 
 PAGE = mmap.PAGESIZE
 
@@ -112,17 +114,18 @@ def read_on(point: Path, names: list[str], most_bytes: int, readers: int, reads:
     """
     given = json.dumps([os.fspath(point), names, most_bytes, reads])
     command = [sys.executable, "-S", __file__, given]
-    running = [subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE) for number in range(readers)]
     outcome = Outcome()
-    for process in running:
-        said, _ = process.communicate()
-        if process.returncode:
-            outcome.errors[f"a reader ended with {process.returncode}"] += 1
-            continue
-        right, errors, mixed = json.loads(said)
-        outcome.right += right
-        outcome.errors.update(errors)
-        outcome.mixed += mixed
+    with ExitStack() as stack:
+        starting = (program(*command, str(number), stdout=subprocess.PIPE) for number in range(readers))
+        for process in [stack.enter_context(one) for one in starting]:
+            said, _ = process.communicate()
+            if process.returncode:
+                outcome.errors[f"a reader ended with {process.returncode}"] += 1
+                continue
+            right, errors, mixed = json.loads(said)
+            outcome.right += right
+            outcome.errors.update(errors)
+            outcome.mixed += mixed
     return outcome
 
 

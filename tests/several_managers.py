@@ -10,7 +10,7 @@ import trio
 
 from spiderfs.daemon.training.service import Training
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Attaching(Protocol):

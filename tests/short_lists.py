@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spiderfs.daemon.training.courses.courses import Course
+from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset
 from spiderfs.daemon.training.trainer import KnownList, SampleList
 
 
@@ -19,6 +19,6 @@ def known_list(inodes: list[int], digest: str = "digest") -> KnownList:
     return KnownList(digest, sample_list(len(inodes)), np.array(inodes, np.uint64))
 
 
-def course(number: int, inodes: list[int], directory: Path = Path("/nonexistent"), job: str = "job") -> Course:
-    """A course of a list whose digest says the course's number."""
-    return Course(number, job, known_list(inodes, f"digest {number}"), directory)
+def job_dataset(number: int, inodes: list[int], directory: Path = Path("/nonexistent"), job: str = "job") -> JobDataset:
+    """A job dataset of a list whose digest says the job dataset's number."""
+    return JobDataset(number, job, known_list(inodes, f"digest {number}"), directory)

@@ -1,4 +1,5 @@
-"""The trainer's side of spiderfs: two lines in a training script tell the mount what is learned and what will be read.
+"""The trainer's side of spiderfs: two lines in a training script publish to the mount what is learned and what will be
+read.
 
 hook = trainer_hook.attach("/mnt/data", model, loader)
 hook.epoch_end(accuracy)  # after each epoch
@@ -7,42 +8,56 @@ One line is enough if the mount needs to know only what will be read:
 
 trainer_hook.plan("/mnt/data", loader)
 
-A name is imported when it is first used: `Client` and `Declaration` do without torch, which takes seconds to import.
+A name is imported when it is first used: `HookClient` and `Declaration` do without torch, which takes seconds to
+import.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainer_hook.attaching import attach as attach
     from trainer_hook.callbacks import hugging_face_callback as hugging_face_callback
     from trainer_hook.callbacks import lightning_callback as lightning_callback
-    from trainer_hook.connection.client import Client as Client
+    from trainer_hook.connection.client import HookClient as HookClient
     from trainer_hook.connection.sample_list import Declaration as Declaration
     from trainer_hook.hook import Hook as Hook
+    from trainer_hook.hook import HookOptions as HookOptions
+    from trainer_hook.hook import attach as attach
     from trainer_hook.loader.webdataset import webdataset_samples as webdataset_samples
     from trainer_hook.planning import Planning as Planning
     from trainer_hook.planning import plan as plan
     from trainer_hook.refurbishing.loader import refurbish as refurbish
-    from trainer_hook.samplers.echo import EchoSampler as EchoSampler
+    from trainer_hook.samplers.epoch import EchoSampler as EchoSampler
+    from trainer_hook.samplers.epoch import PoolSampler as PoolSampler
     from trainer_hook.samplers.impact import ImpactSampler as ImpactSampler
-    from trainer_hook.samplers.pool import PoolSampler as PoolSampler
+    from trainer_hook.samplers.infobatch import InfoBatchSampler as InfoBatchSampler
     from trainer_hook.samplers.shade import ShadeSampler as ShadeSampler
     from trainer_hook.samplers.spider import SpiderSampler as SpiderSampler
 
+
+def _name_who_speaks(record: logging.LogRecord) -> bool:
+    record.msg = f"spiderfs: {record.msg}"
+    return True
+
+
+logging.getLogger("trainer_hook").addFilter(_name_who_speaks)
+
 _MODULES = {
-    "Client": "connection.client",
+    "HookClient": "connection.client",
     "Declaration": "connection.sample_list",
-    "EchoSampler": "samplers.echo",
+    "EchoSampler": "samplers.epoch",
     "Hook": "hook",
+    "HookOptions": "hook",
     "ImpactSampler": "samplers.impact",
+    "InfoBatchSampler": "samplers.infobatch",
     "Planning": "planning",
-    "PoolSampler": "samplers.pool",
+    "PoolSampler": "samplers.epoch",
     "ShadeSampler": "samplers.shade",
     "SpiderSampler": "samplers.spider",
-    "attach": "attaching",
+    "attach": "hook",
     "hugging_face_callback": "callbacks",
     "lightning_callback": "callbacks",
     "plan": "planning",

@@ -11,22 +11,27 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from trainer_hook.attaching import attach
-from trainer_hook.hook import Hook
+from trainer_hook.hook import Hook, HookOptions, attach
 
 log = logging.getLogger("trainer_hook")
 
 
 class _Attachment:
-    """The hook of one run, and the options with which it is attached."""
+    """The hook of one run, and the arguments and options with which it is attached."""
 
-    def __init__(self, directory: str | os.PathLike[str], options: dict[str, Any]) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], options: HookOptions | None, arguments: dict[str, Any]
+    ) -> None:
         self._directory = directory
-        self._options = options
+        self._options = options or HookOptions()
+        self._arguments = arguments
         self._job: str | None = None
         self._state: dict[str, Any] = {}
         self.hook: Hook | None = None
@@ -36,10 +41,17 @@ class _Attachment:
         self.end()
         self._job, self._state = None, {}
 
-    def begin(self, model: Any, loader: Any, **options: Any) -> None:
-        """Attach a hook; Lightning may make a new loader every few epochs, and the run stays one job."""
+    def begin(self, model: Any, loader: Any, epoch: int, **known: Any) -> None:
+        """Attach a hook; Lightning may make a new loader every few epochs, and the run stays one job.
+
+        What is `known` of the run fills in the options that the user has not given.
+        """
         self.end()
-        self.hook = attach(self._directory, model, loader, **options | {"job": self._job} | self._options)
+        options = replace(
+            self._options, **{name: value for name, value in known.items() if getattr(self._options, name) is None}
+        )
+        arguments = {"job": self._job, "epoch": epoch} | self._arguments
+        self.hook = attach(self._directory, model, loader, options=options, **arguments)
         self._job = self.hook.job
         state, self._state = self._state, {}
         self.go_on(state)
@@ -52,13 +64,13 @@ class _Attachment:
             try:
                 self.hook.load_state_dict(state)
             except ValueError as exc:
-                log.warning("the epoch begins anew, and does not go on where the checkpoint was written: %s", exc)
+                log.warning("the epoch begins again, and does not go on where the checkpoint was written: %s", exc)
 
     def state(self, done: bool) -> dict[str, Any]:
         try:
             return self._state if self.hook is None else self.hook.state_dict(done)
         except RuntimeError as exc:
-            log.warning("a training that goes on from this checkpoint begins its epoch anew: %s", exc)
+            log.warning("a training that goes on from this checkpoint begins its epoch again: %s", exc)
             return {}
 
     def failed(self, done: bool) -> None:
@@ -81,9 +93,14 @@ class _Attachment:
         self.hook = None
 
 
-# Longer than other functions: it has the class whose base is found only when it is called.
-def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "val_acc", **options: Any) -> Any:
-    """A callback for Lightning's Trainer; `accuracy` names the logged metric, `options` are those of `attach`.
+def lightning_callback(
+    directory: str | os.PathLike[str],
+    *,
+    accuracy: str = "val_acc",
+    options: HookOptions | None = None,
+    **arguments: Any,
+) -> Any:
+    """A callback for Lightning's Trainer; `accuracy` names the logged metric, and the rest is for `attach`.
 
     The training must have exactly one loader. The callback's `attachment.hook` is the `Hook` of the run, for `weights`
     and `losses`.
@@ -93,7 +110,7 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
     class SpiderfsCallback(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
             super().__init__()
-            self.attachment = _Attachment(directory, options)
+            self.attachment = _Attachment(directory, options, arguments)
             self._trainer: Callable[[], Any] = lambda: None
 
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -121,10 +138,17 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
             self.attachment.copied(batch)
 
         def state_dict(self) -> dict[str, Any]:
+            self._end_batches()
             return self.attachment.state(self._is_done())
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
             self.attachment.go_on(state)
+
+        def _end_batches(self) -> None:
+            """The epoch is over if the Trainer takes no more batches of it, as after `limit_train_batches` of them."""
+            trainer, hook = self._trainer(), self.attachment.hook
+            if trainer and hook and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch and self._is_done():
+                hook.end_of_batches()
 
         def _is_done(self) -> bool:
             """Whether the training has done a step with each batch that it has taken."""
@@ -138,6 +162,7 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
             self._undo(trainer)
+            self._end_batches()
             self.attachment.failed(self._is_done())
 
         def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -151,18 +176,25 @@ def lightning_callback(directory: str | os.PathLike[str], *, accuracy: str = "va
     return SpiderfsCallback()
 
 
-def hugging_face_callback(directory: str | os.PathLike[str], *, accuracy: str = "eval_accuracy", **options: Any) -> Any:
-    """A callback for Hugging Face's Trainer; `accuracy` names the metric of the evaluation.
+def hugging_face_callback(
+    directory: str | os.PathLike[str],
+    *,
+    accuracy: str = "eval_accuracy",
+    options: HookOptions | None = None,
+    **arguments: Any,
+) -> Any:
+    """A callback for Hugging Face's Trainer; `accuracy` names a metric of its evaluation, and the rest is for `attach`.
 
     The Trainer evaluates after it has called `on_epoch_end`, so the hook gets the accuracy of the last evaluation
-    before that. The callback's `attachment.hook` is the `Hook` of the run.
+    before that. The callback's `attachment.hook` is the `Hook` of the run. Its `weighted_loss` is for the Trainer's
+    argument `compute_loss_func`.
     """
     base = _base_class(("transformers",), "TrainerCallback")
 
-    class SpiderfsCallback(base):  # type: ignore[misc, valid-type]
+    class HuggingFaceCallback(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
             super().__init__()
-            self.attachment = _Attachment(directory, options)
+            self.attachment = _Attachment(directory, options, arguments)
             self.accuracy: Any = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -177,6 +209,14 @@ def hugging_face_callback(directory: str | os.PathLike[str], *, accuracy: str = 
                 epochs=state.num_train_epochs if 0 < state.num_train_epochs < sys.maxsize else None,
             )
 
+        def weighted_loss(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+            """The mean cross-entropy of a classifier, each sample's multiplied by its weight (`Hook.weights`)."""
+            losses = nn.functional.cross_entropy(outputs["logits"], labels, reduction="none")
+            # In an evaluation there are no gradients, and its samples have no weights.
+            if self.attachment.hook is not None and torch.is_grad_enabled():
+                losses = losses * self.attachment.hook.weights()
+            return losses.mean() if num_items_in_batch is None else losses.sum() / num_items_in_batch
+
         def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             self.accuracy = (given.get("metrics") or {}).get(accuracy)
 
@@ -186,7 +226,7 @@ def hugging_face_callback(directory: str | os.PathLike[str], *, accuracy: str = 
         def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
             self.attachment.end()
 
-    return SpiderfsCallback()
+    return HuggingFaceCallback()
 
 
 def _attach_to_what_is_processed(attachment: _Attachment, trainer: Any, module: Any) -> None:
@@ -204,8 +244,8 @@ def _attach_to_what_is_processed(attachment: _Attachment, trainer: Any, module: 
             lookahead = 0 if _has_length(loader) else 1
             # -1 stands for a training without an end.
             epochs = trainer.max_epochs if (trainer.max_epochs or 0) > 0 else None
-            options = {"lookahead": lookahead, "epoch": _epoch_that_begins(trainer), "epochs": epochs}
-            attachment.begin(module, loader, client_name="lightning", **options)
+            known = {"lookahead": lookahead, "epochs": epochs, "client_name": "lightning"}
+            attachment.begin(module, loader, _epoch_that_begins(trainer), **known)
         return loader
 
     trainer.strategy.process_dataloader = processed
@@ -224,9 +264,9 @@ def _epoch_that_begins(trainer: Any) -> int:
 
 
 def _follow_length(trainer: Any) -> None:
-    """Tell Lightning's Trainer how many batches the epoch has that has just begun, as it asks only once.
+    """Give Lightning's Trainer how many batches the epoch has that has just begun, as it asks only once.
 
-    An ImpactSampler's epochs differ in length. The Trainer evaluates after the last batch.
+    The epochs of an ImpactSampler or an InfoBatchSampler differ in length. The Trainer evaluates after the last batch.
     """
     loop = trainer.fit_loop
     counted, fetcher = loop.epoch_loop.batch_progress, loop._data_fetcher

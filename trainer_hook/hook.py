@@ -1,15 +1,18 @@
-"""One training's hook: it tells the daemon what the model learns, and the training script talks to it."""
+"""The interface for a training script: `attach`, and the hook that it gives, which publishes to the daemon what is
+learned."""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
@@ -18,16 +21,121 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from spiderfs.protocol import Batch, EpochEnd
-from trainer_hook.connection.introduce import Introduced, when_collected
+from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd
+from trainer_hook.connection.client import QUEUE_BATCHES
+from trainer_hook.connection.introduce import Introduced, Job, when_collected
+from trainer_hook.connection.sample_list import Sample
 from trainer_hook.isolation import ErrorBoundary
-from trainer_hook.loader.following import drawing_loader
-from trainer_hook.model.attribution import Attribution, Found, Indices
-from trainer_hook.model.capture import Capture, Evaluation, Seen, as_float16, to_device, to_host
-from trainer_hook.model.labels import Labels
+from trainer_hook.loader.accelerate import drawing_loader
+from trainer_hook.model.attribution import AttributedPass, Attribution, Indices, LabelCheck
+from trainer_hook.model.capture import Capture, Evaluation, Seen, as_float16, find_classifier, to_device, to_host
 from trainer_hook.model.provenance import Shown
-from trainer_hook.planning import Planning
+from trainer_hook.planning import Planning, introduce_loader
+from trainer_hook.ranges.sample_ranges import SampleRanges
 from trainer_hook.samplers.epoch import EpochSampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookOptions:
+    """What few training scripts give to `attach`. Raises ValueError for a value that can never work."""
+
+    classifier: str | nn.Module | None = None
+    """The layer whose input is the embedding, or its name; the default is the model's last linear layer."""
+    embed_dim: int = 64
+    """Embeddings that are wider than this are projected to this many numbers."""
+    embeddings: Literal["unit", "raw"] = "unit"
+    """Whether embeddings are scaled to length 1; a mount with `embeddings=raw` needs `raw`."""
+    ranges: SampleRanges | Iterable[Any] | None = None
+    """See `trainer_hook.plan`. With ranges no embeddings or losses are sent: there are no scores for parts of files."""
+    lookahead: int | None = None
+    """The number of further batches that the loop takes before the model sees a batch.
+
+    Give it if that is not 0 and the model gets copies of the batches.
+    """
+    draw_ahead: bool = False
+    """See `trainer_hook.plan`."""
+    job_name: str | None = None
+    """A name of the training for people."""
+    epochs: int | None = None
+    """The number of epochs of the training, if it is known: the cache's ratio follows it."""
+    resume: bool = False
+    """Whether to warn if the mount has no scores of `job`, the training that goes on."""
+    scores_from: str | None = None
+    """The id of another training, from whose scores this one starts."""
+    socket: str | os.PathLike[str] | None = None
+    """The path of the daemon's socket, where it is not the one that the mount names: in a container."""
+    client_name: str | None = None
+    """The library that runs the training loop; the default is torch."""
+    queue_batches: int = QUEUE_BATCHES
+    """The number of batches that may wait for the daemon; further ones are dropped."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.embed_dim <= DEFAULT_LIMITS.dimension:
+            raise ValueError(f"embed_dim={self.embed_dim}: give 1 to {DEFAULT_LIMITS.dimension}")
+        if self.embeddings not in ("unit", "raw"):
+            raise ValueError(f"embeddings={self.embeddings!r}: give 'unit' or 'raw'")
+        if self.lookahead is not None and self.lookahead < 0:
+            raise ValueError(f"lookahead={self.lookahead}: give 0 or more")
+        if self.queue_batches < 1:
+            raise ValueError(f"queue_batches={self.queue_batches}: give 1 or more")
+
+
+def attach(
+    directory: str | os.PathLike[str],
+    model: nn.Module,
+    loader: DataLoader[Any] | None,
+    *,
+    samples: Iterable[Sample] | None = None,
+    split: str = "train",
+    plan: bool = True,
+    share: bool = False,
+    job: str | None = None,
+    epoch: int = 0,
+    options: HookOptions | None = None,
+) -> Hook:
+    """Publish to the spiderfs mount at or above `directory` what this training learns, and what it will read.
+
+    Attach after the model has been wrapped (DistributedDataParallel, torch.compile, `Accelerator.prepare`).
+
+    `samples` has a pair (path, label) for each index of the data set, in order; give it if the data set has neither
+    `.samples` nor `.imgs`. `plan` and `share` are about plans (`trainer_hook.plan`). `options` has what few scripts
+    need.
+
+    Each call begins a new training, unless a hook of this process is open. `job` is its id, the same on all ranks;
+    without it rank 0 chooses one (`Hook.job`). A training that goes on gives the id that it had, and has its scores
+    again. `epoch` is the number of the epoch that begins.
+
+    Without a mount or a daemon this logs one warning, and the training goes on; a later failure of the hook does not
+    stop the training either. Raises ValueError for arguments, a model or a loader that can never work.
+    """
+    options = options or HookOptions()
+    if epoch is None:
+        raise ValueError("epoch=None: give the number of the epoch that begins, 0 for a new training")
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model is a {type(model).__name__}, no torch module: give directory, model, then loader")
+    layer = find_classifier(model, options.classifier)
+    drawing = None if loader is None else drawing_loader(loader)
+    # Hooks of the same layer whose loader has been freed; and if the training attaches again by its job's id, those of
+    # its list that have its loader or have seen batches: loaders used side by side are attached before the first batch.
+    replaced = [hook for hook in _open if hook._is_replaced(layer, drawing, split, job)]
+    introduced = introduce_loader(
+        directory,
+        loader,
+        share,
+        check=not any(hook.follows(drawing) for hook in replaced),
+        samples=samples,
+        ranges=options.ranges,
+        split=split,
+        socket=options.socket,
+        client_name=options.client_name or "torch",
+        job=Job(job, options.job_name, epoch, options.epochs, options.resume, options.scores_from),
+        queue_batches=options.queue_batches,
+    )
+    for hook in replaced:
+        hook.close()
+    plans = {"publish": plan, "draw_ahead": options.draw_ahead, "share": share}
+    return Hook(model, layer, loader, introduced, plans, options, epoch)
+
 
 log = logging.getLogger("trainer_hook")
 
@@ -38,15 +146,6 @@ _BLIND_BATCHES = 50
 # The attributions of each classifier: a forward pass may be of a batch of any loader.
 _attributions: WeakKeyDictionary[nn.Module, WeakSet[Attribution]] = WeakKeyDictionary()
 _open: WeakSet[Hook] = WeakSet()
-
-
-def replaced_hooks(classifier: nn.Module, loader: DataLoader[Any] | None, split: str, job: str | None) -> list[Hook]:
-    """The open hooks of this layer that a new one replaces.
-
-    Those are hooks whose loader has been freed; and if the training attaches anew by its job's id, those of its list
-    that have its loader or have seen batches: loaders used side by side are attached before the first batch.
-    """
-    return [hook for hook in _open if hook._is_replaced(classifier, loader, split, job)]
 
 
 class Hook:
@@ -63,8 +162,7 @@ class Hook:
         loader: DataLoader[Any] | None,
         introduced: Introduced,
         plans: dict[str, bool],
-        embed_dim: int,
-        lookahead: int | None,
+        options: HookOptions,
         epoch: int,
     ) -> None:
         """`plans` are arguments of `Planning`, for a hook with a loader."""
@@ -73,7 +171,7 @@ class Hook:
         self._boundary = ErrorBoundary()
         self._boundary.on_failure(self._leave)
         # Without a loader, `Hook.batch` names the samples of the very next forward pass.
-        ahead = 0 if loader is None and lookahead is None else lookahead
+        ahead = 0 if loader is None and options.lookahead is None else options.lookahead
         beside = _attributions.setdefault(classifier, WeakSet())
         self._attribution: Attribution = Attribution(ahead, self.counts, beside)
         beside.add(self._attribution)
@@ -84,9 +182,10 @@ class Hook:
         else:
             self._planning = Planning(loader, introduced, self._boundary, first_epoch=epoch, listener=self, **plans)
             self._end_plans = self._planning.close
-        self._capture = Capture(model, classifier, embed_dim, self._boundary, self._forward)
+        raw = options.embeddings == "raw"
+        self._capture = Capture(model, classifier, options.embed_dim, self._boundary, self._forward, raw)
         _open.add(self)
-        self._labels = Labels(self._declared.labels)
+        self._labels = LabelCheck(self._declared.labels)
         self._batches_taken = 0
         self._thread = threading.get_ident()
         self._warned: set[str] = set()
@@ -95,7 +194,7 @@ class Hook:
         self.step = 0
         # The last forward pass of the training: how many rows it had, and its samples if they are known.
         self._rows = 0
-        self._latest: Found | None = None
+        self._latest: AttributedPass | None = None
         self.sampler = None if self._planning is None else self._planning.planner.sampler
         if loader is not None and self.sampler is not None:
             inner = drawing_loader(loader)
@@ -140,6 +239,11 @@ class Hook:
         """Say that an epoch is over; `accuracy` is a share between 0 and 1, and other numbers are left out."""
         self._boundary.call(self._end_epoch, accuracy)
 
+    def end_of_batches(self) -> None:
+        """The training takes no more batches of the epoch, whose end comes later. Only callbacks call this."""
+        if self._planning is not None:
+            self._boundary.call(self._planning.planner.epoch_over)
+
     def losses(self, losses: Tensor) -> None:
         """Give the losses of the last forward pass, one for each of its samples; others are left out.
 
@@ -152,9 +256,10 @@ class Hook:
         self._boundary.call(lambda: self.taken(self, np.atleast_1d(np.asarray(indices, dtype=np.uint32)), None))
 
     def weights(self, clip: float | None = None) -> Tensor:
-        """The importance weights 1/(N q) of the samples of the last forward pass, on the classifier's device.
+        """The importance weights of the samples of the last forward pass, on the classifier's device.
 
-        All weights are 1 without a SpiderSampler, or if the samples are not known.
+        They are 1/(N q) with a SpiderSampler, and those of InfoBatch with an InfoBatchSampler. With other samplers, or
+        if the samples are not known, all weights are 1.
         """
         weights = self._boundary.call(self._weights, clip)
         return torch.ones(self._rows, device=self._capture.device) if weights is None else weights
@@ -179,12 +284,12 @@ class Hook:
             if doubt:
                 self._warn(doubt)
         self._attribution.taken(iteration, indices if known else indices[:0], batch)
-        self._tell()
+        self._send_ready()
         self._batches_taken += 1
         if self._batches_taken == _BLIND_BATCHES and not self._capture.seen:
             self._warn(
                 "the classifier has not run in training: attach to the model that is trained, and to no copy or trace "
-                "of it, or name another layer by classifier="
+                "of it, or name another layer by HookOptions(classifier=)"
             )
 
     def over(self, iteration: object) -> None:
@@ -219,7 +324,7 @@ class Hook:
         if found is None:
             return
         if not found.inputs:
-            self._tell(but=found)
+            self._send_ready(but=found)
         if len(found.new_rows):
             targets = self._declared.targets
             labels = None if targets is None else targets[found.samples[found.new_rows]]
@@ -271,9 +376,9 @@ class Hook:
         """Send all batches that are known, because no further forward pass comes before the next batch."""
         self._capture.collect()
         self._attribution.close_window()
-        self._tell()
+        self._send_ready()
 
-    def _tell(self, but: Found | None = None) -> None:
+    def _send_ready(self, but: AttributedPass | None = None) -> None:
         for batch in self._attribution.ready(but):
             parts = [found.part for found in batch if found.part is not None]
             indices = np.concatenate([found.samples[found.new_rows] for found in batch])
@@ -308,9 +413,9 @@ def _message(
     parts: list[Seen],
     sampler_of: Callable[[], EpochSampler | None] | None = None,
 ) -> Batch | None:
-    """The embeddings and losses of samples of one batch, for the daemon; the sampler is told of the losses too.
+    """The embeddings and losses of samples of one batch, for the daemon; the sampler gets the losses too.
 
-    None if a number is not finite, because such a step taught the model nothing. For the sending thread: copies from
+    None if a number is not finite, because such a step learned the model nothing. For the sending thread: copies from
     the device may not be complete.
     """
     embeddings = np.concatenate([part.embeddings() for part in parts])

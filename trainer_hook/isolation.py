@@ -1,12 +1,13 @@
 """How the hook is kept apart from the training: its failures, and its use of the global random generators.
 
 Every call from the training's code into the hook's goes through `ErrorBoundary.call`: if the hook fails, that is logged
-once and the training goes on. What a signal handler of the training raises meanwhile comes through: a job that is told
-to end must end.
+once and the training goes on. What a signal handler of the training raises meanwhile comes through: a job that is
+asked to end must end.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import logging
@@ -35,12 +36,11 @@ def by_signal_handler(exc: Exception) -> bool:
     Python calls a handler with the frame that it interrupts, and nothing else gives a function its caller's frame.
     """
     frames = [frame for frame, _ in traceback.walk_tb(exc.__traceback__)]
-    return any(_is_given(frame, interrupted) for interrupted, frame in itertools.pairwise(frames))
-
-
-def _is_given(frame: FrameType, interrupted: FrameType) -> bool:
-    given = list(frame.f_locals.values())
-    return any(value is interrupted for one in given for value in (one if isinstance(one, tuple) else (one,)))
+    for interrupted, frame in itertools.pairwise(frames):
+        given = list(frame.f_locals.values())
+        if any(value is interrupted for one in given for value in (one if isinstance(one, tuple) else (one,))):
+            return True
+    return False
 
 
 def callers() -> Iterator[Any]:
@@ -77,23 +77,26 @@ class ErrorBoundary:
             except Exception as exc:
                 if by_signal_handler(exc):
                     raise
-                self._fail()
+                self.broken = True
+                log.warning(
+                    "the hook has failed: the training goes on without it; please report the error below", exc_info=True
+                )
+                step_aside = None if self._step_aside is None else self._step_aside()
+                # The hook has failed, so stepping aside may fail too.
+                with contextlib.suppress(Exception):
+                    if step_aside is not None:
+                        step_aside(0.0)
                 return None
-
-    def _fail(self) -> None:
-        self.broken = True
-        log.warning(
-            "the spiderfs hook has failed: the training goes on without it; please report the error below",
-            exc_info=True,
-        )
-        step_aside = None if self._step_aside is None else self._step_aside()
-        # The hook has failed, so stepping aside may fail too.
-        with contextlib.suppress(Exception):
-            if step_aside is not None:
-                step_aside(0.0)
 
 
 _boundaries: weakref.WeakSet[ErrorBoundary] = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    # Iterators that are alive are freed when the modules that their code uses have gone.
+    for boundary in _boundaries:
+        boundary.broken = True
 
 
 def _after_fork() -> None:

@@ -1,4 +1,4 @@
-"""Plans: `plan` tells the daemon what a loader will read, as a hook's loader does, and nothing about the model."""
+"""Plans: `plan` publishes what a loader will read, as a hook's loader does, and nothing about the model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torch.utils.data import DataLoader
 from trainer_hook.connection.introduce import Introduced, introduce, when_collected
 from trainer_hook.connection.sample_list import Sample
 from trainer_hook.isolation import ErrorBoundary
+from trainer_hook.loader.accelerate import drawing_loader
 from trainer_hook.loader.exchange import refuse_repetition, takes_part
-from trainer_hook.loader.following import Follower, drawing_loader
+from trainer_hook.loader.following import Follower
 from trainer_hook.loader.iterating import Listener
 from trainer_hook.loader.planner import Planner
+from trainer_hook.ranges.sample_ranges import SampleRanges
 
 
 class Planning:
@@ -35,6 +37,7 @@ class Planning:
     ) -> None:
         """A hook is the `listener` of its plans: they end with the hook, and others end with the loader."""
         declared, self._release = introduced.declaration, introduced.release
+        self._connection = introduced.connection
         drawing = drawing_loader(loader)
         self.planner = Planner(
             drawing,
@@ -43,7 +46,8 @@ class Planning:
             publish=publish,
             draw_ahead=draw_ahead,
             boundary=boundary,
-            samples=len(declared.paths),
+            names=declared.paths,
+            grid=declared.grid,
             first_epoch=first_epoch,
             share=takes_part(share and publish, declared.paths),
         )
@@ -51,7 +55,7 @@ class Planning:
         if listener is None:
             boundary.on_failure(self.close)
         self._is_open = True
-        # Nobody has to keep this object.
+        # No one has to keep this object.
         self._call_off = when_collected(drawing if listener is None else listener, self._release)
 
     def close(self, timeout_s: float = 2.0) -> None:
@@ -76,10 +80,14 @@ class Planning:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next epoch of the loader give only what the job had not consumed, on any number of ranks.
 
-        Give the loader's sampler all samples of the epoch, not the rest. A sampler that is told a later epoch with
+        Give the loader's sampler all samples of the epoch, not the rest. A sampler that is given a later epoch with
         `set_epoch` begins that one instead. Raises ValueError if the state is not one of this list.
         """
         self.planner.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        _, root, _ = self._connection.key
+        return f"Planning({root}, {len(self.planner.names):,} samples, job {self._connection.hello.job})"
 
     def __enter__(self) -> Planning:
         return self
@@ -95,18 +103,23 @@ def plan(
     loader: DataLoader[Any],
     *,
     samples: Iterable[Sample] | None = None,
+    ranges: SampleRanges | Iterable[Any] | None = None,
     split: str = "train",
     socket: str | os.PathLike[str] | None = None,
     client_name: str = "torch",
     draw_ahead: bool = False,
     share: bool = False,
 ) -> Planning:
-    """Tell the daemon of the spiderfs mount at or above `directory` what `loader` will read, epoch by epoch, in order.
+    """Publish to the spiderfs mount at or above `directory` what `loader` will read, epoch by epoch, in order.
 
     The data set must be map-style, and the sampler must have a length. Call this before the first epoch, on each rank,
     in the process that starts the loader's workers; `attach` does the same by itself. `samples` has a pair (path,
     label) for each index of the data set, in order; give it if the data set has neither `.samples` nor `.imgs`. If one
     process plans two loaders, for training and for evaluation, give them different names with `split`.
+
+    If samples are parts of large files, give `ranges` in place of `samples`: (path, offset, length), or a list of
+    these, for each index of the data set; `trainer_hook.ranges` makes them for common formats. A data set of Hugging
+    Face `datasets` needs neither. Ranges cannot be exchanged (`share`).
 
     When an epoch begins, a copy of the sampler draws it, and the sampler itself draws the same batches as without a
     plan. If a sampler shares its state with such a copy, its epochs are not planned, and that is logged.
@@ -114,7 +127,7 @@ def plan(
     The epochs of a sampler that uses torch's global generator are not known before they begin, because the training
     draws from that generator too. With `draw_ahead` such a sampler draws its next epoch when the last batch of this one
     is handed out: other batches than without it, and equally random. Do not use it with a sampler that the training
-    tells the number of each epoch (`set_epoch`).
+    passes the number of each epoch (`set_epoch`).
 
     With `share`, this loader exchanges samples with other jobs that read the same list with `share`: each epoch has the
     same samples, each once, in another order than the sampler's. Leave it out where the order or the batches have a
@@ -124,7 +137,7 @@ def plan(
     cannot be planned, or that has a plan or a hook already.
     """
     introduced = introduce_loader(
-        directory, loader, share, samples=samples, split=split, socket=socket, client_name=client_name
+        directory, loader, share, samples=samples, ranges=ranges, split=split, socket=socket, client_name=client_name
     )
     return Planning(loader, introduced, ErrorBoundary(), draw_ahead=draw_ahead, share=share)
 
@@ -148,4 +161,6 @@ def introduce_loader(
         Follower.check(loader)
     if share:
         refuse_repetition(drawing)
+        if options.get("ranges") is not None:
+            raise ValueError("share=True: ranges of files cannot be exchanged: leave share out")
     return introduce(directory, drawing, **options)

@@ -1,29 +1,90 @@
-"""Going on in the middle of an epoch, on any number of ranks: what the whole job has consumed of the epoch.
+"""Resuming in the middle of an epoch, on any number of ranks: what the whole job has consumed of the epoch.
 
-A state is the same whichever rank gives it. It has the draws of all ranks in one order: first what the job has
-consumed, then the rest. Ranks that go on share the rest as cards are dealt: of W ranks, rank r takes the draws r, r + W
-and so on. So a state of four ranks serves one rank or eight, and no draw is lost or made twice; only if the rest cannot
-be divided, its first draws are made once more, as torch's DistributedSampler does.
+A state is the same whichever rank returns it. It has the draws of all ranks in one order: first the consumed ones, then
+the rest. Ranks that resume deal the rest out: of W ranks, rank r takes the draws r, r + W and so on. So a state of four
+ranks serves one rank or eight, and no draw is lost or repeated; only if the rest cannot be divided, its first draws are
+repeated, as torch's DistributedSampler does.
 
-A rank knows only what its own sampler draws. So each leaves that in torch.distributed's store when an epoch begins, and
-with `share` each batch that was exchanged; who needs it reads it there. So rank 0 alone may ask for the state, at any
-batch that all ranks have begun, as long as they take equally many.
+A rank has only the draws of its own sampler. So each writes these to torch.distributed's store when an epoch begins,
+and with `share` each exchanged batch. So rank 0 alone may ask for the state, at any batch that all ranks have begun, as
+long as they take equally many.
+
+**Several passes** over one loader or sampler may be open at a time: a program reads other batches for a figure or to
+recalibrate a norm, or has abandoned an iterator. `Passes` finds the one that is the training's:
+
+- A pass that is taken from, or ends, after a later one has begun is the training's.
+- If none has been taken from since, the pass of which most was taken is the training's.
+- A finished pass gives way to one that began before it, unless only one batch was taken of that one, and more of the
+  finished one. When the next pass begins, passes that were not taken from since then are dropped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import operator
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from trainer_hook.ranks import count_of, rank_and_world, shared_store
+
+
+class Pass:
+    """A pass over a loader or a sampler."""
+
+    steps = 0
+    """How often something was taken of it."""
+    is_look = False
+
+
+P = TypeVar("P", bound=Pass)
+
+
+class Passes(Generic[P]):
+    """The passes that are not over, the oldest first, and the last that was over while it was the training's."""
+
+    def __init__(self) -> None:
+        self._live: list[P] = []
+        self._over: P | None = None
+
+    @property
+    def now(self) -> P | None:
+        """The training's pass; None before the first one."""
+        found = max(reversed(self._live), key=lambda one: one.steps, default=None)
+        if found is None or (self._over is not None and found.steps < min(2, self._over.steps)):
+            return self._over
+        return found
+
+    def begin(self, one: P) -> None:
+        self._live = [one] if self._over is not None else [*self._live, one]
+        self._over = None
+
+    def took(self, one: P) -> None:
+        one.steps += 1
+        self._asked(one)
+
+    def _asked(self, one: P) -> None:
+        if not one.is_look:
+            at = self._live.index(one) if one in self._live else 0
+            for later in self._live[at:]:
+                later.is_look = later is not one
+            self._live = [*self._live[:at], one]
+            self._over = None
+
+    def over(self, one: P, asked: bool = False) -> None:
+        """The pass has ended, because it was `asked` for more than it has, or because its iterator is gone."""
+        if one in self._live:
+            if asked:
+                self._asked(one)
+            self._over = one if self.now is one else self._over
+            self._live.remove(one)
+
 
 Indices = npt.NDArray[np.uint32]
 
@@ -33,10 +94,10 @@ _ANSWER_S = 20.0
 _NONE = np.empty(0, np.uint32)
 
 
-class Progress(NamedTuple):
+class EpochProgress(NamedTuple):
     """The draws of the job in one epoch, `order`; the first `consumed` of them were consumed.
 
-    `sampler_epoch` is the number that `set_epoch` had told the sampler; None if it keeps none.
+    `sampler_epoch` is the number that `set_epoch` had given the sampler; None if it keeps none.
     """
 
     order: Indices
@@ -48,10 +109,29 @@ class Progress(NamedTuple):
         return {"order": self.order.tolist(), "consumed": self.consumed, "sampler_epoch": self.sampler_epoch}
 
 
-def restored(state: object, samples: int) -> Progress:
-    """The progress that `state` was made of; raises ValueError if that is not of a list of `samples` samples."""
+def check_list(state: Mapping[str, Any], samples: int, names: str | None) -> None:
+    """Raise ValueError if the state is not one of this list."""
+    if "samples" not in state or (names is not None and "names" not in state):
+        raise ValueError("the state does not name its list, as those of this version do: begin the epoch again")
+    why = None
+    if not isinstance(state["samples"], int):
+        raise ValueError(NO_STATE)
+    if state["samples"] != samples:
+        why = f"it has {state['samples']} samples, and this list {samples}"
+    elif names is not None and state["names"] != names:
+        why = "its files have other names, or another order"
+    if why is not None:
+        raise ValueError(f"the state is of another list: {why}: give the files of that one, or begin the epoch again")
+
+
+def restored(state: object, samples: int, names: str | None = None) -> EpochProgress:
+    """The progress that `state` was made of; raises ValueError if that is not of a list of so many samples.
+
+    `names` is the hash of the list's names, and None for a sampler, which does not know them.
+    """
     if not isinstance(state, Mapping) or not {"order", "consumed"} <= state.keys():
         raise ValueError(NO_STATE)
+    check_list(state, samples, names)
     try:
         order, consumed = np.asarray(state["order"]), operator.index(state["consumed"])
     except (TypeError, ValueError):
@@ -59,23 +139,42 @@ def restored(state: object, samples: int) -> Progress:
     if order.ndim != 1 or (len(order) and order.dtype.kind not in "iu") or not 0 <= consumed <= len(order):
         raise ValueError(NO_STATE)
     if len(order) and not 0 <= order.min() <= order.max() < samples:
-        raise ValueError(f"the state is of another list: it has sample {order.max()}, and this list {samples} samples")
+        raise ValueError(NO_STATE)
     epoch = state.get("sampler_epoch")
-    return Progress(order.astype(np.uint32), consumed, epoch if isinstance(epoch, int) else None)
+    return EpochProgress(order.astype(np.uint32), consumed, epoch if isinstance(epoch, int) else None)
+
+
+def hash_of(names: Iterable[bytes]) -> str:
+    """A hash of the names of a list, in their order."""
+    return hashlib.blake2b(b"\0".join(names), digest_size=16).hexdigest()
+
+
+def number_of_run(name: str) -> int:
+    """How often epochs of the list have been begun to be planned: the same on all ranks that call this alike."""
+    store = shared_store()
+    return 0 if store is None else count_of(store, f"order {name}")
 
 
 class JobOrder:
     """One epoch of the list `name` in the whole job: what it had consumed `before`, and what each rank reads of it now.
 
-    `own` is this rank's part. If the ranks exchange samples with other jobs, tell `handed` of each batch. The store has
-    at most two epochs of each list.
+    `own` is this rank's part. If the ranks exchange samples with other jobs, call `handed` with each batch. The store
+    has at most two epochs of each list. `number` is that of `number_of_run`, and that of the epoch: the same on all
+    ranks, though one of them alone has looked at a batch.
     """
 
     def __init__(
-        self, name: str, before: Indices, own: Indices, sampler_epoch: int | None, *, exchanges: bool = False
+        self,
+        name: str,
+        before: Indices,
+        own: Indices,
+        sampler_epoch: int | None,
+        number: tuple[int, int] = (0, 0),
+        *,
+        exchanges: bool = False,
     ) -> None:
         self._store = shared_store()
-        self._number = 0 if self._store is None else count_of(self._store, f"order {name}")
+        self._number = np.array(number, np.uint32)
         self._name = name
         self._before = before
         self._own = own
@@ -95,8 +194,9 @@ class JobOrder:
         self._ends.append(len(batch) + (self._ends[-1] if self._ends else 0))
         self._put(str(self._ends[-1]), self._handed[-1])
 
-    def progress(self, taken: int) -> Progress:
-        """How far the job is when each rank has taken `taken` samples; raises RuntimeError if a rank does not tell."""
+    def progress(self, taken: int) -> EpochProgress:
+        """How far the job is when each rank has taken `taken` samples; raises RuntimeError if a rank does not report
+        it."""
         rank, world_size = rank_and_world()
         ends = [str(end) for end in self._ends if end <= taken]
         consumed, rest = [], []
@@ -114,21 +214,19 @@ class JobOrder:
         # A sampler for ranks gives some samples twice, fewer than there are ranks, so that each gets equally many.
         firsts = np.sort(np.unique(order, return_index=True)[1])
         if 0 < len(order) - len(firsts) < world_size:
-            return Progress(order[firsts], int(np.searchsorted(firsts, len(done))), self._sampler_epoch)
-        return Progress(order, len(done), self._sampler_epoch)
+            return EpochProgress(order[firsts], int(np.searchsorted(firsts, len(done))), self._sampler_epoch)
+        return EpochProgress(order, len(done), self._sampler_epoch)
 
     # -- the store of torch.distributed
 
     def _key(self, rank: int, part: str) -> str:
-        return f"spiderfs order {self._name} {rank} {part} {self._number % 2}"
+        return f"spiderfs order {self._name} {rank} {part} {self._number[1] % 2}"
 
     def _put(self, part: str, draws: Indices) -> None:
         if self._store is not None:
             # If that fails, `_get` says on the other ranks what is missing.
             with contextlib.suppress(RuntimeError):
-                self._store.set(
-                    self._key(rank_and_world()[0], part), np.append(np.uint32(self._number), draws).tobytes()
-                )
+                self._store.set(self._key(rank_and_world()[0], part), np.append(self._number, draws).tobytes())
 
     def _get(self, rank: int, parts: list[str]) -> list[Indices]:
         store, keys, deadline = self._store, [self._key(rank, part) for part in parts], time.monotonic() + _ANSWER_S
@@ -139,8 +237,8 @@ class JobOrder:
             except RuntimeError:
                 break
             found = [np.frombuffer(bytes(value), np.uint32) for value in values]
-            if all(int(one[0]) == self._number for one in found):
-                return [one[1:] for one in found]
+            if all(np.array_equal(one[:2], self._number) for one in found):
+                return [one[2:] for one in found]
             # These are of an earlier epoch: that rank has not begun this one yet.
             if time.monotonic() > deadline:
                 break

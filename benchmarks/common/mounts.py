@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fakes.faulty_source import Faults
 from spiderfs.linux.mounts import mounts
 
 SPIDERFS = Path(sys.executable).parent / "spiderfs"
@@ -42,11 +43,17 @@ def mounted(source: Path | str, scratch: Path, capacity: int, latency_ms: float,
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def spiderfs(*words: str | Path) -> None:
-    """Run a command of spiderfs; raises RuntimeError, with the command's message, if it fails or hangs."""
+def spiderfs(*words: str | Path, faults: Faults | None = None) -> None:
+    """Run a command of spiderfs; raises RuntimeError, with the command's message, if it fails or hangs.
+
+    The sources of a mount that is made so have the `faults`.
+    """
+    program: tuple[str | Path, ...] = (SPIDERFS,)
+    if faults is not None:
+        program = (sys.executable, "-m", "benchmarks.fakes.faulty_source", faults.path)
     try:
         done = subprocess.run(
-            [SPIDERFS, *words], stderr=subprocess.PIPE, text=True, check=False, timeout=COMMAND_PATIENCE_S
+            [*program, *words], stderr=subprocess.PIPE, text=True, check=False, timeout=COMMAND_PATIENCE_S
         )
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"spiderfs {words[0]} did not end in {COMMAND_PATIENCE_S:.0f} s") from error

@@ -124,7 +124,7 @@ class RedisCluster:
         directory = self._place / f"shard{len(self.servers)}"
         directory.mkdir()
         own = ["--cluster-enabled", "yes", "--cluster-port", str(free_port()), "--cluster-node-timeout", "2000"]
-        # A shard that is down keeps nobody from the others.
+        # A shard that is down keeps no one from the others.
         own += ["--cluster-require-full-coverage", "no"]
         if self._certificate is not None:
             own += ["--tls-cluster", "yes", "--cluster-announce-hostname", "localhost"]

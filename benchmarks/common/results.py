@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -19,8 +20,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import code_behind, intervals
+from benchmarks.common import intervals
 
+ROOT = Path(__file__).resolve().parents[2]
 LONGEST_LINE = 800
 """So many characters of a result, which is kept as JSON, need no lines of their own."""
 
@@ -50,7 +52,7 @@ def gpu_of(torch: Any) -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """A description of the machine and of the time, to be kept with every result."""
+    """The machine, the time and the commit: kept with every result."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
@@ -59,19 +61,30 @@ def machine() -> dict[str, Any]:
         "gpu": gpu_of(sys.modules.get("torch")),
         "load_average": os.getloadavg(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "commit": _commit(),
     }
+
+
+def _commit() -> str:
+    described = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return described.stdout.strip()
 
 
 def save(path: Path | None, result: dict[str, Any]) -> None:
     """Write the result as JSON in one go, so that a measurement that is interrupted leaves a whole file.
 
-    A result that is kept names the code behind it. Does nothing without a path: the user did not ask for a file.
+    Does nothing without a path: the user did not ask for a file.
     """
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(one_run_a_line(code_behind.named(path, result)) + "\n")
+    unfinished.write_text(one_run_a_line(result) + "\n")
     unfinished.replace(path)
 
 

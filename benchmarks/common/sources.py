@@ -3,7 +3,26 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
+
+# What large files and objects are made of, again and again. It is longer than a block of the store (1 MiB), and of odd
+# length: no two blocks, or pages, of a file are the same, so that swapped ones are noticed.
+_PATTERN = random.Random(0).randbytes((1 << 20) + 4099)
+
+
+def patterned(begin: int, end: int) -> bytes:
+    """The bytes of any large file from one place to another."""
+    at = begin % len(_PATTERN)
+    return (_PATTERN * (1 + (at + end - begin) // len(_PATTERN)))[at : at + end - begin]
+
+
+def write_patterned(path: Path, size: int) -> None:
+    """Write a large file, whose bytes are those of `patterned`, and make it old enough to be cached."""
+    with open(path, "wb") as file:
+        for begin in range(0, size, 1 << 20):
+            file.write(patterned(begin, min(begin + (1 << 20), size)))
+    make_older(path)
 
 
 def write(path: Path, content: bytes) -> None:

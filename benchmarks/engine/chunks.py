@@ -1,7 +1,7 @@
 """What neighbours in an archive save that come together: requests and bytes, by the engine alone, without a mount.
 
-    .venv/bin/python -m benchmarks.engine.chunks --json FILE     two minutes
-    .venv/bin/python -m benchmarks.engine.chunks --quick         some seconds
+    .venv-dev/bin/python -m benchmarks.engine.chunks --json FILE     two minutes
+    .venv-dev/bin/python -m benchmarks.engine.chunks --quick         some seconds
 
 Samples of one size lie side by side in one archive, and a fifth of them is cached. A reader takes a batch at a time,
 and as much again is fetched ahead by its plan; each sample that has to be fetched brings neighbours along, by the rule
@@ -30,7 +30,7 @@ from spiderfs.core.chunks import MOST_MEMBERS, NEAR_CACHES, Member, chunk_of, is
 from spiderfs.core.engine import Engine
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
-from spiderfs.policies.lru import LRU
+from spiderfs.policies.baselines import LRU
 from trainer_hook import PoolSampler
 
 CACHED_SHARE = 0.20

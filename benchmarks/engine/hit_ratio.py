@@ -1,16 +1,16 @@
 """Hit ratio and origin bytes over the size of the cache, for the reads of a real training (SpiderCache, figure 14).
 
-    .venv/bin/python -m benchmarks.engine.hit_ratio --data DIR --json FILE --plot PNG      about three minutes
-    .venv/bin/python -m benchmarks.engine.hit_ratio --data DIR --quick                     some seconds, for a look
-    .venv/bin/python -m benchmarks.engine.hit_ratio --trace FILE                           what `-o trace=FILE` recorded
+    .venv-dev/bin/python -m benchmarks.engine.hit_ratio --data DIR --json FILE --plot PNG  about three minutes
+    .venv-dev/bin/python -m benchmarks.engine.hit_ratio --data DIR --quick                 some seconds, for a look
+    .venv-dev/bin/python -m benchmarks.engine.hit_ratio --trace FILE                       what `-o trace=FILE` recorded
 
 With --data, the benchmark first records a training as in benchmarks/training/in_process.py. Its sampler draws by graph
-score, and no sample has a stand-in, so the trace does not depend on the cache of that training. Then every policy
+score, and no sample has a substitute, so the trace does not depend on the cache of that training. Then every policy
 serves the same trace at every size, through `spiderfs.simulation.replay`, with the scores, hubs and ratios that the
 scorer had found at that time:
 
-    spider      important samples, and hubs that stand in for what is not cached
-    importance  the same without room for hubs, so without stand-ins
+    spider      important samples, and hubs that substitute for what is not cached
+    importance  the same without room for hubs, so without substitutes
     minio       keeps what came first
     lru, lfu    evict what was used longest ago, least often
     MIN         knows the whole training, and keeps what is used next soonest
@@ -41,16 +41,15 @@ from benchmarks.common.lists import lru_hits, min_by_epoch
 from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.training.in_process import Configuration, pool_in, train
 from benchmarks.training.training import BATCH, IMAGES
-from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Ratio
 from spiderfs.errors import UsageError
 from spiderfs.policies import POLICIES
 from spiderfs.simulation.replay import Replay, policy_for, replay
-from spiderfs.trace.format import Trace, TraceWriter, read_trace
+from spiderfs.trace.format import Accesses, Trace, TraceWriter, read_trace
 
 CAPACITIES = (0.10, 0.25, 0.50, 0.75)
-# The scorer finds hubs, which the section of hubs needs, but no sample gets a stand-in.
+# The scorer finds hubs, which the section of hubs needs, but no sample gets a substitute.
 RECORDED = Configuration(stand_in_share=0.0)
 SEED = 1
 TABLE_WIDTH = 110

@@ -1,7 +1,7 @@
 """Several jobs on one list and one cache: what each fetches from the source, with exchange and without, in process.
 
-    .venv/bin/python -m benchmarks.engine.jobs --json FILE      twenty minutes on a quiet core
-    .venv/bin/python -m benchmarks.engine.jobs --quick          a minute, for a look
+    .venv-dev/bin/python -m benchmarks.engine.jobs --json FILE      twenty minutes on a quiet core
+    .venv-dev/bin/python -m benchmarks.engine.jobs --quick          a minute, for a look
 
 Each job reads the whole list once per epoch, in an order of its own. A batch is dispatched some batches before its
 samples are read, and taken some batches after that, as by a loader with workers. Time is counted in reads of the
@@ -45,12 +45,10 @@ from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save, wide_console
 from spiderfs.core.engine import Engine
-from spiderfs.core.plans.exchange import SharedList
-from spiderfs.core.plans.groups import Groups
+from spiderfs.core.plans.exchange import Groups, SharedList
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key, Policy
-from spiderfs.policies.lru import LRU
-from spiderfs.policies.minio import MinIO
+from spiderfs.policies.baselines import LRU, MinIO
 from trainer_hook.loader.epoch_order import EpochOrder
 
 TABLE_WIDTH = 150
@@ -196,7 +194,9 @@ class Exchanging(Cached):
         super().__init__(setting, randomness)
         keys = range(1, setting.samples + 1)
         index_of: dict[Key, int] = {key: sample for sample, key in enumerate(keys)}
-        self.shared = SharedList(keys, index_of, randomness.random, self.engine.owed.changed, setting.exchanged_share)
+        self.shared = SharedList(
+            keys, index_of, randomness.random, self.engine.exchange_pending.changed, setting.exchanged_share
+        )
         self.engine.share(LIST, self.shared)
         self._missing: deque[int] = deque()
         self._landed: dict[int, None] = {}
@@ -242,7 +242,7 @@ class FetchingAhead(Exchanging):
     def arrived(self, sample: int) -> None:
         if not self.engine.place(sample + 1, 1).keep:
             self.shared.not_kept(sample)
-            if self.shared.promised(sample):
+            if self.shared.reserved(sample):
                 self._landed[sample] = None
 
 

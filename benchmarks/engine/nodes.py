@@ -1,7 +1,7 @@
 """Several nodes, each with a mount of its own: what they fetch from the source, engine alone.
 
-    .venv/bin/python -m benchmarks.engine.nodes --json FILE      two minutes
-    .venv/bin/python -m benchmarks.engine.nodes --quick          some seconds
+    .venv-dev/bin/python -m benchmarks.engine.nodes --json FILE      two minutes
+    .venv-dev/bin/python -m benchmarks.engine.nodes --quick          some seconds
 
 Of one training, an epoch is one random order of all samples, of which each node reads every n-th one
 (DistributedSampler). Of jobs, each node has one that reads all samples in an order of its own. All samples have one
@@ -9,10 +9,10 @@ size, and each node caches the same share of all of them, by the product's engin
 in step; each fetches ahead as the mount does, from a source that answers at once. The systems:
 
     this epoch    each node knows what it reads in this epoch
-    awaited       it also knows its next epoch, as trainings tell it: what that reads stays (core/plans/foresight.py)
+    awaited       it also knows its next epoch, as trainings publish it: what that reads stays (core/plans/foresight.py)
     homes         each sample has a home, which alone keeps it, and of which the other nodes ask it (core/homes.py)
     plans         each home also knows what other nodes read of its samples, and fifty times an epoch how far they are
-                  (daemon/training/courses/plans_elsewhere.py); for jobs
+                  (daemon/training/job_datasets/several_nodes.py); for jobs
 
 A figure is what all nodes fetch from the source in an epoch, as a share of what is read; the first two epochs are left
 out. With one training no system can be below 1 - n c if the nodes give each other what they have, nor below 1 - c for
@@ -34,8 +34,8 @@ from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save
 from spiderfs.core.engine import Engine
 from spiderfs.core.homes import Homes
-from spiderfs.core.plans.elsewhere import HomeSamples, PlanPart
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.remote import HomeSamples, PlanPart
 from spiderfs.core.policy import Key
 from spiderfs.policies.spider import Spider
 
@@ -73,8 +73,8 @@ FULL = Setting()
 QUICK = Setting(samples=1_200, epochs=4)
 NODES = (1, 2, 3, 4, 8)
 JOBS_NODES = (2, 3, 4)
-# How often in an epoch other nodes hear how far one is; and the paces of readers are compared.
-TOLD = 50
+# How often in an epoch nodes publish how far they are; and the paces of readers are compared.
+PUBLISHED = 50
 
 
 class Node:
@@ -87,7 +87,7 @@ class Node:
         self._setting = setting
         self._homes = homes
         self._nodes = nodes
-        self._told: dict[int, npt.NDArray[np.intp]] = {}
+        self._published: dict[int, npt.NDArray[np.intp]] = {}
         """By node, the positions of the present epoch that name its samples."""
         self.engine = Engine(Spider(), setting.room, homes=homes)
         # Keys of samples are hashes.
@@ -116,9 +116,9 @@ class Node:
             if node is not self:
                 its = np.flatnonzero(homes == place)
                 part = PlanPart(self._samples, number, order[its])
-                for _ in node.engine.plan_elsewhere(self, part, float(number * len(order))):
+                for _ in node.engine.schedule.remote.plan(self, part, float(number * len(order))):
                     pass
-                self._told[place] = its
+                self._published[place] = its
 
     def _planned(self, number: int, order: npt.NDArray[np.uint32]) -> PlannedEpoch:
         return PlannedEpoch(number, self._keys, self._index_of, order.copy())
@@ -128,11 +128,11 @@ class Node:
         order = self._orders[self._number]
         now_s = float(self._number * len(order) + position)
         self.engine.progressed(READER, LIST, self._number, position + 1, position, now_s)
-        if position % (len(order) // TOLD) == 0:
+        if position % (len(order) // PUBLISHED) == 0:
             self.engine.compare_paces(now_s)
-            for place, its in self._told.items():
+            for place, its in self._published.items():
                 come = int(np.searchsorted(its, position))
-                self._nodes[place].engine.progressed_elsewhere(self, self._number, come, now_s)
+                self._nodes[place].engine.schedule.remote.progressed(self, self._number, come, now_s)
         while self.engine.rank_some(len(self._keys)):
             pass
         self._fetch_ahead()
@@ -155,7 +155,7 @@ class Node:
 
     def fetch(self, key: int) -> None:
         """Bring a sample that is not cached here."""
-        if self._homes is None or not self._homes.is_elsewhere(key):
+        if self._homes is None or not self._homes.is_remote(key):
             self.from_source += 1
             return
         home = self._nodes[self._homes.home(key)]

@@ -1,7 +1,7 @@
-"""What it costs a home to hear the plans of jobs on other nodes, with `peers` and `cluster`, at full size.
+"""What it costs a home to receive the plans of jobs on other nodes, with `peers` and `cluster`, at full size.
 
-    .venv/bin/python -m benchmarks.engine.plans_heard --json FILE      ten minutes, and 8 GB of memory
-    .venv/bin/python -m benchmarks.engine.plans_heard --quick          half a minute
+    .venv-dev/bin/python -m benchmarks.engine.plans_heard --json FILE      ten minutes, and 8 GB of memory
+    .venv-dev/bin/python -m benchmarks.engine.plans_heard --quick          half a minute
 
 One process is a home: it has the manager's parts that share plans, without a mount, a cache that is full, and readers
 of its own. Another one has those of all other nodes. Both talk by a Redis server on this machine. All readers publish
@@ -12,9 +12,9 @@ an epoch at the same time, then the next one, and then come a twentieth of the e
 
 `counts after` is the time from the first word until the home knows all plans. `longest gap` is the longest processor
 time for which the home's event loop did nothing else, such as answer a trainer; `memory` is what the home's process
-took more than before it heard anything, at the end; `CPU` is what the home took for each draw of its samples that it
-heard of. `Redis` is what the server took, at most, and `sent` what it was given by all nodes. `lost` are the plans of
-other nodes that the home should have heard of and has not.
+took more than before it received anything, at the end; `CPU` is what the home took for each draw of its samples that it
+received. `Redis` is what the server took, at most, and `sent` what it was given by all nodes. `lost` are the plans of
+other nodes that the home should have received and has not.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ from spiderfs.cluster.link import Link
 from spiderfs.cluster.stream import Stream
 from spiderfs.core.engine import Engine
 from spiderfs.core.homes import Homes
-from spiderfs.daemon.training.courses.courses import Course, Courses
-from spiderfs.daemon.training.courses.plans_elsewhere import PlansElsewhere
-from spiderfs.daemon.training.courses.several_nodes import SeveralNodes
-from spiderfs.daemon.training.courses.trainers import Trainers
+from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets
+from spiderfs.daemon.training.job_datasets.several_nodes import RemotePlans, SeveralNodes
+from spiderfs.daemon.training.job_datasets.trainers import Trainers
 from spiderfs.daemon.training.trainer import KnownList, SampleList
 from spiderfs.metrics import SharedCounters
 from spiderfs.policies.spider import Spider
@@ -62,7 +61,7 @@ LIST = "train"
 _SPREAD = 0x9E3779B97F4A7C15
 # The share of all samples that the cache of a node holds.
 CACHED = 0.1
-# Nothing is heard for so long: then nothing more comes.
+# Nothing is received for so long: then nothing more comes.
 QUIET_S, PATIENCE_S = 15.0, 300.0
 # The home's loop is looked at this often.
 TICK_S = 0.002
@@ -103,15 +102,15 @@ class Node:
         self.number, self.list, self._setting = number, known, setting
         self.homes = Homes({name_of(node): 1.0 for node in range(setting.nodes)}, name_of(number))
         self.engine: Any = Engine(Spider(), int(setting.samples * CACHED), homes=self.homes)
-        self.courses = Courses()
-        self.courses.put(Course(1, "job", known, place))
+        self.job_datasets = JobDatasets()
+        self.job_datasets.put(JobDataset(1, "job", known, place))
         link = Link(server, row)
-        self.nodes = SeveralNodes(link, self.courses, Trainers(lambda attached: None, lambda: False), row)
+        self.nodes = SeveralNodes(link, self.job_datasets, Trainers(lambda attached: None, lambda: False), row)
         self._link, self._row = link, row
         self.share(self.engine)
 
     def share(self, engine: Any) -> None:
-        self.plans = PlansElsewhere(self._link, self.homes, engine, self.courses, self._row, lambda: True)
+        self.plans = RemotePlans(self._link, self.homes, engine, self.job_datasets, self._row, lambda: True)
 
     async def run(self) -> None:
         await self.nodes.run(SimpleNamespace(scoring=""), trio.lowlevel.checkpoint, self.plans)
@@ -129,7 +128,7 @@ class Node:
             for job, rng in zip(its, made, strict=True)
         ]
 
-    async def tell(self, readers: Sequence[Reader], epoch: int) -> None:
+    async def publish(self, readers: Sequence[Reader], epoch: int) -> None:
         for reader in readers:
             plan = Plan(LIST, epoch, 0, True, reader.orders[epoch])
             await self.plans.tell(reader.number, self.list, plan)
@@ -166,13 +165,12 @@ class Gaps:
             self.longest_s = max(self.longest_s, time.thread_time() - before_s)
 
 
-# Longer than other functions: it is one protocol, told in its order.
-async def _home(told: Connection, place: Path, setting: Setting, server: str, known: KnownList) -> None:
+async def _home(parent: Connection, place: Path, setting: Setting, server: str, known: KnownList) -> None:
     node = Node(place, 0, setting, server, known)
-    ours = [key for key in known.keys if not node.homes.is_elsewhere(key)]
+    ours = [key for key in known.keys if not node.homes.is_remote(key)]
     node.engine.restore([(key, 1, node.engine.policy.foreseen) for key in ours[: node.engine.budget_bytes]], {})
-    readers, ask = node.readers(), partial(trio.to_thread.run_sync, told.recv)
-    elsewhere = setting.readers - len(readers)
+    readers, ask = node.readers(), partial(trio.to_thread.run_sync, parent.recv)
+    remote = setting.readers - len(readers)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.run)
         await trio.sleep(1.0)
@@ -190,44 +188,44 @@ async def _home(told: Connection, place: Path, setting: Setting, server: str, kn
             found[f"{what}_cpu_us"] = round(1e6 * (time.process_time() - cpu_s) / max(1, draws), 3)
             found[f"{what}_memory"] = resident_bytes() - before
 
-        its_draws = elsewhere * setting.draws // setting.nodes
+        its_draws = remote * setting.draws // setting.nodes
         for epoch in (0, 1):
-            told.send("hear")
+            parent.send("receive")
             began_s = await ask()
 
-            async def heard(epoch: int = epoch) -> None:
-                want, last, last_s = (1 + epoch) * elsewhere, -1, time.monotonic()
+            async def received(epoch: int = epoch) -> None:
+                want, last, last_s = (1 + epoch) * remote, -1, time.monotonic()
                 while (count := node.count("plans_heard")) < want and time.monotonic() < last_s + QUIET_S:
                     if count != last:
                         last, last_s = count, time.monotonic()
                     await trio.sleep(0.01)
 
-            await measured(f"heard_{epoch}", heard, its_draws)
+            await measured(f"heard_{epoch}", received, its_draws)
             found[f"counts_after_{epoch}_s"] = round(time.monotonic() - began_s, 3)
             # It ranks its members after it has counted.
             await trio.sleep(0.5)
-        found["lost"] = 2 * elsewhere - node.count("plans_heard")
+        found["lost"] = 2 * remote - node.count("plans_heard")
         ranked_s = time.monotonic()
         node.engine.rank_anew()
         found["rank_anew_s"] = round(time.monotonic() - ranked_s, 3)
-        told.send("progress")
+        parent.send("progress")
 
         async def progress() -> None:
-            while told.poll() is False:
+            while parent.poll() is False:
                 await trio.sleep(0.05)
             await trio.sleep(1.0)
 
         await measured("progress", progress, int(its_draws * FURTHER))
-        told.recv()
-        told.send("tell")
+        parent.recv()
+        parent.send("publish")
 
-        async def tell() -> None:
-            await node.tell(readers, 0)
+        async def publish() -> None:
+            await node.publish(readers, 0)
             while node.plans._queues:
                 await trio.sleep(0.01)
 
-        await measured("told", tell, len(readers) * setting.draws)
-        told.send(found)
+        await measured("told", publish, len(readers) * setting.draws)
+        parent.send(found)
         nursery.cancel_scope.cancel()
 
 
@@ -240,9 +238,9 @@ async def _within(scope: trio.CancelScope, gaps: Gaps) -> None:
             own.cancel()
 
 
-async def _others(told: Connection, place: Path, setting: Setting, server: str, known: KnownList) -> None:
+async def _others(parent: Connection, place: Path, setting: Setting, server: str, known: KnownList) -> None:
     """All other nodes; what they say to each other is removed unheard."""
-    ask, stream = partial(trio.to_thread.run_sync, told.recv, abandon_on_cancel=True), Stream(server)
+    ask, stream = partial(trio.to_thread.run_sync, parent.recv, abandon_on_cancel=True), Stream(server)
     nodes = [Node(place, number, setting, server, known) for number in range(1, setting.nodes)]
     readers = {node.number: node.readers() for node in nodes}
     for node in nodes:
@@ -267,7 +265,7 @@ async def _others(told: Connection, place: Path, setting: Setting, server: str, 
         for node in nodes:
             nursery.start_soon(node.nodes._link.run, dict, None)  # type: ignore[union-attr, arg-type]
             nursery.start_soon(node.plans.run)
-        told.send(None)
+        parent.send(None)
         while (what := await ask()) is not None:
             if what == "progress":
                 for step in range(1, STEPS + 1):
@@ -277,10 +275,10 @@ async def _others(told: Connection, place: Path, setting: Setting, server: str, 
                             planned.dispatched = int(setting.draws * FURTHER * step / STEPS)
                     await trio.sleep(0.3)
             else:
-                async with trio.open_nursery() as telling:
+                async with trio.open_nursery() as publishing:
                     for node in nodes:
-                        telling.start_soon(node.tell, readers[node.number], what)
-            told.send(sum(node.count("plans_lost") for node in nodes))
+                        publishing.start_soon(node.publish, readers[node.number], what)
+            parent.send(sum(node.count("plans_lost") for node in nodes))
         done.append(None)
         nursery.cancel_scope.cancel()
 
@@ -312,18 +310,18 @@ def measured_in(setting: Setting, known: KnownList) -> dict[str, Any]:
         server = stack.enter_context(RedisServer(place))
         talks = []
         for act in (_others, _home):
-            talk, told = forking.Pipe()
-            arguments = (act, told, place, setting, server.url, known)
+            talk, parent = forking.Pipe()
+            arguments = (act, parent, place, setting, server.url, known)
             process = forking.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             stack.callback(_end, process)
             talks.append(talk)
-            told.close()
+            parent.close()
         others, home = talks
         others.recv()
         published_s, given_up = 0.0, 0
         for epoch in (0, 1):
-            assert home.recv() == "hear"
+            assert home.recv() == "receive"
             began_s = time.monotonic()
             home.send(began_s)
             others.send(epoch)
@@ -333,7 +331,7 @@ def measured_in(setting: Setting, known: KnownList) -> dict[str, Any]:
         others.send("progress")
         given_up = others.recv()
         home.send(None)
-        assert home.recv() == "tell"
+        assert home.recv() == "publish"
         found = home.recv()
         others.send(None)
         counted = Stream(server.url)

@@ -1,6 +1,6 @@
 """What a batch costs the scorer, and how right its scores are: time, bytes, recall and correlation, by index and list.
 
-    .venv/bin/python -m benchmarks.engine.scorer [--quick] [--large] [--json FILE]
+    .venv-dev/bin/python -m benchmarks.engine.scorer [--quick] [--large] [--json FILE]
 
 Embeddings are synthetic, and move as those of a model in training do (`benchmarks/common/embeddings.py`). First the
 index is filled, as a first epoch fills it; then calls of 128 and of 1,024 rows are timed: normalise, update, calibrate,
@@ -36,7 +36,7 @@ from spiderfs.scorer.index import Ids, Near, Vectors, blocks_of, exact_nearest, 
 from spiderfs.scorer.scorer import Scorer, importance
 from spiderfs.scorer.scoring import ScorerOptions
 
-Kind = Literal["exact", "cells", "graph"]
+Kind = Literal["exact", "cells", "hnsw"]
 BATCH, MANY = 128, 1024
 FEW_CLASSES = 10
 SAMPLES_OF_A_CLASS = 1000
@@ -160,7 +160,7 @@ class Results:
 
 def cases_of(options: argparse.Namespace) -> list[tuple[Kind, int, int, int]]:
     """Index, samples, classes and dimension of each row."""
-    kinds: tuple[Kind, ...] = ("exact", "cells", "graph")
+    kinds: tuple[Kind, ...] = ("exact", "cells", "hnsw")
     if options.quick:
         lists = [(2_000, FEW_CLASSES, 16), (2_000, FEW_CLASSES, 64)]
     else:

@@ -1,14 +1,14 @@
 """One training on several nodes: how the scores of each node's manager rank the samples, with and without `cluster`.
 
-    .venv/bin/python -m benchmarks.engine.shared_scores --json FILE      two minutes
-    .venv/bin/python -m benchmarks.engine.shared_scores --quick          half a minute
+    .venv-dev/bin/python -m benchmarks.engine.shared_scores --json FILE      two minutes
+    .venv-dev/bin/python -m benchmarks.engine.shared_scores --quick          half a minute
 
 Each node has a process with the manager's parts that learn, without a mount, and a rank of the training, whose batches
-it is told. An epoch is one random order of all samples, of which each rank has every n-th. The embeddings are synthetic
-(benchmarks/common/embeddings.py). The systems:
+it receives. An epoch is one random order of all samples, of which each rank has every n-th. The embeddings are
+synthetic (benchmarks/common/embeddings.py). The systems:
 
-    one       one manager hears all ranks, at a fixed pace: without pauses a row takes less processor time
-    own       each manager hears its own rank alone
+    one       one manager receives all ranks, at a fixed pace: without pauses a row takes less processor time
+    own       each manager receives its own rank alone
     shared    the managers share rows and scores by a Redis server on this machine, at the same pace
 
 `rank correlation` is Spearman's, of a manager's scores at the end with those of the system `one`; the least and the
@@ -44,12 +44,12 @@ from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.results import machine, plain_table, save
 from benchmarks.fakes import MemoryContent
 from spiderfs.cluster.link import Link
-from spiderfs.core.learning.teaching import Teaching
+from spiderfs.core.learning.feed import PolicyFeed
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.courses.courses import Course, Courses
-from spiderfs.daemon.training.courses.scoring import BatchScoring
-from spiderfs.daemon.training.courses.several_nodes import SeveralNodes
-from spiderfs.daemon.training.courses.trainers import Trainers
+from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets
+from spiderfs.daemon.training.job_datasets.scoring import BatchScoring
+from spiderfs.daemon.training.job_datasets.several_nodes import SeveralNodes
+from spiderfs.daemon.training.job_datasets.trainers import Trainers
 from spiderfs.daemon.training.trainer import KnownList, SampleList, Trainer
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
@@ -116,32 +116,40 @@ class Node:
         options = Options(source=place / "source", mountpoint=place / "point", cache_dir=place / "cache")
         cache = CacheControl(MemoryContent(), options.policy, options.large_share, row)
         cache.restore(count // 5, None)
-        courses, trainers = Courses(), Trainers(lambda attached: None, lambda: False)
-        self.nodes = SeveralNodes(Link(server, row) if server else None, courses, trainers, row)
+        job_datasets, trainers = JobDatasets(), Trainers(lambda attached: None, lambda: False)
+        self.nodes = SeveralNodes(Link(server, row) if server else None, job_datasets, trainers, row)
         self.scoring = BatchScoring(
-            cache, Teaching(cache.engine, cache.size_of), courses, row, place / "scores", options, None, self.nodes
+            cache,
+            PolicyFeed(cache.engine, cache.size_of),
+            job_datasets,
+            row,
+            place / "scores",
+            options,
+            None,
+            self.nodes,
         )
         samples = SampleList("train", "train", b"".join(b"%d\0" % number for number in range(count)), labels)
         known = KnownList("list", samples, np.arange(1, count + 1, dtype=np.uint64))
-        self.course = Course(1, f"job-{of}", known, place / "scores")
-        courses.put(self.course)
+        self.job_dataset = JobDataset(1, f"job-{of}", known, place / "scores")
+        job_datasets.put(self.job_dataset)
         self._numbers, self._of, self._trainers, self._epoch = {}, of, list[Trainer](), 0
         for rank in ranks:
-            trainer = Trainer(os.getpid(), 0, Hello("benchmark", self.course.job_id, None, rank, of))
+            trainer = Trainer(os.getpid(), 0, Hello("benchmark", self.job_dataset.job_id, None, rank, of))
             trainers.attach(trainer)
             self._trainers.append(trainer)
-            trainers.declare(trainer, "train", self.course, True)
+            trainers.declare(trainer, "train", self.job_dataset, True)
             self._numbers[rank] = trainers.number_of(trainer)
 
     async def learn(self, steps: Sequence[Step], began: float, steps_per_s: float) -> None:
-        """Hear the batches of these ranks, at this pace from the time `began` on; 0 is as fast as they are learned."""
+        """Receive the batches of these ranks, at this pace from the time `began` on; 0 is as fast as they are
+        learned."""
         for number, step in enumerate(steps):
             await trio.sleep(max(0.0, began + number / steps_per_s - time.monotonic()) if steps_per_s else 0)
             for rank, trainer in self._numbers.items():
                 its = slice(rank, None, self._of)
-                await self.nodes.until_in_turn(self.course.job_id, self._epoch)
+                await self.nodes.until_in_turn(self.job_dataset.job_id, self._epoch)
                 batch = Batch("train", self._epoch, number, step.indices[its], step.embeddings[its])
-                await self.scoring.learn(trainer, self.course, [batch])
+                await self.scoring.learn(trainer, self.job_dataset, [batch])
             if step.ends_epoch:
                 await self._end_epoch()
 
@@ -149,33 +157,33 @@ class Node:
         """All ranks end an epoch, as `Training` has them do."""
 
         async def act() -> None:
-            await self.scoring.new_epoch([self.course])
+            await self.scoring.new_epoch([self.job_dataset])
 
         for trainer in self._trainers:
             self.nodes.say_ended(trainer, self._epoch)
-        await self.nodes.once_all_ended(self.course.job_id, self._epoch, act)
+        await self.nodes.once_all_ended(self.job_dataset.job_id, self._epoch, act)
         self._epoch += 1
 
     def count(self, name: str) -> int:
         return self.counters.totals()[name]
 
     def learned(self, cpu_s: float) -> Learned:
-        scoring = self.scoring.of(self.course)
+        scoring = self.scoring.of(self.job_dataset)
         assert scoring is not None
         counts = {name: count for name, count in self.counters.totals().items() if name.startswith(("cluster", "hook"))}
         return Learned(scoring.to_draw_by(), cpu_s, counts)
 
 
 def _serve(
-    told: Connection, place: Path, extent: Extent, server: str, ranks: Sequence[int], of: int, taught: Taught
+    parent: Connection, place: Path, extent: Extent, server: str, ranks: Sequence[int], of: int, taught: Taught
 ) -> None:
-    """A node's process: it learns when it is told to begin, and tells what it has learned when it is told to end."""
+    """A node's process: it learns from a message to begin on, and sends what it has learned after a message to end."""
 
     async def main() -> None:
         node = Node(place, server, ranks, of, taught.labels)
-        await node.scoring.introduce(node.course)
-        told.send(None)
-        began = await trio.to_thread.run_sync(told.recv)
+        await node.scoring.introduce(node.job_dataset)
+        parent.send(None)
+        began = await trio.to_thread.run_sync(parent.recv)
         before_s = time.process_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.nodes.run, node.scoring, trio.lowlevel.checkpoint)
@@ -186,10 +194,10 @@ def _serve(
                 with trio.move_on_after(PATIENCE_S):
                     while node.count("cluster_rows_heard") < others:
                         await trio.sleep(0.05)
-            told.send(None)
-            await trio.to_thread.run_sync(told.recv)
+            parent.send(None)
+            await trio.to_thread.run_sync(parent.recv)
             nursery.cancel_scope.cancel()
-        told.send(node.learned(time.process_time() - before_s))
+        parent.send(node.learned(time.process_time() - before_s))
 
     # The benchmark's own process turns it into an interrupt.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -210,13 +218,13 @@ def learned_by(extent: Extent, system: str, nodes: int, taught: Taught) -> list[
         server = stack.enter_context(RedisServer(place)).url if system == SHARED else ""
         talks = []
         for ranks in [range(nodes)] if system == ONE else [[rank] for rank in range(nodes)]:
-            talk, told = forking.Pipe()
-            arguments = (told, place / str(ranks[0]), extent, server, ranks, nodes, taught)
+            talk, parent = forking.Pipe()
+            arguments = (parent, place / str(ranks[0]), extent, server, ranks, nodes, taught)
             process = forking.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             stack.callback(_end, process)
             talks.append(talk)
-            told.close()
+            parent.close()
         for talk in talks:
             talk.recv()
         began = time.monotonic()

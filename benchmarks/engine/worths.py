@@ -1,11 +1,11 @@
-"""How long telling a policy new worths takes, when a second training begins to score, ends an epoch, and ends.
+"""How long passing new worths to a policy takes, when a second training begins to score, ends an epoch, and ends.
 
-    .venv/bin/python -m benchmarks.engine.worths [--quick] [--json FILE]
+    .venv-dev/bin/python -m benchmarks.engine.worths [--quick] [--json FILE]
 
-Two courses of one list: the first has scored all samples, and a fifth of them are cached. The second scores a batch,
-then all others a batch at a time, ends an epoch, and ends. After each of these the worths that are due are told with
-reads alone (`spiderfs/core/learning/worths.py`). The stall is the longest time for which the manager's event loop would
-have stood still: one call, or as many reads as it acts on at once. Times are wall times of one thread.
+Two job datasets of one list: the first has scored all samples, and a fifth of them are cached. The second scores a
+batch, then all others a batch at a time, ends an epoch, and ends. After each of these the worths that are due are
+passed on with reads alone (`spiderfs/core/learning/feed.py`). The stall is the longest time for which the manager's
+event loop would have stood still: one call, or as many reads as it acts on at once. Times are wall times of one thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save, wide_console
 from spiderfs.core.engine import Engine
-from spiderfs.core.learning.teaching import DUE_WITH_READ, Teaching
+from spiderfs.core.learning.feed import DUE_WITH_READ, PolicyFeed
 from spiderfs.core.policy import Key
 from spiderfs.daemon.pipes import READ_EVENTS
 from spiderfs.policies import POLICIES
@@ -39,7 +39,7 @@ class Row:
     policy: str
     event: str
     samples: int
-    call_s: float  # the longest call by which trainings teach
+    call_s: float  # the longest call by which trainings feed
     reads_s: float  # the longest time of READ_EVENTS reads
     total_s: float  # of all calls and reads, until no worth is due
 
@@ -53,41 +53,41 @@ class Taught:
         self.policy, self.samples = policy, samples
         cached = int(samples * CACHED_SHARE)
         engine = Engine(POLICIES[policy](), cached * SIZE)
-        self.teaching = Teaching(engine, lambda key: None)
+        self.feed = PolicyFeed(engine, lambda key: None)
         self.keys: list[Key] = list(range(samples))
-        self.teaching.begin("first", "first", dict.fromkeys(self.keys, 0))
+        self.feed.begin("first", "first", dict.fromkeys(self.keys, 0))
         for call in self.scores("first", 1):
             call()
         for key in self.keys[:cached]:
             engine.opened(key, SIZE)
-        self.teaching.begin("second", "second", dict.fromkeys(self.keys, 0))
+        self.feed.begin("second", "second", dict.fromkeys(self.keys, 0))
 
-    def scores(self, course_id: str, seed: int) -> list[Callable[[], object]]:
-        """The calls that tell a course's scores of all samples, a batch each."""
+    def scores(self, job_dataset_id: str, seed: int) -> list[Callable[[], object]]:
+        """The calls that pass a job dataset's scores of all samples, a batch each."""
         scores = (np.random.default_rng(seed).random(self.samples) + 0.01).tolist()
         batches = [slice(first, first + BATCH) for first in range(0, self.samples, BATCH)]
-        return [partial(self.teaching.scored, course_id, self.keys[some], scores[some]) for some in batches]
+        return [partial(self.feed.scored, job_dataset_id, self.keys[some], scores[some]) for some in batches]
 
     def row(self, event: str, calls: list[Callable[[], object]]) -> Row:
         calls_s = [_timed(call) for call in calls]
-        # With so many reads all that can be due is told.
+        # With so many reads all that can be due is passed on.
         rounds = self.samples // (DUE_WITH_READ * READ_EVENTS) + 1
         reads_s = [_timed(self._reads) for _ in range(rounds)]
         return Row(self.policy, event, self.samples, max(calls_s), max(reads_s), sum(calls_s) + sum(reads_s))
 
     def _reads(self) -> None:
         for _ in range(READ_EVENTS):
-            self.teaching.served("first", 0, 0)
+            self.feed.served("first", 0, 0)
 
 
 def measure(policy: str, samples: int) -> list[Row]:
-    taught = Taught(policy, samples)
-    first, *others = taught.scores("second", 2)
+    learned = Taught(policy, samples)
+    first, *others = learned.scores("second", 2)
     return [
-        taught.row("a second one scores", [first]),
-        taught.row("it scores all", others),
-        taught.row("it ends an epoch", [lambda: taught.teaching.epoch_ended("second", 0, {})]),
-        taught.row("it ends", [lambda: taught.teaching.end("second")]),
+        learned.row("a second one scores", [first]),
+        learned.row("it scores all", others),
+        learned.row("it ends an epoch", [lambda: learned.feed.epoch_ended("second", 0, {})]),
+        learned.row("it ends", [lambda: learned.feed.end("second")]),
     ]
 
 

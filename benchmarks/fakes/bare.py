@@ -71,7 +71,7 @@ class NoEvents:
 
 
 class NoManager:
-    """A `ControlChannel` with nobody behind it; `spiderfs status` says so of such a mount, and goes on."""
+    """A `ControlChannel` with no one behind it; `spiderfs status` says so of such a mount, and goes on."""
 
     async def render(self, name: str, take: Callable[[bytes], None]) -> None:
         raise TryAgain("there is no manager")
@@ -80,7 +80,6 @@ class NoManager:
         raise TryAgain("there is no manager")
 
 
-# Longer than other functions: as in a worker, a reader sees all parts in one order.
 @asynccontextmanager
 async def bare_filesystem(
     source: Source,
@@ -156,5 +155,5 @@ async def bare_filesystem(
 
 
 def notes_of_sole_worker(counters: Counters) -> HeldRequests:
-    """The notes of a worker without a supervisor, whose death nobody counts."""
+    """The notes of a worker without a supervisor, whose death no one counts."""
     return ResentRequests(1, MAX_WAITING, REFUSED_AFTER).of_worker(0, counters)

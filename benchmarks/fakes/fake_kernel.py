@@ -1,8 +1,9 @@
-"""A kernel that remembers what it was told."""
+"""A kernel that remembers what it was sent."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import trio
 
@@ -48,6 +49,9 @@ class FakeKernel:
     def resend(self) -> bool:
         self.resent += 1
         return self.resends
+
+    def unmount(self, at: Path) -> None:
+        self.unmounted.set()
 
     def leave(self) -> None:
         self.left = True

@@ -1,4 +1,4 @@
-"""A `HookSink` that remembers what it was told: for tests, and for trying a trainer out without a mount."""
+"""A `HookSink` that remembers what it received: for tests, and for trying a trainer out without a mount."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class RecordingSink:
         self.calls.append(("samples", trainer))
         self.lists.append((trainer, samples))
         known = self.known
-        unknown = 0 if known is None else sum(bool(path) and path not in known for path in samples.paths)
+        unknown = [] if known is None else [path for path in samples.paths if path and path not in known]
 
         def first(indices: npt.NDArray[np.uint32], count: int) -> npt.NDArray[np.int64] | None:
             self.calls.append(("thinned", trainer))
             return np.arange(count) if int(indices.max(initial=0)) < len(samples) else None
 
-        return Declared(unknown, oldest=first)
+        return Declared(len(unknown), (), unknown[0] if unknown else b"", first)
 
     async def learn(self, trainer: Trainer, name: str, batches: Sequence[Batch]) -> None:
         await trio.sleep(self.batch_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Keep, Member, Usage
 
@@ -47,6 +47,20 @@ class MemoryContent:
             self._members[key] = Member(key, len(payload), LANDING, 0.0)
         self._payloads[key] = payload
         return True
+
+    def land_kept(
+        self,
+        records: Sequence[tuple[ContentKey, int, bytes]],
+        sections: Mapping[ContentKey, str],
+        drop: Iterable[ContentKey],
+    ) -> list[bool | None]:
+        self.apply(drop, ())
+        landed: list[bool | None] = []
+        for key, size, record in records:
+            landed.append(None if key in self._members else self.land(key, bytes(record[len(record) - size :])))
+            if landed[-1] and key in sections:
+                self.apply((), [Keep(key, sections[key])])
+        return landed
 
     def apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
         missing = []

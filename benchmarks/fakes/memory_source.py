@@ -6,13 +6,13 @@ import os
 import stat
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
 
 import xxhash
 
-from spiderfs.errors import SourceChanged, SourceError, SourceNotADirectory, SourceNotFound
-from spiderfs.sources.source import SourceStat, Version
+from spiderfs.errors import SourceChanged, SourceError, SourceNotADirectory, SourceNotFound, SourceUnavailable
+from spiderfs.sources.source import UNKNOWN, SourceStat, Version
 
 _FIRST_MTIME_NS = 1_700_000_000_000_000_000
 
@@ -45,6 +45,7 @@ class MemorySource:
         self._failures: deque[SourceError] = deque()
         self._entries: dict[bytes, _Entry] = {b"": _Entry(stat.S_IFDIR | 0o755, b"", _FIRST_MTIME_NS)}
         self._children: dict[bytes, set[bytes]] = {b"": set()}
+        self._broken: set[bytes] = set()
 
     def add(self, path: bytes, content: bytes = b"", *, mtime_ns: int | None = None) -> SourceStat:
         """Put a regular file there, in place of whatever was."""
@@ -75,6 +76,17 @@ class MemorySource:
             entry = self._entries[path]
             self._entries[path] = replace(entry, xattrs={**entry.xattrs, name: value})
 
+    def set_mtime(self, path: bytes, mtime_ns: int) -> None:
+        with self._lock:
+            self._entries[path] = replace(self._entries[path], mtime_ns=mtime_ns)
+
+    def break_entry(self, path: bytes) -> None:
+        """Have the source list an entry of which it says nothing else, as of a mount that is dead."""
+        self._broken.add(path)
+
+    def mend_entry(self, path: bytes) -> None:
+        self._broken.discard(path)
+
     def fail_next(self, *errors: SourceError) -> None:
         """Have the next calls raise these, one each."""
         self._failures.extend(errors)
@@ -82,13 +94,14 @@ class MemorySource:
     def stat(self, path: bytes) -> SourceStat:
         return self._called("stat", path).stat()
 
-    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+    def scan(self, path: bytes, known: Container[tuple[bytes, int]] = ()) -> Iterator[tuple[bytes, SourceStat]]:
         directory = self._called("scan", path)
         if not stat.S_ISDIR(directory.mode):
             raise SourceNotADirectory(f"{os.fsdecode(path)}: Not a directory")
         with self._lock:
             found = [(b".", directory.stat())]
-            found += [(name, self._entries[_join(path, name)].stat()) for name in self._children[path]]
+            below = [(name, _join(path, name)) for name in self._children[path]]
+            found += [(name, UNKNOWN if at in self._broken else self._entries[at].stat()) for name, at in below]
         yield from found
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
@@ -128,6 +141,8 @@ class MemorySource:
             self.calls[method] += 1
             if self._failures:
                 raise self._failures.popleft()
+            if path in self._broken:
+                raise SourceUnavailable(f"{os.fsdecode(path)}: Transport endpoint is not connected")
             entry = self._entries.get(path)
             if entry is not None:
                 return entry

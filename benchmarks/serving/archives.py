@@ -1,7 +1,7 @@
 """Archives as directories: what an index costs, and epochs over a tar beside the same files loose, and WebDataset.
 
-    .venv/bin/python -m benchmarks.serving.archives --json FILE     six minutes
-    .venv/bin/python -m benchmarks.serving.archives --quick         a minute, without WebDataset
+    .venv-dev/bin/python -m benchmarks.serving.archives --json FILE     six minutes
+    .venv-dev/bin/python -m benchmarks.serving.archives --quick         a minute, without WebDataset
 
 **Index**: a tar of a million members of 100 bytes on the local disk is indexed by the process that does so for a mount,
 beside Python's tarfile, which lists the same tar; then paths are looked up in the index in a random order.
@@ -51,11 +51,11 @@ from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.serving.format_loaders import SHARD_BYTES, Task
 from benchmarks.serving.peers import python_of_peers
 from benchmarks.serving.streaming_formats import FOLDERS, Reading, loaders, read
-from spiderfs.archives.index import Index
+from spiderfs.archives.index import ArchiveIndex
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.sources.client import SourceLimits
-from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
+from spiderfs.sources.slow import SlowSettings, SlowSource
 from spiderfs.sources.source import Version
 
 TABLE_WIDTH = 120
@@ -185,7 +185,7 @@ def measure_index(scratch: Path, members: int) -> dict[str, float]:
         indexers.close()
         cpu_s = cpu_of_children_s() - before_s
     began_s = time.perf_counter()
-    index = Index(to)
+    index = ArchiveIndex(to)
     opened_s = time.perf_counter() - began_s
     paths = [index.path(number) for number in random.Random(1).choices(range(members), k=LOOK_UPS)]
     began_s = time.perf_counter()
@@ -217,7 +217,7 @@ def measure_entry(scratch: Path, entered: int) -> dict[str, float]:
         began_s = time.perf_counter()
         assert len(os.listdir(mount / "set.tar")) == min(entered, 1000)
         listed_s = time.perf_counter() - began_s
-    faults = FaultState.in_memory(latency_ms=ENTRY_LATENCY_MS)
+    faults = SlowSettings.in_memory(latency_ms=ENTRY_LATENCY_MS)
     slow = SlowSource(LocalSource(str(source)), faults)
     version = slow.stat(b"set.tar").version
     began_s = time.perf_counter()
@@ -270,7 +270,7 @@ def measure_epochs(system: System, case: Case, source: Path, samples: int, scrat
     if system.loader != "files":
         (scratch / "cache").mkdir(parents=True)
         faults = scratch / "faults"
-        FaultState.create(faults, latency_ms=case.latency_ms, bandwidth=case.bytes_per_s).close()
+        SlowSettings.create(faults, latency_ms=case.latency_ms, bandwidth=case.bytes_per_s).close()
         data, cache = str(source.parent / system.data), str(scratch / "cache")
         task = Task(system.loader, data, cache, str(faults), most_bytes, batch=BATCH)
         return Epochs(read(task, samples, python))

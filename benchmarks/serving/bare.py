@@ -26,7 +26,7 @@ async def bare_on_disk(source: Source, place: Path, immutable: Kernel | None = N
     content, records = LmdbContent(place / "content"), LmdbRecords(place / "names", TABLES)
     content.set_capacity(CAPACITY_BYTES)
     counters = SharedCounters(1).row(0)
-    # Nobody reads the pipe: once it is full, a batch of events costs what it costs, and is dropped.
+    # No one reads the pipe: once it is full, a batch of events costs what it costs, and is dropped.
     events = EventWriter(open_pipe()[1], counters)
     async with bare_filesystem(
         source, content, records, place, events=events, counters=counters, alone=True, immutable=immutable

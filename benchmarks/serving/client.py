@@ -1,12 +1,12 @@
 """How fast `spiderfs.client` reads a warm cache, beside the page cache and the mount in the same run.
 
-    .venv/bin/python -m benchmarks.serving.client            about three minutes
-    .venv/bin/python -m benchmarks.serving.client --quick    for a look
+    .venv-dev/bin/python -m benchmarks.serving.client            about three minutes
+    .venv-dev/bin/python -m benchmarks.serving.client --quick    for a look
 
 All ways of reading take turns round by round; a ratio is the median of the ratios within a round. Every reader is a
 process that is forked for the run and reads every file once, in an order of its own. "new" is the first pass of a new
 process, which maps the cache's pages while it reads; "again" is its second pass, as in the loader workers of a second
-epoch. CPU is the time of the readers plus that of the daemon, which hears of every open either way.
+epoch. CPU is the time of the readers plus that of the daemon, which is notified of every open either way.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def parts(root: Path, files: FileSet) -> dict[str, float]:
     leaves = [name.rpartition(b"/")[2] for name in files.names if name.startswith(above)]
     found["copy and checksum"], _ = each(lambda path: cache._store.content.copy(inodes[path]), paths)
     found["name"], _ = each(lambda leaf: cache._catalogue.find(directory.inode, leaf), leaves)
-    found["telling the manager"], _ = each(lambda _: cache._tell(lost_record(now, 0), now), paths)
+    found["telling the manager"], _ = each(lambda _: cache._report(lost_record(now, 0), now), paths)
     found["mount table"], _ = each(lambda _: TABLE.state(), paths)
     return found
 

@@ -1,7 +1,7 @@
 """Nodes whose caches act as one, against nodes that know nothing of each other: real mounts, real nginx.
 
-    .venv/bin/python -m benchmarks.serving.cluster --json docs/results/cluster.json     twelve minutes
-    .venv/bin/python -m benchmarks.serving.cluster --quick                              a minute, for a look
+    .venv-dev/bin/python -m benchmarks.serving.cluster --json docs/results/cluster.json     twelve minutes
+    .venv-dev/bin/python -m benchmarks.serving.cluster --quick                              a minute, for a look
 
 All nodes are on this machine, each a host of its own behind a link of 1 Gbit/s (benchmarks/common/network.py), without
 more delay than the machine has itself; who may make no network takes the loopback. Each node is a mount with nginx over
@@ -63,7 +63,7 @@ from benchmarks.common.sources import make_older
 from benchmarks.common.web_server import free_port, web_server
 from benchmarks.serving.paced_store import BUCKET, Objects, PacedStore, paced_store
 from spiderfs.protocol import EpochEnd, Hello, Plan
-from trainer_hook import Client, Declaration
+from trainer_hook import Declaration, HookClient
 from trainer_hook.connection.mounts import socket_finder
 
 NODES, MORE_NODES, CACHED, READERS = 3, 4, 0.2, 4
@@ -204,7 +204,7 @@ def train(point: Path, number: int, names: list[str], orders: Orders, size: int,
     """A training on this node, which publishes its plans if it has any."""
     client = None
     if plans:
-        client = Client(socket_finder(point, None), Hello("benchmark", f"job-{number}"))
+        client = HookClient(socket_finder(point, None), Hello("benchmark", f"job-{number}"))
         client.declare(Declaration("train", "train", [name.encode() for name in names], np.zeros(len(names), np.int32)))
     with contextlib.closing(client) if client else contextlib.nullcontext(), ThreadPoolExecutor(READERS) as readers:
         for epoch, order in enumerate(orders[:-1]):
@@ -217,7 +217,7 @@ def train(point: Path, number: int, names: list[str], orders: Orders, size: int,
                     client.set_progress("train", min(taken + READERS, len(paths)), taken)
             if client:
                 client.epoch_end(EpochEnd(epoch))
-            # What an epoch took is told between the two.
+            # What an epoch took is read between the two.
             apart.wait(PATIENCE_S)
             apart.wait(PATIENCE_S)
 
@@ -236,22 +236,22 @@ def trained(
         forking.Process(target=train, args=(point, number, names, orders[number], size, plans, apart), daemon=True)
         for number, point in enumerate(points)
     ]
-    epochs, told = [], figures(points)
+    epochs, counted = [], figures(points)
     try:
         for process in trainings:
             process.start()
         for _ in orders[0][:-1]:
-            began, before = time.perf_counter(), told
+            began, before = time.perf_counter(), counted
             apart.wait(PATIENCE_S)
-            took_s, told = time.perf_counter() - began, figures(points)
-            epochs.append(Epoch(told["origin"] - before["origin"], took_s))
+            took_s, counted = time.perf_counter() - began, figures(points)
+            epochs.append(Epoch(counted["origin"] - before["origin"], took_s))
             apart.wait(PATIENCE_S)
     finally:
         for process in trainings:
             process.join(WORKER_PATIENCE_S)
             process.terminate()
             process.join()
-    return epochs, told
+    return epochs, counted
 
 
 def measure(
@@ -278,15 +278,15 @@ def measure(
                 orders = orders_of_ranks(here, len(names), extent.epochs, turn)
             plans = jobs or system.endswith("planned")
             with nodes(site, system, source, int(len(names) * size * CACHED), latency_ms, here) as points:
-                epochs, told = trained(points, names, orders, size, plans)
+                epochs, counted = trained(points, names, orders, size, plans)
             reads = len(names) * (here if jobs else 1)
             shares = [epoch.origin_bytes / (reads * size) for epoch in epochs]
             values = {
                 "first": round(shares[0], 4),
                 "later": round(statistics.fmean(shares[1:]), 4),
                 "samples_s": round(reads * len(epochs[1:]) / sum(epoch.seconds for epoch in epochs[1:]), 1),
-                "peer_bytes": told["peers"],
-                "timeouts": told["timeouts"],
+                "peer_bytes": counted["peers"],
+                "timeouts": counted["timeouts"],
             }
             for name, value in values.items():
                 found[system].setdefault(name, []).append(value)

@@ -1,10 +1,10 @@
 """How much processor time reader, kernel and daemon spend on a warm open, read and close: a table and a plot.
 
-    .venv/bin/python -m benchmarks.serving.cpu_split --plot PNG --json FILE
-    .venv/bin/python -m benchmarks.serving.cpu_split --quick    under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.serving.cpu_split --plot PNG --json FILE
+    .venv-dev/bin/python -m benchmarks.serving.cpu_split --quick    under a minute, for a look
 
 "Kernel" is the system time of reader and daemon together: the page cache, copying and, for mounts, passing requests on
-and waking processes. "Daemon" and "reader" are the times that these spend in their own code. Time in which nobody
+and waking processes. "Daemon" and "reader" are the times that these spend in their own code. Time in which no one
 computes does not count.
 """
 

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "howto" / "decoding.md"
 BATCH_LOADER = ROOT / "docs" / "examples" / "batch_loader.py"
-COMMON, THREADS, DALI = "The part that is used", "Whole batches by threads", "DALI"
+COMMON, THREADS, DALI = "Random crop", "Whole batches by threads", "DALI"
 BATCH, LOADER_WORKERS = 64, 2
 
 

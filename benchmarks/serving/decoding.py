@@ -1,8 +1,8 @@
 """Which decoder makes the most of a mount: the recipes of docs/howto/decoding.md, beside Pillow on the local disk.
 
-    .venv/bin/python -m benchmarks.serving.decoding                 some three minutes
-    .venv/bin/python -m benchmarks.serving.decoding --data DIR      the same, of the images in DIR
-    .venv/bin/python -m benchmarks.serving.decoding --quick         under a minute, without what only .peers has
+    .venv-dev/bin/python -m benchmarks.serving.decoding                 some three minutes
+    .venv-dev/bin/python -m benchmarks.serving.decoding --data DIR      the same, of the images in DIR
+    .venv-dev/bin/python -m benchmarks.serving.decoding --quick         under a minute, without what only .peers has
 
 Each row is a recipe that reads every image once in an epoch, in a new order, with two loader workers (or two threads).
 Each image is decoded, and a random part of it resized to 224 x 224 as RandomResizedCrop does; nothing is trained. All
@@ -55,7 +55,7 @@ class Row:
     shown: str
     """What is read: LOCAL, ORIGINAL, or a view."""
     is_quick: bool = True
-    """Whether .venv has what the recipe imports."""
+    """Whether .venv-dev has what the recipe imports."""
 
 
 PILLOW, TORCHVISION = "Pillow", "torchvision.io"

@@ -1,7 +1,7 @@
 """The gain if small files were fetched by directory: the cost of a path, and how many samples share a directory.
 
-    .venv/bin/python -m benchmarks.serving.directory_batches             some seconds
-    .venv/bin/python -m benchmarks.serving.directory_batches --quick     a moment
+    .venv-dev/bin/python -m benchmarks.serving.directory_batches             some seconds
+    .venv-dev/bin/python -m benchmarks.serving.directory_batches --quick     a moment
 
 The source opens a file by its path, from the root on, directory by directory. A batch would open a directory once, and
 its files relative to the directory. The benchmark times both in turns, on files in the page cache, and takes the

@@ -7,7 +7,7 @@ Either prints a line of JSON. All loaders have two workers, batches of 64 and a 
 bytes of a JPEG, which `decoded` makes into pixels. A format reads a slow source by its own support for remote stores: a
 downloader of MosaicML's and of LitData's, a scheme of WebDataset's. These ask the `SlowSource` from which plain loaders
 and mounts read too, in the loader's own processes, so the delay takes no processor time from anybody; each whole shard
-is one request. LitData's is registered as s3://, because LitData takes short cuts for whatever it believes to be local.
+is one request. LitData's is registered as s3://, because LitData takes short cuts for whatever it trusts to be local.
 
 Streaming formats have environments of their own (benchmarks/install-peers), where much of spiderfs cannot be imported:
 this module needs PyTorch, Pillow, NumPy and msgpack alone.
@@ -34,8 +34,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.common.augmentation import as_bytes, crop_of, mirrored
 from benchmarks.common.walking import index
-from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
+from spiderfs.sources.slow import SlowSettings, SlowSource
 
 CROP, BATCH, LOADER_WORKERS, EPOCHS = 224, 64, 2, 2
 # The formats' own default is 64 MB, of which 1,000 photos fill two; a data set worth streaming has thousands.
@@ -64,7 +64,7 @@ class Task:
     decodes: bool = True
     batch: int = BATCH
     drops_pages: bool = False
-    """Whether the kernel is told to forget a photo that was read, as where the data set is larger than memory."""
+    """Whether the kernel has to forget a photo that was read, as where the data set is larger than memory."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Remote:
     """A directory behind a slow source."""
 
     def __init__(self, root: str, faults: str) -> None:
-        self._source = SlowSource(LocalSource(root), FaultState.open(faults))
+        self._source = SlowSource(LocalSource(root), SlowSettings.open(faults))
 
     def index(self) -> list[tuple[str, str]]:
         """The same as `walking.index`, of a source whose folders hold files alone."""

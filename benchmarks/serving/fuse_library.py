@@ -1,7 +1,7 @@
 """The cost of each binding to the kernel: one file system, served over both, in turns.
 
-    .venv/bin/python -m benchmarks.serving.fuse_library             the whole measurement, about ten minutes
-    .venv/bin/python -m benchmarks.serving.fuse_library --quick     under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.serving.fuse_library             the whole measurement, about ten minutes
+    .venv-dev/bin/python -m benchmarks.serving.fuse_library --quick     under a minute, for a look
 
 The same plain `Filesystem`, over a store of its own each, is served by (the daemons are fuse_servers.py)
 

@@ -1,6 +1,6 @@
 """Serves a bare `Filesystem` over each binding to the kernel: the daemons of fuse_library.py.
 
-    .venv/bin/python -m benchmarks.serving.fuse_servers SYSTEM SOURCE MOUNTPOINT PLACE LATENCY_MS
+    .venv-dev/bin/python -m benchmarks.serving.fuse_servers SYSTEM SOURCE MOUNTPOINT PLACE LATENCY_MS
 
 SYSTEM is one of SERVERS. One process, one event loop, in the foreground until it is unmounted; PLACE is a directory for
 its store. The docstring of fuse_library.py describes the comparison.
@@ -21,8 +21,8 @@ from spiderfs.fuse import bindings, pyfuse3_binding
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.kernel import Serving
 from spiderfs.linux.memory import keep_freed_memory
-from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
+from spiderfs.sources.slow import SlowSettings, SlowSource
 from spiderfs.sources.source import Source
 
 
@@ -48,7 +48,7 @@ async def run(system: str, root: str, mountpoint: Path, place: Path, latency_ms:
     place.mkdir()
     source: Source = LocalSource(root)
     if latency_ms:
-        source = SlowSource(source, FaultState.create(place / "faults", latency_ms=latency_ms))
+        source = SlowSource(source, SlowSettings.create(place / "faults", latency_ms=latency_ms))
     binding, prepare = SERVERS[system]
     prepare()
     async with bare_on_disk(source, place) as bare:

@@ -1,8 +1,8 @@
 """How fast a real data loader gets images through warm mounts: JPEG decode and random crop, beside the local disk.
 
-    .venv/bin/python -m benchmarks.serving.image_loader                 some two minutes
-    .venv/bin/python -m benchmarks.serving.image_loader --data DIR      the same, of the images in DIR
-    .venv/bin/python -m benchmarks.serving.image_loader --quick         under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.serving.image_loader                 some two minutes
+    .venv-dev/bin/python -m benchmarks.serving.image_loader --data DIR      the same, of the images in DIR
+    .venv-dev/bin/python -m benchmarks.serving.image_loader --quick         under a minute, for a look
 
 A PyTorch DataLoader with two workers reads every image once in an epoch, in a new order: Pillow decodes it, and crops,
 resizes and flips it as torchvision's RandomResizedCrop(224) and RandomHorizontalFlip do. Nothing is trained. The images

@@ -1,7 +1,7 @@
 """A mount over a bucket that answers after some milliseconds, beside obstore alone and what else mounts or reads one.
 
-    .venv/bin/python -m benchmarks.serving.object_store --json FILE     some twenty minutes
-    .venv/bin/python -m benchmarks.serving.object_store --quick         under a minute, without peers
+    .venv-dev/bin/python -m benchmarks.serving.object_store --json FILE     some twenty minutes
+    .venv-dev/bin/python -m benchmarks.serving.object_store --quick         under a minute, without peers
 
 The store is this benchmark's own (`paced_store`), in a process of its own: it answers each request after `--latency-ms`
 and counts what it is asked. A loader with eight workers, or two, reads all objects in two epochs, each in a new order
@@ -18,7 +18,7 @@ and counts what it is asked. A loader with eight workers, or two, reads all obje
     narrow   the same, and the line gives 100 MB/s
 
 Systems take turns, each round in another order, each with an empty cache. A loader that reads a mount has the kernel
-forget what it read. "Share" is what the store gave, of the bytes of all objects; nobody who knows the next epoch needs
+forget what it read. "Share" is what the store gave, of the bytes of all objects; no one who knows the next epoch needs
 less than the share that is not cached, which is what MIN fetches. With a plan an immutable mount fetches up to two
 seconds ahead, here often all of the next epoch: what it gets so counts for the epoch before, and the two are to be
 added up. Ratios are medians of the ratios within a round.
@@ -145,7 +145,7 @@ def peer_mounted(name: str, prefix: str, place: Path, url: str, capacity: int) -
         kept = ["--vfs-cache-mode", "full", "--cache-dir", str(cache), *limits, "--use-server-modtime"]
         command = ["rclone", "mount", f"{remote(url)}/{prefix}", str(mount), "--config", "", "--read-only", *kept]
     else:
-        # s3fs has no limit for its cache: it is told how much of the disk has to stay free.
+        # s3fs has no limit for its cache: it is given how much of the disk has to stay free.
         options = f"url={url},use_path_request_style,public_bucket=1,ro,listobjectsv2,use_cache={cache},del_cache"
         command = ["s3fs", f"{BUCKET}:/{prefix}", str(mount), "-f", "-o", options]
     with shown(name, command, mount, place / "log"):
@@ -195,16 +195,16 @@ def _read(python: Path, task: Task, store: PacedStore) -> list[tuple[dict[str, A
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            told = [process.stdout.readline()]
+            lines = [process.stdout.readline()]
             found = []
             store.asked()
             for _ in EPOCHS:
                 process.stdin.write("\n")
                 process.stdin.flush()
-                told.append(process.stdout.readline())
-                if not told[-1]:
+                lines.append(process.stdout.readline())
+                if not lines[-1]:
                     raise RuntimeError(f"the loader {task.loader} ended before its epoch did")
-                found.append((json.loads(told[-1]), store.asked()))
+                found.append((json.loads(lines[-1]), store.asked()))
             return found
         finally:
             process.stdin.close()

@@ -1,7 +1,7 @@
 """A store that speaks as S3 does, answers each request after some milliseconds, and counts what it is asked and gives.
 
 It runs in a process of its own. It checks no signature, knows one bucket, and limits nothing but the bytes a second of
-its line, if it is told to. Its objects are made of the same bytes; a listing tells their sizes.
+its line, if it is asked to. Its objects are made of the same bytes; a listing has their sizes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import bisect
 import multiprocessing
-import random
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,10 +18,11 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from benchmarks.common.sources import patterned
+
 BUCKET = "bucket"
 PAGE_KEYS = 1000
 E_TAG = "0123456789abcdef0123456789abcdef"
-PATTERN = random.Random(0).randbytes(1 << 20)
 MODIFIED = formatdate(1_700_000_000, usegmt=True)
 END_PATIENCE_S = 5.0
 
@@ -66,12 +66,6 @@ class Objects:
         return found, False
 
 
-def part(begin: int, end: int) -> bytes:
-    """The bytes of any object from one place to another."""
-    at = begin % len(PATTERN)
-    return (PATTERN * (1 + (at + end - begin) // len(PATTERN)))[at : at + end - begin]
-
-
 def _behind(keys: list[str], shown: str, delimiter: str) -> int:
     """Where what comes after a key, or after all that a prefix stands for, begins."""
     last = shown + "\U0010ffff" if delimiter and shown.endswith(delimiter) else shown
@@ -113,7 +107,7 @@ class _Answers:
         ranged = re.search(r"(?im)^range: *bytes=(\d+)-(\d*)", headers)
         if ranged:
             begin, end = int(ranged[1]), min(size, int(ranged[2]) + 1 if ranged[2] else size)
-        content = part(begin, end)
+        content = patterned(begin, end)
         self.asked = self.asked._replace(given_bytes=self.asked.given_bytes + len(content))
         return (
             _head(206, content, f"Content-Range: bytes {begin}-{end - 1}/{size}\r\n") if ranged else _head(200, content)
@@ -182,7 +176,7 @@ def _serve(objects: Objects, latency_s: float, address: str, connection: Connect
         connection.send(server.sockets[0].getsockname()[1])
         ended = loop.create_future()
 
-        def told() -> None:
+        def released() -> None:
             try:
                 answers.bytes_per_s = connection.recv()
             except EOFError:
@@ -192,7 +186,7 @@ def _serve(objects: Objects, latency_s: float, address: str, connection: Connect
             connection.send(answers.asked)
             answers.asked = Asked()
 
-        loop.add_reader(connection.fileno(), told)
+        loop.add_reader(connection.fileno(), released)
         await ended
 
     asyncio.run(run())

@@ -78,7 +78,7 @@ def memory(pids: list[int]) -> Memory:
 
 
 class Idle(NamedTuple):
-    """What processes do in a time in which nobody asks them for anything."""
+    """What processes do in a time in which no one asks them for anything."""
 
     cpu_share: float
     """Of one core."""
@@ -106,10 +106,10 @@ def watchers(root: int) -> list[int]:
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            told = [path.read_text() for path in Path(f"/proc/{name}/fdinfo").iterdir()]
+            texts = [path.read_text() for path in Path(f"/proc/{name}/fdinfo").iterdir()]
         except OSError:  # it has ended
             continue
-        if any(line in text for text in told):
+        if any(line in text for text in texts):
             found.append(int(name))
     return found
 

@@ -1,10 +1,10 @@
 """The cost of each part of a cached request to a worker, without the kernel: microseconds, the best of many rounds.
 
-    .venv/bin/python -m benchmarks.serving.request_path             some seconds
-    .venv/bin/python -m benchmarks.serving.request_path --quick     a moment
+    .venv-dev/bin/python -m benchmarks.serving.request_path             some seconds
+    .venv-dev/bin/python -m benchmarks.serving.request_path --quick     a moment
 
 The parts are measured one by one in one process, over 1,000 small files in random order. "Immutable" is where opens
-are not asked for. There each open asks for its name while trainers may be given stand-ins; half of these files have
+are not asked for. There each open asks for its name while trainers may be given substitutes; half of these files have
 one. The rest of the time that `benchmarks/serving/serve.py` shows is spent in the kernel, which wakes the daemon,
 copies, and wakes the reader.
 """
@@ -30,8 +30,7 @@ from benchmarks.fakes import Bare, FakeKernel
 from benchmarks.serving.bare import bare_on_disk
 from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles
-from spiderfs.fuse.immutable_operations import ImmutableOperations
-from spiderfs.fuse.operations import Operations
+from spiderfs.fuse.operations import ImmutableOperations, Operations
 from spiderfs.fuse.wire import Opcode
 from spiderfs.linux.process_table import started_at
 from spiderfs.shared.attached_trainers import Attached
@@ -176,7 +175,7 @@ def immutable_parts(asked: Asked, bare: Bare) -> dict[str, float]:
     me = os.getpid()
     halves = len(asked.inodes) // 2
     pairs = zip(asked.inodes[:halves], asked.inodes[halves:], strict=True)
-    bare.records.put(redirect_row(1, wanted, stand_in) for wanted, stand_in in pairs)
+    bare.records.put(redirect_row(1, wanted, substitute) for wanted, substitute in pairs)
 
     def meet() -> None:
         """No choice of an earlier round is to be remembered: a training looks each name up once in an epoch."""

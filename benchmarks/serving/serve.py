@@ -1,7 +1,7 @@
 """How fast a warm cache serves: spiderfs, with and without `immutable`, beside the bare disk, bindfs and rclone.
 
-    .venv/bin/python -m benchmarks.serving.serve             the whole measurement, about a quarter of an hour
-    .venv/bin/python -m benchmarks.serving.serve --quick     under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.serving.serve             the whole measurement, about a quarter of an hour
+    .venv-dev/bin/python -m benchmarks.serving.serve --quick     under a minute, for a look
 
 All systems are mounted at the same time over the same files. They take turns round by round, so that other load on the
 machine falls on all of them alike, and each round begins with another system. A ratio is the median of the ratios
@@ -206,7 +206,7 @@ def compared(
     case = Case(files.name, readers, dropped, {peer.name: [] for peer in taking_part})
     task = progress.add_task(case.title, total=rounds * len(taking_part))
     for number in range(1, rounds + 1):
-        # The system that comes after native is some 5 % slower than it is elsewhere in a round.
+        # The system that comes after native is some 5 % slower than it is somewhere else in a round.
         first = number % len(taking_part)
         for peer in taking_part[first:] + taking_part[:first]:
             if dropped:

@@ -1,8 +1,8 @@
 """How long a training waits for a slow source, with and without a plan of its reads.
 
-    .venv/bin/python -m benchmarks.serving.stall --json FILE     the whole measurement, about forty minutes
-    .venv/bin/python -m benchmarks.serving.stall --immutable     the same, of mounts with -o immutable
-    .venv/bin/python -m benchmarks.serving.stall --quick         under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.serving.stall --json FILE     the whole measurement, about forty minutes
+    .venv-dev/bin/python -m benchmarks.serving.stall --immutable     the same, of mounts with -o immutable
+    .venv-dev/bin/python -m benchmarks.serving.stall --quick         under a minute, for a look
 
 A real data loader with two workers reads batches. After each batch comes a step of fixed length in which nothing is
 computed, so that the cores are not the limit. The source is 5 ms away, and its bandwidth is a multiple of what uniform
@@ -28,14 +28,13 @@ and two more.
 An immutable mount does not see a read that the kernel's memory answers, and here everything would fit into that. So
 with --immutable the loader's workers have the kernel forget each file that they have read: as where a data set is far
 larger than memory, a sample comes from the mount in each epoch.
-
-The module is long because the kinds of runs share one source, one reader and one row of figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import sys
 import tempfile
@@ -58,7 +57,7 @@ import trainer_hook
 from benchmarks.common.command import add_data, add_names, add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.lists import Following
-from benchmarks.common.mounts import counts, leave_signals_to_the_parent, mounted
+from benchmarks.common.mounts import counts, leave_signals_to_the_parent, mounted, stats
 from benchmarks.common.results import machine, save, verdict_table, wide_console
 from benchmarks.common.sources import write
 from benchmarks.serving.stall_report import (
@@ -75,13 +74,13 @@ from benchmarks.serving.stall_report import (
     replacement_table,
     time_table,
 )
-from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.policies import POLICIES
 from spiderfs.protocol import Hello, Plan
 from spiderfs.simulation.replay import policy_for, replay
-from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
+from spiderfs.sources.slow import SlowSettings, SlowSource
+from spiderfs.trace.format import Accesses
 from trainer_hook.connection.mounts import socket_finder
 
 CAPACITIES = (0.10, 0.20, 0.25, 0.50, 0.75)
@@ -159,7 +158,7 @@ class SlowReader:
     """
 
     def __init__(self, data: Data, state: Path, bandwidth: float) -> None:
-        FaultState.create(state, latency_ms=LATENCY_MS, bandwidth=bandwidth).close()
+        SlowSettings.create(state, latency_ms=LATENCY_MS, bandwidth=bandwidth).close()
         self._root, self._state = data.root, state
         listing = LocalSource(str(data.root))
         self._versions = {path: listing.stat(os.fsencode(path)).version for path, _ in data.samples}
@@ -168,7 +167,7 @@ class SlowReader:
 
     def __call__(self, path: str) -> int:
         if self._source is None:
-            self._source = SlowSource(LocalSource(str(self._root)), FaultState.open(self._state))
+            self._source = SlowSource(LocalSource(str(self._root)), SlowSettings.open(self._state))
         version = self._versions[path]
         self._source.read(os.fsencode(path), 0, version.size, version)
         return 0
@@ -270,9 +269,9 @@ def measure(data: Data, case: Case, extent: Extent, scratch: Path, progress: Pro
                 sampler = WeightedRandomSampler(case.weights, len(data.samples), generator=own)
             loader = loader_of(data, partial(read_file, forget=case.immutable), point, sampler, case.seed)
             training.inodes = inodes_of(data, point)
-            stack.enter_context(told(configuration, point, loader, training, case.seed))
+            stack.enter_context(published(configuration, point, loader, training, case.seed))
             count = lambda: counts(point)  # noqa: E731
-            describe = (point / ".spiderfs" / "plan").read_text
+            describe = lambda: json.dumps(stats(point)["plans"])  # noqa: E731
         task = progress.add_task(f"{case.name}, x {case.factor:g}, seed {case.seed}", total=epochs * steps)
         figures, lists = [], []
         for number in range(epochs):
@@ -307,10 +306,10 @@ def inodes_of(data: Data, point: Path) -> dict[int, int]:
 
 
 @contextmanager
-def told(
+def published(
     configuration: Configuration, point: Path, loader: DataLoader[Any], training: Training, seed: int
 ) -> Iterator[None]:
-    """Tell the daemon, while the context lasts, all that the trainer of this configuration has to say."""
+    """Publish to the daemon, while the context lasts, all that the trainer of this configuration has to."""
     if configuration.guided:
         hook = trainer_hook.attach(point, training.model, loader, plan=configuration.plan)
         training.end_epoch = hook.epoch_end
@@ -322,7 +321,7 @@ def told(
         with trainer_hook.plan(point, loader):
             yield
     elif configuration.lies:
-        client = trainer_hook.Client(socket_finder(point, None), Hello("liar", "liar"))
+        client = trainer_hook.HookClient(socket_finder(point, None), Hello("liar", "liar"))
         paths, labels = zip(*training.data.samples, strict=True)
         encoded = [os.fsencode(path) for path in paths]
         client.declare(trainer_hook.Declaration("train", "train", encoded, np.array(labels, np.int32)))
@@ -330,12 +329,12 @@ def told(
 
         def lie(epoch: int) -> None:
             client.plan(Plan("train", epoch, 0, True, rng.permutation(len(paths)).astype(np.uint32)))
-            told_of(0)
+            progressed(0)
 
-        def told_of(taken: int) -> None:
+        def progressed(taken: int) -> None:
             client.set_progress("train", min(taken + IN_HAND, len(paths)), taken)
 
-        training.begin_epoch, training.took = lie, told_of
+        training.begin_epoch, training.took = lie, progressed
         try:
             yield
         finally:

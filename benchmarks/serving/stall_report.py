@@ -62,7 +62,7 @@ class Run:
     cached_share: float
     epochs: list[Epoch]
     draws: int  # in an epoch
-    plan: str = ""  # the control file `plan` at the end
+    plan: str = ""  # the plans in stats.json at the end, as JSON
 
     def later(self, figure: Callable[[Epoch], float]) -> float:
         return statistics.fmean(figure(epoch) for epoch in self.epochs[1:])

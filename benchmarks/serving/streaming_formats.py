@@ -1,8 +1,8 @@
 """How a first and a second epoch through a mount compare with streaming formats, which need a conversion.
 
-    .venv/bin/python -m benchmarks.serving.streaming_formats                 thirteen minutes
-    .venv/bin/python -m benchmarks.serving.streaming_formats --data DIR      the same, of the photos in DIR
-    .venv/bin/python -m benchmarks.serving.streaming_formats --quick         under a minute, without formats
+    .venv-dev/bin/python -m benchmarks.serving.streaming_formats                 thirteen minutes
+    .venv-dev/bin/python -m benchmarks.serving.streaming_formats --data DIR      the same, of the photos in DIR
+    .venv-dev/bin/python -m benchmarks.serving.streaming_formats --quick         under a minute, without formats
 
 1,000 photos in 100 folders are read twice, each time in a new order, by a loader with two workers that decode, crop to
 224 x 224 and flip alike (`benchmarks.serving.format_loaders`). Nothing is trained. The cases:
@@ -21,7 +21,7 @@ Systems take turns round by round, each in a process of its own with an empty ca
                          for remote stores, a shard a request. WebDataset shuffles shards and a buffer alone.
     FFCV                 is left out: its package is source, which a C++ compiler has to build against OpenCV
 
-All are delayed by the same code (`spiderfs.sources.faults`), in the process that asks: no server takes processor time.
+All are delayed by the same code (`spiderfs.sources.slow`), in the process that asks: no server takes processor time.
 A mount lies there before the process begins, as mounts do; its cache is empty. "Imports" is the time from the start of
 the process until PyTorch and the format's library are loaded, "start" from there until the loader knows its samples and
 the plan is published, "whole" from the start of the process to the end of the first epoch. In "fifth" mounts get a
@@ -30,7 +30,7 @@ mount, since pages are no part of a capacity. "Kept" is what lies in the cache w
 the photos. A ratio is the median of the ratios within a round.
 
 Formats and loaders have an environment of their own, .peers, which benchmarks/install-peers makes. With --quick the
-loaders run in .venv instead, unless --systems names a format.
+loaders run in .venv-dev instead, unless --systems names a format.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from benchmarks.common.mounts import mounted
 from benchmarks.common.results import Verdict, machine, plain_table, save, verdict_table, wide_console
 from benchmarks.serving.format_loaders import FORMATS, SHARD_BYTES, Task
 from benchmarks.serving.peers import python_of_peers
-from spiderfs.sources.faults import FaultState
+from spiderfs.sources.slow import SlowSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE_WIDTH = 120
@@ -150,7 +150,7 @@ def measured(system: System, case: Case, data: Data, scratch: Path, python: Path
     if not case.latency_ms:
         return read(task, data.images, python)
     faults = scratch / "faults"
-    FaultState.create(faults, latency_ms=case.latency_ms, bandwidth=case.bytes_per_s).close()
+    SlowSettings.create(faults, latency_ms=case.latency_ms, bandwidth=case.bytes_per_s).close()
     return read(replace(task, faults=str(faults), most_bytes=most_bytes), data.images, python)
 
 

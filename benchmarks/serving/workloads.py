@@ -1,14 +1,14 @@
-"""How fast mounts serve other things than warm small files, and what they cost while nobody uses them.
+"""How fast mounts serve other things than warm small files, and what they cost while no one uses them.
 
-    .venv/bin/python -m benchmarks.serving.workloads scan os.walk and stat, and an index like ImageFolder's
-    .venv/bin/python -m benchmarks.serving.workloads large      one file from end to end: cold, cached, from memory
-    .venv/bin/python -m benchmarks.serving.workloads far        one file 20 ms away: from end to end, and at random
-    .venv/bin/python -m benchmarks.serving.workloads folders    1,000 folders, 20 ms away: the first walk, and the next
-    .venv/bin/python -m benchmarks.serving.workloads epoch      every file once, by 8 loader workers, 5 ms away
-    .venv/bin/python -m benchmarks.serving.workloads start      the first seconds of a plan, 20 and 50 ms away
-    .venv/bin/python -m benchmarks.serving.workloads pushed     the wait for files that a plan had fetched in time
-    .venv/bin/python -m benchmarks.serving.workloads workers    1, 2 and 4 workers of the mount, 1 to 16 readers
-    .venv/bin/python -m benchmarks.serving.workloads idle       processor time, wakings and memory when nobody reads
+    .venv-dev/bin/python -m benchmarks.serving.workloads scan os.walk and stat, and an index like ImageFolder's
+    .venv-dev/bin/python -m benchmarks.serving.workloads large   one file from end to end: cold, cached, from memory
+    .venv-dev/bin/python -m benchmarks.serving.workloads far     one file 20 ms away: from end to end, and at random
+    .venv-dev/bin/python -m benchmarks.serving.workloads folders 1,000 folders, 20 ms away: the first walk, and the next
+    .venv-dev/bin/python -m benchmarks.serving.workloads epoch   every file once, by 8 loader workers, 5 ms away
+    .venv-dev/bin/python -m benchmarks.serving.workloads start   the first seconds of a plan, 20 and 50 ms away
+    .venv-dev/bin/python -m benchmarks.serving.workloads pushed  the wait for files that a plan had fetched in time
+    .venv-dev/bin/python -m benchmarks.serving.workloads workers 1, 2 and 4 workers of the mount, 1 to 16 readers
+    .venv-dev/bin/python -m benchmarks.serving.workloads idle    processor time, wakings and memory when no one reads
 
 With --quick each takes less than a minute.
 The systems take turns round by round; a ratio is the median of the ratios within a round.
@@ -20,6 +20,7 @@ import argparse
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import socket
 import statistics
@@ -40,22 +41,22 @@ from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
 from benchmarks.common.mounts import counts, stats
 from benchmarks.common.results import at_least, machine, plain_table, save, wide_console
-from benchmarks.common.sources import make_older
+from benchmarks.common.sources import make_older, write_patterned
 from benchmarks.common.walking import index, walk
 from benchmarks.serving import process_cost
 from benchmarks.serving.peers import Mounted, install_missing, mounted
 from benchmarks.serving.readers import READ_BYTES, open_read_close, read_all
 from benchmarks.serving.serve import drop_pages, made_files, paths_below
 from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Progress, Samples, encode
-from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
+from spiderfs.sources.slow import SlowSettings, SlowSource
 from spiderfs.sources.source import Version
 from spiderfs.store.store import BLOCK_BYTES
 
 Figures = dict[str, dict[str, list[float]]]
 """One figure for each round, by system and by what was measured."""
 Come = Callable[[int, int], None]
-"""Told how many files were handed to readers, and how many of them were read."""
+"""Called with how many files were handed to readers, and how many of them were read."""
 PEERS = ("native", "bindfs", "rclone", "spiderfs", "immutable")
 # Of each system in `epoch` how it is mounted, and whether the mount gets a plan.
 EPOCHS = {
@@ -67,9 +68,10 @@ EPOCHS = {
 }
 PLANNED = ("planned", "immutable planned")
 LOADERS = 8
-# Files that each of them has been given beside the one that it reads; how often their mount is told how far they are.
+# Files that each of them has been given beside the one that it reads; how often they report to the mount how far they
+# are.
 IN_HAND = 2
-TOLD_EVERY_S = 0.05
+REPORTED_EVERY_S = 0.05
 LATENCY_MS = 5
 # How far away the source of `start` is, and how many bytes a second it gives (0: as many as are asked for).
 STARTS = {"20 ms": (20, 0), "50 ms": (50, 0), "20 ms, 10 MB/s": (20, 10_000_000)}
@@ -82,16 +84,16 @@ RANDOM_READS, RANDOM_BYTES = 512, 128 << 10
 AT_A_TIME = 8
 # More than the default of dir_ttl.
 LOOKED_UP_ANEW_S = 1.5
-# Threads that nobody needs end within 10 s; then all mounts are watched for a while.
+# Threads that no one needs end within 10 s; then all mounts are watched for a while.
 AT_REST_S = 15.0
 IDLE_S = 10.0
 IDLE_FILE_BYTES = 10_000
 PACE_S = 0.004
-TOLD_FILES = round(TOLD_EVERY_S / PACE_S)
+REPORTED_FILES = round(REPORTED_EVERY_S / PACE_S)
 
 
 def scan(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
-    """Seconds to look at all names; the files are empty, since nobody opens them."""
+    """Seconds to look at all names; the files are empty, since no one opens them."""
     root = scratch / "source"
     for number in range(extent):
         directory = root / f"{number // 1000:03d}"
@@ -117,7 +119,7 @@ def seconds(function: Callable[[Path], object], root: Path) -> float:
 
 
 def folders(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
-    """Seconds to walk folders of three files, 20 ms away; at once, and again when names are looked up anew.
+    """Seconds to walk folders of three files, 20 ms away; at once, and again when names are looked up again.
 
     In "direct", the same slow source is asked for one folder after another.
     """
@@ -130,7 +132,7 @@ def folders(scratch: Path, extent: int, rounds: int, say: Callable[[str], None])
         # Not even the coarsest clock of a source may have given a later change the same time.
         make_older(directory)
     make_older(root)
-    faults = FaultState.create(scratch / "faults", latency_ms=FOLDERS_AWAY_MS)
+    faults = SlowSettings.create(scratch / "faults", latency_ms=FOLDERS_AWAY_MS)
     source = SlowSource(LocalSource(os.fspath(root)), faults)
     figures: Figures = {}
     for number in range(rounds):
@@ -156,11 +158,7 @@ def large(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
     """
     root = scratch / "source"
     root.mkdir()
-    piece = os.urandom(1 << 20)
-    with open(root / "file", "wb") as file:
-        for number in range(extent):
-            file.write(number.to_bytes(8, "little") + piece[8:])
-    make_older(root / "file")
+    write_patterned(root / "file", extent << 20)
     os.sync()
     figures: Figures = {}
     with ExitStack() as stack:
@@ -199,7 +197,7 @@ def far(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> 
         found = os.stat(root / name)
         versions[name] = Version(found.st_size, found.st_mtime_ns)
     os.sync()
-    source = SlowSource(LocalSource(os.fspath(root)), FaultState.create(scratch / "faults", latency_ms=FAR_MS))
+    source = SlowSource(LocalSource(os.fspath(root)), SlowSettings.create(scratch / "faults", latency_ms=FAR_MS))
 
     def ask(name: str, size: int, offset: int) -> int:
         return len(source.read(name.encode(), offset, size, versions[name]))
@@ -263,20 +261,23 @@ def copied(path: Path, to: Path) -> float:
 def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
     """Files per second, and microseconds of the daemon's processor time for each file.
 
-    In "direct", the same loader workers ask the same slow source themselves, once for each file. A mount that is
+    In "direct", the same loader workers ask the same slow source themselves, once for each file; the processor time
+    there is their own, so the last column says what multiple of it a mount's daemon needs. A mount that is
     "planned" gets the order when the epoch begins. All systems know names and attributes beforehand, as from an index.
     """
     files = made_files(scratch / "source", extent, 112_000)
     os.sync()
     names = [os.fsdecode(name) for name in files.names]
     versions = {name: Version((found := os.stat(files.root / name)).st_size, found.st_mtime_ns) for name in names}
-    faults = FaultState.create(scratch / "faults", latency_ms=LATENCY_MS)
+    faults = SlowSettings.create(scratch / "faults", latency_ms=LATENCY_MS)
     source = SlowSource(LocalSource(os.fspath(files.root)), faults)
-    figures: Figures = {"direct": {"epoch": []}}
+    figures: Figures = {"direct": {"epoch": [], "cpu_us": []}}
     for number in range(rounds):
         random.Random(number).shuffle(names)
+        before_s = children_seconds()
         direct = loaders(names, lambda name: len(source.read(name.encode(), 0, versions[name].size, versions[name])))
         figures["direct"]["epoch"].append(direct)
+        figures["direct"]["cpu_us"].append((children_seconds() - before_s) / len(names) * 1e6)
         for system, (mount, options, planned) in EPOCHS.items():
             place = scratch / f"{system}-{number}"
             with (
@@ -286,12 +287,18 @@ def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
                 walk(peer.root)
                 before_s = process_cost.cpu_seconds(peer.processes())
                 come = stack.enter_context(published(peer.root, names)) if planned else None
-                row = figures.setdefault(system, {"epoch": [], "daemon_us": []})
+                row = figures.setdefault(system, {"epoch": [], "cpu_us": []})
                 row["epoch"].append(loaders(names, reading(peer), come))
                 # What pushes ahead is a process that begins with the plan.
-                row["daemon_us"].append((process_cost.cpu_seconds(peer.processes()) - before_s) / len(names) * 1e6)
+                row["cpu_us"].append((process_cost.cpu_seconds(peer.processes()) - before_s) / len(names) * 1e6)
         say(f"round {number + 1} of {rounds}")
     return figures
+
+
+def children_seconds() -> float:
+    """The processor time of this process's children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def start(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
@@ -334,7 +341,7 @@ def start(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
 def published(mount: Path, order: list[str]) -> Iterator[Come]:
     """Make this process a trainer that has published in which order it, or its children, will read these files.
 
-    The function that this gives tells how many files were handed to readers, and how many of these were read. A
+    The function that this gives reports how many files were handed to readers, and how many of these were read. A
     client of the hook protocol needs no more; trainer_hook does it for PyTorch (docs/reference/hook-protocol.md).
     """
     paths = b"".join(os.fsencode(name) + b"\0" for name in order)
@@ -342,22 +349,22 @@ def published(mount: Path, order: list[str]) -> Iterator[Come]:
     decoder = Decoder()
     with socket.socket(socket.AF_UNIX) as hook:
 
-        def tell(message: Message) -> None:
+        def send(message: Message) -> None:
             hook.sendall(encode(message))
 
-        def hear() -> None:
+        def receive() -> None:
             while not (answers := decoder.feed(hook.recv(1 << 16))):
                 pass
             if not isinstance(answers[0], Ok):
                 raise RuntimeError(f"the mount refused the plan: {answers[0]}")
 
         hook.connect(os.fsdecode((mount / ".spiderfs" / "hook").read_bytes().rstrip(b"\n")))
-        tell(Hello("workloads", "workloads"))
-        hear()
-        tell(Samples("train", "train", len(order), 0, labels, np.frombuffer(paths, np.uint8)))
-        hear()
-        tell(Plan("train", 0, 0, True, np.arange(len(order), dtype=np.uint32)))
-        yield lambda dispatched, taken: tell(Progress("train", 0, dispatched, taken))
+        send(Hello("workloads", "workloads"))
+        receive()
+        send(Samples("train", "train", len(order), 0, labels, np.frombuffer(paths, np.uint8)))
+        receive()
+        send(Plan("train", 0, 0, True, np.arange(len(order), dtype=np.uint32)))
+        yield lambda dispatched, taken: send(Progress("train", 0, dispatched, taken))
 
 
 def pushed(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
@@ -389,8 +396,8 @@ def paced(names: list[str], read: Callable[[str], int], row: dict[str, list[floa
     waits = []
     begin = time.perf_counter()
     for number, name in enumerate(names):
-        if come is not None and number % TOLD_FILES == 0:
-            come(min(number + TOLD_FILES, len(names)), number)
+        if come is not None and number % REPORTED_FILES == 0:
+            come(min(number + REPORTED_FILES, len(names)), number)
         time.sleep(max(0.0, begin + number * PACE_S - time.perf_counter()))
         asked = time.perf_counter()
         read(name)
@@ -404,7 +411,8 @@ def reading(peer: Mounted) -> Callable[[str], int]:
 
 
 def loaders(names: list[str], read: Callable[[str], int], come: Come | None = None) -> float:
-    """Files per second of LOADERS processes, each of which reads a part of the names; `come` hears how far they are."""
+    """Files per second of LOADERS processes, each of which reads a part of the names; `come` is called with how far
+    they are."""
     return len(names) / max(ends_of_reads(names, read, come))
 
 
@@ -428,7 +436,7 @@ def ends_of_reads(names: list[str], read: Callable[[str], int], come: Come | Non
         process.start()
     while come is not None and any(process.is_alive() for process in processes):
         come(min(LOADERS * (max(counts) + IN_HAND), len(names)), LOADERS * min(counts))
-        time.sleep(TOLD_EVERY_S)
+        time.sleep(REPORTED_EVERY_S)
     found: list[list[float]] = [results.get() for _ in processes]
     for process in processes:
         process.join()

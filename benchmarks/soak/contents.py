@@ -220,7 +220,7 @@ class Verdict(NamedTuple):
     """For how many seconds the source had already held something else."""
 
 
-SAME, MIXED, RACING, STAND_IN, WRONG = "same", "of one size and mtime", "while it was written", "stand-in", "WRONG"
+SAME, MIXED, RACING, SUBSTITUTE, WRONG = "same", "of one size and mtime", "while it was written", "substitute", "WRONG"
 
 
 @dataclass
@@ -279,11 +279,11 @@ class History:
         others = files or {file for file, label in self.classes.items() if label == self.classes[seen.file]}
         for other in others:
             if self.classes[other] != self.classes[seen.file]:
-                return Verdict(WRONG, f"the stand-in {other} is of another class")
+                return Verdict(WRONG, f"the substitute {other} is of another class")
             verdict = self._judge_as(seen, other)
             if verdict.how != WRONG:
-                return verdict._replace(how=STAND_IN)
-        return Verdict(WRONG, f"no state of the stand-in {sorted(files)}")
+                return verdict._replace(how=SUBSTITUTE)
+        return Verdict(WRONG, f"no state of the substitute {sorted(files)}")
 
     def _judge_as(self, seen: Seen, file: int) -> Verdict:
         states = [held for held in self.states[file] if held.began_s <= seen.ended_s and held.state.is_there]
@@ -301,13 +301,13 @@ class History:
             return Verdict(RACING)
         if not known and seen.key is not None:
             return Verdict(WRONG, f"it never had the size {seen.key.size} and the mtime {seen.key.mtime_ns}")
-        told = "; ".join(
+        its_states = "; ".join(
             f"{found.length} of {found.wanted} from {found.offset}: "
             + ", ".join(f"[{run.start}, {run.stop}) {run.file}v{run.version}" for run in found.runs[:8])
             for found in seen.ranges
         )
         held_then = ", ".join(f"{[*map(tuple, held.state.segments)]} from {held.began_s:.3f}" for held in known[-3:])
-        return Verdict(WRONG, f"no state that it ever had: {told}; with this size and mtime it was {held_then}")
+        return Verdict(WRONG, f"no state that it ever had: {its_states}; with this size and mtime it was {held_then}")
 
 
 def _racing(states: Sequence[Held], seen: Seen) -> list[State]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.common.mounts import counts, is_mounted, spiderfs
+from benchmarks.fakes.faulty_source import FAULTS, Faults
 from benchmarks.soak.weather import Weather
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.store.content import LmdbContent
@@ -41,7 +42,7 @@ _NEVER = ("internal_errors", "checksum_failures", "store_rebuilds")
 _ENTRY = re.compile(r"^(?=\d{4}-\d\d-\d\d )", re.MULTILINE)
 # If the reading process of a worker or of the manager is killed, the worker or manager ends with a traceback.
 _EXPECTED = ("the process that reads from the source has ended",)
-_CONTROL_FILES = ("cache", "config", "graph", "metrics", "plan", "ratio", "redirects", "scores", "stats", "warm", "log")
+_CONTROL_FILES = ("cache", "config", "graph", "metrics", "ratio", "redirects", "scores", "stats.json", "warm", "log")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Daemon:
         self._cache = scratch / "cache"
         self._weather = weather
         self._supervisor = 0
+        self._faults = Faults.made()
         self._log_at = 0
         self.rows: dict[str, int] = {}
         """The number of rows in each table of the store, counted after the mount has ended."""
@@ -80,7 +82,8 @@ class Daemon:
 
     def mount(self, options: dict[str, str]) -> None:
         given = {"cache_dir": self._cache, "log_file": self.log, **options}
-        spiderfs("mount", self._source, self.mountpoint, "-o", ",".join(f"{k}={v}" for k, v in given.items()))
+        options_text = ",".join(f"{k}={v}" for k, v in given.items())
+        spiderfs("mount", self._source, self.mountpoint, "-o", options_text, faults=self._faults)
         self._supervisor = int(json.loads(self._patiently(lambda: self._control("stats.json").read_bytes()))["pid"])
 
     def befall(self, kind: str, given: dict[str, Any]) -> None:
@@ -89,6 +92,9 @@ class Daemon:
     # -- what befalls it
 
     def _set(self, given: dict[str, Any]) -> None:
+        if given["name"] in FAULTS:
+            self._faults.set(given["name"], given["value"])
+            return
         self._patiently(lambda: self._write("config", f"{given['name']}={given['value']}"))
 
     def _fault(self, given: dict[str, Any]) -> None:

@@ -1,14 +1,14 @@
 """Trainings that exchange samples while the processes of their mount are killed: each reads each sample exactly once.
 
-    .venv/bin/python -m benchmarks.soak.exchange --json FILE             a million reads, some ten minutes
-    .venv/bin/python -m benchmarks.soak.exchange --immutable             the same, of a mount with -o immutable
-    .venv/bin/python -m benchmarks.soak.exchange --quick                 under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.soak.exchange --json FILE             a million reads, some ten minutes
+    .venv-dev/bin/python -m benchmarks.soak.exchange --immutable             the same, of a mount with -o immutable
+    .venv-dev/bin/python -m benchmarks.soak.exchange --quick                 under a minute, for a look
 
 Four processes read the same list through one mount, in batches and with two loader workers each: two whole trainings,
 and two ranks that have half of each epoch. All take part in exchange. A fifth of the data is cached. Meanwhile the
 manager or a worker of the mount is killed, in turns, every one to two seconds. Each process compares what it has read
 in an epoch with what its sampler drew, and each sample with the number in its file; the first that is lost, repeated or
-wrong ends the run with an error. The manager tells how many samples were exchanged since it was started last.
+wrong ends the run with an error. The manager reports how many samples were exchanged since it was started last.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Killed:
         next_kill_s = time.monotonic() + self._rng.uniform(*PAUSES_S)
         while running:
             for pipe in wait(list(running), max(0.0, next_kill_s - time.monotonic())):
-                epoch = running[pipe].told()  # type: ignore[index]
+                epoch = running[pipe].receive()  # type: ignore[index]
                 if epoch is None:
                     del running[pipe]  # type: ignore[arg-type]
                 else:

@@ -75,7 +75,7 @@ class Timed:
             self.longest_s = max(self.longest_s, time.monotonic() - began)
 
 
-def tell(row: dict[str, Any]) -> None:
+def report(row: dict[str, Any]) -> None:
     """Write a line to standard output."""
     text = (json.dumps(row) + "\n").encode()
     while text:
@@ -89,9 +89,9 @@ class Reader:
         files: list[tuple[int, str]],
         timed: Timed,
         rng: random.Random,
-        tell: Callable[[dict[str, Any]], None] = tell,
+        report: Callable[[dict[str, Any]], None] = report,
     ) -> None:
-        self._tell = tell
+        self._report = report
         self._mount = mount
         self._files = files
         self._timed = timed
@@ -130,7 +130,7 @@ class Reader:
             error = exc.errno or errno.EIO
             if error in (errno.ENOTCONN, errno.ECONNABORTED):
                 time.sleep(UNMOUNTED_PAUSE_S)
-        self._tell(
+        self._report(
             Seen(number, way, began, time.monotonic(), self._timed.longest_s, key, ranges, error, by_trainer).as_row()
         )
 
@@ -144,7 +144,7 @@ class Reader:
         except OSError as exc:
             error = exc.errno or errno.EIO
         row = {"directory": name, "names": names, "error": error, "began_s": began, "ended_s": time.monotonic()}
-        self._tell(row | {"waited_s": self._timed.longest_s})
+        self._report(row | {"waited_s": self._timed.longest_s})
 
     # -- the ways
 

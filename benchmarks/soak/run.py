@@ -1,7 +1,7 @@
 """Lets readers, writers at the source, trainers, changed options, faults and kills work on one mount at the same time.
 
-    .venv/bin/python -m benchmarks.soak.run --minutes 10 --seed 1 --json FILE
-    .venv/bin/python -m benchmarks.soak.run --quick               in a minute, for a look
+    .venv-dev/bin/python -m benchmarks.soak.run --minutes 10 --seed 1 --json FILE
+    .venv-dev/bin/python -m benchmarks.soak.run --quick               in a minute, for a look
 
 One seed decides all that happens (`schedule.py`), but two runs of one seed differ, since their processes run side by
 side. Each byte that is read is compared with everything that its file has ever held (`contents.py`). Each error and
@@ -11,9 +11,6 @@ mount must show exactly what the source holds, and the daemon's memory, descript
 the end nothing of the daemon may be left, and its store must be whole.
 
 The exit status is 1 if anything was wrong; the seed and the last events are printed then.
-
-The module is long because it starts, judges and ends all that takes part in a run; readers, trainers and the daemon
-have modules of their own.
 """
 
 from __future__ import annotations
@@ -217,10 +214,10 @@ class Soak:
             stdout=subprocess.PIPE,
             stderr=(self._scratch / f"{program}.log").open("ab"),
         )
-        threading.Thread(target=self._hear, args=(process,), daemon=True).start()
+        threading.Thread(target=self._receive, args=(process,), daemon=True).start()
         return process
 
-    def _hear(self, process: subprocess.Popen[bytes]) -> None:
+    def _receive(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             # A process that was killed may have written half a line.

@@ -25,7 +25,7 @@ CALM_S = 14.0
 # The mean seconds between two events of a lane.
 CHANGE_S, MOUNT_S, TRAINER_S = 0.2, 0.7, 6.0
 TIMEOUT_S = 3.0  # source.timeout_s
-# A mount believes a name for at most so long.
+# A mount trusts a name for at most so long.
 TTL_S = 3.0
 READERS = 4
 

@@ -1,6 +1,6 @@
 """A trainer of a soak: it speaks the hook's protocol without torch, and reports what it reads as the readers do.
 
-It learns nothing: the embedding of a sample is drawn around the centre of its label. A trainer gets stand-ins, so it
+It learns nothing: the embedding of a sample is drawn around the centre of its label. A trainer gets substitutes, so it
 runs in a process of its own; half of the trainers read in a child process, as loader workers do.
 """
 
@@ -50,7 +50,7 @@ class Hook:
         self._mount = mount
         self._socket: socket.socket | None = None
 
-    def tell(self, *messages: Message) -> bool:
+    def send(self, *messages: Message) -> bool:
         """Send messages; returns False if there is no daemon, and the next call connects again."""
         try:
             if self._socket is None:
@@ -115,34 +115,34 @@ def train(given: dict[str, Any]) -> None:
     until = time.monotonic() + given["for_s"]
     epoch = 0
     while time.monotonic() < until:
-        if not hook.connected and not hook.tell(Hello("soak", "soak"), declared(files)):
+        if not hook.connected and not hook.send(Hello("soak", "soak"), declared(files)):
             time.sleep(PAUSE_S)
             continue
         order = numbers.permutation(len(files)).astype(np.uint32)
         if given["plans"] != "none":
             said = order if given["plans"] == "true" else numbers.permutation(order)
-            hook.tell(Plan("train", epoch, 0, True, said))
+            hook.send(Plan("train", epoch, 0, True, said))
         if rng.random() < 0.3:
-            hook.tell(Pin("train", epoch, order[: rng.randrange(len(order))]))
+            hook.send(Pin("train", epoch, order[: rng.randrange(len(order))]))
         for step, begin in enumerate(range(0, len(order), BATCH)):
             indices = order[begin : begin + BATCH]
             if given["plans"] != "none":
-                hook.tell(Progress("train", epoch, begin + len(indices), begin))
+                hook.send(Progress("train", epoch, begin + len(indices), begin))
             read(reader, files, indices, rng, given["forks"])
             labels = [int(files[index][1].partition("/")[0]) for index in indices]
             embeddings = (centres[labels] + numbers.normal(size=(len(indices), WIDTH))).astype(np.float16)
             losses = np.abs(numbers.normal(size=len(indices))).astype(np.float16)
-            hook.tell(Batch("train", epoch, step, indices, embeddings, losses))
+            hook.send(Batch("train", epoch, step, indices, embeddings, losses))
             if given["garbage"] and rng.random() < 0.1:
                 hook.garbage(rng)
             if time.monotonic() > until:
                 break
-        hook.tell(ScoresRequest("train", epoch), CachedRequest("train", epoch), EpochEnd(epoch, rng.random()))
+        hook.send(ScoresRequest("train", epoch), CachedRequest("train", epoch), EpochEnd(epoch, rng.random()))
         epoch += 1
     if given["end"] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if given["end"] == "goodbye":
-        hook.tell(Goodbye())
+        hook.send(Goodbye())
     hook.close()
 
 

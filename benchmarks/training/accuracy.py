@@ -1,7 +1,7 @@
 """How many bytes the choices of the cache and of the sampler save, and how much accuracy they cost.
 
-    .venv/bin/python -m benchmarks.training.accuracy --data DIR --json FILE      all of it, more than an hour
-    .venv/bin/python -m benchmarks.training.accuracy --data DIR --quick    under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.training.accuracy --data DIR --json FILE      all of it, more than an hour
+    .venv-dev/bin/python -m benchmarks.training.accuracy --data DIR --quick    under a minute, for a look
 
 DIR holds train/CLASS/NAME and test/CLASS/NAME. Each configuration trains without a mount, as described in
 benchmarks/training/in_process.py, so that a run takes about a minute and many runs can be compared. The benchmark says
@@ -15,8 +15,8 @@ If FILE exists and holds runs of the same extent, these runs are not measured ag
 follows from its 95 % interval. Where that is open, the table says how many seeds it takes; for the recommended
 configuration, on two cores:
 
-    .venv/bin/python -m benchmarks.training.accuracy --data DIR --json FILE --train-samples 3000 --epochs 8 --jobs 2 \\
-      --seeds 12 --configs 'uniform,echo 2,weights + coverage 0.3 + settled 0.25'
+    .venv-dev/bin/python -m benchmarks.training.accuracy --data DIR --json FILE --train-samples 3000 --epochs 8 \\
+      --jobs 2 --seeds 12 --configs 'uniform,echo 2,weights + coverage 0.3 + settled 0.25'
 
 The list is sorted by class, as that of torchvision's ImageFolder is and the archive of it. So neighbours are of one
 class, but for shards that were packed at random.
@@ -64,7 +64,7 @@ CONFIGURATIONS = {
     "pool 64": Configuration(scores=None, sampler="pool 64"),
     "buffer of mixed shards": Configuration(scores=None, sampler="buffer of mixed shards"),
     "buffer of sorted shards": Configuration(scores=None, sampler="buffer of sorted shards"),
-    # The next configurations draw by importance, and no sample has a stand-in.
+    # The next configurations draw by importance, and no sample has a substitute.
     "importance": Configuration(ratio=IMPORTANCE_ONLY),
     "coverage 0.3": Configuration(ratio=IMPORTANCE_ONLY, coverage=0.3),
     "coverage 1": Configuration(ratio=IMPORTANCE_ONLY, coverage=1.0),
@@ -82,7 +82,7 @@ CONFIGURATIONS = {
     "loss rank": Configuration(scores="rank", ratio=IMPORTANCE_ONLY),
     "loss + weights": Configuration(scores="loss", ratio=IMPORTANCE_ONLY, weight_clip=4.0),
     "loss + weights + coverage 0.3": Configuration(scores="loss", ratio=IMPORTANCE_ONLY, weight_clip=4.0, coverage=0.3),
-    # The next configurations have stand-ins.
+    # The next configurations have substitutes.
     "spider": Configuration(),
     "ratio 90": Configuration(ratio=(0.9, 0.9)),
     "ratio 90-50": Configuration(ratio=(0.9, 0.5)),

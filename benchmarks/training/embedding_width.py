@@ -1,7 +1,7 @@
 """What SpiderCache's scores lose when embeddings are projected to 64 numbers, and what the network's own width costs.
 
-    .venv/bin/python -m benchmarks.training.embedding_width --data DIR --json FILE      wants a GPU
-    .venv/bin/python -m benchmarks.training.embedding_width --quick                     under a minute, on a CPU
+    .venv-dev/bin/python -m benchmarks.training.embedding_width --data DIR --json FILE      wants a GPU
+    .venv-dev/bin/python -m benchmarks.training.embedding_width --quick                     under a minute, on a CPU
 
 DIR holds train/CLASS/NAME and test/CLASS/NAME; without --data the images are noise around a colour for each class. A
 ResNet-18 is trained with uniform sampling. After each epoch all training samples are embedded as the hook embeds them,

@@ -1,7 +1,7 @@
 """What three trainings reach that exchange samples, each against its own run alone: top-1, as 95 % intervals.
 
-    .venv/bin/python -m benchmarks.training.exchanged_orders --data DIR --json FILE     a quarter of an hour
-    .venv/bin/python -m benchmarks.training.exchanged_orders --data DIR --quick         under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.training.exchanged_orders --data DIR --json FILE     a quarter of an hour
+    .venv-dev/bin/python -m benchmarks.training.exchanged_orders --data DIR --quick         under a minute, for a look
 
 Exchange changes nothing but the order in which a training reads its samples. The orders of three jobs side by side, a
 fifth cached, come from benchmarks/engine/jobs.py (`exchange, ahead`), and a small network is trained on each of them.

@@ -1,7 +1,7 @@
 """All of CIFAR-10 with a ResNet-18: the papers' systems at the size that their papers train.
 
-    .venv/bin/python -m benchmarks.training.full_size --data DIR --state STATE --json FILE --minutes 8
-    .venv/bin/python -m benchmarks.training.full_size --quick      under a minute, on a CPU
+    .venv-dev/bin/python -m benchmarks.training.full_size --data DIR --state STATE --json FILE --minutes 8
+    .venv-dev/bin/python -m benchmarks.training.full_size --quick      under a minute, on a CPU
 
 DIR holds train/CLASS/NAME and test/CLASS/NAME; without --data the images are noise around a colour for each class,
 which shows that the program runs and nothing else. Images, random crops, flips and the network are on the device: a GPU
@@ -53,6 +53,7 @@ from benchmarks.training.in_process import Pool, Run, Training
 from benchmarks.training.resnet import BATCH, LEARNING_RATE, QUICK_WIDTH, USUAL_WIDTH, recipe_of
 from benchmarks.training.saved_training import Done, load_training, save_training
 from benchmarks.training.systems import (
+    BY_RADIUS,
     SYSTEMS,
     UNIFORM,
     UNIFORM_NAME,
@@ -66,7 +67,15 @@ from benchmarks.training.systems import (
     measured_of,
     result_of,
 )
-from benchmarks.training.systems_report import BASELINE, WIDTH, Measured, grouped, show_costs
+from benchmarks.training.systems_report import (
+    BASELINE,
+    WIDTH,
+    Measured,
+    add_plot_scores,
+    grouped,
+    plot_scores,
+    show_costs,
+)
 from benchmarks.training.training import CACHED_SHARE, IMAGES, PIXELS, Data, Recipe, find_data, pixels
 
 FULL = Extent(epochs=30, training=50_000, held_out=10_000, seeds=1)
@@ -74,7 +83,7 @@ QUICK = Extent(epochs=3, training=512, held_out=200, seeds=1)
 # The caches that serve the draws of the training with uniform sampling.
 UNIFORM_ROWS = ("lru", "uniform+plan")
 FEWER_EPOCHS = [name for name in WHY if name.startswith("uniform+plan")]
-NAMES = (UNIFORM_NAME, *FEWER_EPOCHS, *SYSTEMS)
+NAMES = (UNIFORM_NAME, *FEWER_EPOCHS, *SYSTEMS, *BY_RADIUS)
 # The longest come first, so that all end at about the same time.
 DEFAULT = ("spider-paper", "spider+plan", "spider-released", "shade", "impact", UNIFORM_NAME, "echo 2", *FEWER_EPOCHS)
 
@@ -233,7 +242,7 @@ def show(found: list[Measured], size: float, console: Console) -> None:
         "x lru",
         "by MIN",
         "different %",
-        "stand-ins %",
+        "substitutes %",
         "s per epoch",
     )
     for (system, share), ran in group.items():
@@ -310,6 +319,8 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
         # An interrupted measurement shows what it has measured.
         if found:
             show(found, CACHED_SHARE, console)
+            if arguments.plot_scores is not None:
+                plot_scores(found, arguments.plot_scores)
     if unfinished:
         raise TimeIsOver(f"{unfinished} trainings are left: the same command goes on")
 
@@ -328,6 +339,7 @@ def parse_arguments() -> argparse.Namespace:
         metavar="NAME",
         help="where images and network are (default here: %(default)s)",
     )
+    add_plot_scores(parser)
     parser.add_argument("--width", type=int, metavar="N", help="channels of the first stage (default 64, quick 8)")
     arguments = parser.parse_args()
     if arguments.minutes != float("inf") and arguments.state is None:

@@ -1,6 +1,6 @@
 """What a plan and samplers gain over an LRU cache, of what benchmarks.training.train has kept: figures and a picture.
 
-    .venv/bin/python -m benchmarks.training.headline
+    .venv-dev/bin/python -m benchmarks.training.headline
 
 Reads docs/results/train.json, prints the figures, and draws docs/results/headline.png. It measures nothing.
 """

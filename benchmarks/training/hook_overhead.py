@@ -1,7 +1,7 @@
 """The cost of the hook to a training step: the same training with the hook and without it, step by step in turns.
 
-    .venv/bin/python -m benchmarks.training.hook_overhead             about two minutes
-    .venv/bin/python -m benchmarks.training.hook_overhead --quick     some ten seconds, for a look
+    .venv-dev/bin/python -m benchmarks.training.hook_overhead             about two minutes
+    .venv-dev/bin/python -m benchmarks.training.hook_overhead --quick     some ten seconds, for a look
 
 Two copies of one residual network train on the same images. Their steps take turns in changing order, so that other
 load on the machine falls on both alike. A step takes a batch and does forward, backward and update. A real hook server

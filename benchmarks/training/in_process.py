@@ -1,11 +1,9 @@
 """The training of benchmarks/training/train.py without its mount, which the other benchmarks that train use.
 
 Images are decoded once into memory. The engine, the policy, the scorer and the sampler are those of a mount, and they
-are called in the order in which the daemon calls them. A batch teaches the embeddings of the samples that were served.
-Only time is missing: nobody waits, a stand-in is known at once, and bytes that were just fetched count as still in
+are called in the order in which the daemon calls them. A batch feeds the embeddings of the samples that were served.
+Only time is missing: no one waits, a substitute is known at once, and bytes that were just fetched count as still in
 landing. Reads are AHEAD batches ahead of the training, as those of two loader workers are.
-
-The module is long because one class plays the whole daemon, whose calls must come in the daemon's order.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -35,23 +33,21 @@ from benchmarks.training.training import (
     Steps,
     evaluate,
     find_data,
+    halved,
     sampler_named,
 )
 from spiderfs.core.engine import Engine
-from spiderfs.core.guided import MAX_NEIGHBOURS, MAX_STAND_INS, HubLimits
-from spiderfs.core.hints import Hint, Hub
-from spiderfs.core.learning.elastic import ElasticOptions
-from spiderfs.core.learning.teaching import Teaching, TeachingOptions
-from spiderfs.core.learning.worths import Worths
+from spiderfs.core.hints import Hint
+from spiderfs.core.learning.feed import ElasticOptions, PolicyFeed, PolicyFeedOptions, Worths
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.policy import Key, Policy
+from spiderfs.core.policy import MAX_NEIGHBOURS, MAX_SUBSTITUTIONS, Hub, HubLimits, Key, Policy
 from spiderfs.policies import POLICIES
 from spiderfs.policies.spider import Spider
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
-from spiderfs.scorer.scoring import ScorerOptions, Scoring
+from spiderfs.scorer.scoring import Calibration, ScorerOptions, Scoring
 from spiderfs.trace.format import TraceWriter
-from trainer_hook.connection.client import Client
+from trainer_hook.connection.client import HookClient
 
 # Two loader workers read two batches ahead each.
 AHEAD = 4
@@ -86,11 +82,12 @@ class Configuration:
     ratio: tuple[float, float] = (0.9, 0.8)
     """The share of the importance section at the beginning and at the end; 1 leaves no room for hubs."""
     stand_in_share: float = 1.0
-    """The share of misses that get their stand-in, if there is one; less than 1 acts as `substitute_when=late` does."""
-    max_stand_ins: int | None = MAX_STAND_INS
-    """How often a hub stands in per epoch; None is no limit."""
+    """The share of misses that get their substitute, if there is one; less than 1 acts as `substitute_when=late`
+    does."""
+    max_stand_ins: int | None = MAX_SUBSTITUTIONS
+    """How often a hub is a substitute per epoch; None is no limit."""
     max_neighbours: int | None = MAX_NEIGHBOURS
-    """For how many samples a hub may stand in; None is no limit."""
+    """For how many samples a hub may be the substitute; None is no limit."""
     coverage: float = 0.0
     """The share of the draws that are uniform."""
     weight_clip: float | None = None
@@ -102,8 +99,14 @@ class Configuration:
     """So many epochs at the beginning are drawn uniformly; scores are already learned in them."""
     neighbours: int = ScorerOptions().neighbours
     """k: the scorer counts neighbours among so many nearest samples."""
+    radius: float | Calibration = ScorerOptions().radius
+    """The radius, or how the scorer calibrates it."""
+    radius_share: float = ScorerOptions().radius_share
+    """For "class": the share of a class that are neighbours."""
     radius_quantile: float = ScorerOptions().radius_quantile
-    """The quantile of distances by which the scorer calibrates its radius."""
+    """For "nearest": the quantile of distances by which the scorer calibrates its radius."""
+    embeddings: Literal["unit", "raw"] = "unit"
+    """Whether the scorer compares embeddings of length 1, or as the network makes them, all their numbers."""
     sharpness: float = 1.0
     """The sampler draws by the scores to this power; the cache ranks by the scores themselves."""
 
@@ -143,6 +146,10 @@ class Epoch:
     ratio: float  # of the importance section, at the end
     top1: float  # on a part of the held-out images
     reads_share: float = 1.0  # reads for training, of the training set
+    sigma: float = 0.0  # the deviation of the scores at the end (SpiderCache, figure 6(c))
+    beta: int = 0  # of the elastic ratio at the end (equation 5)
+    radius: float = 0.0  # in this epoch, if scores are of the graph
+    mean_same: float = 0.0  # x_same, over the samples that were scored
 
 
 @dataclass(frozen=True)
@@ -178,7 +185,7 @@ class Counts:
 
 
 class SharedCache:
-    """What trainings on one mount share: the engine, what they teach it, and the samples that are in landing."""
+    """What trainings on one mount share: the engine, what they feed it, and the samples that are in landing."""
 
     def __init__(
         self,
@@ -196,14 +203,14 @@ class SharedCache:
         self.landing: set[Key] = set()
         """The samples of the batch that is being learned."""
         self._sizes = sizes
-        options = TeachingOptions(ElasticOptions(start=start, end=end))
-        self.teaching = Teaching(self.engine, self._size_of, options, note, worths)
-        self._courses = 0
+        options = PolicyFeedOptions(ElasticOptions(start=start, end=end))
+        self.feed = PolicyFeed(self.engine, self._size_of, options, note, worths)
+        self._job_datasets = 0
 
-    def next_course(self) -> int:
-        """The number of a course that begins."""
-        self._courses += 1
-        return self._courses
+    def next_job_dataset(self) -> int:
+        """The number of a job dataset that begins."""
+        self._job_datasets += 1
+        return self._job_datasets
 
     def _size_of(self, sample: Key) -> int | None:
         assert isinstance(sample, int)
@@ -233,22 +240,28 @@ class Cache:
         self._trace = trace
         self._rng = np.random.default_rng([seed, 1])
         shared = shared or SharedCache(configuration, sizes, capacity, note=self._noted)
-        self._shared, self.engine, self._teaching = shared, shared.engine, shared.teaching
-        self._number = shared.next_course()
-        self._course_id, self._job_id = str(self._number), f"training {self._number}"
+        self._shared, self.engine, self._feed = shared, shared.engine, shared.feed
+        self._number = shared.next_job_dataset()
+        self._job_dataset_id, self._job_id = str(self._number), f"training {self._number}"
         self._index_of: dict[Key, int] = {sample: sample for sample in range(len(sizes))}
         self.scorer: Scoring | None = None
         self._epochs_done = self._accesses = self._epoch = 0
         self.counts = Counts()
         if configuration.scores:
-            settings = ScorerOptions(configuration.neighbours, radius_quantile=configuration.radius_quantile)
+            settings = ScorerOptions(
+                configuration.neighbours,
+                configuration.radius,
+                configuration.radius_share,
+                configuration.radius_quantile,
+                configuration.embeddings,
+            )
             self.scorer = SCORINGS[configuration.scores](labels, dimension, settings)
-            self._teaching.begin_job(self._job_id, epochs)
-            self._teaching.begin(self._course_id, self._job_id, dict(enumerate(labels)))
+            self._feed.begin_job(self._job_id, epochs)
+            self._feed.begin(self._job_dataset_id, self._job_id, dict(enumerate(labels)))
 
     def _noted(self, hint: Hint) -> None:
         if self._trace is not None:
-            self._trace.hint(self._accesses, hint, int)
+            self._trace.event(self._accesses, hint)
 
     # -- as the client of a SpiderSampler
 
@@ -261,10 +274,10 @@ class Cache:
         return np.array([sample in self.engine.members for sample in range(len(self._sizes))])
 
     def warm_up(self, name: str, active: bool) -> None:
-        self._teaching.warm_up(self._course_id, active)
+        self._feed.warm_up(self._job_dataset_id, active)
 
     def pin(self, name: str, indices: NDArray[np.int64], timeout_s: float) -> int:
-        for _ in self._teaching.pin(self._course_id, indices.tolist()):
+        for _ in self._feed.pin(self._job_dataset_id, indices.tolist()):
             pass
         return len(indices)
 
@@ -275,17 +288,19 @@ class Cache:
         if self.configuration.planned:
             indices = np.array(order, np.uint32)
             epoch = PlannedEpoch(number, range(len(self._sizes)), self._index_of, indices)
-            self.engine.plan(self._job_id, self._course_id, epoch, float(self._accesses), begun)
+            self.engine.plan(self._job_id, self._job_dataset_id, epoch, float(self._accesses), begun)
             if begun:
                 self._epoch = number
 
     def progressed(self, dispatched: int, taken: int) -> None:
-        """Tell the engine how many samples of the current epoch are about to be read, and how many were read before."""
+        """Pass the engine how many samples of the current epoch are about to be read, and how many were read before."""
         if self.configuration.planned:
-            self.engine.progressed(self._job_id, self._course_id, self._epoch, dispatched, taken, float(self._accesses))
+            self.engine.progressed(
+                self._job_id, self._job_dataset_id, self._epoch, dispatched, taken, float(self._accesses)
+            )
 
     def read(self, wanted: int) -> int:
-        """Read a sample; returns the sample that is served, which may be a stand-in."""
+        """Read a sample; returns the sample that is served, which may be a substitute."""
         self._accesses += 1
         self.counts.opens += 1
         size = self._sizes[wanted]
@@ -300,7 +315,7 @@ class Cache:
         else:
             self.counts.origin_bytes += size
         if self.scorer is not None:
-            self._teaching.served(self._course_id, wanted, given)
+            self._feed.served(self._job_dataset_id, wanted, given)
         self.engine.opened(given, self._sizes[given])
         if self._trace is not None:
             if given == wanted:
@@ -313,7 +328,7 @@ class Cache:
         """The sample that a reader gets for this one, which is not cached."""
         if self.scorer is None or self._rng.random() >= self.configuration.stand_in_share:
             return wanted
-        found = self._teaching.stand_in(self._course_id, wanted)
+        found = self._feed.substitute(self._job_dataset_id, wanted)
         given = wanted if found is None else found
         assert isinstance(given, int)
         return given
@@ -324,13 +339,13 @@ class Cache:
         """Learn from a batch: from the samples that were trained on, not from those that were asked for."""
         if self.scorer is None:
             return
-        course_id = self._course_id
+        job_dataset_id = self._job_dataset_id
         scored = self.scorer.batch(served, embeddings, losses)
-        self._teaching.scored(course_id, scored.ids.tolist(), scored.scores.tolist())
-        hub = scored.hub(skip=lambda sample: self._teaching.is_hub(course_id, sample))
+        self._feed.scored(job_dataset_id, scored.ids.tolist(), scored.scores.tolist())
+        hub = scored.hub(skip=lambda sample: self._feed.is_hub(job_dataset_id, sample))
         if hub is not None:
             self._shared.landing = set(served.tolist())
-            self._teaching.hub_found(Hub(hub.id, course_id, hub.neighbours.tolist(), hub.distances.tolist()))
+            self._feed.hub_found(Hub(hub.id, job_dataset_id, hub.neighbours.tolist(), hub.distances.tolist()))
             self._shared.landing.clear()
 
     def epoch_end(self, accuracy: float) -> None:
@@ -340,11 +355,16 @@ class Cache:
             return
         self.scorer.new_epoch()
         # Epochs are counted from 0, as the hook counts them.
-        self._teaching.epoch_ended(self._job_id, self._epochs_done - 1, {self._course_id: self.scorer.sigma}, accuracy)
+        self._feed.epoch_ended(self._job_id, self._epochs_done - 1, {self._job_dataset_id: self.scorer.sigma}, accuracy)
 
     @property
     def ratio(self) -> float:
-        return self._teaching.status().ratio or 0.0
+        return self._feed.status().ratio or 0.0
+
+    @property
+    def beta(self) -> int:
+        """Of equation 5: 1 once sigma has fallen."""
+        return next((job.beta for job in self._feed.status().jobs if job.job_id == self._job_id), 0)
 
     def graph(self) -> dict[str, float]:
         return asdict(self.scorer.statistics()) if isinstance(self.scorer, Scorer) else {}
@@ -380,11 +400,12 @@ class Training:
         self.model = model
         self._features, self._classifier = model[:-1], cast(nn.Linear, model[-1])
         self.capacity = pool.capacity(configuration.cached_share)
-        width = recipe.embedded(torch.zeros(1, self._classifier.in_features)).shape[1]
+        self._embedded = halved if configuration.embeddings == "raw" else recipe.embedded
+        width = self._embedded(torch.zeros(1, self._classifier.in_features)).shape[1]
         labels = pool.labels.tolist()
         self.cache = Cache(configuration, labels, pool.sizes, self.capacity, width, seed, epochs, trace, shared)
-        self.sampler = sampler_named(sampler, self._samples, seed, **by_scores)
-        self.sampler.bind(cast(Client, self.cache), "train")
+        self.sampler = sampler_named(sampler, self._samples, seed, epochs, **by_scores)
+        self.sampler.bind(cast(HookClient, self.cache), "train")
         self.sampler.offer(self.evaluated)
         self.steps = Steps(model, epochs, self._samples, recipe.batch, recipe.optimizer)
         self._part = replace(
@@ -441,11 +462,12 @@ class Training:
             yield
         figures = self._figures(len(set(drawn)), len(trained_on))
         cache.epoch_end(figures.top1)
+        figures = replace(figures, beta=cache.beta)
         sampler.epoch_end(figures.top1)
         return read, figures
 
     def _figures(self, drawn: int, trained_on: int) -> Epoch:
-        counts = self.cache.counts
+        counts, graph = self.cache.counts, self.cache.graph()
         return Epoch(
             hit_ratio=counts.hits / counts.opens,
             origin_bytes_per_sample=counts.origin_bytes / counts.opens,
@@ -455,6 +477,9 @@ class Training:
             ratio=self.cache.ratio,
             top1=self.top1(self._part),
             reads_share=counts.opens / self._samples,
+            sigma=graph.get("sigma", 0.0),
+            radius=graph.get("radius", 0.0),
+            mean_same=graph.get("mean_same", 0.0),
         )
 
     def top1(self, held_out: Data) -> float:
@@ -496,7 +521,7 @@ class Training:
         return embeddings, nn.functional.cross_entropy(output.float(), self.pool.labels[chosen], reduction="none")
 
     def _learn(self, served: list[int], embeddings: Tensor, losses: Tensor) -> None:
-        sent = self.recipe.embedded(embeddings.detach()).cpu().numpy()
+        sent = self._embedded(embeddings.detach()).cpu().numpy()
         self.cache.learn(np.array(served), sent, losses.detach().cpu().numpy())
 
     def _step(self, wanted: list[int], served: list[int]) -> None:

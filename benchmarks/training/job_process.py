@@ -1,6 +1,6 @@
 """A process that runs one training after another, as they are asked for: a real data loader, and nothing is trained.
 
-The process that measures starts some of these, and tells each through a pipe when to begin. So torch is imported once.
+The process that measures starts some of these, and sends each through a pipe when to begin. So torch is imported once.
 After a batch comes a step of fixed length in which nothing is computed, so that the cores are not the limit.
 """
 
@@ -77,12 +77,12 @@ class JobProcess:
 
     def ready(self) -> None:
         """Wait until the training is made and its plan, if it has one, was declared."""
-        assert self.told() == "ready"
+        assert self.receive() == "ready"
 
     def begin(self) -> None:
         self.pipe.send("begin")
 
-    def told(self) -> Any:
+    def receive(self) -> Any:
         """What the training says next: an Epoch after each, then None; raises RuntimeError if it has failed.
 
         It has failed, too, if it has not read each sample of an epoch exactly once.

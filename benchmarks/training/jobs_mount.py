@@ -1,15 +1,15 @@
 """Several trainings on one mount: what each fetches from a slow source, with exchange and without, and its time.
 
-    .venv/bin/python -m benchmarks.training.jobs_mount --json FILE     nine minutes on a quiet machine
-    .venv/bin/python -m benchmarks.training.jobs_mount --immutable     the same, of mounts with -o immutable
-    .venv/bin/python -m benchmarks.training.jobs_mount --quick         under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.training.jobs_mount --json FILE     nine minutes on a quiet machine
+    .venv-dev/bin/python -m benchmarks.training.jobs_mount --immutable     the same, of mounts with -o immutable
+    .venv-dev/bin/python -m benchmarks.training.jobs_mount --quick         under a minute, for a look
 
 Each training is a process with a PyTorch DataLoader of two workers. After each batch comes a step of fixed length in
 which nothing is computed. What loaders have in hand must be far less than the cache holds, so batches are small: of 8
 samples, and of 2 where 5 % are cached. The source answers 5 ms late. Each run has a mount of its own with an empty
 cache; systems take turns, round by round:
 
-    no sharing   the policy lru; nothing is told to the mount
+    no sharing   the policy lru; nothing is published to the mount
     plan         trainer_hook.plan
     exchange     trainer_hook.plan(..., share=True)
 
@@ -182,7 +182,7 @@ class Bench:
                 job.ready()
             for job in orders:
                 job.begin()
-            done, begin, end = self._heard(mount, orders)
+            done, begin, end = self._received(mount, orders)
             cached = self._cached(mount)
         reads = situation.batch * sum(begin.at_s < at_s <= end.at_s for epoch in done for at_s in epoch.taken_s)
         return Found(
@@ -196,15 +196,15 @@ class Bench:
             self._steps_s,
         )
 
-    def _heard(self, mount: Path, orders: dict[JobProcess, Order]) -> tuple[list[Epoch], Moment, Moment]:
+    def _received(self, mount: Path, orders: dict[JobProcess, Order]) -> tuple[list[Epoch], Moment, Moment]:
         """All epochs of these trainings, and the moments between which fetches count."""
         found: list[Epoch] = []
         begun: set[JobProcess] = set()
         running = dict(orders)
         begin = end = None
         while running:
-            for job in telling(running):
-                epoch = job.told()
+            for job in with_results(running):
+                epoch = job.receive()
                 if epoch is None:
                     del running[job]
                     continue
@@ -236,8 +236,8 @@ class Bench:
                         job.begin()
                         steps_s.append(self._steps_s * step)
                         running[job] = None
-                for job in telling(running):
-                    epoch = job.told()
+                for job in with_results(running):
+                    epoch = job.receive()
                     if epoch is None:
                         del running[job]
                     else:
@@ -277,8 +277,8 @@ class Moment:
         return cls(time.monotonic(), counted["origin_bytes"], counted["opens"] - counted["opens_hit"])
 
 
-def telling(running: Collection[JobProcess]) -> Iterator[JobProcess]:
-    """Those of the processes that have something to tell, when there is one."""
+def with_results(running: Collection[JobProcess]) -> Iterator[JobProcess]:
+    """Those of the processes that have sent something, when there is one."""
     by_pipe = {job.pipe: job for job in running}
     for pipe in wait(list(by_pipe)):
         yield by_pipe[pipe]  # type: ignore[index]

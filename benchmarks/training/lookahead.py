@@ -1,7 +1,7 @@
 """How many bytes it costs to know a plan later, or to fetch earlier for it: the engine alone, without mount or clock.
 
-    .venv/bin/python -m benchmarks.training.lookahead --json FILE     two minutes
-    .venv/bin/python -m benchmarks.training.lookahead --quick         some seconds
+    .venv-dev/bin/python -m benchmarks.training.lookahead --json FILE     two minutes
+    .venv-dev/bin/python -m benchmarks.training.lookahead --quick         some seconds
 
 Epochs are drawn with replacement by weights whose spread is that of a graph's scores (lognormal, sigma 0.5: 59 % of
 the draws are different samples, as with SpiderSampler on CIFAR-10). All samples have one size, and a fifth is cached.
@@ -37,16 +37,16 @@ from benchmarks.common.command import command_line
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save
 from benchmarks.serving.stall import log_rank_weights
-from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.core.plans.fetch_limits import FIRST, LEAST, MOST
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Key
 from spiderfs.core.rooms import LANDING_FILES, LANDING_SHARE
 from spiderfs.daemon.caching.fetch_ahead import BURST_SHARE
-from spiderfs.policies.belady import Belady
+from spiderfs.policies.baselines import Belady
 from spiderfs.policies.spider import Spider
 from spiderfs.simulation.replay import replay
+from spiderfs.trace.format import Accesses
 
 SAMPLE_BYTES = 100
 CACHED_SHARE = 0.20

@@ -1,7 +1,7 @@
 """Why ImPACT's cache has fewer hits here than in its paper: one change at a time, and whose hits are lost.
 
-    .venv/bin/python -m benchmarks.training.missing_hits --data DIR --json FILE    some minutes
-    .venv/bin/python -m benchmarks.training.missing_hits --data DIR --quick        under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.training.missing_hits --data DIR --json FILE    some minutes
+    .venv-dev/bin/python -m benchmarks.training.missing_hits --data DIR --quick        under a minute, for a look
 
 Trainings without a mount (in_process.py), with a fifth of the bytes cached. The paper reports 37 % of hits with the
 H-cache alone and 43 % with all of it, for a fifth. A sample of which a share p of all has a lower loss is drawn with
@@ -14,13 +14,13 @@ do not move, and a cache that is all H-part, give. The rows take the two apart, 
     H-list of a fifth          the list has as many samples as the cache holds, as in the paper's example for ImageNet
     ranks stand still          from the fifth epoch on sampler and cache have the losses that they had then
     still, all for H           both: the paper's 37 %
-    any class                  any L-member stands in for any L-sample, each once, and not only within a class
-    any class, no limit        the same as often as it is asked, as in the paper; the member is drawn at random
+    any class                  any L-member substitutes for any L-sample, each once, and not only within a class
+    any class, no limit        the same as often as it is asked, which the paper does not do; the member is random
     impact                     with S, the samples that are evaluated before each epoch, in a quarter of the cache
     impact, S of 1 sample      the same warm-up, but the whole cache is left to the parts
 
 Hits are in % of the reads of epochs 5 to the last, by the sample that was asked for: H-samples, samples of S, L-samples
-that were cached themselves, and samples that got a stand-in. "With S" counts the reads for evaluation too.
+that were cached themselves, and samples that got a substitute. "With S" counts the reads for evaluation too.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from benchmarks.common.side_by_side import add_jobs, side_by_side
 from benchmarks.training.in_process import Configuration, Pool, Training, pool_in
 from benchmarks.training.training import IMAGES
 from spiderfs.core.policy import Key
-from spiderfs.policies import POLICIES, impact_course
+from spiderfs.policies import POLICIES, impact
 from spiderfs.policies import impact as impact_policy
 from spiderfs.policies.impact import Impact
-from trainer_hook.connection.client import Client
+from trainer_hook.connection.client import HookClient
 
 FULL = Extent(epochs=8, training=3_000, held_out=500, seeds=3)
 QUICK = Extent(epochs=6, training=600, held_out=200, seeds=1)
@@ -92,18 +92,18 @@ class CountedImpact(Impact):
         self.counts["misses", self._kind(key)] += 1
         super().missed(key, size)
 
-    def stood_in(self, course_id: str, stand_in: Key, wanted: Key) -> None:
+    def substituted(self, job_dataset_id: str, substitute: Key, wanted: Key) -> None:
         self.counts["stand-ins", self._kind(wanted)] += 1
         self._is_given = True
-        super().stood_in(course_id, stand_in, wanted)
+        super().substituted(job_dataset_id, substitute, wanted)
 
     def scored(self, key: Key, score: float) -> None:
         if not self.still:
             super().scored(key, score)
 
-    def scored_by(self, course_id: str, key: Key, score: float) -> None:
+    def scored_by(self, job_dataset_id: str, key: Key, score: float) -> None:
         if not self.still:
-            super().scored_by(course_id, key, score)
+            super().scored_by(job_dataset_id, key, score)
 
     def _kind(self, key: Key) -> str:
         return "S" if key in self._pins else "H" if not self.ranks_low(key) else "L"
@@ -115,12 +115,12 @@ class AllForHigh(CountedImpact):
 
 
 class AnyClass(CountedImpact):
-    """Stand-ins are found as if all samples had one label."""
+    """Substitutes are found as if all samples had one label."""
 
     name = "impact, counted, any class"
 
-    def listed(self, course_id: str, labels: Mapping[Key, int]) -> None:
-        super().listed(course_id, dict.fromkeys(labels, 0))
+    def listed(self, job_dataset_id: str, labels: Mapping[Key, int]) -> None:
+        super().listed(job_dataset_id, dict.fromkeys(labels, 0))
 
 
 class NoLimit(CountedImpact):
@@ -132,7 +132,7 @@ class NoLimit(CountedImpact):
         super().__init__()
         self._random = random.Random(0)
 
-    def stand_in(self, course_id: str, key: Key) -> Key | None:
+    def substitute_for(self, job_dataset_id: str, key: Key) -> Key | None:
         if key in self._sizes or key not in self._worths or not self.ranks_low(key):
             return None
         members = [*self._old.low, *self._parts.low]
@@ -155,7 +155,7 @@ class CountedTraining(Training):
         self.policy.still = True
         scores = self.cache.scores("train", 0.0)
         assert scores is not None
-        self.sampler.bind(cast(Client, _Still(self.cache, scores.copy())), "train")
+        self.sampler.bind(cast(HookClient, _Still(self.cache, scores.copy())), "train")
 
     def evaluated(self, samples: NDArray[np.int64]) -> NDArray[np.float32]:
         before = self.policy.counts.copy()
@@ -186,13 +186,13 @@ class Variant:
     constants: Mapping[tuple[ModuleType, str], float] = field(default_factory=dict)
 
 
-SELDOM = {(impact_course, "LISTED_AFTER_READS"): float("inf")}
+SELDOM = {(impact, "LISTED_AFTER_READS"): float("inf")}
 NO_LOW = {(impact_policy, "LOW_LEAST_SHARE"): 0.0}
 VARIANTS = {
     "icache": Variant(),
     "one list an epoch": Variant(constants=SELDOM),
     "all room for H-samples": Variant(policy=AllForHigh, constants=NO_LOW),
-    "H-list of a fifth": Variant(constants={(impact_course, "H_SHARE"): 0.2}),
+    "H-list of a fifth": Variant(constants={(impact, "H_SHARE"): 0.2}),
     "ranks stand still": Variant(still=True),
     "still, all for H": Variant(policy=AllForHigh, still=True, constants=NO_LOW),
     "any class": Variant(policy=AnyClass),
@@ -268,7 +268,7 @@ def changed(constants: Mapping[tuple[ModuleType, str], float]) -> Iterator[None]
 
 
 def show(found: list[Hits], console: Console) -> None:
-    table = plain_table("Hits, % of reads", "", "all", "H", "S", "L", "stand-ins", "with S", "room for H")
+    table = plain_table("Hits, % of reads", "", "all", "H", "S", "L", "substitutes", "with S", "room for H")
     for name in VARIANTS:
         rows = [hits for hits in found if hits.variant == name]
         if rows:

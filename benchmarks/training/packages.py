@@ -1,7 +1,7 @@
 """The gain from packages at the source, for policy=impact on a source that is far away.
 
-    .venv/bin/python -m benchmarks.training.packages --json FILE     some four minutes
-    .venv/bin/python -m benchmarks.training.packages --quick         a minute, for a look
+    .venv-dev/bin/python -m benchmarks.training.packages --json FILE     some four minutes
+    .venv-dev/bin/python -m benchmarks.training.packages --quick         a minute, for a look
 
 A reader with 8 threads reads epochs as ImpactSampler draws them: if the loss of a sample is above the losses of a share
 p of all samples, the sample is in an epoch with probability p. Losses are known and never change, so nothing is trained
@@ -36,7 +36,7 @@ from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
 from spiderfs.sources.source import Version
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.store import ContentKey, Keep
-from trainer_hook import Client, Declaration
+from trainer_hook import Declaration, HookClient
 from trainer_hook.connection.mounts import socket_finder
 
 LATENCY_MS = 5.0
@@ -87,7 +87,7 @@ def train(point: Path, names: list[str], epochs: int, plan: bool) -> tuple[list[
     labels = np.arange(len(names), dtype=np.int32) % CLASSES
     rng = np.random.default_rng(1)
     losses = rng.permutation(len(names)) / len(names) + 0.01
-    client = Client(socket_finder(point, None), Hello("packages", "packages"))
+    client = HookClient(socket_finder(point, None), Hello("packages", "packages"))
     client.declare(Declaration("train", "train", [name.encode() for name in names], labels))
     client.scores("train", 60.0)
     done = []
@@ -184,7 +184,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     extent: Extent = arguments.extent
     rows: list[dict[str, Any]] = []
     for size, files in extent.files.items():
-        headings = ("", "seconds", "reads", "MB", "hits", "stand-ins", "loaded", "written")
+        headings = ("", "seconds", "reads", "MB", "hits", "substitutes", "loaded", "written")
         title = f"{files} files of {size} bytes, {LATENCY_MS:g} ms away: means of an epoch"
         table = plain_table(title, *headings)
         for variant, options in VARIANTS.items():

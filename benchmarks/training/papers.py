@@ -156,7 +156,7 @@ def compare_table_6(group: Group, console: Console) -> None:
     for size in sizes:
         table = plain_table(
             f"Table 6 of SpiderCache, {size:.0%} cached, beside the row whose ratio stays at 90 %, by seed",
-            *("", "seeds", "ratio at the end", "hits %", "stand-ins %", "top-1 points, 95 %", "reported"),
+            *("", "seeds", "ratio at the end", "hits %", "substitutes %", "top-1 points, 95 %", "reported"),
             *("points apart", " ", "x its bytes", "x its minutes, reported"),
             words=("", " "),
         )

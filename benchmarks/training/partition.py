@@ -1,14 +1,14 @@
 """Whether the law of the bottleneck predicts what a partition of the cache among forms is worth.
 
-    .venv/bin/python -m benchmarks.training.partition                some eight minutes
-    .venv/bin/python -m benchmarks.training.partition --data DIR     the same, of the images in DIR
-    .venv/bin/python -m benchmarks.training.partition --quick        some two minutes, for a look
+    .venv-dev/bin/python -m benchmarks.training.partition                some eight minutes
+    .venv-dev/bin/python -m benchmarks.training.partition --data DIR     the same, of the images in DIR
+    .venv-dev/bin/python -m benchmarks.training.partition --quick        some two minutes, for a look
 
 A PyTorch DataLoader reads images through a mount, as benchmarks.serving.image_loader does: Pillow decodes and crops
 each at random. Nothing is trained. In each of four settings (a slow source, a slow processor, a small cache, and a
 narrow line, for which equation 9 was made), `spiderfs profile` measures and predicts; then the loader reads epochs
 through one mount for each of six splits (`-o forms=`), and through one with forms=auto. The mount holds originals (E),
-BMP views (D), and what the loader gave of some samples (A, made anew after three uses): these are chosen among those
+BMP views (D), and what the loader gave of some samples (A, made again after three uses): these are chosen among those
 that are shown as originals, as the law has each sample in one form. Mounts are not immutable, for with so few images
 the page cache would hold all that the cache does not.
 
@@ -53,8 +53,7 @@ from spiderfs.profiling.private_mount import settings_in
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.recipe import READY
 from spiderfs.views.tree import Forms
-from trainer_hook.refurbishing.directory_store import Missing, PartialStore
-from trainer_hook.refurbishing.mount_store import MountStore
+from trainer_hook.refurbishing.stores import Missing, MountStore, PartialStore
 
 VIEW = "bmp256"
 BATCH = 16

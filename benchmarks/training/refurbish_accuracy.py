@@ -1,7 +1,7 @@
 """What it costs in accuracy to use partly augmented samples several times (`trainer_hook.refurbish`), seed by seed.
 
-    .venv/bin/python -m benchmarks.training.refurbish_accuracy --data DIR --json FILE --jobs 2
-    .venv/bin/python -m benchmarks.training.refurbish_accuracy --data DIR --quick           under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.training.refurbish_accuracy --data DIR --json FILE --jobs 2
+    .venv-dev/bin/python -m benchmarks.training.refurbish_accuracy --data DIR --quick       under a minute, for a look
 
 DIR holds train/CLASS/NAME and test/CLASS/NAME. A small network is trained on few images for many epochs, so that it
 needs augmentation: two layers of RandAugment, a random crop, mirroring. With r=2 and r=3 both layers are cached, as in
@@ -42,6 +42,7 @@ from benchmarks.common.command import add_data, add_names, command_line
 from benchmarks.common.extent import Extent, add_extent, extent_of
 from benchmarks.common.interruption import exit_status
 from benchmarks.common.results import machine, plain_table, save, spread, wide_console
+from benchmarks.common.schedules import NaiveGenerations
 from benchmarks.common.side_by_side import add_jobs, side_by_side, time_left
 from benchmarks.training.training import (
     BATCH,
@@ -112,14 +113,6 @@ class Pictures(Dataset[tuple[Any, int]]):
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return self.transform(self.images[index]), self.labels[index]
-
-
-class NaiveGenerations(Generations):
-    """Renews all samples in the same epochs, in an order that does not ask which are renewed."""
-
-    def __init__(self, samples: int, reuse: int, kept: int, seed: int, order: int = 0) -> None:
-        super().__init__(samples, reuse, kept, seed, order)
-        self._shift = np.zeros(samples, np.int64)
 
 
 class Pool(NamedTuple):

@@ -1,12 +1,10 @@
 """Whether a change of the code changes what trainings measure: small trainings by this checkout and by another.
 
-    .venv/bin/python -m benchmarks.training.same_figures --data DIR --other CHECKOUT
-    .venv/bin/python -m benchmarks.training.same_figures --data DIR --other CHECKOUT --quick      with fewer images
-    .venv/bin/python -m benchmarks.training.same_figures --data DIR --other CHECKOUT --keep
+    .venv-dev/bin/python -m benchmarks.training.same_figures --data DIR --other CHECKOUT
+    .venv-dev/bin/python -m benchmarks.training.same_figures --data DIR --other CHECKOUT --quick      with fewer images
 
-DIR holds train/CLASS/NAME and test/CLASS/NAME. A change that only gives the code another shape leaves every figure of
-each training as it was, to the last digit, on the same machine. With --keep, the kept results that were measured with
-the code of the other checkout then name the code of this one too, as code that trains the same.
+DIR holds train/CLASS/NAME and test/CLASS/NAME. A refactoring leaves every figure of each training run as it was, to the
+last digit, on the same machine.
 """
 
 from __future__ import annotations
@@ -20,10 +18,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common import code_behind
 from benchmarks.common.command import add_data, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.results import one_run_a_line, plain_table, save, wide_console
+from benchmarks.common.results import ROOT, plain_table, save, wide_console
 from benchmarks.training.training import IMAGES
 
 RUNS = {
@@ -35,7 +32,7 @@ FULL, QUICK = ("900", "4"), ("300", "3")
 """Training images and epochs."""
 MEASURED = {"accuracy": "runs", "systems": "measured"}
 # They differ from run to run, and say nothing of what was trained.
-LEFT_OUT = ("seconds", "machine", "code")
+LEFT_OUT = ("seconds", "machine")
 
 
 def figures(checkout: Path, benchmark: str, arguments: argparse.Namespace, file: Path) -> list[Any]:
@@ -59,7 +56,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
         for benchmark in RUNS:
             ours, theirs = (
                 figures(checkout, benchmark, arguments, scratch / f"{name}-{benchmark}.json")
-                for name, checkout in (("ours", code_behind.ROOT), ("theirs", arguments.other))
+                for name, checkout in (("ours", ROOT), ("theirs", arguments.other))
             )
             equal = sum(one == other for one, other in zip(ours, theirs, strict=True))
             table.add_row(benchmark, str(len(ours)), str(equal))
@@ -67,30 +64,13 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     console.print(table)
     save(arguments.json, {"rows": rows})
     if any(row["equal"] < row["trainings"] for row in rows):
-        raise RuntimeError("the checkouts do not train the same: the kept results stay as they are")
-    if arguments.keep:
-        keep(arguments.other, console)
-
-
-def keep(other: Path, console: Console) -> None:
-    """Have the results that `other` has measured name the code of this checkout too."""
-    for path in sorted((code_behind.ROOT / "docs/results").glob("*.json")):
-        places, result = code_behind.DECIDED_BY[path.stem], json.loads(path.read_text())
-        if places != code_behind.TRAINED:
-            continue
-        before = code_behind.hash_of(places, other)
-        measured = all(code["hash"] == before for code in result.get("code", [code_behind.UNKNOWN]))
-        # What `other` was shown to train the same as, this code trains the same as, too.
-        if measured or result.get(code_behind.SAME) == before:
-            path.write_text(one_run_a_line(result | {code_behind.SAME: code_behind.hash_of(places)}) + "\n")
-            console.print(f"kept: {path.name}", highlight=False)
+        raise RuntimeError("the checkouts do not train the same")
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
     add_data(parser, IMAGES, required=True)
     parser.add_argument("--other", type=Path, required=True, metavar="CHECKOUT", help="the code to compare with")
-    parser.add_argument("--keep", action="store_true", help="note in the kept results that this code trains the same")
     arguments = parser.parse_args()
     arguments.data, arguments.other = arguments.data.resolve(), arguments.other.resolve()
     return arguments

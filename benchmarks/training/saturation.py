@@ -1,6 +1,6 @@
 """How fast a training may be before rows are left out, how old scores become then, and how right they are.
 
-    .venv/bin/python -m benchmarks.training.saturation [--quick] [--large] [--json FILE]
+    .venv-dev/bin/python -m benchmarks.training.saturation [--quick] [--large] [--json FILE]
 
 A client of the hook sends batches of 128 samples at growing rates to a hook server with a scorer, in a process of its
 own whose index is filled first. The samples come in the order of epochs, a new one each time. --large measures
@@ -57,7 +57,7 @@ from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
-from trainer_hook import Client, Declaration
+from trainer_hook import Declaration, HookClient
 
 BATCH = 128
 DIMENSION = 64
@@ -121,7 +121,7 @@ class FilledTraining(Training):
 
     async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
         declared = await super().samples(trainer, samples)
-        scorer = self.trainers.course_of(trainer, samples.name).scoring_for("graph", DIMENSION, ScorerOptions())
+        scorer = self.trainers.job_dataset_of(trainer, samples.name).scoring_for("graph", DIMENSION, ScorerOptions())
         assert isinstance(scorer, Scorer)
         made = embeddings_of(len(samples))
         order = np.random.default_rng(0).permutation(len(samples))
@@ -133,14 +133,14 @@ class FilledTraining(Training):
         return declared
 
     def report(self) -> Report:
-        (course,) = self.courses
-        scorer = course.scorings["graph"]
+        (job_dataset,) = self.job_datasets
+        scorer = job_dataset.scorings["graph"]
         assert isinstance(scorer, Scorer)
         rng = np.random.default_rng(0)
         ids = rng.choice(np.flatnonzero(scorer._scored), COMPARED, replace=False)
         return Report(
-            course.thinning.left_out_share,
-            course.thinning.ages().oldest,
+            job_dataset.thinning.left_out_share,
+            job_dataset.thinning.ages().oldest,
             correlation(exact(scorer, ids), scorer.scores[ids]),
             scorer.recall(COMPARED, rng),
             scorer.index.bytes_per_sample,
@@ -189,7 +189,7 @@ def _serve(
 class Daemon(NamedTuple):
     """A daemon of its own that knows a list, and a client of the hook that is connected to it."""
 
-    client: Client
+    client: HookClient
     counters: SharedCounters
     embeddings: Embeddings
     asked: multiprocessing.connection.Connection
@@ -213,7 +213,7 @@ def connected(samples: int) -> Iterator[Daemon]:
         process.start()
         try:
             assert ready.wait(PATIENCE_S), "the daemon did not start"
-            client = Client(lambda: place / "hook.sock", Hello("saturation", "saturation"))
+            client = HookClient(lambda: place / "hook.sock", Hello("saturation", "saturation"))
             made = embeddings_of(samples)
             paths = [b"train/%07d" % number for number in range(samples)]
             client.declare(Declaration(NAME, NAME, paths, made.labels.astype(np.int32)))

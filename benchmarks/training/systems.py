@@ -1,7 +1,7 @@
 """The papers' systems side by side, each with its own sampler and cache: what they save, and what it costs.
 
-    .venv/bin/python -m benchmarks.training.systems --data DIR --json FILE --plot PNG    all of it, twenty minutes
-    .venv/bin/python -m benchmarks.training.systems --data DIR --quick             under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.training.systems --data DIR --json FILE --plot PNG    all of it, twenty minutes
+    .venv-dev/bin/python -m benchmarks.training.systems --data DIR --quick             under a minute, for a look
 
 The benchmark trains without a mount, as benchmarks/training/in_process.py does, with the policies, scorings and
 samplers of the product. It says nothing about time; benchmarks/training/train.py measures that. What a sampler draws
@@ -14,20 +14,26 @@ share one training.
                       is filled once, since what is read in an epoch is of no use until the next
     echo 2            each sample twice while it is cached, and then not again before all others; the engine is told of
                       each epoch when it begins (data echoing)
-    shade             draws by the ranks of losses, three times as often what is cached and above the mean; no floor
-    icache            half of the samples, the harder ones likelier; easy ones stand in within their class
+    echo 3            three times
+    infobatch         half of the samples below the mean loss are left out of an epoch and the rest weighs more; planned
+    infobatch, echo 2 the same, each sample twice while it is cached
+    shade             draws by the ranks of losses, three times as often what is cached and above the mean, and what is
+                      cached before all else; no floor
+    icache            half of the samples, the harder ones likelier; easy ones substitute within their class
     impact            the same after a warm-up, with those re-evaluated whose rank varies most
-    spider-paper      SpiderCache as its paper has it: draws by graph score, no floor, hubs stand in for whatever they
-                      can, without limits; k is 500. The paper gives no radius: it is calibrated, as the product does
+    spider-paper      SpiderCache as its paper has it: draws by graph score, no floor, hubs substitute for whatever they
+                      can, without limits; k is 500. The paper gives no radius: it is calibrated, as the product does.
+                      Variants have one radius for the training, within which a share of a class lies, or the radius of
+                      the released program among raw embeddings
     spider-released   the same with what its released program has beside: samples that are cached and above the mean are
-                      drawn three times as often, as SHADE does it. What cannot be had by a configuration: its fixed
-                      radius on embeddings of any length, 1 / (x_same + 1) for isolated samples, hubs that are chosen at
-                      random and leave when they are least often used
+                      drawn three times as often, as SHADE does it. What cannot be had by a configuration:
+                      1 / (x_same + 1) for isolated samples, hubs that are chosen at random and leave when they are
+                      least often used
     spider-imp        its part for important samples alone: no hubs
     spider            the same as spider-paper with the product's limits
     spider+plan       what the product does with its hook: a coverage floor of 0.3, losses weighted, the next epoch
-                      drawn after a quarter of this one, and the engine told of it; no stand-in, for through a mount
-                      only reads get one that nobody has begun to fetch, and with a plan those are next to none
+                      drawn after a quarter of this one, and the engine told of it; no substitute, for through a mount
+                      only reads get one that no one has begun to fetch, and with a plan those are next to none
     uniform+plan      MIN: uniform sampling with a cache that knows each epoch as it begins
 
 "Planned" is what a MIN would fetch for a system's draws if it knew each epoch when the epoch begins, and "foreseen" if
@@ -38,9 +44,9 @@ spider-paper. If FILE exists and holds runs of the same extent, only those that 
 Tables at the end set the figures beside those that the papers report (benchmarks/training/papers.py). Figure 14 and
 table 6 of SpiderCache, of three seeds each, some ten minutes on a quiet core:
 
-    .venv/bin/python -m benchmarks.training.systems --data DIR --json FILE --seeds-elsewhere 3 \\
+    .venv-dev/bin/python -m benchmarks.training.systems --data DIR --json FILE --other-seeds 3 \\
       --shares 0.1,0.25,0.5,0.75 --why-share 0.25 --systems spider-paper,spider-imp,shade,icache
-    .venv/bin/python -m benchmarks.training.systems --data DIR --json FILE --epochs 24 --shares 0.2 \\
+    .venv-dev/bin/python -m benchmarks.training.systems --data DIR --json FILE --epochs 24 --shares 0.2 \\
       --systems 'spider-paper, ratio 90,spider-paper,spider-paper, ratio 90-50'
 """
 
@@ -69,12 +75,21 @@ from benchmarks.common.results import machine, save, wide_console
 from benchmarks.common.side_by_side import add_jobs, side_by_side, time_left
 from benchmarks.training.in_process import AHEAD, REDUCIBLE, Configuration, Epoch, Pool, Run, pool_in, train
 from benchmarks.training.papers import compare
-from benchmarks.training.systems_report import BASELINE, WIDTH, Measured, grouped, plot, print_measured, show
+from benchmarks.training.systems_report import (
+    BASELINE,
+    WIDTH,
+    Measured,
+    add_plot_scores,
+    grouped,
+    plot,
+    plot_scores,
+    print_measured,
+    show,
+)
 from benchmarks.training.training import BATCH, CACHED_SHARE, IMAGES, LEARNING_RATE
 from spiderfs.scorer import SCORINGS
-from spiderfs.scorer.losses import LEAST_LOSS, LossScores
 from spiderfs.scorer.scorer import PAPERS_NEIGHBOURS
-from spiderfs.scorer.scoring import Scores
+from spiderfs.scorer.scoring import LEAST_LOSS, LossScores, Scores
 from spiderfs.simulation.replay import Replay
 from trainer_hook import SpiderSampler
 
@@ -102,9 +117,16 @@ IMPACT = Configuration(scores="loss", policy="impact", sampler="impact")
 SPIDER_PAPER = Configuration(max_stand_ins=None, max_neighbours=None, neighbours=PAPERS_NEIGHBOURS)
 COARSE = {"lru": "lru", "lfu": "lfu", "app": "shade"}
 SPIDER_PLANNED = Configuration(coverage=0.3, weight_clip=4.0, settled=0.25, planned=True, stand_in_share=0.0)
+# Each sample once in an epoch, or several times and then not again for a while; MIN knows the plan.
+PLANNED = Configuration(scores=None, unscored_policy="minio", planned=True)
+# The weights are at most 2.
+WEIGHTED = replace(PLANNED, weight_clip=2.0)
 SYSTEMS = {
     "quiver": System(Configuration(scores=None, unscored_policy="minio", oversampling=10)),
-    "echo 2": System(Configuration(scores=None, unscored_policy="minio", sampler="echo 2", planned=True)),
+    "echo 2": System(replace(PLANNED, sampler="echo 2")),
+    "echo 3": System(replace(PLANNED, sampler="echo 3")),
+    "infobatch": System(replace(WEIGHTED, sampler="infobatch")),
+    "infobatch, echo 2": System(replace(WEIGHTED, sampler="infobatch, echo 2")),
     "shade": System(SHADE),
     "icache": System(Configuration(scores="loss", policy="icache", sampler="icache")),
     "impact": System(IMPACT),
@@ -127,6 +149,18 @@ class BatchLoss(LossScores):
 
 
 SCORINGS["batch loss"] = BatchLoss
+# One radius for a whole training: within which a share of a class lies, or that of SpiderCache's released program.
+RELEASED_RADIUS = 1.42
+RADII: dict[str, dict[str, Any]] = {
+    "radius of 5 % of a class": {"radius": "class", "radius_share": 0.05},
+    "radius of 1 % of a class": {"radius": "class", "radius_share": 0.01},
+    "released radius": {"radius": RELEASED_RADIUS, "embeddings": "raw"},
+}
+BY_RADIUS = {
+    f"{name}, {radius}": System(replace(configuration, **settings))
+    for name, configuration in (("spider-paper", SPIDER_PAPER), ("spider+plan", SPIDER_PLANNED))
+    for radius, settings in RADII.items()
+}
 # At one size only: fewer epochs for systems that cost little accuracy, more for those that train on half of the
 # samples, and shade with some of its parts.
 SHORTER = {"3/4": 0.75, "1/2": 0.5, "1/3": 1 / 3}
@@ -136,9 +170,12 @@ WHY = {
     "spider+plan, 5/4 of the epochs": System(SPIDER_PLANNED, 1.25),
     "spider-paper, ratio 90": System(replace(SPIDER_PAPER, ratio=(0.9, 0.9))),
     "spider-paper, ratio 90-50": System(replace(SPIDER_PAPER, ratio=(0.9, 0.5))),
+    **BY_RADIUS,
     "impact, twice the epochs": System(IMPACT, 2.0),
     "impact, reducible loss": System(replace(IMPACT, sampler=REDUCIBLE)),
     "shade, weights and plan": System(replace(SHADE, coverage=0.3, weight_clip=4.0, settled=0.25, planned=True)),
+    "shade, while improving": System(replace(SHADE, sampler="shade while improving")),
+    "shade, in any order": System(replace(SHADE, sampler="shade in any order")),
     "shade, no repeats": System(replace(SHADE, sampler="shade without repeats")),
     "shade, 4 repeats": System(replace(SHADE, sampler="shade with 4 repeats")),
     "shade, floor of 0.1": System(replace(SHADE, coverage=0.1)),
@@ -273,10 +310,12 @@ def measured_in(path: Path, extent: Extent, again: Container[str], **others: Any
     if result["extent"] != identity(extent, **others):
         raise RuntimeError(f"{path} is of a measurement of another extent: {result['extent']}")
     for name, saved in result["systems"].items():
+        # Settings that are newer than the file have their defaults in it.
+        saved["configuration"] = json.loads(json.dumps(asdict(Configuration()))) | saved["configuration"]
         # JSON has no tuples, so the settings are compared in the form in which they come out of a file.
         known = json.loads(json.dumps(asdict((SYSTEMS | WHY)[name]))) if name in SYSTEMS | WHY else None
         if known != saved and name not in again:
-            raise RuntimeError(f"{path} is of another system by the name of {name}: --again {name} measures it anew")
+            raise RuntimeError(f"{path} is of another system by the name of {name}: --again {name} measures it again")
     return [
         Measured(**of | {"epochs": [Epoch(**epoch) for epoch in of["epochs"]]})
         for of in result["measured"]
@@ -311,6 +350,8 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
             compare(grouped(measured), console)
             if arguments.plot is not None:
                 plot(measured, ROWS, arguments.plot)
+            if arguments.plot_scores is not None:
+                plot_scores(measured, arguments.plot_scores)
 
 
 def rounds(arguments: argparse.Namespace, extent: Extent) -> Iterator[tuple[int, list[float], Iterable[str]]]:
@@ -319,7 +360,7 @@ def rounds(arguments: argparse.Namespace, extent: Extent) -> Iterator[tuple[int,
     for seed in range(1, extent.seeds + 1):
         yield seed, [arguments.why_share], systems
     others = [share for share in arguments.shares if share != arguments.why_share]
-    for seed in range(1, min(extent.seeds, arguments.seeds_elsewhere) + 1):
+    for seed in range(1, min(extent.seeds, arguments.other_seeds) + 1):
         yield seed, others, systems
     for seed in range(1, extent.seeds + 1):
         yield seed, [arguments.why_share], why
@@ -355,12 +396,13 @@ def parse_arguments() -> argparse.Namespace:
         help="of these the one with all seeds, and more trainings (default %(default)s)",
     )
     parser.add_argument(
-        "--seeds-elsewhere", type=int, default=1, metavar="N", help="with all other sizes (default %(default)s)"
+        "--other-seeds", type=int, default=1, metavar="N", help="with all other sizes (default %(default)s)"
     )
     add_names(parser, "--systems", SYSTEMS | WHY, "which to train besides uniform sampling", SYSTEMS | WHY)
-    add_names(parser, "--again", SYSTEMS | WHY, "systems to measure anew")
+    add_names(parser, "--again", SYSTEMS | WHY, "systems to measure again")
     add_jobs(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture to FILE")
+    add_plot_scores(parser)
     arguments = parser.parse_args()
     arguments.extent = extent_of(parser, arguments, FULL, QUICK)
     default = (CACHED_SHARE,) if arguments.quick else CACHED_SHARES

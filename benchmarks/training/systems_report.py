@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import statistics
 from collections.abc import Sequence
@@ -25,6 +26,9 @@ COLOURS = {
     "minio": "#1f77b4",
     "quiver": "#aec7e8",
     "echo 2": "#1b1b1b",
+    "echo 3": "#636363",
+    "infobatch": "#98df8a",
+    "infobatch, echo 2": "#006d2c",
     "shade": "#8c564b",
     "icache": "#e377c2",
     "impact": "#bcbd22",
@@ -108,7 +112,7 @@ def show(measured: list[Measured], rows: Sequence[str], console: Console) -> Non
         ("Foreseen: the same by MIN that knows the whole training", "foreseen", 1, ".2f"),
         ("Origin bytes per sample read", "origin_bytes_per_sample", 1, ".0f"),
         ("Different samples trained on in an epoch, %", "served_share", 100, ".0f"),
-        ("Reads given a stand-in, %", "redirected_share", 100, ".1f"),
+        ("Reads given a substitute, %", "redirected_share", 100, ".1f"),
     ):
         by_size(title, sizes, rows, group, field, factor, form, console)
     by_size("Top-1, %", sizes, rows, group, None, 100, ".1f", console)
@@ -252,6 +256,47 @@ def plot(measured: list[Measured], rows: Sequence[str], path: Path) -> None:
     named = axes[0, 0].get_legend_handles_labels()
     axes[1, 0].legend(*named, frameon=False, fontsize=9, ncols=4, loc="center", bbox_to_anchor=(0.5, 0.77))
     plot_costs(axes[1, 1], group, rows, why_size)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def add_plot_scores(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--plot-scores",
+        type=Path,
+        metavar="FILE",
+        help="write a picture of sigma, x_same and the radius over the epochs to FILE (SpiderCache, figure 6(c))",
+    )
+
+
+def plot_scores(measured: list[Measured], path: Path) -> None:
+    """Draw how scores of the graph develop; raises RuntimeError if no training has any. A dot: beta has become 1."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    group = {of: ran for of, ran in grouped(measured).items() if any(epoch.radius for epoch in ran[0].epochs)}
+    if not group:
+        raise RuntimeError("no training had scores of the graph: measure spider-paper or its variants")
+    figure, axes = pyplot.subplots(1, 3, figsize=(17, 5), layout="constrained")
+    for axis, field, title in (
+        (axes[0], "sigma", "sigma, the deviation of the scores; a dot where beta becomes 1"),
+        (axes[1], "mean_same", "x_same, mean"),
+        (axes[2], "radius", "radius"),
+    ):
+        for (system, share), ran in group.items():
+            epochs = range(1, min(len(of.epochs) for of in ran) + 1)
+            along = [statistics.fmean(getattr(of.epochs[epoch - 1], field) for of in ran) for epoch in epochs]
+            (line,) = axis.plot(epochs, along, lw=1.2, label=f"{system}, {share:.0%} cached, {len(ran)} seeds")
+            first = next((epoch for epoch in epochs if any(of.epochs[epoch - 1].beta for of in ran)), None)
+            if field == "sigma" and first is not None:
+                axis.plot(first, along[first - 1], "o", color=line.get_color())
+        axis.set(xlabel="epoch", title=title)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+    axes[0].legend(frameon=False, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -1,8 +1,8 @@
 """Real trainings on a slow source with a fifth of the data cached: what each way of caching costs, and what it reaches.
 
-    .venv/bin/python -m benchmarks.training.train --data DIR --json FILE                all of it, forty minutes
-    .venv/bin/python -m benchmarks.training.train --data DIR --json FILE --minutes 8    a slice of it
-    .venv/bin/python -m benchmarks.training.train --data DIR --quick                    about a minute, for a look
+    .venv-dev/bin/python -m benchmarks.training.train --data DIR --json FILE                all of it, forty minutes
+    .venv-dev/bin/python -m benchmarks.training.train --data DIR --json FILE --minutes 8    a slice of it
+    .venv-dev/bin/python -m benchmarks.training.train --data DIR --quick                    about a minute, for a look
 
 What FILE has is not measured again: the same command goes on where one has stopped, however that came about.
 
@@ -16,14 +16,15 @@ machine falls on all of them alike:
     uniform+plan   the same samples in the same order, published beforehand: evicted by next use, fetched ahead
     shade          draws by the ranks of losses, and three times as often what is cached and above the mean; no floor
                    (SHADE)
-    icache         half of the samples in an epoch, harder ones more often; easy samples stand in for others of their
+    icache         half of the samples in an epoch, harder ones more often; easy samples substitute for others of their
                    class (iCACHE)
     impact         the same after a warm-up of at most 3 epochs; before each epoch it evaluates again the samples whose
                    rank varies most (ImPACT)
-    importance     the hook scores samples, the sampler draws by score, the cache keeps the highest; no stand-ins
-    spider-paper   the same with hubs that stand in for samples of the same class that are not cached (SpiderCache): no
+    importance     the hook scores samples, the sampler draws by score, the cache keeps the highest; no substitutes
+    spider-paper   the same with hubs that substitute for samples of the same class that are not cached (SpiderCache):
+    no
                    limits on hubs, no floor, nothing drawn ahead, k = 500
-    spider         spiderfs as we recommend it: plans are published, hubs stand in only for what nobody has begun to
+    spider         spiderfs as we recommend it: plans are published, hubs substitute only for what no one has begun to
                    fetch, three tenths of the draws are uniform, losses are weighted by 1/(N q)
     echo 2, echo 3 each sample twice, or three times, while it is cached, and then not again before all others; plans
                    are published, and there is no hook
@@ -92,7 +93,7 @@ from benchmarks.training.training import (
     network,
     sampler_named,
 )
-from trainer_hook import Hook, attach, plan
+from trainer_hook import Hook, HookOptions, attach, plan
 
 LOADER_WORKERS = 2
 # Room for the figures of four numbers of loader workers.
@@ -115,7 +116,7 @@ class Configuration:
 
 
 AS_IN_PAPERS = "plan=off,substitute_when=miss"
-AS_IN_SPIDERCACHE = f"{AS_IN_PAPERS},neighbours=500,hub_stand_ins=unlimited,hub_neighbours=unlimited"
+AS_IN_SPIDERCACHE = f"{AS_IN_PAPERS},neighbours=500,hub_substitutions=unlimited,hub_neighbours=unlimited"
 CONFIGURATIONS = {
     "lru": Configuration("policy=lru"),
     "lfu": Configuration("policy=lfu"),
@@ -129,6 +130,9 @@ CONFIGURATIONS = {
     "spider": Configuration("policy=spider", sampler="spider", coverage=0.3, weighted=True),
     "echo 2": Configuration("policy=minio", planned=True, sampler="echo 2"),
     "echo 3": Configuration("policy=minio", planned=True, sampler="echo 3"),
+    # Its losses come by the hook, which publishes the plans too.
+    "infobatch": Configuration("policy=minio", sampler="infobatch", weighted=True),
+    "infobatch, echo 2": Configuration("policy=minio", sampler="infobatch, echo 2", weighted=True),
     "prefetch only": Configuration("policy=minio", planned=True, cached_share=0.05),
     WITHOUT_MOUNT: Configuration("", local=True),
 }
@@ -156,7 +160,7 @@ def train(data: Data, root: Path, task: Task, epochs: int, progress: Progress) -
     sampler = None
     if configuration.sampler is not None:
         coverage = {} if configuration.coverage is None else {"coverage": configuration.coverage}
-        sampler = sampler_named(configuration.sampler, len(samples), task.seed, **coverage)
+        sampler = sampler_named(configuration.sampler, len(samples), task.seed, epochs, **coverage)
     loader: DataLoader[Any] = DataLoader(
         samples,
         batch_size=BATCH,
@@ -173,7 +177,9 @@ def train(data: Data, root: Path, task: Task, epochs: int, progress: Progress) -
             os.listdir(entry)
     if configuration.ratio is not None:
         (root / ".spiderfs" / "ratio").write_text(f"{configuration.ratio}\n")
-    hook = attach(root, model, loader, epochs=epochs) if sampler is not None and not configuration.planned else None
+    hook = None
+    if sampler is not None and not configuration.planned:
+        hook = attach(root, model, loader, options=HookOptions(epochs=epochs))
     planning = plan(root, loader) if configuration.planned else None
     shown = progress.add_task(", ".join(map(str, task)), total=epochs)
     done = []

@@ -27,7 +27,7 @@ class Epoch:
     origin_share: float  # bytes fetched, as a share of the training set's bytes
     reads_share: float  # samples trained on, as a share of the training set's number
     drawn_share: float  # different samples that the sampler drew, as a share of the training set
-    served_share: float  # different samples that were served; fewer than were drawn if there were stand-ins
+    served_share: float  # different samples that were served; fewer than were drawn if there were substitutes
     redirected_share: float  # redirected opens, as a share of the draws
     seconds: float
     waiting_share: float  # of these seconds, for the data loader
@@ -205,6 +205,8 @@ COLOURS = {
     "spider": "#2ca02c",
     "echo 2": "#1b1b1b",
     "echo 3": "#637939",
+    "infobatch": "#17a2a2",
+    "infobatch, echo 2": "#006d2c",
 }
 
 

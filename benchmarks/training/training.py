@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from benchmarks.common.extent import Extent
-from trainer_hook import EchoSampler, ImpactSampler, PoolSampler, ShadeSampler, SpiderSampler
-from trainer_hook.samplers.epoch import Epoch, EpochSampler
-from trainer_hook.samplers.pool import through_pool
+from trainer_hook import EchoSampler, ImpactSampler, InfoBatchSampler, PoolSampler, ShadeSampler, SpiderSampler
+from trainer_hook.samplers.epoch import EpochSampler, SampledEpoch, through_pool
 
 CACHED_SHARE = 0.20
 BATCH = 64
@@ -35,9 +34,13 @@ DRAW_SEED = 0
 
 # How often an EchoSampler draws each sample in a cycle.
 ECHOES = {"echo 2": 2, "echo 3": 3, "echo 4": 4}
+# The same for an InfoBatchSampler.
+INFOBATCH = {"infobatch": 1, "infobatch, echo 2": 2, "infobatch, echo 3": 3}
 BY_SCORES: dict[str, Callable[..., SpiderSampler]] = {
     "spider": SpiderSampler,
     "shade": ShadeSampler,
+    "shade while improving": partial(ShadeSampler, while_improving=True),
+    "shade in any order": partial(ShadeSampler, cached_first=False),
     "shade without repeats": partial(ShadeSampler, repeats=1),
     "shade with 4 repeats": partial(ShadeSampler, repeats=4),
     # The released program of SpiderCache has the sampler of SHADE's, with a replication factor of 3.
@@ -64,17 +67,19 @@ class BufferSampler(EpochSampler):
         packed = np.arange(samples, dtype=np.uint32)
         self._packed = np.random.default_rng(DRAW_SEED).permutation(packed) if at_random else packed
 
-    def _draw(self, number: int) -> Epoch:
+    def _draw(self, number: int) -> SampledEpoch:
         rng = np.random.default_rng([self._seed, number])
         shards = np.split(self._packed, range(self._shard, self.samples, self._shard))
         coming = np.concatenate([shards[at] for at in rng.permutation(len(shards))])
-        return Epoch(number, through_pool(coming[:, None], self._shard, rng))
+        return SampledEpoch(number, through_pool(coming[:, None], self._shard, rng))
 
 
-def sampler_named(name: str, samples: int, seed: int, **by_scores: float) -> EpochSampler:
-    """The sampler of this name; `by_scores` are options that only samplers with scores have."""
+def sampler_named(name: str, samples: int, seed: int, epochs: int, **by_scores: float) -> EpochSampler:
+    """The sampler of this name for a training of so many epochs; `by_scores` are options of samplers with scores."""
     if name in ECHOES:
         return EchoSampler(samples, times=ECHOES[name], window=CACHED_SHARE, seed=seed)
+    if name in INFOBATCH:
+        return InfoBatchSampler(samples, epochs=epochs, times=INFOBATCH[name], window=CACHED_SHARE, seed=seed)
     if name in POOLS:
         return PoolSampler(samples, block=POOLS[name], pool=CACHED_SHARE, seed=seed)
     if name in BUFFERS:
@@ -93,7 +98,7 @@ class Data:
 
 
 class Images(Dataset[tuple[Tensor, int, int, int]]):
-    """Gives image, label, index, and the inode that the mount served, which is a stand-in's after a redirect."""
+    """Gives image, label, index, and the inode that the mount served, which is a substitute's after a redirect."""
 
     def __init__(self, root: Path, samples: list[tuple[str, int]]) -> None:
         self.samples = [(str(root / path), label) for path, label in samples]

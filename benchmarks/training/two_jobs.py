@@ -1,7 +1,7 @@
 """Two trainings with different networks on one list and one cache: what each has of it, together and alone.
 
-    .venv/bin/python -m benchmarks.training.two_jobs --data DIR --json FILE      twenty minutes on a quiet core
-    .venv/bin/python -m benchmarks.training.two_jobs --data DIR --quick          under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.training.two_jobs --data DIR --json FILE      twenty minutes on a quiet core
+    .venv-dev/bin/python -m benchmarks.training.two_jobs --data DIR --quick          under a minute, for a look
 
 The scores of two networks are numbers of different units, for their embeddings share no space. Both trainings are as
 `spider` in benchmarks/training/systems.py, without a mount, one with a residual network and the other with a plain one
@@ -10,9 +10,9 @@ of other widths. They take turns, a batch each, and each draws by its own scores
     alone            each has a cache of this size for itself
     alone, half      each has a cache of half the size for itself: the two together have the room of one
     together         both have one cache; a sample's worth is the largest of its normalised ranks in the two
-                     (spiderfs/core/learning/worths.py), as in a mount
+                     (spiderfs/core/learning/feed.py), as in a mount
     last writer      the same, but a sample's worth is the score that either has written last, as before trainings had
-                     courses
+                     job datasets
 
 A training's random numbers do not depend on whether it is alone, but what it is served does. Fetched bytes count for
 the training that had to wait for them. If FILE exists, what it has is not measured again.
@@ -44,7 +44,7 @@ from benchmarks.common.results import machine, plain_table, save, spread, wide_c
 from benchmarks.common.side_by_side import add_jobs, side_by_side, time_left
 from benchmarks.training.in_process import AHEAD, Configuration, Epoch, Pool, SharedCache, Training, pool_in
 from benchmarks.training.training import BATCH, CACHED_SHARE, IMAGES, LEARNING_RATE, SMALL, Recipe
-from spiderfs.core.learning.worths import Worth, Worths
+from spiderfs.core.learning.feed import Worth, Worths
 from spiderfs.core.policy import Key
 
 TABLE_WIDTH = 140
@@ -67,9 +67,10 @@ RECIPES = {"residual": SMALL, "plain": Recipe(network=plain_network)}
 
 
 class LastWriter(Worths):
-    """The rule before trainings had courses: a sample's worth is the score that was written last, whoever wrote it."""
+    """The rule before trainings had job datasets: a sample's worth is the score that was written last, whoever wrote
+    it."""
 
-    def scored(self, course_id: str, keys: Sequence[Key], scores: Sequence[float]) -> Iterable[Worth]:
+    def scored(self, job_dataset_id: str, keys: Sequence[Key], scores: Sequence[float]) -> Iterable[Worth]:
         return zip(keys, scores, strict=True)
 
 
@@ -172,8 +173,8 @@ def in_turns(running: dict[str, Running], seed: int) -> dict[str, list[Epoch]]:
 
 def show(jobs: list[Job], console: Console) -> None:
     table = plain_table(
-        f"Two trainings, {CACHED_SHARE:.0%} cached; hits and stand-ins without the first epoch",
-        *("", "network", "seeds", "hits %", "stand-ins %", "fetched", "x alone", "top-1 %", "- alone, 95 %"),
+        f"Two trainings, {CACHED_SHARE:.0%} cached; hits and substitutes without the first epoch",
+        *("", "network", "seeds", "hits %", "substitutes %", "fetched", "x alone", "top-1 %", "- alone, 95 %"),
         words=("", "network"),
     )
     for arrangement, network in itertools.product(ARRANGEMENTS, RECIPES):

@@ -1,8 +1,8 @@
 """What a view costs and saves where the cache is small: origin bytes, and the time of epochs, beside originals.
 
-    .venv/bin/python -m benchmarks.training.view_bytes                 some five minutes
-    .venv/bin/python -m benchmarks.training.view_bytes --data DIR      the same, of the images in DIR
-    .venv/bin/python -m benchmarks.training.view_bytes --quick         under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.training.view_bytes                 some five minutes
+    .venv-dev/bin/python -m benchmarks.training.view_bytes --data DIR      the same, of the images in DIR
+    .venv-dev/bin/python -m benchmarks.training.view_bytes --quick         under a minute, for a look
 
 A PyTorch DataLoader with two workers reads images through a mount as benchmarks.serving.image_loader does: Pillow
 decodes each and crops it at random. Nothing is trained. The mount is not immutable, for with so few images the page

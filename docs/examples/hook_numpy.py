@@ -1,4 +1,5 @@
-"""A training in plain NumPy that tells spiderfs what it learns: no torch, one socket, the protocol's messages.
+"""A training run in plain NumPy that publishes to spiderfs what it learns: no torch, one socket, the protocol's
+messages.
 
     python hook_numpy.py /mnt/data
 
@@ -46,10 +47,10 @@ class Daemon:
         self._socket.connect(path)
         self._decoder = Decoder()
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         self._socket.sendall(encode(message))
 
-    def hear(self, kind: type[Any]) -> Any:
+    def receive(self, kind: type[Any]) -> Any:
         """The next answer of this kind; others are shown, as they say what could not be used."""
         while True:
             data = self._socket.recv(1 << 16)
@@ -75,24 +76,24 @@ def main(mount: Path) -> None:
     shorten = rng.normal(size=(width, min(width, Limits().dimension)))
 
     daemon = Daemon(mount)
-    daemon.tell(Hello("numpy", job=uuid.uuid4().hex, epoch=0, epochs=EPOCHS))
-    daemon.hear(Ok)
+    daemon.send(Hello("numpy", job=uuid.uuid4().hex, epoch=0, epochs=EPOCHS))
+    daemon.receive(Ok)
     paths = b"".join(os.fsencode(file.relative_to(mount)) + b"\0" for file in files)
-    daemon.tell(Samples("train", "train", len(files), 0, labels, np.frombuffer(paths, np.uint8)))
-    daemon.hear(Ok)
+    daemon.send(Samples("train", "train", len(files), 0, labels, np.frombuffer(paths, np.uint8)))
+    daemon.receive(Ok)
 
     model = np.zeros((width, len(classes)))
     for epoch in range(EPOCHS):
-        daemon.tell(ScoresRequest("train", epoch))
-        scores = daemon.hear(Scores).scores.astype(np.float64)
+        daemon.send(ScoresRequest("train", epoch))
+        scores = daemon.receive(Scores).scores.astype(np.float64)
         chances = scores / scores.sum() if scores.sum() > 0 else np.full(len(files), 1 / len(files))
         order = rng.choice(len(files), len(files), p=chances).astype(np.uint32)
-        daemon.tell(Plan("train", epoch, 0, True, order))
+        daemon.send(Plan("train", epoch, 0, True, order))
         right = 0
         for step, begin in enumerate(range(0, len(order), BATCH)):
             indices = order[begin : begin + BATCH]
             # What is read next is in hand, and the batches before it were taken.
-            daemon.tell(Progress("train", epoch, begin + len(indices), begin))
+            daemon.send(Progress("train", epoch, begin + len(indices), begin))
             rows = np.stack([np.load(files[index]).ravel() for index in indices])
             shares = softmax(rows @ model)
             picked = shares[np.arange(len(indices)), labels[indices]]
@@ -101,12 +102,12 @@ def main(mount: Path) -> None:
             embeddings = rows @ shorten
             embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
             losses = np.minimum(-np.log(picked + 1e-12), np.finfo(np.float16).max)
-            daemon.tell(Batch("train", epoch, step, indices, embeddings.astype(np.float16), losses.astype(np.float16)))
+            daemon.send(Batch("train", epoch, step, indices, embeddings.astype(np.float16), losses.astype(np.float16)))
         accuracy = right / len(order)
         print(f"epoch {epoch + 1}: accuracy {accuracy:.2f}")
-        daemon.tell(EpochEnd(epoch, accuracy))
-    daemon.tell(Goodbye())
-    daemon.hear(Ok)
+        daemon.send(EpochEnd(epoch, accuracy))
+    daemon.send(Goodbye())
+    daemon.receive(Ok)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ MOST_MEMBERS, MOST_PACKED = 1 << 23, (1 << 32) - 1
 MOST_NAME_BYTES = 1 << 30
 _NAME_MAX, _PATH_MAX = 255, 4096
 # A revision of the format, or of a parser that finds other members, gets a new number.
-_MAGIC = b"spidera3"
+_MAGIC = b"spidera4"
 # Magic, checksum; then what the checksum covers: size, seconds, nanoseconds and tag of the version, rows, listed rows,
 # bytes of texts, members left out.
 _BEGIN, _REST = struct.Struct("<8sQ"), struct.Struct("<QqIQQQQQ")
@@ -48,9 +48,12 @@ _TAGGED = struct.Struct("<QqIQQQ")
 _COLUMNS = {"place": "Q", "offset": "Q", "size": "Q", "packed": "I", "crc": "I", "path": "H", "text": "H", "mode": "H"}
 _COLUMNS |= {"kind": "B", "method": "B"}
 _ARRAYS = {**_COLUMNS, "hashes": "Q", "by_hash": "I", "listed": "I"}
+Part = bytes | bytearray | memoryview
+FAILED = ".failed"
+"""The suffix of a file whose index has no rows."""
 
 
-class Row(NamedTuple):
+class IndexRow(NamedTuple):
     """One member; `offset` is where its bytes begin (of a zip: its own header), `size` how many a reader gets.
 
     `crc` is the CRC-32 of a zip's member, and in a tar that of the header before its bytes.
@@ -66,13 +69,15 @@ class Row(NamedTuple):
     crc: int
 
 
-class Index:
-    """The index in a file; raises ValueError for a file that is none, or damaged, and OSError."""
+class ArchiveIndex:
+    """The index in a file; raises ValueError for a file that is none, or damaged, and OSError.
 
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        whole = memoryview(self._map)
+    Or in `spare` bytes, for which the disk had no room; what is in a file has none.
+    """
+
+    def __init__(self, path: Path, spare: bytes = b"") -> None:
+        self.spare = spare
+        whole = memoryview(spare or _mapped(path))
         if len(whole) < _HEADER_BYTES:
             raise ValueError(f"{path} is too short")
         magic, checksum = _BEGIN.unpack_from(whole)
@@ -97,7 +102,7 @@ class Index:
         """Why the archive cannot be shown; empty if it can."""
         return "" if self.rows else bytes(self._texts).decode()
 
-    def find(self, path: bytes) -> Row | None:
+    def find(self, path: bytes) -> IndexRow | None:
         """What lies at a path below the archive's root, which is the empty path."""
         wanted = xxhash.xxh3_64_intdigest(path)
         at = bisect_left(self._hashes, wanted)
@@ -106,9 +111,9 @@ class Index:
         row = self.row(self._by_hash[at])
         return row if self.path(row.number) == path else None
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> IndexRow:
         a = self._arrays
-        return Row(
+        return IndexRow(
             number,
             a["kind"][number],
             a["mode"][number],
@@ -123,17 +128,17 @@ class Index:
         place = self._places[number]
         return bytes(self._texts[place : place + self._paths[number]])
 
-    def below(self, directory: Row) -> Iterator[tuple[bytes, Row]]:
+    def below(self, directory: IndexRow) -> Iterator[tuple[bytes, IndexRow]]:
         """The name and the row of everything in a directory."""
         for number in self._arrays["listed"][directory.offset : directory.offset + directory.size]:
             yield self.path(number).rpartition(b"/")[2], self.row(number)
 
-    def text(self, row: Row) -> bytes:
+    def text(self, row: IndexRow) -> bytes:
         """A link's text, or the bytes of a label that lie in the index; empty if there are none."""
         place = self._places[row.number] + self._paths[row.number]
         return bytes(self._texts[place : place + self._arrays["text"][row.number]])
 
-    def tag(self, row: Row) -> int:
+    def tag(self, row: IndexRow) -> int:
         """64 bits for the version of a member: that of its archive, and its place and size in it."""
         version = self.version
         said = _TAGGED.pack(version.size, *split_time(version.mtime_ns), version.tag, row.offset, row.size)
@@ -143,10 +148,10 @@ class Index:
 class IndexBuilder:
     """Takes the members of an archive one by one, and writes their index.
 
-    As tar(1) does when it unpacks, it keeps the last of several members of one path, and gives an alias (a hard link)
-    the bytes that its target has by then. Left out, and counted, are members whose path leads out of the archive or is
-    none for Linux, aliases of what is not there, and files on the way to other members. It takes some 100 bytes of
-    memory for each member.
+    As tar(1) does when it unpacks, it keeps the last of several members of one path, and makes an alias (a hard link)
+    what its target is by then: a file or a symbolic link. Left out, and counted, are members whose path leads out of
+    the archive or is none for Linux, aliases of what is not there, and files on the way to other members. It takes some
+    100 bytes of memory for each member.
     """
 
     def __init__(self) -> None:
@@ -212,9 +217,12 @@ class IndexBuilder:
         self._texts += path + text
 
     def _make_room(self, path: bytes) -> None:
-        self._name_bytes += len(path)
         if len(self._hashes) + len(self._directories) >= MOST_MEMBERS:
             raise ArchiveFailed(f"it has more than {MOST_MEMBERS:,} members")
+        self._count_name(path)
+
+    def _count_name(self, path: bytes | bytearray) -> None:
+        self._name_bytes += len(path)
         if self._name_bytes > MOST_NAME_BYTES:
             raise ArchiveFailed(f"its names take more than {MOST_NAME_BYTES >> 20:,} MiB")
 
@@ -229,8 +237,8 @@ class IndexBuilder:
             known = self._directories[path] = xxhash.xxh3_64_intdigest(path), known[0], 0o755
         return known
 
-    def write(self, archive: bytes, version: Version, to: Path) -> None:
-        """Put the index there as a whole; raises ArchiveFailed, and OSError. Who has an older one mapped keeps that."""
+    def parts(self, archive: bytes, version: Version) -> list[Part]:
+        """The bytes of the index, to be saved; raises ArchiveFailed."""
         root = len(self._hashes)
         for path, (_, above, mode) in self._directories.items():
             self._append(path, b"", above, 0, 0, 0, 0, len(path), 0, mode, DIRECTORY, STORED)
@@ -250,10 +258,11 @@ class IndexBuilder:
         columns["offset"][directories] = begin
         columns["size"][directories] = np.searchsorted(above, hashes[directories], "right") - begin
         arrays = [*columns.values(), hashes[by_hash], by_hash, listed]
-        _write(archive, version, to, [each.data.cast("B") for each in arrays], len(hashes), self._texts, self.left_out)
+        bytes_of = [each.data.cast("B") for each in arrays]
+        return _parts(archive, version, bytes_of, len(hashes), self._texts, self.left_out)
 
     def _kept(self, columns: dict[str, Any], hashes: Any) -> Any:
-        """Which rows are shown. Aliases get the place of their targets."""
+        """Which rows are shown; raises ArchiveFailed. Aliases become what their targets are."""
         order = np.argsort(hashes, kind="stable")
         kept = np.ones(len(hashes), bool)
         for row, target in self._aliases:
@@ -262,12 +271,14 @@ class IndexBuilder:
             same = order[first:end]
             before = same[: np.searchsorted(same, row)]
             found = before[-1] if len(before) else row
-            if columns["kind"][found] != FILE:
+            if columns["kind"][found] not in (FILE, LINK):
                 kept[row] = False
                 self.left_out += 1
                 continue
-            for name in ("offset", "size", "mode", "kind", "crc"):
+            for name in ("offset", "size", "mode", "kind", "crc", "text"):
                 columns[name][row] = columns[name][found]
+            if columns["text"][row]:
+                self._copy_text(columns, found, row)
         order = order[kept[order]]
         last = np.append(hashes[order][:-1] != hashes[order][1:], True)
         for row, after in zip(order[:-1][~last[:-1]].tolist(), order[1:][~last[:-1]].tolist(), strict=True):
@@ -277,6 +288,14 @@ class IndexBuilder:
             self.left_out += int(columns["kind"][after] == DIRECTORY)
             kept[row] = False
         return kept
+
+    def _copy_text(self, columns: dict[str, Any], row: int, to: int) -> None:
+        """A text lies behind its row's path, so the path is there once more."""
+        begin = int(columns["place"][row]) + int(columns["path"][row])
+        copy = self._path(columns, to) + self._texts[begin : begin + int(columns["text"][row])]
+        self._count_name(copy)
+        columns["place"][to] = len(self._texts)
+        self._texts += copy
 
     def _path(self, columns: dict[str, Any], row: int) -> bytes:
         place = int(columns["place"][row])
@@ -296,39 +315,40 @@ def archive_of(path: Path) -> bytes:
         return file.read()
 
 
-def write_failure(archive: bytes, version: Version, to: Path, reason: str) -> None:
-    """Put a note there that the archive cannot be shown; raises OSError."""
-    _write(archive, version, to, [], 0, reason.encode(), 0)
+def parts_of_failure(archive: bytes, version: Version, reason: str) -> list[Part]:
+    """A note that the archive cannot be shown, to be saved."""
+    return _parts(archive, version, [], 0, reason.encode(), 0)
 
 
-def _write(
-    archive: bytes,
-    version: Version,
-    to: Path,
-    arrays: Sequence[Any],
-    rows: int,
-    texts: bytes | bytearray,
-    left_out: int,
-) -> None:
-    said = version.size, *split_time(version.mtime_ns), version.tag, rows, max(0, rows - 1), len(texts), left_out
-    parts = [_REST.pack(*said), *arrays, texts, archive]
-    checksum = xxhash.xxh3_64()
+def save(parts: Sequence[Part], to: Path) -> None:
+    """Put an index there as a whole; raises OSError. Who has an older one mapped keeps that."""
     new = to.with_suffix(f".new{os.getpid()}")
     try:
         with new.open("wb") as file:
-            file.seek(_BEGIN.size)
-            for part in parts:
-                checksum.update(part)
-                file.write(part)
-            file.seek(0)
-            file.write(_BEGIN.pack(_MAGIC, checksum.intdigest()))
+            file.writelines(parts)
         new.rename(to)
     finally:
         new.unlink(missing_ok=True)
 
 
+def _parts(
+    archive: bytes, version: Version, arrays: Sequence[Part], rows: int, texts: bytes | bytearray, left_out: int
+) -> list[Part]:
+    said = version.size, *split_time(version.mtime_ns), version.tag, rows, max(0, rows - 1), len(texts), left_out
+    parts = [_REST.pack(*said), *arrays, texts, archive]
+    checksum = xxhash.xxh3_64()
+    for part in parts:
+        checksum.update(part)
+    return [_BEGIN.pack(_MAGIC, checksum.intdigest()), *parts]
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
 def _plain(name: bytes) -> bytes | None:
-    """The path of a member below the root of its archive; None if it leads elsewhere, or is no path for Linux."""
+    """The path of a member below the root of its archive; None if it leads somewhere else, or is no path for Linux."""
     parts = [part for part in name.split(b"/") if part not in (b"", b".")]
     if name[:1] == b"/" or len(name) > _PATH_MAX or b".." in parts or b"\0" in name:
         return None

@@ -7,7 +7,9 @@ one line of JSON each time, and behind a line that asks for bytes these bytes.
 
     {"kind": "tar", "archive": HEX, "version": [SIZE, MTIME, TAG], "to": PATH}    the job
     [OFFSET, LENGTH]                                                              asks for these bytes
-    {"left_out": COUNT}, {"failed": REASON}, {"disk": REASON}                     the end of it: see `Indexers.index`
+    {"spare": LENGTH}, {"disk": REASON}                                           the end of it: see `Indexers.index`
+
+An index that the disk does not take comes behind the last line, in so many bytes.
 
 The process ends when its standard input does, and so with the process that has started it.
 """
@@ -27,8 +29,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from spiderfs.archives import tar_format, zip_format
-from spiderfs.archives.index import IndexBuilder
-from spiderfs.archives.pieces import AHEAD, Pieces, Read, ReadAhead
+from spiderfs.archives.index import FAILED, IndexBuilder, parts_of_failure, save
+from spiderfs.archives.pieces import AHEAD, PieceReadAhead, Pieces, Read
 from spiderfs.errors import ArchiveFailed, SourceUnavailable
 from spiderfs.sources.source import Version
 
@@ -41,6 +43,8 @@ _IDLE_S = 10.0
 # Each job has a core to itself, or waits for the source.
 _MOST_JOBS = 4
 _MOMENT_S = 1.0
+# What a process of the mount keeps of indices that the disk does not take: that of an archive of a million members.
+MOST_SPARE_BYTES = 128 << 20
 FORMATS = {"tar": tar_format.add_members, "zip": zip_format.add_members}
 
 
@@ -56,18 +60,18 @@ class Indexers:
         self._ahead = min(AHEAD, limits.max_concurrent)
         self.threads = ThreadPoolExecutor(max(1, min(_MOST_JOBS, limits.max_concurrent // AHEAD)))
         self.moment_s = min(_MOMENT_S, limits.timeout_s / 4)
-        """How long a caller waits for an index before it is told to ask again; it has its thread for so long."""
+        """How long a caller waits for an index before it has to ask again; it has its thread for so long."""
         self._idle: list[tuple[subprocess.Popen[bytes], float]] = []
         self._lock = threading.Lock()
         self._closed = False
 
-    def index(self, kind: str, archive: bytes, version: Version, read: Read, to: Path) -> int:
-        """Write the index of the archive that `read` reads; returns how many members it leaves out.
+    def index(self, kind: str, archive: bytes, version: Version, read: Read, to: Path) -> bytes:
+        """Write the index of the archive that `read` reads, or a note in a file `.failed` that there is none.
 
-        Raises ArchiveFailed, SourceUnavailable if the process died or none can be started, OSError if the disk does not
-        take the index, and whatever `read` raises.
+        Returns the bytes if the disk does not take them, else none; raises OSError if they are more than memory is for.
+        Raises SourceUnavailable if the process died or none can be started, and whatever `read` raises.
         """
-        ahead = ReadAhead(read, version.size, self._ahead)
+        ahead = PieceReadAhead(read, version.size, self._ahead)
         with contextlib.closing(ahead), self._process() as process:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -77,16 +81,14 @@ class Indexers:
                 while isinstance(answer := json.loads(process.stdout.readline() or "null"), list):
                     process.stdin.write(ahead.read(*answer))
                     process.stdin.flush()
+                spare = process.stdout.read(answer.get("spare", 0)) if answer else b""
             except BrokenPipeError:
                 answer = None
-            if answer is None:
+            if answer is None or len(spare) < answer.get("spare", 0):
                 raise SourceUnavailable("the process that looks for the members of an archive has died")
-        if "failed" in answer:
-            raise ArchiveFailed(answer["failed"])
         if "disk" in answer:
             raise OSError(answer["disk"])
-        left_out: int = answer["left_out"]
-        return left_out
+        return spare
 
     @contextlib.contextmanager
     def _process(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -105,8 +107,8 @@ class Indexers:
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
                 )
             except OSError as exc:
-                told = f"no process can be started that looks for the members of an archive ({exc.strerror})"
-                raise SourceUnavailable(told) from exc
+                message = f"no process can be started that looks for the members of an archive ({exc.strerror})"
+                raise SourceUnavailable(message) from exc
         try:
             yield process
         except BaseException:
@@ -142,7 +144,7 @@ def _say(to: IO[bytes], what: Any) -> None:
     to.flush()
 
 
-def _do(job: dict[str, Any], requests: IO[bytes], answers: IO[bytes]) -> dict[str, Any]:
+def _do(job: dict[str, Any], requests: IO[bytes], answers: IO[bytes]) -> None:
     def read(offset: int, length: int) -> bytes:
         _say(answers, [offset, length])
         found = requests.read(length)
@@ -150,15 +152,24 @@ def _do(job: dict[str, Any], requests: IO[bytes], answers: IO[bytes]) -> dict[st
             raise EOFError
         return found
 
-    version, builder = Version(*job["version"]), IndexBuilder()
+    archive, version, to = bytes.fromhex(job["archive"]), Version(*job["version"]), Path(job["to"])
+    builder, spare = IndexBuilder(), 0
     try:
         FORMATS[job["kind"]](Pieces(read, version.size), builder)
-        builder.write(bytes.fromhex(job["archive"]), version, Path(job["to"]))
+        parts = builder.parts(archive, version)
     except ArchiveFailed as exc:
-        return {"failed": str(exc)}
+        parts, to = parts_of_failure(archive, version, str(exc)), to.with_suffix(FAILED)
+    try:
+        save(parts, to)
     except OSError as exc:
-        return {"disk": exc.strerror or str(exc)}
-    return {"left_out": builder.left_out}
+        spare = sum(map(len, parts))
+        if spare > MOST_SPARE_BYTES:
+            _say(answers, {"disk": exc.strerror or str(exc)})
+            return
+    _say(answers, {"spare": spare})
+    if spare:
+        answers.writelines(parts)
+        answers.flush()
 
 
 def main() -> None:
@@ -166,7 +177,7 @@ def main() -> None:
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     with contextlib.suppress(EOFError, BrokenPipeError):
         while select.select([requests], [], [], _IDLE_S)[0] and (line := requests.readline()):
-            _say(answers, _do(json.loads(line), requests, answers))
+            _do(json.loads(line), requests, answers)
 
 
 if __name__ == "__main__":

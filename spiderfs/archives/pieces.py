@@ -47,7 +47,7 @@ class Pieces:
         self._held = self._read(self._begin, end - self._begin)
 
 
-class ReadAhead:
+class PieceReadAhead:
     """`read` for a reader of whole pieces in a row: the next ones are asked for in threads. Close it at the end."""
 
     def __init__(self, read: Read, size: int, ahead: int = AHEAD) -> None:

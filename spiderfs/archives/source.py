@@ -1,24 +1,41 @@
 """A source whose archives are shown as directories.
 
-A regular file of `inner` whose name ends in `.tar` or `.zip` is a directory here, under its own name. What lies below
-comes from the archive's index, which is made when somebody asks for it first (`indices.py`). A read of a member is one
-read of the archive. An archive in an archive is a member like any other, unless a second such source lies over this.
+A regular file of `inner` whose name ends in `.tar` or `.zip` is a directory here, under its own name. Its content comes
+from the archive's index, which is built at the first lookup in it. A read of a member is one read of the archive. An
+archive in an archive is a member like any other, unless a second such source lies over this.
 
 **Versions.** A member's version is a tag (`Version`): a hash of the archive's version and of the member's place and
-size. A read asks `inner` for the archive in the version of the index, so an archive that has changed gives
-SourceChanged as any file does; nobody gets bytes of another archive, even if a rebuilt one has the same mtime.
+size. A read asks `inner` for the archive in the version of the index. So a changed archive raises SourceChanged as any
+file does, and no read returns bytes of another archive, even if a rebuilt one has the same mtime.
 
-**Damage.** An archive is shown as a whole or not at all: then all questions about it end with ArchiveDamaged, and the
-log says why, once for each version and mount.
+**Damage.** An archive is shown whole or not at all. If it is damaged, every call about it raises ArchiveDamaged, and
+the log has the reason once for each version and mount.
+
+**Building an index** (`Indices`). A thread of `Indexers` builds it, for each archive in one process of the mount. Until
+it is built, a lookup waits a moment and then raises SourceNotReady: the caller retries, and the source counts as
+reachable. The index of a changed archive is built when that version has settled (`vfs/settling.py`).
+
+**Index files.** An index is written beside its place and renamed into it, so a process with an older one mapped keeps
+that. Its name is a hash of the archive's path; it holds the path, so that it can be deleted with the archive. If the
+disk is full or read-only, each process builds the index in memory, and writes it as soon as the disk accepts it.
+
+`Neighbourhood` has what lies beside a member in its archive, and the members in a range that was read at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
+import random
+import resource
 import stat
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Container, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,24 +43,318 @@ import trio
 import xxhash
 
 from spiderfs.archives import tar_format, zip_format
-from spiderfs.archives.index import DEFLATED, DIRECTORY, FILE, LINK, Index, Row
-from spiderfs.archives.indexer_process import Indexers
-from spiderfs.archives.indices import Indices
-from spiderfs.archives.neighbourhood import Neighbourhood
-from spiderfs.errors import ArchiveFailed, SourceChanged, SourceNotADirectory, SourceNotFound, SourceUnavailable
+from spiderfs.archives.index import (
+    DEFLATED,
+    DIRECTORY,
+    FAILED,
+    FILE,
+    LINK,
+    STORED,
+    ArchiveIndex,
+    IndexRow,
+    archive_of,
+    save,
+)
+from spiderfs.archives.indexer_process import FORMATS, MOST_SPARE_BYTES, Indexers
+from spiderfs.core.chunks import Member
+from spiderfs.errors import (
+    ArchiveDamaged,
+    ArchiveFailed,
+    SourceChanged,
+    SourceError,
+    SourceNotADirectory,
+    SourceNotFound,
+    SourceNotReady,
+    SourceThrottled,
+    SourceUnavailable,
+)
+from spiderfs.linux import steady_clock
+from spiderfs.linux.mounts import FAILURE_XATTR
+from spiderfs.linux.range_lock import lock_shared, try_lock, unlock
+from spiderfs.sources.client import pause_s
 from spiderfs.sources.source import Source, SourceStat, Version
+from spiderfs.vfs.catalogue import Catalogue, Node
+from spiderfs.vfs.settling import settles_at
+
+
+class Neighbourhood:
+    """A member and those beside it, by the index that this process has; nothing here asks the source."""
+
+    def __init__(self, archive: bytes, index: ArchiveIndex, row: IndexRow) -> None:
+        self.archive, self._index, self._row = archive, index, row
+        self.as_file = archive + b"/"
+        """The path by which the source that gave this reads the archive as the file that it is."""
+        self._is_zip = archive.endswith(b".zip")
+
+    @property
+    def member(self) -> Member | None:
+        """The member itself; None if its bytes do not lie in the archive as they are."""
+        return self._member(self._row)
+
+    def beside(self, step: int) -> Iterator[Member]:
+        """The members after this one (`step` is 1) or before it (-1), up to one that cannot be read along."""
+        at, number = self._member(self._row), self._row.number
+        while at is not None and 0 <= (number := number + step) < self._index.rows:
+            found = self._member(self._index.row(number))
+            # Aliases, and members of an archive whose directory has another order, do not lie beside each other.
+            if found is None or (found.begin - at.begin) * step <= 0:
+                return
+            yield found
+            at = found
+
+    def node(self, catalogue: Catalogue, member: Member) -> Node | None:
+        """The file of a member, if its name is known and means this version."""
+        path = self.archive + b"/" + self._index.path(member.number)
+        dentry = catalogue.find(*catalogue.parent_of(path))
+        if dentry is None or not dentry.stat.size:
+            return None
+        if dentry.stat.version.tag != self._index.tag(self._index.row(member.number)):
+            return None
+        return Node(dentry.inode, path, dentry.stat, dentry.settles_at)
+
+    def request(self, begin: int, end: int) -> tuple[bytes, int, int, Version]:
+        """The arguments of `Fetcher.read_range` for the archive's bytes from `begin` to `end`."""
+        return self.as_file, begin, min(end, self._index.version.size) - begin, self._index.version
+
+    def bytes_in(self, whole: bytes, begin: int, member: Member) -> bytes:
+        """The bytes of a member in the archive's bytes from `begin` on; raises ArchiveFailed if they are not its."""
+        row = self._index.row(member.number)
+        if text := self._index.text(row):
+            return text
+        part = memoryview(whole)[member.begin - begin : member.end - begin]
+        if not self._is_zip:
+            tar_format.check_header(part[: tar_format.HEADER_BYTES], row.crc)
+            return bytes(part[tar_format.HEADER_BYTES :])
+        at = zip_format.bytes_begin(bytes(part[: zip_format.LOCAL_BYTES]))
+        return zip_format.unpacked(bytes(part[at : at + row.packed]), row.method, row.size, row.crc)
+
+    def _member(self, row: IndexRow) -> Member | None:
+        if row.kind != FILE or row.method != STORED:
+            return None
+        if not self._is_zip:
+            return Member(row.number, row.offset - tar_format.HEADER_BYTES, row.offset + row.size)
+        length = zip_format.LOCAL_BYTES + len(self._index.path(row.number)) + zip_format.EXTRA_BYTES + row.packed
+        return Member(row.number, row.offset, row.offset + length)
+
 
 log = logging.getLogger(__name__)
 
+# Indices that a process has open; each is a map, which holds a descriptor, so they take an eighth of those at most (two
+# sources may lie over each other). And versions of archives that have yet to settle.
+_OPEN_INDICES, _UNSETTLED = 4096, 4096
+_SHARE_OF_DESCRIPTORS = 8
+_LOCK_OFFSETS = (1 << 62) - 1
+# How often a disk that took no index gets another one to write.
+_SAVE_EVERY_S = 5.0
+
+
+class Indices:
+    """Those of one process; threads may share it."""
+
+    def __init__(self, inner: Source, directory: Path, indexers: Indexers) -> None:
+        """Indices of archives of `inner`, in a directory that is for no other source."""
+        self._inner, self._directory, self._indexers = inner, directory, indexers
+        self._lock = threading.Lock()
+        self._random = random.Random()
+        self._open: OrderedDict[bytes, ArchiveIndex] = OrderedDict()
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_open = min(_OPEN_INDICES, descriptors // _SHARE_OF_DESCRIPTORS)
+        self._coming: dict[tuple[bytes, Version], Future[ArchiveIndex]] = {}
+        self._unsettled: dict[tuple[bytes, Version], float] = {}
+        self._disk_works, self._save_at_s = True, 0.0
+
+    def close(self) -> None:
+        self._indexers.close()
+
+    def forget_failures(self) -> None:
+        """Have archives that could not be shown be looked at again; call it when a mount begins. Raises OSError."""
+        if self._directory.is_dir():
+            for path in [*self._directory.glob(f"*{FAILED}"), *self._directory.glob("*.new*")]:
+                path.unlink(missing_ok=True)
+
+    def forget_gone(self) -> None:
+        """Delete the indices of archives that the source no longer has. Who has one mapped keeps it.
+
+        It asks the source for each, and raises SourceUnavailable, and OSError.
+        """
+        for path in self._directory.glob("*.index"):
+            try:
+                self._inner.stat(archive_of(path))
+            except (ValueError, SourceNotFound):
+                # It may be of another revision of the format.
+                path.unlink(missing_ok=True)
+            except SourceUnavailable:
+                raise
+            except SourceError:
+                pass
+
+    def of(self, archive: bytes, version: Version) -> ArchiveIndex:
+        """The index of this version of an archive; raises ArchiveDamaged, SourceNotReady while it is being made."""
+        key = archive, version
+        index = self.here(archive, version)
+        if index is None:
+            self._check_settled(key)
+            with self._lock:
+                coming = self._coming.get(key)
+                if coming is None:
+                    coming = self._coming[key] = self._indexers.threads.submit(self._made, *key)
+                    coming.add_done_callback(lambda _: self._coming.pop(key, None))
+            try:
+                index = coming.result(self._indexers.moment_s)
+            except TimeoutError:
+                raise SourceNotReady(f"{os.fsdecode(archive)}: its members are being looked for") from None
+        if index.failure:
+            raise ArchiveDamaged(f"{os.fsdecode(archive)}: {index.failure}")
+        return index
+
+    def here(self, archive: bytes, version: Version | None = None, again: bool = False) -> ArchiveIndex | None:
+        """The index of this version, or of any, if some process has made it. `again`: look at the file again."""
+        with self._lock:
+            index = None if again else self._open.get(archive)
+        if index is not None and version in (None, index.version):
+            if index.spare:
+                self._save_soon()
+            return index
+        for path in self._files(archive):
+            try:
+                index = ArchiveIndex(path)
+            except (OSError, ValueError):
+                continue
+            if version in (None, index.version):
+                return self._keep(archive, index)
+        return None
+
+    def _keep(self, archive: bytes, index: ArchiveIndex) -> ArchiveIndex:
+        with self._lock:
+            self._open[archive] = index
+            self._open.move_to_end(archive)
+            while len(self._open) > self._most_open or sum(map(_spare_bytes, self._open.values())) > MOST_SPARE_BYTES:
+                self._open.popitem(last=False)
+        return index
+
+    def _save_soon(self) -> None:
+        """Have the indices in memory be written, now and then: the disk may have room by now."""
+        now = time.monotonic()
+        with self._lock:
+            if now < self._save_at_s:
+                return
+            self._save_at_s = now + _SAVE_EVERY_S
+        # The threads may have ended, as the process is about to.
+        with contextlib.suppress(RuntimeError):
+            self._indexers.threads.submit(self._save)
+
+    def _save(self) -> None:
+        with self._lock:
+            spare = [(archive, index) for archive, index in self._open.items() if index.spare]
+        for archive, index in spare:
+            written, failed = self._files(archive)
+            try:
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                save([index.spare], failed if index.failure else written)
+            except OSError as exc:
+                log.debug("indices of archives stay in memory: %s", exc)
+                return
+            with self._lock:
+                if self._open.get(archive) is index:
+                    del self._open[archive]
+        if not self._disk_works:
+            self._disk_works = True
+            log.warning("the disk of the cache takes indices of archives again")
+
+    def _files(self, archive: bytes) -> tuple[Path, Path]:
+        """The file of an index, and that of the note that there is none."""
+        name = xxhash.xxh3_128_hexdigest(archive)
+        return self._directory / f"{name}.index", self._directory / f"{name}{FAILED}"
+
+    def _check_settled(self, key: tuple[bytes, Version]) -> None:
+        """Raises SourceNotReady while the bytes of this version may still change without a sign."""
+        archive, version = key
+        if version.tag:
+            return
+        now = steady_clock.now()
+        at = settles_at(version.mtime_ns, version.size, now, now, 0.0, self._unsettled.get(key))
+        if at <= now:
+            return
+        if len(self._unsettled) >= _UNSETTLED:
+            self._unsettled.clear()
+        self._unsettled[key] = at
+        raise SourceNotReady(f"{os.fsdecode(archive)}: it has just changed, and is shown when it has settled")
+
+    def _made(self, archive: bytes, version: Version) -> ArchiveIndex:
+        """Make the index of this version, unless another process does; in a thread of this module's."""
+        with self._alone(archive):
+            return self.here(archive, version) or self._make(archive, version)
+
+    @contextlib.contextmanager
+    def _alone(self, archive: bytes) -> Iterator[None]:
+        """One process at a time; a disk that takes no lock takes no index either, so each makes its own."""
+        at = xxhash.xxh3_64_intdigest(archive) & _LOCK_OFFSETS
+        with contextlib.ExitStack() as held:
+            try:
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                lock = held.enter_context(open(self._directory / "lock", "a+b"))
+                while not try_lock(lock.fileno(), at, 1):
+                    lock_shared(lock.fileno(), at, 1)
+                    unlock(lock.fileno(), at, 1)
+            except OSError as exc:
+                log.debug("no lock for the index of an archive: %s", exc)
+            yield
+
+    def _read_patiently(self, archive: bytes, offset: int, length: int, version: Version) -> bytes:
+        """Read for an index, again if the source fails: to begin again would be to read all of the archive again."""
+        limits, attempt, failures = self._indexers.limits, 0, 0
+        until_s = time.monotonic() + limits.timeout_s
+        while True:
+            try:
+                return self._inner.read(archive, offset, length, version)
+            except SourceUnavailable as exc:
+                failures += not isinstance(exc, SourceThrottled)
+                if failures == limits.attempts or time.monotonic() > until_s:
+                    raise
+            attempt += 1
+            time.sleep(pause_s(attempt, limits, self._random))
+
+    def _make(self, archive: bytes, version: Version) -> ArchiveIndex:
+        to, named = self._files(archive)[0], os.fsdecode(archive)
+
+        def read(offset: int, length: int) -> bytes:
+            return self._read_patiently(archive, offset, length, version)
+
+        kind = next(kind for kind in FORMATS if archive.endswith(b"." + kind.encode()))
+        try:
+            spare = self._indexers.index(kind, archive, version, read, to)
+        except SourceChanged as exc:
+            # Who asks again asks for its attributes first, and so for the new version.
+            raise SourceNotReady(f"{named} changes while it is read") from exc
+        except OSError as exc:
+            raise ArchiveFailed(f"{named}: its index cannot be written ({exc}): free the cache's disk") from exc
+        if spare and self._disk_works:
+            self._disk_works = False
+            log.warning("the disk of the cache takes no indices of archives, so they are kept in memory")
+        index = self._keep(archive, ArchiveIndex(to, spare)) if spare else self.here(archive, version)
+        if index is None:
+            raise SourceUnavailable(f"{named}: its index has been removed")
+        if index.failure:
+            log.warning("%s cannot be shown as a directory: %s", named, index.failure)
+        elif index.left_out:
+            message = "%s: %d members are not shown, such as devices or names that lead out of it"
+            log.warning(message, named, index.left_out)
+        return index
+
+
+def _spare_bytes(index: ArchiveIndex) -> int:
+    return len(index.spare)
+
+
 # Members whose own headers were looked at lately, for reads of pieces of them: where their bytes begin, and when that
-# was. So long a header is believed; till then a replaced archive of the same size and time may give other bytes.
+# was. So long a header is trusted; till then a replaced archive of the same size and time may give other bytes.
 _BEGINNINGS, _BELIEVED_S = 65536, 60.0
 # A piece that begins so near to the header of its member is read together with it: that takes less than a request.
 _NEAR_BYTES = 64 << 10
 _SECOND_NS = 1_000_000_000
 
 
-class _Place(NamedTuple):
+class _ArchivePlace(NamedTuple):
     """A path within an archive: the archive's path and attributes, and the path below it, empty for the archive."""
 
     archive: bytes
@@ -74,10 +385,10 @@ class ArchiveSource:
             return self.inner.stat(path)
         return self._member(place)[2] if place.below else self._directory_stat(place.found)
 
-    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+    def scan(self, path: bytes, known: Container[tuple[bytes, int]] = ()) -> Iterator[tuple[bytes, SourceStat]]:
         place = self._place(path)
         if place is None:
-            for name, found in self.inner.scan(path):
+            for name, found in self.inner.scan(path, known):
                 is_archive = name.endswith(self._suffixes) and stat.S_ISREG(found.mode)
                 yield name, self._directory_stat(found) if is_archive else found
             return
@@ -131,9 +442,13 @@ class ArchiveSource:
         return []
 
     def getxattr(self, path: bytes, name: str) -> bytes | None:
-        if self._place(path) is None:
+        place = self._place(path)
+        if place is None:
             return self.inner.getxattr(path, name)
-        self.stat(path)
+        if place.below:
+            self._member(place)
+        elif name == FAILURE_XATTR and (index := self.indices.here(place.archive, place.found.version)) is not None:
+            return index.failure.encode() or None
         return None
 
     def close(self) -> None:
@@ -152,7 +467,9 @@ class ArchiveSource:
             found.as_file += b"/"
         return found
 
-    def _known(self, path: bytes, version: Version, again: bool = False) -> tuple[bytes, bytes, Index, Row] | None:
+    def _known(
+        self, path: bytes, version: Version, again: bool = False
+    ) -> tuple[bytes, bytes, ArchiveIndex, IndexRow] | None:
         """The archive, what is below it, and the index and row of a member of this version, if an index is here.
 
         Who knows such a member has made the index, or has had another process make it: `again` as in `Indices.here`.
@@ -175,15 +492,15 @@ class ArchiveSource:
         if path.endswith(self._suffixes):
             yield path, b""
 
-    def _place(self, path: bytes) -> _Place | None:
+    def _place(self, path: bytes) -> _ArchivePlace | None:
         for archive, below in self._archives_on(path):
             found = self.inner.stat(archive)
             if stat.S_ISREG(found.mode):
                 # A path with a slash behind it is none.
-                return _Place(archive, found, below or (b"" if path == archive else b"/"))
+                return _ArchivePlace(archive, found, below or (b"" if path == archive else b"/"))
         return None
 
-    def _member(self, place: _Place) -> tuple[Index, Row, SourceStat]:
+    def _member(self, place: _ArchivePlace) -> tuple[ArchiveIndex, IndexRow, SourceStat]:
         index = self.indices.of(place.archive, place.found.version)
         row = index.find(place.below)
         if row is None:
@@ -194,7 +511,7 @@ class ArchiveSource:
             raise kind(f"{os.fsdecode(place.archive)} has no {os.fsdecode(place.below)}")
         return index, row, self._stat_of(place.found, index, row)
 
-    def _stat_of(self, archive: SourceStat, index: Index, row: Row) -> SourceStat:
+    def _stat_of(self, archive: SourceStat, index: ArchiveIndex, row: IndexRow) -> SourceStat:
         """A member's attributes: who may read the archive may read the member."""
         if row.kind == DIRECTORY:
             return self._directory_stat(archive)
@@ -217,7 +534,9 @@ class ArchiveSource:
 
     # -- bytes
 
-    def _bytes_of(self, archive: bytes, below: bytes, index: Index, row: Row, offset: int, length: int) -> bytes:
+    def _bytes_of(
+        self, archive: bytes, below: bytes, index: ArchiveIndex, row: IndexRow, offset: int, length: int
+    ) -> bytes:
         """Bytes of a file, or of a link's text; raises SourceChanged if the archive is not that of the index."""
         length = max(0, min(length, row.size - offset))
         if text := index.text(row):
@@ -231,7 +550,7 @@ class ArchiveSource:
         except ArchiveFailed as exc:
             raise ArchiveFailed(f"{os.fsdecode(archive)}/{os.fsdecode(below)}: {exc}") from exc
 
-    def _tarred(self, archive: bytes, index: Index, row: Row, offset: int, length: int) -> bytes:
+    def _tarred(self, archive: bytes, index: ArchiveIndex, row: IndexRow, offset: int, length: int) -> bytes:
         """Bytes of a tar's member: no other bytes than those behind its header."""
         if offset > _NEAR_BYTES:
             return self.inner.read(archive, self._begin(archive, index, row) + offset, length, index.version)
@@ -242,10 +561,10 @@ class ArchiveSource:
             self._note_beginning((archive, index.version, row.number), row.offset)
         return bytes(got[header + offset :])
 
-    def _begin(self, archive: bytes, index: Index, row: Row) -> int:
+    def _begin(self, archive: bytes, index: ArchiveIndex, row: IndexRow) -> int:
         """Where the bytes of a member begin, by its own header; raises ArchiveFailed if that is another member's."""
         key = archive, index.version, row.number
-        begin, looked_at_s = self._beginnings.get(key, (0, -_BELIEVED_S))
+        begin, looked_at_s = self._beginnings.get(key, (0, -math.inf))
         if time.monotonic() < looked_at_s + _BELIEVED_S:
             return begin
         if archive.endswith(b".zip"):
@@ -263,7 +582,7 @@ class ArchiveSource:
             self._beginnings.clear()
         self._beginnings[key] = begin, time.monotonic()
 
-    def _unpacked(self, archive: bytes, index: Index, row: Row, below: bytes) -> bytes:
+    def _unpacked(self, archive: bytes, index: ArchiveIndex, row: IndexRow, below: bytes) -> bytes:
         if row.method == DEFLATED and (row.size > self._longest_bytes or row.packed > 2 * self._longest_bytes):
             raise ArchiveFailed("it is packed, and has more than sample_max_bytes: mount with a larger one")
         guess = zip_format.LOCAL_BYTES + len(below) + zip_format.EXTRA_BYTES + row.packed

@@ -2,7 +2,7 @@
 
 A member's bytes are one range of the archive. Sparse files, of which that is not so, and devices are left out. An
 archive that ends within a member, or without its end, or has anything behind its end, is refused as a whole: who trains
-must not train on less than there is without being told. tar(1) and Python's tarfile read on behind a wrong header, or
+must not train on less than there is without a warning. tar(1) and Python's tarfile read on behind a wrong header, or
 stop there, and show what they have found.
 """
 
@@ -23,8 +23,12 @@ _LONG_NAME, _LONG_LINK, _NEXT, _OLD_NEXT, _ALL = b"LKxXg"
 _ABOUT_OTHERS = frozenset((_LONG_NAME, _LONG_LINK, _NEXT, _OLD_NEXT, _ALL))
 # Links, devices, directories and FIFOs have no bytes, whatever their header says.
 _WITHOUT_BYTES = frozenset(b"123456")
-# A longer text is no name. The comments of some pax headers are longer than names.
-_LONGEST_TEXT = 1 << 20
+# A longer text is no name.
+_LONGEST_NAME = 1 << 20
+# A pax header may be of any size: macOS puts whole resource forks there. Of its records only these are read, which say
+# something of a member's name or place; the beginning of each has its length and its key.
+_READ_RECORDS, _SPARSE_RECORDS = frozenset((b"path", b"linkpath", b"size")), b"GNU.sparse"
+_BEGIN_BYTES = 1024
 # Of what lies behind the end, so many bytes are looked at in one go.
 _BEHIND_BYTES = 1 << 20
 _USTAR, _MAGIC, _PREFIX = b"ustar\0", slice(257, 263), slice(345, 500)
@@ -32,7 +36,6 @@ _USTAR, _MAGIC, _PREFIX = b"ustar\0", slice(257, 263), slice(345, 500)
 _LABELS, LABEL_BYTES = (b".cls", b".json"), 1024
 
 
-# Longer than other functions: it is the grammar of the format, which one has to see in one place.
 def add_members(archive: Pieces, index: IndexBuilder) -> None:
     """Add every member in the order of the archive; raises ArchiveFailed."""
     at = 0
@@ -50,17 +53,16 @@ def add_members(archive: Pieces, index: IndexBuilder) -> None:
         _check_sum(header)
         kind, size, begin = header[156], _number(header[124:136]), at + _BLOCK
         if kind in _ABOUT_OTHERS:
-            text = archive.at(begin, size) if size <= _LONGEST_TEXT else b""
-            if len(text) < size:
-                raise ArchiveFailed("a name is longer than 1 MiB, or than the rest of it")
+            if begin + size > archive.size:
+                raise ArchiveFailed("it ends within a header")
             if kind == _LONG_NAME:
-                long_name = text.split(b"\0", 1)[0]
+                long_name = _text(archive, begin, size).split(b"\0", 1)[0]
             elif kind == _LONG_LINK:
-                long_link = text.split(b"\0", 1)[0]
+                long_link = _text(archive, begin, size).split(b"\0", 1)[0]
             elif kind == _ALL:
-                common |= _pax(text)
+                common |= _pax(archive, begin, begin + size)
             else:
-                said = _pax(text)
+                said = _pax(archive, begin, begin + size)
             at = begin + _whole_blocks(size)
             continue
         pax = {**common, **said} if said or common else said
@@ -77,7 +79,7 @@ def add_members(archive: Pieces, index: IndexBuilder) -> None:
             kind = _DIRECTORY  # as before 1988
         mode = _number(header[100:108]) & 0o777
         target = pax.get(b"linkpath") or long_link or header[157:257].split(b"\0", 1)[0]
-        if kind in _FILES and not (pax and any(key.startswith(b"GNU.sparse") for key in pax)):
+        if kind in _FILES and _SPARSE_RECORDS not in pax:
             label = archive.at(begin, size) if size <= LABEL_BYTES and name.endswith(_LABELS) else b""
             index.add(name, FILE, begin, size, mode, crc=zlib.crc32(header), text=label)
         elif kind == _DIRECTORY:
@@ -98,7 +100,7 @@ def check_header(header: bytes | memoryview, crc: int) -> None:
 
 
 def _check_end(archive: Pieces, at: int) -> None:
-    """Two blocks of zeros end an archive, and zeros may follow. A second archive behind the first is seen by nobody."""
+    """Two blocks of zeros end an archive, and zeros may follow. A second archive behind the first is seen by no one."""
     while behind := archive.at(at, _BEHIND_BYTES):
         if behind.count(0) < len(behind):
             raise ArchiveFailed("something lies behind its end, such as another archive")
@@ -142,18 +144,27 @@ def _name(header: bytes) -> bytes:
     return name
 
 
-def _pax(text: bytes) -> dict[bytes, bytes]:
-    """The records `LENGTH KEY=VALUE\\n`; raises ArchiveFailed."""
+def _text(archive: Pieces, at: int, size: int) -> bytes:
+    if size > _LONGEST_NAME:
+        raise ArchiveFailed("a name is longer than 1 MiB")
+    return archive.at(at, size)
+
+
+def _pax(archive: Pieces, at: int, past: int) -> dict[bytes, bytes]:
+    """Those of the records `LENGTH KEY=VALUE\\n` that are read; raises ArchiveFailed."""
     found: dict[bytes, bytes] = {}
-    at = 0
-    while at < len(text) and text[at]:
-        digits, blank, _ = text[at : at + 8].partition(b" ")
+    while at < past and (begin := archive.at(at, min(past - at, _BEGIN_BYTES)))[0]:
+        digits, blank, _ = begin[:20].partition(b" ")
         end = at + int(digits) if blank and digits.isdigit() else 0
-        key, equals, value = text[at + len(digits) + 1 : end - 1].partition(b"=")
+        key, equals, _ = begin[len(digits) + 1 : end - at].partition(b"=")
+        value = at + len(digits) + 1 + len(key) + 1
         # A record of no length would be read for ever.
-        if not equals or not at < end <= len(text) or text[end - 1] != 0x0A:
+        if not equals or not value < end <= past or archive.at(end - 1, 1) != b"\n":
             raise ArchiveFailed("a pax header makes no sense")
-        found[key] = value
+        if key in _READ_RECORDS:
+            found[key] = _text(archive, value, end - 1 - value)
+        elif key.startswith(_SPARSE_RECORDS):
+            found[_SPARSE_RECORDS] = b""
         at = end
     return found
 

@@ -14,12 +14,11 @@ from spiderfs.cli.control_files import explained, mount_at, printable, read_cont
 from spiderfs.cli.signals import ended_by_signals
 from spiderfs.cli.simulate import json_file, write_json
 from spiderfs.errors import UsageError
-from spiderfs.linux.mounts import mounted_at
 
 # rich and what measures are imported where they are used, so that `spiderfs --help` does not wait for them.
 if TYPE_CHECKING:
     from spiderfs.options.model import Options
-    from spiderfs.profiling.bench import Found
+    from spiderfs.profiling.bench import BenchFindings
 
 _CAPACITY = "capacity=20%"
 
@@ -35,8 +34,9 @@ def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Pa
     """Say what to mount your training's data with, and what that brings: at most two minutes.
 
     Some of the files are read and decoded as a training's loader does: directly, through a mount with an LRU cache,
-    through one that follows a plan, and where decoding limits, as views. The mounts and their caches are made for this
-    and deleted. Without a capacity in -o the caches hold 20% of the files.
+    through one that follows a plan, and where decoding limits, as views, which are smaller images. Each way takes its
+    turn several times, and ± is the 95% confidence interval. The mounts and their caches are made for this and deleted.
+    Without a capacity in -o the caches hold 20% of the files.
     """
     from rich.console import Console
 
@@ -50,7 +50,7 @@ def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Pa
             found = measure(
                 options,
                 workers or len(os.sched_getaffinity(0)),
-                lambda what: status.update(f"Measuring {what}"),
+                status.update,
             )
         except OSError as exc:
             raise UsageError(
@@ -74,8 +74,6 @@ def _options(place: str, given: tuple[str, ...], point: str) -> Options:
         except OSError as exc:
             raise explained(mount, exc) from exc
         place = theirs["source"]
-        if mounted_at(place) is not None:
-            raise UsageError(f"the mount at {place} hides its source: unmount it first, then name {place} again")
         kept = {name: theirs[name] for name in (*SETTINGS, "capacity") if theirs.get(name)}
         given = (option_string(kept), *given)
     names = {name for name, _ in options_in(given)}
@@ -83,21 +81,26 @@ def _options(place: str, given: tuple[str, ...], point: str) -> Options:
     return Options.load(given if "capacity" in names else (_CAPACITY, *given), None, place, point)
 
 
-def _show(found: Found) -> None:
+def _show(found: BenchFindings) -> None:
     from spiderfs.options.units import round_size
+    from spiderfs.profiling.bench import DIRECT
 
     more = "" if found.whole else " and more"
     work = "reading and decoding" if found.images else "reading"
     click.echo(printable(f"{found.named}: {found.files_seen:,} files, {round_size(found.bytes_seen)}{more}"))
-    click.echo(f"{found.workers} workers, {work} {found.files_read:,} of them; {found.share:.0%} cached\n")
-    rows = [("loader, files in memory", found.local, ""), ("source, not decoding", found.source, "")]
-    rows.append(("directly from the source", found.direct, "1.0 x"))
-    for way, done in found.mounted.items():
-        rows.append((_WAYS.get(way, f"mount, plan, view={way}"), done, f"{done.per_s / found.direct.per_s:.1f} x"))
-    for name, done, times in rows:
-        rate = f"{done.per_s:10,.0f} {found.noun}/s {round_size(done.bytes / done.seconds):>11}/s"
-        click.echo(f"{name:26} {rate} {times:>8}".rstrip())
+    rounds = len(found.direct.passes)
+    click.echo(
+        f"{found.workers} workers, {work} {found.files_read:,} of them in {rounds} rounds; {found.share:.0%} cached\n"
+    )
+    for way, speed in found.speeds.items():
+        name = _WAYS.get(way) or (f"mount, plan, view={way}" if way in found.mounted else f"{way} in memory")
+        times = f"{speed.per_s / found.direct.per_s:.1f} x" if way in (DIRECT, *found.mounted) else ""
+        figures = f"{speed!s:>15} {found.noun}/s {round_size(speed.bytes_per_s):>11}/s {times:>8}"
+        click.echo(f"{name:26} {figures}".rstrip())
     click.echo("\n" + textwrap.fill(found.verdict(), 80, break_on_hyphens=False))
+    if found.one_disk:
+        said = "The source lies on the disk of the cache, so a copy there spares no wait: choose another by cache_dir."
+        click.echo(textwrap.fill(said, 80))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if found.whole and found.bytes_seen < memory / 2:
         said = (
@@ -108,11 +111,16 @@ def _show(found: Found) -> None:
         click.echo(textwrap.fill(said, 80))
 
 
-_WAYS = {"lru": "mount, LRU cache", "plan": "mount, plan"}
+_WAYS = {
+    "loader": "loader, files in memory",
+    "source": "source, not decoding",
+    "direct": "directly from the source",
+    "lru": "mount, LRU cache",
+    "plan": "mount, plan",
+}
 
 
-def _report(found: Found) -> dict[str, Any]:
-    passes = {"loader": found.local, "source": found.source, "direct": found.direct, **found.mounted}
+def _report(found: BenchFindings) -> dict[str, Any]:
     return {
         "source": printable(found.named),
         "files": found.files_seen,
@@ -121,7 +129,11 @@ def _report(found: Found) -> dict[str, Any]:
         "workers": found.workers,
         "cached_share": found.share,
         "images": found.images,
-        "passes": {name: done._asdict() | {"per_s": done.per_s} for name, done in passes.items()},
+        "on_the_disk_of_the_cache": found.one_disk,
+        "passes": {
+            way: {"per_s": speed.per_s, "error": speed.error, "passes": [done._asdict() for done in speed.passes]}
+            for way, speed in found.speeds.items()
+        },
         "best": found.best() or "direct",
         "verdict": found.verdict(),
     }

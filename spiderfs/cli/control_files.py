@@ -1,5 +1,6 @@
 """Reads and writes the control files of a mount, `MOUNTPOINT/.spiderfs/NAME`, as any program does.
 
+What is served without a mount, `spiderfs://NAME`, is a `Mount` of the type `SERVED` here, at the path of its socket.
 Every access has a time limit: a daemon that hangs must not hang the commands that find out whether it does.
 """
 
@@ -14,10 +15,10 @@ from typing import Any
 import click
 
 from spiderfs.errors import MountError
-from spiderfs.linux.mounts import Mount, mounted_at, spiderfs_mounts, within
+from spiderfs.linux.mounts import CONTROL_DIR, Mount, mounted_at, spiderfs_mounts, within
+from spiderfs.protocol.requests import SCHEME, Connection, address_of, served_directory, socket_of
 
-CONTROL_DIR = ".spiderfs"
-
+SERVED = "served"
 # A busy mount answers within milliseconds; a manager that is being started again needs a second or two.
 ANSWER_TIMEOUT_S = 5.0
 
@@ -29,13 +30,26 @@ def find_mount(path: str | Path) -> Mount:
         # This import is here because it takes longer than the rest of most commands.
         from spiderfs.sources.open import without_secrets
 
-        # Somebody may have named the source in place of the mount point.
+        # Someone may have named the source in place of the mount point.
         raise MountError(f"no spiderfs mount is at {without_secrets(path)}: 'spiderfs status' lists the mounts")
     return mount
 
 
 def mount_at(path: str | Path) -> Mount | None:
-    """The spiderfs mount at a path that a user has named, if there is one; raises MountError if the path hangs."""
+    """The spiderfs mount at a path that a user has named, if there is one; raises MountError if the path hangs.
+
+    `spiderfs://NAME` is there if a daemon answers, or MountError is raised.
+    """
+    try:
+        address = address_of(path)
+    except ValueError as exc:
+        raise MountError(str(exc)) from exc
+    if address is not None:
+        mount = served_as(address.name)
+        try:
+            return mount._replace(source=str(read_stats(mount)["source"]))
+        except OSError as exc:
+            raise explained(mount, exc) from exc
     try:
         return within(ANSWER_TIMEOUT_S, lambda: mounted_at(path))
     except TimeoutError as exc:
@@ -47,6 +61,32 @@ def mount_at(path: str | Path) -> Mount | None:
         ) from exc
 
 
+def served_as(name: str) -> Mount:
+    return Mount("?", socket_of(name), SERVED, "")
+
+
+def all_served() -> list[Mount]:
+    """What this user's daemons serve without a mount, or have served before they were killed."""
+    try:
+        return [served_as(path.name) for path in sorted(served_directory().iterdir()) if path.is_socket()]
+    except OSError:
+        return []
+
+
+def place_of(mount: Mount) -> str:
+    """What people call the place where the files are shown."""
+    return f"{SCHEME}{mount.mountpoint.name}" if mount.fstype == SERVED else str(mount.mountpoint)
+
+
+def daemon_of(mount: Mount) -> int:
+    """The pid of the daemon that serves without a mount; raises OSError if there is none."""
+    connection = Connection(mount.mountpoint)
+    try:
+        return connection.peer.pid
+    finally:
+        connection.close()
+
+
 def mountpoints(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """What a shell can complete a MOUNTPOINT to."""
     return [point for point in map(str, spiderfs_mounts()) if point.startswith(incomplete)]
@@ -54,6 +94,12 @@ def mountpoints(context: click.Context, parameter: click.Parameter, incomplete: 
 
 def read_control(mount: Mount, name: str) -> str:
     """The text of a control file; raises TimeoutError if the mount hangs, and OSError if reading fails."""
+    if mount.fstype == SERVED:
+        # This import is here because it takes longer than the rest of most commands.
+        from spiderfs.client.served import Served
+
+        served = Served(mount.mountpoint.name, ANSWER_TIMEOUT_S)
+        return served.read_bytes(f"{CONTROL_DIR}/{name}").decode(errors="replace")
     return within(ANSWER_TIMEOUT_S, (mount.mountpoint / CONTROL_DIR / name).read_bytes).decode(errors="replace")
 
 
@@ -70,6 +116,12 @@ def read_stats(mount: Mount) -> dict[str, Any]:
 
 def write_control(mount: Mount, name: str, text: str, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
     """Write to a control file in one call; raises as read_control does."""
+    if mount.fstype == SERVED:
+        from spiderfs.client.served import Served
+
+        with Served(mount.mountpoint.name, timeout_s).open(f"{CONTROL_DIR}/{name}", "wb", 0) as file:
+            file.write(os.fsencode(text))
+        return
 
     def write() -> None:
         fd = os.open(mount.mountpoint / CONTROL_DIR / name, os.O_WRONLY | os.O_CLOEXEC)
@@ -93,9 +145,11 @@ def warn(remark: str) -> None:
 
 
 def explained(mount: Mount, exc: OSError) -> MountError:
-    """The error that tells a person why an access to a control file failed and what to do."""
-    here = mount.mountpoint
-    if mounted_at(here) is None:
+    """The error with the reason why an access to a control file failed, and what to do."""
+    here = place_of(mount)
+    if mount.fstype == SERVED and exc.errno == errno.ENOTCONN:
+        return MountError(str(exc.strerror))
+    if mount.fstype != SERVED and mounted_at(here) is None:
         return MountError(f"{here} was unmounted meanwhile: mount it again")
     if isinstance(exc, TimeoutError):
         return MountError(f"the daemon of {here} does not answer: detach it with 'spiderfs umount --lazy {here}'")

@@ -30,6 +30,7 @@ from spiderfs.linux.mounts import Mount, canonical, check_fuse_available, mounts
 # What needs more than `spiderfs --help` is imported where it is used.
 if TYPE_CHECKING:
     from spiderfs.options.model import Options
+    from spiderfs.options.units import Capacity
 
 # What each limit is on, its flag of ulimit, and the least that suffices; None: LMDB maps the whole cache, so no limit
 # does. A worker has a file open for each request at the source, and distributions allow 1,024.
@@ -99,7 +100,7 @@ def _findings(place: str | None, mount: Mount | None, given: tuple[str, ...]) ->
     if mount is not None:
         yield from _one_mount(mount)
     elif options is not None:
-        yield from _cache(options.cache_dir, options.capacity.budget_bytes(0))
+        yield from _cache(options.cache_dir, options.capacity)
         if isinstance(options.source, Path):
             yield from _source(options.source, options.cache_dir)
 
@@ -145,17 +146,25 @@ def _mounted(there: Iterable[Mount]) -> Iterator[Finding]:
 
 def _one_mount(mount: Mount) -> Iterator[Finding]:
     """What one mount has met, and what lies under it."""
+    from spiderfs.options.units import Capacity
     from spiderfs.profiling.private_mount import settings_in
 
     try:
-        stats, options = read_stats(mount), settings_in(read_control(mount, "config"))
+        stats = read_stats(mount)
+    except OSError:
+        # The finding that it does not answer says so (`_mounted`).
+        return
+    try:
+        options = settings_in(read_control(mount, "config"))
     except OSError as exc:
-        if not isinstance(exc, TimeoutError):
-            yield Finding("control files", "wrong", str(explained(mount, exc)))
+        yield Finding("control files", "wrong", str(explained(mount, exc)))
         return
     yield from _troubles(stats["metrics"])
-    yield from _cache(Path(stats["cache_dir"]), stats["capacity_bytes"])
-    if options["source"].startswith("/") and options["source"] != str(mount.mountpoint):
+    for url, peer in stats["peers"].items():
+        if peer.get("remark"):
+            yield Finding("peers", "wrong", f"{printable(url)} {peer['remark']}")
+    yield from _cache(Path(stats["cache_dir"]), Capacity(max(1, stats["capacity_bytes"]), "bytes"))
+    if options["source"].startswith("/"):
         yield from _source(Path(options["source"]), Path(stats["cache_dir"]))
 
 
@@ -166,7 +175,7 @@ def _troubles(figures: Mapping[str, float]) -> Iterator[Finding]:
         yield Finding("source", "wrong", "it does not answer: see to its server; what is cached is served meanwhile")
     met = [counter for counter in COUNTERS if counter.name in TROUBLES and figures[counter.name]]
     for counter in met:
-        yield Finding("since mounted", "note", f"{figures[counter.name]:,} {counter.name}. {counter.use}")
+        yield Finding("since mounted", "note", f"{figures[counter.name]:,} {counter.name}. {counter.trouble}")
     if not met:
         yield Finding("since mounted", "ok", "no errors, restarts, or damage")
 
@@ -181,6 +190,10 @@ def _chosen(source: str, given: tuple[str, ...]) -> Generator[Finding, None, Opt
         except SpiderfsError as exc:
             yield Finding("source", "wrong", str(exc))
             return None
+    if isinstance(options.source, Path) and not _newest(options.source):
+        said = "is empty, and nothing is mounted there: if it is a mount point, its mount has ended, so mount it again"
+        yield Finding("source", "wrong", f"{options.source} {said}")
+        return None
     yield Finding("source", "ok", f"{options.source} answers, and can be mounted")
     return options
 
@@ -219,10 +232,10 @@ def _kernel(allow_other: bool) -> Iterator[Finding]:
         yield Finding("passthrough", "ok", "cached large files are read by the kernel itself, unless immutable")
 
 
-def _cache(directory: Path, capacity_bytes: int) -> Iterator[Finding]:
+def _cache(directory: Path, capacity: Capacity) -> Iterator[Finding]:
     """The disk of the cache."""
     from spiderfs.options.paths import capacity_remark, nearest_directory
-    from spiderfs.options.units import Capacity, round_size
+    from spiderfs.options.units import round_size
 
     there = nearest_directory(directory)
     free = shutil.disk_usage(there).free
@@ -238,16 +251,16 @@ def _cache(directory: Path, capacity_bytes: int) -> Iterator[Finding]:
         yield Finding("cache", "note", said)
     else:
         yield Finding("cache", "ok", f"{directory} lies on {kind}, where {round_size(free)} are free")
-    if capacity_bytes and (remark := capacity_remark(Capacity(capacity_bytes, "bytes"), directory)):
+    if remark := capacity_remark(capacity, directory):
         yield Finding("capacity", "note", remark)
 
 
 def _source(source: Path, cache: Path) -> Iterator[Finding]:
     """How the directory of the source is mounted, and by which clock its files are dated."""
-    from spiderfs.options.paths import nearest_directory
+    from spiderfs.options.paths import on_one_disk
 
     try:
-        ahead_s, device = within(_PATIENCE_S, lambda: (_newest(source) - time.time(), source.stat().st_dev))
+        ahead_s, one_disk = within(_PATIENCE_S, lambda: (_newest(source) - time.time(), on_one_disk(source, cache)))
     except TimeoutError:
         yield Finding("source", "wrong", f"{source} hangs: see to its server")
         return
@@ -257,7 +270,7 @@ def _source(source: Path, cache: Path) -> Iterator[Finding]:
     below = _file_system_of(source)
     if below.fstype.startswith("nfs"):
         yield from _nfs(below)
-    elif device == nearest_directory(cache).stat().st_dev:
+    elif one_disk:
         said = "it lies on the disk of the cache, so a copy there spares no wait: choose another disk by cache_dir"
         yield Finding("source", "note", said)
     else:

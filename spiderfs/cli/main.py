@@ -6,6 +6,7 @@ command line cannot be understood, and 32 if mount(8) called and the mount faile
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import NamedTuple
 
@@ -26,12 +27,14 @@ class Lazy(NamedTuple):
 
 # `mount-helper` is for mount(8); `spiderfs --help` does not list it.
 COMMANDS = {
+    "demo": Lazy("spiderfs.cli.demo", "demo", "Show on made-up images what a cache and a plan gain."),
     "mount": Lazy("spiderfs.cli.mount", "mount", "Show a directory through the cache."),
-    "umount": Lazy("spiderfs.cli.umount", "umount", "Unmount a directory."),
+    "serve": Lazy("spiderfs.cli.serve", "serve", "Serve a directory to spiderfs.client, without a mount."),
+    "umount": Lazy("spiderfs.cli.umount", "umount", "Unmount a directory, or all."),
     "status": Lazy("spiderfs.cli.status", "status", "List the mounts, or show what one mount does."),
     "top": Lazy("spiderfs.cli.top", "top", "Show what mounts and their trainings do, every second."),
     "metrics": Lazy("spiderfs.cli.metrics", "metrics", "Serve the metrics of mounts to Prometheus."),
-    "config": Lazy("spiderfs.cli.config", "config", "Show the options of a mount, or change some."),
+    "config": Lazy("spiderfs.cli.status", "config", "Show the options of a mount, or change some."),
     "warm": Lazy("spiderfs.cli.warm", "warm", "Fetch files into the cache before they are wanted."),
     "pin": Lazy("spiderfs.cli.warm", "pin", "Keep files in the cache whatever the policy says."),
     "unpin": Lazy("spiderfs.cli.warm", "unpin", "Leave pinned files to the policy again."),
@@ -40,6 +43,7 @@ COMMANDS = {
     "evict": Lazy("spiderfs.cli.warm", "evict", "Drop files from the cache."),
     "profile": Lazy("spiderfs.cli.profile", "profile", "Say which partition of the cache is fastest for a loader."),
     "report": Lazy("spiderfs.cli.report", "report", "Write a page about the trainings of a mount."),
+    "cache": Lazy("spiderfs.cli.cache", "cache", "List the caches on this machine, or remove some."),
     "simulate": Lazy("spiderfs.cli.simulate", "simulate", "Replay a trace with other policies and capacities."),
     "mount-helper": Lazy("spiderfs.cli.mount", "mount_helper", ""),
 }
@@ -47,6 +51,14 @@ COMMANDS = {
 
 class LazyGroup(click.Group):
     """A group that imports a subcommand only when it is called."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+        if args[0] not in COMMANDS and near:
+            ctx.fail(f"No such command {args[0]!r}: did you mean {near[0]}?")
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name, command in COMMANDS.items() if command.short_help]
@@ -78,13 +90,29 @@ class LazyGroup(click.Group):
             ctx.exit(1)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+FIRST_STEPS = """\
+spiderfs keeps remote training data in a cache on a local disk. What to try first, with your data for /nfs/imagenet:
+
+  spiderfs demo                                what it gains on made-up images, in a minute
+  spiderfs doctor /nfs/imagenet                what is missing on this machine, and how to fix it
+  spiderfs bench /nfs/imagenet                 which options to mount with, and the speed-up to expect
+  spiderfs mount /nfs/imagenet /mnt/imagenet   mount it; add -o immutable,capacity=200GiB
+  spiderfs top                                 watch hits and waits
+
+In train.py: trainer_hook.plan("/mnt/imagenet", loader). All commands: spiderfs --help
+"""
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(__version__, prog_name="spiderfs")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Mounts a directory of training data read-only, with a cache on the local disk.
 
     \b
     spiderfs mount /nfs/imagenet /mnt/imagenet -o capacity=20GiB
-    cat /mnt/imagenet/.spiderfs/stats
+    spiderfs status /mnt/imagenet
     spiderfs umount /mnt/imagenet
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(FIRST_STEPS, nl=False)

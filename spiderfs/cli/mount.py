@@ -6,7 +6,9 @@ mount(8) calls /sbin/mount.spiderfs for `mount -t spiderfs` and for fstab, as `m
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -23,15 +25,27 @@ OPTIONS_OF_LIBMOUNT = frozenset({"rw"})
 class MountCommand(click.Command):
     """Lists every option of `-o` in its help text, from the table of options."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from spiderfs.options.model import Options, option_name
+
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as exc:
+            name = exc.option_name.lstrip("-")
+            if name in map(option_name, Options.model_fields):
+                raise click.UsageError(f"There is no option --{name}: write -o {name}=VALUE.", ctx) from exc
+            raise
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from spiderfs.options.model import default_rows
 
-        with formatter.section(
-            "Options of -o and of the --config file (default; * can be changed by 'spiderfs config')"
-        ):
-            formatter.write_dl(
-                [(row.name + ("*" if row.live else ""), f"{row.help} ({row.value})") for row in default_rows()]
-            )
+        formatter.write_paragraph()
+        formatter.write_text("Options of -o and of the --config file (default; * can be changed by 'spiderfs config'):")
+        for group, rows in groupby(default_rows(), lambda row: row.group):
+            with formatter.section(group):
+                formatter.write_dl(
+                    [(row.name + ("*" if row.live else ""), f"{row.help} ({row.value})") for row in rows]
+                )
 
 
 @click.command(cls=MountCommand)
@@ -74,7 +88,12 @@ def start(
         return 0
     from spiderfs.daemon import supervisor
 
-    return supervisor.run(checked, foreground)
+    status = supervisor.run(checked, foreground)
+    # Without standard descriptors there is no `sys.stdout`.
+    if status == 0 and not foreground and sys.stdout is not None and sys.stdout.isatty():
+        place = printable(checked.mountpoint)
+        click.echo(f"mounted at {place}, cache in {printable(checked.cache_dir)}: watch it with 'spiderfs top {place}'")
+    return status
 
 
 def translate(options: Sequence[str], sloppy: bool) -> tuple[str, ...]:

@@ -184,7 +184,7 @@ def _show_profile(found: Profile, console: Console) -> None:
     rows += [("encoded (E)", found.encoded.sample_bytes, found.encoded.cost)]
     rows += [(f"decoded (D): {view}", form.sample_bytes, form.cost) for view, form in found.views.items()]
     rows += [("augmented (A)", found.augmented.sample_bytes, found.augmented.cost)]
-    rows += [("  made and kept anew", found.augmented.sample_bytes, found.making)]
+    rows += [("  made and kept again", found.augmented.sample_bytes, found.making)]
     for name, size, cost in rows:
         times = [f"{1000 * seconds:.2f}" for seconds in cost]
         table.add_row(name, f"{size / 1000:.1f}", f"{size / found.encoded.sample_bytes:.2f}", *times)

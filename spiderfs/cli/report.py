@@ -2,7 +2,7 @@
 
 What each epoch took is in `.spiderfs/epochs`. What other policies and sizes of the cache would have brought is found by
 a replay of the recorded trace, as in `spiderfs simulate`. The page is one file: no script, font or picture comes from
-elsewhere.
+somewhere else.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from spiderfs.options.units import round_size
 
 # Capacities that are replayed beside the mount's own.
 _CAPACITIES = "10%,20%,50%"
+_HITS_HERE = (
+    "Hits are here what the cache still held. Above they are all reads that did not wait, so also those that a plan had"
+    " fetched ahead and, in an immutable mount, those that the page cache answered."
+)
 # A chart is drawn on so many units, and scales to the room that it has.
 _WIDTH, _HEIGHT, _HEAD, _FOOT, _WIDEST = 320, 150, 22, 18, 48
 _STYLE = """
@@ -56,6 +60,8 @@ def report(mountpoint: str, path: Path) -> None:
     """
     from spiderfs.profiling.private_mount import settings_in
 
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"cannot write {path}: name a file in a directory that is there, and may be written")
     mount = find_mount(mountpoint)
     try:
         stats, options = read_stats(mount), settings_in(read_control(mount, "config"))
@@ -70,8 +76,6 @@ def report(mountpoint: str, path: Path) -> None:
             f"{mount.mountpoint} has seen no training yet, and records no trace: call trainer_hook.plan in the"
             " training, or mount with -o trace=FILE"
         )
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"cannot write {path}: name a file in a directory that is there, and may be written")
     with ended_by_signals():
         compared = _compared(Path(trace), stats, bool(epochs)) if trace != "none" else []
     text = _page(str(mount.mountpoint), stats, epochs, compared)
@@ -169,7 +173,7 @@ def _training(epochs: Sequence[Mapping[str, Any]]) -> str:
     ]
     if total["planned"]:
         charts.append(chart("late, of planned reads", lambda epoch: epoch["late"] / max(1, epoch["planned"]), _percent))
-    headings = ("epoch", "time", "reads", "hits", "waits", "late", "stand-ins", "read", "from the source")
+    headings = ("epoch", "time", "reads", "hits", "waits", "late", "substitutes", "read", "from the source")
     rows = [
         (
             str(epoch["epoch"]),
@@ -178,7 +182,7 @@ def _training(epochs: Sequence[Mapping[str, Any]]) -> str:
             _percent(1 - epoch["waited"] / epoch["samples"]),
             _duration(epoch["waited_s"]),
             _percent(epoch["late"] / epoch["planned"]) if epoch["planned"] else "-",
-            f"{epoch['stand_ins']:,}",
+            f"{epoch['substitutes']:,}",
             round_size(epoch["read_bytes"]),
             round_size(epoch["origin_bytes"]),
         )
@@ -191,24 +195,25 @@ def _training(epochs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _options(compared: Sequence[dict[str, Any]], stats: Mapping[str, Any]) -> str:
-    from spiderfs.simulation.compare import BOUND, caption
+    from spiderfs.simulation.compare import BOUND, caption, columns, policy_named
 
     parts = ["<h2>What other options would have brought</h2>"]
     if not compared:
         return f"{parts[0]}<p>Mount with -o trace=FILE, and a later report says it, by a replay of what was read.</p>"
     for report in compared:
-        if report["plans"]:
-            parts.append("<h3>With the plans of the training followed</h3>")
-        parts.append(f"<p>{escape(caption(report))}</p>")
+        as_mounted = report["plans"] or not compared[-1]["plans"]
+        if compared[-1]["plans"]:
+            parts.append(f"<h3>{'With' if as_mounted else 'Without'} the plans of the training</h3>")
+        parts.append(f"<p>{escape(caption(report))} {_HITS_HERE}</p>")
         rows = []
         for row in report["results"]:
-            own = row["policy"] == stats["policy"] and row["capacity_bytes"] == stats["capacity_bytes"]
-            policy = f"{row['policy']}{' (bound)' if row['policy'] == BOUND else ''}{', as mounted' if own else ''}"
+            own = (as_mounted, row["policy"], row["capacity_bytes"]) == (True, stats["policy"], stats["capacity_bytes"])
+            policy = f"{policy_named(report, row)}{', as mounted' if own else ''}"
             cells = [policy, round_size(row["capacity_bytes"]), _percent(row["hit_ratio"])]
-            cells += [_percent(row["warm_hit_ratio"]), round_size(row["origin_bytes"])]
+            cells += [_percent(row["warm_hit_ratio"]), f"{row['redirects']:,}", round_size(row["origin_bytes"])]
             cells.append(f'<span class="part" style="width:{6 * row["warm_hit_ratio"]:.2f}rem"></span>')
             rows.append((cells, "own" if own else "last" if row["policy"] == BOUND else ""))
-        parts.append(_table(("policy", "capacity", "hits", "later hits", "from the source", ""), rows))
+        parts.append(_table(("policy", "capacity", *columns(report)[2:5], "from the source", ""), rows))
     return "".join(parts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -47,7 +47,7 @@ json_file = click.option(
 @click.option(
     "--radius",
     "radii",
-    help="Compute the scores again with these radii: numbers up to 2, or auto, separated by commas.",
+    help="Compute the scores again with these radii: numbers, class or nearest, separated by commas.",
 )
 @click.option(
     "--neighbours",
@@ -55,10 +55,17 @@ json_file = click.option(
     help="Compute the scores again, of so many nearest neighbours at most [default: 500, as in a mount]",
 )
 @click.option(
+    "--embeddings",
+    type=click.Choice(["unit", "raw"]),
+    help="Compute the scores again of these embeddings [default: unit, as in a mount]",
+)
+@click.option(
     "--epoch", "epoch_length", type=click.IntRange(min=1), help="Accesses in an epoch [default: as many as samples]"
 )
 @click.option(
-    "--plans", is_flag=True, help="Follow the recorded plans of trainings, and count what jobs that exchange are owed."
+    "--plans",
+    is_flag=True,
+    help="Follow the recorded plans of trainings, and count what jobs that exchange are pending.",
 )
 @click.option(
     "--nodes",
@@ -75,6 +82,7 @@ def simulate(
     ratio: float | None,
     radii: str | None,
     neighbours: int | None,
+    embeddings: Literal["unit", "raw"] | None,
     epoch_length: int | None,
     plans: bool,
     nodes: int,
@@ -85,14 +93,13 @@ def simulate(
     TRACE is a file that `-o trace=FILE` has recorded, or a text with `key size` on each line. The policy belady knows
     the whole trace and keeps what is used next soonest; it is always shown, as the bound for all others.
 
-    With --radius or --neighbours, the scores of the recorded training are computed again, in the way of each policy
-    that uses scores. For each radius that takes as long as it took the mount.
+    With --radius, --neighbours or --embeddings, the scores of the recorded training are computed again, in the way of
+    each policy that uses scores. For each radius that takes as long as it took the mount.
     """
     from rich.console import Console
 
     console = Console()
-    from spiderfs.simulation.compare import chosen_capacities, chosen_policies, compare
-    from spiderfs.simulation.hint_source import chosen_settings
+    from spiderfs.simulation.compare import chosen_capacities, chosen_policies, chosen_settings, compare
     from spiderfs.trace.format import read_trace
 
     with console.status("Replaying"):
@@ -103,7 +110,7 @@ def simulate(
             chosen_capacities(capacities),
             epoch_length,
             ratio,
-            chosen_settings(radii, neighbours),
+            chosen_settings(radii, neighbours, embeddings),
             plans,
             nodes,
         )

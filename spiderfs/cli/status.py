@@ -1,39 +1,81 @@
-"""`spiderfs status`: lists the mounts of this machine, or shows what one of them does."""
+"""`spiderfs status` lists the mounts, or shows what one of them does; `spiderfs config` shows and changes its
+options."""
 
 from __future__ import annotations
 
 import errno
 import json
+import shutil
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import click
 
-from spiderfs.cli.control_files import explained, find_mount, mountpoints, printable, read_control, read_stats
+from spiderfs.cli.control_files import (
+    all_served,
+    explained,
+    find_mount,
+    mountpoints,
+    place_of,
+    printable,
+    read_control,
+    read_stats,
+    warn,
+    write_control,
+)
+from spiderfs.errors import ConfigError, UsageError
 from spiderfs.linux.mounts import Mount, spiderfs_mounts
 from spiderfs.options.units import round_size
 
 
 @click.command()
 @click.argument("mountpoint", required=False, shell_complete=mountpoints)
+@click.option("--section", metavar="NAME", help="Show one part of its figures in full, such as jobs, plans or ratio.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-def status(mountpoint: str | None, as_json: bool) -> None:
-    """List every spiderfs mount, or show what the one at MOUNTPOINT does."""
+def status(mountpoint: str | None, section: str | None, as_json: bool) -> None:
+    """List every spiderfs mount, or show what the one at MOUNTPOINT, or spiderfs://NAME, does."""
+    # This import takes longer than the list of mounts.
+    from spiderfs.cli import figures
+
     if mountpoint is None:
+        if section is not None:
+            raise UsageError("--section is of one mount: name its MOUNTPOINT")
         _list_mounts(as_json)
         return
     mount = find_mount(mountpoint)
     try:
-        text = read_control(mount, "stats.json" if as_json else "stats")
+        stats = read_stats(mount)
     except OSError as exc:
         raise explained(mount, exc) from exc
-    click.echo(text.rstrip("\n"))
+    if section is not None and section not in stats:
+        parts = sorted(name for name, value in stats.items() if isinstance(value, dict | list))
+        raise UsageError(f"--section {section}: choose one of {', '.join(parts)}")
+    if as_json:
+        click.echo(json.dumps(stats if section is None else stats[section], indent=2))
+        return
+    if section is None:
+        click.echo(click.style(printable(f"{mount.source} on {place_of(mount)}"), bold=True))
+    for row in figures.all_rows(stats) if section is None else figures.section(section, stats[section]):
+        _show(row)
+
+
+def _show(row: Any) -> None:
+    """A row of a page; where a person reads it, what does not fit goes on below."""
+    text = printable(str(row))
+    if sys.stdout.isatty():
+        width = max(60, shutil.get_terminal_size().columns)
+        text = textwrap.fill(text, width, subsequent_indent=" " * 17, break_long_words=False, break_on_hyphens=False)
+    click.echo(click.style(text, fg="red") if row.bad else text)
 
 
 def _list_mounts(as_json: bool) -> None:
-    listed = [
-        {"source": mount.source, "mountpoint": str(point), **_state(mount)}
-        for point, mount in spiderfs_mounts().items()
-    ]
+    listed = []
+    for mount in (*spiderfs_mounts().values(), *all_served()):
+        state = _state(mount)
+        source = state.get("stats", {}).get("source", mount.source)
+        listed.append({"source": source, "mountpoint": place_of(mount), **state})
     if as_json:
         click.echo(json.dumps(listed, indent=2))
     elif not listed:
@@ -57,3 +99,33 @@ def _fill(stats: dict[str, Any]) -> str:
     if not isinstance(used, int) or not isinstance(capacity, int) or capacity <= 0:
         return "cache unknown"
     return f"{round_size(used)} of {round_size(capacity)} cached ({used / capacity:.0%})"
+
+
+@click.command()
+@click.argument("mountpoint", shell_complete=mountpoints)
+@click.argument("changes", metavar="[NAME=VALUE]...", nargs=-1)
+def config(mountpoint: str, changes: tuple[str, ...]) -> None:
+    """Show the options of the mount at MOUNTPOINT, or change them: capacity=10GiB, policy=lru, ..."""
+    from spiderfs.options.model import Capacity, check_change
+    from spiderfs.options.paths import capacity_remark
+
+    mount = find_mount(mountpoint)
+    for change in changes:
+        name, equals, value = (part.strip() for part in change.partition("="))
+        if not equals:
+            raise ConfigError(f"{change}: write a change like {name}=VALUE")
+        # If the daemon refuses the write, it can answer with an error number only. So the same check runs here first,
+        # which has a reason to show.
+        check_change(name, value)
+    try:
+        for change in changes:
+            write_control(mount, "config", f"{change}\n")
+            name, _, value = change.partition("=")
+            if name.strip() == "capacity":
+                warn(capacity_remark(Capacity.parse(value), Path(read_stats(mount)["cache_dir"])))
+        text = "" if changes else read_control(mount, "config")
+    except OSError as exc:
+        if exc.errno == errno.EINVAL:
+            raise ConfigError(f"the daemon refused {change}: see its log for the reason") from exc
+        raise explained(mount, exc) from exc
+    click.echo(text, nl=False)

@@ -3,10 +3,8 @@
 A page fits 80 columns and 24 lines, and leaves out what is zero. Rates are those of the last few seconds, and each of
 their bars is the mean of some seconds; both are differences of `stats.json`, so they begin when the command does.
 
-Each mount is asked by a thread of its own, which may wait for a mount that hangs. The main thread alone draws, hears
+Each mount is asked by a thread of its own, which may wait for a mount that hangs. The main thread alone draws, reads
 keys and knows what was answered.
-
-The module is long because all that is drawn is in it.
 """
 
 from __future__ import annotations
@@ -23,10 +21,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Group, RenderableType
@@ -36,24 +33,25 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from spiderfs.cli import figures
 from spiderfs.cli.control_files import explained, find_mount, printable, read_stats
 from spiderfs.cli.control_files import mountpoints as complete
+from spiderfs.cli.figures import rate
 from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import MountError
 from spiderfs.linux.mounts import Mount, spiderfs_mounts
-from spiderfs.metrics import TROUBLES
 from spiderfs.options.units import round_size
 
 _INTERVAL_S = 1.0
 # How soon to look for the first answer of a mount.
 _SOON_S = 0.1
-# Rates are of so many looks, and a bar of a sparkline too; so many bars are drawn: four minutes.
-_SMOOTHED, _BARS = 5, 48
+# Rates are of so many looks, and a bar of a sparkline too; so many bars are drawn: three minutes.
+_SMOOTHED, _BARS = 5, 36
 # What is shown of the name of a mount point, or of a peer: its end.
 _NAME = 28
-# Peers that are shown beside the rest; the view of peers has all.
+# Peers that are shown beside the rest; the view of the status has more.
 _FEW_PEERS = 3
-# What a page of metrics leaves of a terminal's lines for its own head, and for the line of keys.
+# What a page of rows leaves of a terminal's lines for its own head, and for the line of keys.
 _OTHER_LINES = 6
 _BLOCKS = "▁▂▃▄▅▆▇█"
 # What keys send that are no letters, such as arrows.
@@ -62,15 +60,15 @@ _ESCAPED = re.compile(r"\x1b(\[[\d;]*[@-~]|O.)?")
 
 @click.command()
 @click.argument("mountpoints", metavar="[MOUNTPOINT]...", nargs=-1, shell_complete=complete)
-@click.option("--all", "everything", is_flag=True, help="Among sections and metrics show those that are zero too.")
+@click.option("--all", "everything", is_flag=True, help="Among metrics show those that are zero too.")
 def top(mountpoints: tuple[str, ...], everything: bool) -> None:
     """Show what the mounts at MOUNTPOINT do, or what all do, every second until q or Ctrl-C.
 
     One mount is shown with its trainings and their plans, several with a line each. Keys: v shows other views of a
-    mount (its peers and sections, its metrics), the space bar the next metrics, n the next mount, q quits.
+    mount (all of its status, its metrics), the space bar the next page, n the next mount, q quits.
     """
     if sys.stdout is None or not sys.stdout.isatty():
-        # Nobody would see to it that it ends when its reader has gone.
+        # No one would see to it that it ends when its reader has gone.
         raise click.UsageError("top draws on a terminal: use 'spiderfs status', or 'spiderfs status --json'")
     chosen = {mount.mountpoint: mount for mount in map(find_mount, mountpoints)}
     if not chosen and not spiderfs_mounts():
@@ -95,7 +93,7 @@ def top(mountpoints: tuple[str, ...], everything: bool) -> None:
             with suppress(Empty):
                 while True:
                     meter, answer, at = answers.get_nowait()
-                    meter.hear(answer, at)
+                    meter.update(answer, at)
             shown = [meters[point] for point in there]
             drawn = Layout()
             drawn.split_column(
@@ -109,21 +107,21 @@ def top(mountpoints: tuple[str, ...], everything: bool) -> None:
                 look.press(key, shown)
 
 
-def _ask(meter: Meter, tell: Callable[[tuple[Meter, dict[str, Any] | OSError, float]], None]) -> None:
-    """Ask a mount every second, and tell what it says; in a thread."""
+def _ask(meter: Meter, report: Callable[[tuple[Meter, dict[str, Any] | OSError, float]], None]) -> None:
+    """Read a mount's statistics every second, and report them; in a thread."""
     while not meter.gone:
         answer: dict[str, Any] | OSError
         try:
             answer = read_stats(meter.mount)
         except OSError as exc:
             answer = exc
-        tell((meter, answer, time.monotonic()))
+        report((meter, answer, time.monotonic()))
         time.sleep(_INTERVAL_S)
 
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits for keys, so many seconds at most; without a terminal to hear, for none."""
+    """A function that waits for keys, so many seconds at most; without a terminal, for none."""
     if sys.stdin is None or not sys.stdin.isatty():
 
         def deaf(seconds: float) -> str:
@@ -153,7 +151,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
             termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
-VIEWS = ("overview", "peers and sections", "metrics")
+VIEWS = ("overview", "status", "metrics")
 
 
 @dataclass
@@ -183,7 +181,7 @@ class Look:
         parts = ["q quit"]
         if (meter := self.of(meters)) is not None:
             parts.append(f"v view ({VIEWS[self.view]})")
-        if VIEWS[self.view] == "metrics" and meter is not None:
+        if self.view and meter is not None:
             parts.append("space more")
         if len(meters) > 1:
             which = "list" if meter is None else f"{self.mount} of {len(meters)}"
@@ -229,11 +227,11 @@ class Meter:
         self.stats: Mapping[str, Any] = {}
         self.trouble = ""
         self.gone = False
-        """Whether nobody is to ask it any more."""
+        """Whether no one is to ask it any more."""
         self._at = 0.0
         self._changes: deque[Change] = deque(maxlen=_SMOOTHED * _BARS)
 
-    def hear(self, stats: Mapping[str, Any] | OSError, at: float) -> None:
+    def update(self, stats: Mapping[str, Any] | OSError, at: float) -> None:
         """Take what the mount has answered at this time, in seconds, or why it has not."""
         if isinstance(stats, OSError):
             self.trouble = str(explained(self.mount, stats))
@@ -275,8 +273,10 @@ def page(
         name = printable(meter.mount.mountpoint)
         table.add_row(
             Text(_end_of(name)),
-            *(_percent(now.hit_rate), _rate(now.per_s(now.opens)), _rate(now.per_s(now.waited_s))),
-            *(round_size(now.per_s(now.source_bytes)), _percent(_fill(stats)), str(len(_rows(stats, "jobs")))),
+            *(_percent(now.hit_rate), rate(now.per_s(now.opens)), rate(now.per_s(now.waited_s))),
+            round_size(now.per_s(now.source_bytes)),
+            _percent(next((row.share for row in figures.cache(stats)), None)),
+            str(len(figures.rows(stats, "jobs"))),
         )
     return Group(table, *troubles)
 
@@ -287,120 +287,71 @@ def _one(meter: Meter, look: Look, everything: bool, lines: int) -> RenderableTy
         return Group(head, Text(meter.trouble or "no answer yet", style="red" if meter.trouble else ""))
     if VIEWS[look.view] == "metrics":
         return Group(head, "", _metrics(meter.stats, look, everything, lines))
-    if VIEWS[look.view] == "peers and sections":
-        peers = _peers(meter.stats) or [Text("no peers: this mount shares its source with no other node")]
-        return Group(head, "", *peers, "", _sections(meter.stats, everything))
+    if VIEWS[look.view] == "status":
+        shown = figures.all_rows(meter.stats)
+        first = lines * (look.page % max(1, -(-len(shown) // lines)))
+        rest = [Text(printable(row), no_wrap=True, overflow="ellipsis") for row in shown[first : first + lines]]
+        return Group(head, "", *rest)
     return Group(head, *_overview(meter))
 
 
 def _overview(meter: Meter) -> list[RenderableType]:
     stats, now, bars = meter.stats, meter.now, meter.bars()
-    parts: list[RenderableType] = []
-    workers = f"{stats.get('workers', '?')} worker{'' if stats.get('workers') == 1 else 's'}"
-    up = timedelta(seconds=int(_number(stats, "uptime_s")))
-    parts.append(Text(f"policy {stats.get('policy', '?')}, {workers}, pid {stats.get('pid', '?')}, up {up}"))
     rates = Table.grid(padding=(0, 2))
     rates.add_column()
     rates.add_column(justify="right", min_width=10)
-    for name, value, of in (
-        ("hit rate", _percent(now.hit_rate), [bar.hit_rate or 0.0 for bar in bars]),
-        ("files/s", _rate(now.per_s(now.opens)), [bar.per_s(bar.opens) for bar in bars]),
-        ("readers waiting", _rate(now.per_s(now.waited_s)), [bar.per_s(bar.waited_s) for bar in bars]),
-        ("source/s", round_size(now.per_s(now.source_bytes)), [bar.per_s(bar.source_bytes) for bar in bars]),
-    ):
-        rates.add_row(name, value, sparkline(of, 1.0 if name == "hit rate" else 0.0))
-    parts += ["", rates, ""]
-    used, capacity = _number(stats, "used_bytes"), _number(stats, "capacity_bytes")
-    if capacity:
-        line = f"cache  {round_size(used)} of {round_size(capacity)}, {_number(stats, 'entries'):,.0f} records"
-        pins = _table(stats, "pins")
-        line += f", {round_size(_number(pins, 'bytes'))} pinned" if _number(pins, "files") else ""
-        parts += [Text(line), _bar(used, capacity)]
-    ahead = _table(stats, "fetches_ahead")
-    if _number(ahead, "under_way"):
-        rate, latency_ms = round_size(_number(ahead, "bytes_per_s")), 1000 * _number(ahead, "latency_s")
-        parts.append(
-            Text(f"{_number(ahead, 'under_way'):.0f} fetches ahead in flight, {latency_ms:.1f} ms each, {rate}/s")
+    rate_of: tuple[tuple[str, Callable[[Change], float | None], Callable[[float], str], float], ...] = (
+        ("hit rate", lambda change: change.hit_rate, _percent, 1.0),
+        ("files/s", lambda change: change.per_s(change.opens), rate, 0.0),
+        ("readers waiting", lambda change: change.per_s(change.waited_s), rate, 0.0),
+        ("source/s", lambda change: change.per_s(change.source_bytes), round_size, 0.0),
+    )
+    for name, of, shown, most in rate_of:
+        value, amounts = of(now), [of(bar) or 0.0 for bar in bars]
+        most = most or max(amounts, default=0.0)
+        # What is shown as 0 has no bar.
+        drawn = sparkline([amount if shown(amount) != shown(0.0) else 0.0 for amount in amounts], most)
+        rates.add_row(
+            name, "-" if value is None else shown(value), drawn, f"max {shown(most)}" if drawn.strip() else ""
         )
-    peers = _peers(stats)
-    more = [Text(f"and {len(peers) - _FEW_PEERS} peers more: press v")] if len(peers) > _FEW_PEERS else []
-    parts += [*peers[:_FEW_PEERS], *more, *_jobs(stats)]
-    return [*parts, *(Text(line, style="yellow") for line in remarks(numbers(stats)))]
-
-
-def _peers(stats: Mapping[str, Any]) -> list[RenderableType]:
-    """A line for each other node of a cluster."""
-    parts: list[RenderableType] = []
-    for url, peer in _table(stats, "peers").items():
-        if isinstance(peer, dict):
-            up = "up" if _number(peer, "up") else "down"
-            line = f"peer {_end_of(url)}: {up}, {_number(peer, 'hits'):,.0f} hits, {round_size(_number(peer, 'bytes'))}"
-            line += f", {_number(peer, 'timeouts'):,.0f} timeouts"
-            style = "" if _number(peer, "up") else "red"
-            parts.append(Text(printable(line), style=style, no_wrap=True, overflow="ellipsis"))
+    parts: list[RenderableType] = [Text(f"policy {figures.about(stats)}"), "", rates]
+    nodes = list(figures.peers(stats, _FEW_PEERS)) if figures.table(stats, "peers") else []
+    trainings = [*figures.jobs(stats), *figures.plans(stats), *(row for row in figures.remarks(stats) if row.bad)]
+    for rows in ([*figures.cache(stats), *figures.opens(stats), *figures.ahead(stats)], nodes, trainings):
+        parts += ["", _grid(rows)] if rows else []
     return parts
 
 
-def remarks(figures: Mapping[str, float]) -> list[str]:
-    """What a user should know about these metrics, a line each."""
-    lines = []
-    if figures.get("page_cache_reads"):
-        lines.append(f"page cache: {figures['page_cache_reads']:,.0f} reads")
-    if figures.get("opens_young"):
-        lines.append(f"{figures['opens_young']:,.0f} opens of files younger than 2 s: not cached yet")
-    if figures.get("source_reachable", 1) == 0:
-        lines.append("the source does not answer")
-    troubles = [f"{figures[name]:,.0f} {name}" for name in sorted(TROUBLES) if figures.get(name)]
-    return [*lines, f"since mounted: {', '.join(troubles)}"] if troubles else lines
-
-
-def _jobs(stats: Mapping[str, Any]) -> list[RenderableType]:
-    """For each job a line, and for each of its plans a line and a bar."""
-    parts: list[RenderableType] = []
-    for job in _rows(stats, "jobs"):
-        samples, hits, exchanged = (_number(job, name) for name in ("samples", "hits", "exchanged"))
-        epochs = f" of {job['epochs']}" if job.get("epochs") else ""
-        line = f"\njob {job.get('name') or job.get('job', '?')}: epoch {job.get('epoch', '?')}{epochs}"
-        line += f", {_rate(_number(job, 'samples_per_s'))} samples/s"
-        line += f", {hits / samples:.1%} hits" if samples else ""
-        line += f", {exchanged / samples:.1%} exchanged" if samples and exchanged else ""
-        line += f", {job['stand_ins']:,} stand-ins" if job.get("stand_ins") else ""
-        parts.append(Text(printable(line), no_wrap=True, overflow="ellipsis"))
-    for plan in _rows(stats, "plans"):
-        taken, length = _number(plan, "taken"), _number(plan, "length")
-        line = f"plan {plan.get('list', '?')}, epoch {plan.get('epoch', '?')}: {taken:,.0f} of {length:,.0f}"
-        line += f", {_number(plan, 'ready_s'):.1f} s ready, {_number(plan, 'late_share'):.1%} late"
-        followed = plan.get("believed", True)
-        line += "" if followed else "; not followed, so the mount ignores it"
-        parts.append(Text(printable(line), no_wrap=True, overflow="ellipsis"))
-        parts.append(_bar(taken, length, "bar.complete" if followed else "dim"))
-    return parts
+def _grid(rows: Iterable[figures.Row]) -> Table:
+    """Rows below one another, a bar below each that has a share; what does not fit goes on below."""
+    grid = Table.grid(padding=(0, 2))
+    for row in rows:
+        style = "red" if row.bad else ""
+        grid.add_row(Text(_end_of(row.name), style), Text(printable(row.text), style))
+        if row.share is not None:
+            bar_style = "dim" if row.bad else "bar.complete"
+            grid.add_row("", ProgressBar(total=1.0, completed=min(row.share, 1.0), width=50, complete_style=bar_style))
+    return grid
 
 
 def _end_of(name: str) -> str:
     return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
 
 
-def _sections(stats: Mapping[str, Any], everything: bool) -> RenderableType:
-    sections = Table("section", box=None, pad_edge=False)
-    for heading in ("bytes", "records"):
-        sections.add_column(heading, justify="right")
-    for name, section in _table(stats, "sections").items():
-        if isinstance(section, dict) and (everything or _number(section, "entries")):
-            sections.add_row(name, round_size(_number(section, "bytes")), f"{_number(section, 'entries'):,.0f}")
-    return sections
-
-
 def _metrics(stats: Mapping[str, Any], look: Look, everything: bool, lines: int) -> RenderableType:
     """The metrics in two columns, as many as have room; behind the last page comes the first."""
-    figures = [(name, f"{value:,.12g}") for name, value in sorted(numbers(stats).items()) if value or everything]
-    first = 2 * lines * (look.page % max(1, -(-len(figures) // (2 * lines))))
-    figures = figures[first : first + 2 * lines]
-    half = (len(figures) + 1) // 2
+    found = [
+        (name, f"{value:,.4f}".rstrip("0").rstrip("."))
+        for name, value in sorted(numbers(stats).items())
+        if value or everything
+    ]
+    first = 2 * lines * (look.page % max(1, -(-len(found) // (2 * lines))))
+    found = found[first : first + 2 * lines]
+    half = (len(found) + 1) // 2
     table = Table.grid(padding=(0, 2))
     for justify in ("left", "right", "left", "right"):
         table.add_column(justify="right" if justify == "right" else "left")
-    for left, right in zip(figures[:half], [*figures[half:], ("", "")][:half], strict=True):
+    for left, right in zip(found[:half], [*found[half:], ("", "")][:half], strict=True):
         table.add_row(*left, *right)
     return table
 
@@ -411,45 +362,10 @@ def sparkline(values: Sequence[float], most: float = 0.0) -> str:
     return "".join(_BLOCKS[min(7, int(8 * value / most))] if value > 0 else " " for value in values)
 
 
-def _bar(done: float, total: float, style: str = "bar.complete") -> RenderableType:
-    # A bar alone does not end its line; a table's row does.
-    table = Table.grid()
-    table.add_row(ProgressBar(total=max(1.0, total), completed=min(done, total), width=60, complete_style=style))
-    return table
-
-
 def numbers(stats: Mapping[str, Any]) -> dict[str, float]:
     """The metrics that are numbers."""
-    return {name: value for name, value in _table(stats, "metrics").items() if _is_number(value)}
-
-
-def _fill(stats: Mapping[str, Any]) -> float | None:
-    capacity = _number(stats, "capacity_bytes")
-    return _number(stats, "used_bytes") / capacity if capacity else None
+    return {name: value for name, value in figures.table(stats, "metrics").items() if figures.is_number(value)}
 
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}"
-
-
-def _rows(stats: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    rows = stats.get(key)
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def _table(stats: Mapping[str, Any], key: str) -> dict[str, Any]:
-    table = stats.get(key)
-    return table if isinstance(table, dict) else {}
-
-
-def _number(stats: Mapping[str, Any], key: str) -> float:
-    value = stats.get(key)
-    return value if _is_number(value) else 0.0
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)

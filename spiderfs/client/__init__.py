@@ -2,10 +2,12 @@
 
     from spiderfs import client
     content = client.read_bytes("/mnt/data/train/1.jpg")
+    content = client.read_bytes("spiderfs://data/train/1.jpg")
 
-`open` and `read_bytes` take any path: below a spiderfs mount they read the cache where they can and the mount where
-they cannot, and anywhere else they are the built-in `open`. A `Client` does the same for one mount. `fsspec_files` has
-the file system for fsspec. docs/reference/client.md says what a program can rely on.
+All functions take any path. Below a spiderfs mount, `open` and `read_bytes` read the cache where they can and the mount
+where they cannot; below `spiderfs://NAME` they read what `spiderfs serve` serves as NAME, without a mount; and anywhere
+else they are the built-in `open`. A `Client` does the same for one mount, and a `Served` for one name. `fsspec_files`
+has the file system for fsspec. docs/reference/client.md says what a program can rely on.
 """
 
 from __future__ import annotations
@@ -16,9 +18,13 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from spiderfs.client.client import TABLE, AnyPath, Client
+from spiderfs.client.served import Served
+from spiderfs.protocol.requests import ENVIRONMENT, address_of
 
-__all__ = ["Client", "open", "read_bytes"]
+__all__ = ["Client", "Served", "listdir", "open", "read_bytes", "stat"]
 
+# By name, and by the directory of sockets.
+_served: dict[tuple[str, str | None], Served] = {}
 _clients: dict[bytes, Client] = {}
 # The state of the mount table, and clients by prefix as of then.
 _known: tuple[int, list[tuple[bytes, Client]]] = (-1, [])
@@ -40,13 +46,41 @@ def _client_of(path: bytes) -> tuple[Client | None, int]:
     return None, state
 
 
+def is_mounted(path: str) -> bool:
+    """Whether an absolute path lies below the mount point of a spiderfs mount."""
+    return _client_of(os.fsencode(path))[0] is not None
+
+
 def _whole(path: AnyPath) -> bytes:
     given = os.fsencode(path)
     return given if given.startswith(b"/") else os.getcwdb() + b"/" + given
 
 
+def served_at(path: object) -> Served | None:
+    """What the address `spiderfs://NAME/...` is served by; None for any other path."""
+    address = address_of(path)
+    if address is None:
+        return None
+    key = address.name, os.environ.get(ENVIRONMENT)
+    return _served.get(key) or _served.setdefault(key, Served(address.name))
+
+
+def listdir(path: AnyPath) -> list[str]:
+    """As os.listdir."""
+    served = served_at(path)
+    return os.listdir(os.fsdecode(path)) if served is None else served.listdir(path)
+
+
+def stat(path: AnyPath) -> os.stat_result:
+    """As os.stat."""
+    served = served_at(path)
+    return os.stat(path) if served is None else served.stat(path)
+
+
 def read_bytes(path: AnyPath) -> bytes:
     """The whole file."""
+    if (served := served_at(path)) is not None:
+        return served.read_bytes(path)
     whole = _whole(path)
     client, state = _client_of(whole)
     content = None if client is None else client.cached(whole, state)
@@ -66,7 +100,9 @@ def open(
     closefd: bool = True,
     opener: Callable[[str, int], int] | None = None,
 ) -> IO[Any]:
-    """The built-in open; a file of a spiderfs mount that is cached comes from the cache."""
+    """The built-in open, also for `spiderfs://NAME/...`; a file that is cached comes from the cache."""
+    if (served := served_at(file)) is not None:
+        return served.open(os.fsencode(file), mode, buffering, encoding, errors, newline)  # type: ignore[arg-type]
     if not isinstance(file, int) and closefd and opener is None:
         whole = _whole(file)
         client, state = _client_of(whole)

@@ -1,1 +1,2 @@
-"""Several nodes: managers tell each other of rows, scores and plans, and that they are there, by streams of Redis."""
+"""Several nodes: managers send each other rows, scores and plans, and report that they are there, by streams of
+Redis."""

@@ -1,10 +1,14 @@
-"""A manager's link to those of the other nodes: what it has to say goes out, what they say comes in, while it can.
+"""A manager's link to the managers of the other nodes, and the messages that they exchange.
 
-One task sends and one hears, each in a thread. What waits to be sent has a limit, and the oldest of it leaves; who can
-wait himself until the others have heard what was said before offers it instead. What was on its way when the server
-failed is not sent again, for it may have arrived. After a failure the server is not asked for a while, longer after
-each further one; a server whose memory is full may fail in one direction alone. The log hears of it once when one of
-them fails, and once when both work again.
+One task sends and one receives, each in a thread. The queue of unsent messages is bounded and drops its oldest ones; a
+caller that can wait until the others have received offers its message instead. What was in flight when the server
+failed is not sent again, because it may have arrived. After a failure the link backs off; a server whose memory is full
+may fail in one direction alone. The first failure and the recovery are logged once each.
+
+**Messages** are frames like those of the hook's protocol, and name samples by their index in the list, which is the
+same on all nodes. Rows to score are a `Batch` of the samples that were served, and `RankEnded` follows the last one of
+an epoch; `SharedScores` and `SharedHub` are the results. A `PlanPiece` and a `Progress` describe those samples of a
+plan that the receiving node keeps for the sender's job; the `list` of a `Progress` names the owner of the plan.
 """
 
 from __future__ import annotations
@@ -17,11 +21,99 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import trio
 
-from spiderfs.cluster.stream import BEGINNING, QUESTION, Entry, Stream
-from spiderfs.errors import StreamLost
+from spiderfs.cluster.stream import BEGINNING, QUESTION, Stream, StreamEntry
+from spiderfs.errors import ProtocolError, StreamLost
 from spiderfs.metrics import Counters
+from spiderfs.protocol import Batch, Decoder, Limits, Message, Progress
+from spiderfs.protocol.messages import Float32s, Uint32s, demand
+from spiderfs.sources.members import salt_of
+
+
+@dataclass(frozen=True, eq=False)
+class SharedScores(Message):
+    """Scores of different samples, made of embeddings of this dimension."""
+
+    TYPE = "shared_scores"
+    dimension: int
+    ids: Uint32s
+    scores: Float32s
+
+    def check(self, limits: Limits) -> None:
+        demand(0 < self.dimension <= limits.dimension, f"embeddings of dimension {self.dimension}")
+        demand(len(self.scores) == len(self.ids) == len(np.unique(self.ids)), "not one score for each sample")
+        demand(bool((np.isfinite(self.scores) & (self.scores > 0)).all()), "a score is not above 0")
+
+
+@dataclass(frozen=True, eq=False)
+class SharedHub(Message):
+    """A hub, and its neighbours, nearest first."""
+
+    TYPE = "shared_hub"
+    id: int
+    neighbours: Uint32s
+    distances: Float32s
+
+    def check(self, limits: Limits) -> None:
+        demand(len(self.neighbours) == len(self.distances), "not one distance for each neighbour")
+        demand(bool(np.isfinite(self.distances).all()), "a distance is not finite")
+
+
+@dataclass(frozen=True)
+class RankEnded(Message):
+    """A rank has ended this epoch: its rows of it have been sent."""
+
+    TYPE = "rank_ended"
+    rank: int
+    epoch: int
+
+
+@dataclass(frozen=True, eq=False)
+class PlanPiece(Message):
+    """Draws of the epoch that a reader begins, or goes on with, at the position `start`: those from `first` on.
+
+    There are so many `draws` in all, and the pieces come in order. With none the reader has no plan any more.
+    """
+
+    TYPE = "plan_piece"
+    reader: str
+    epoch: int
+    start: int
+    draws: int
+    first: int
+    order: Uint32s
+
+    def check(self, limits: Limits) -> None:
+        demand(self.start <= self.draws <= limits.samples, f"position {self.start} in a plan of {self.draws}")
+        demand(self.first + len(self.order) <= self.draws, "draws beyond the end of a plan")
+        demand(bool(len(self.order)) or not self.draws, "a piece of no draws")
+
+
+_SAID = (Batch, RankEnded, SharedScores, SharedHub, PlanPiece, Progress)
+_KINDS: dict[str, type[Message]] = {kind.TYPE: kind for kind in _SAID}
+
+
+def unpacked(frames: bytes, samples: int) -> list[Message]:
+    """The messages of these frames about a list of so many samples; raises ProtocolError."""
+    decoder = Decoder(kinds=_KINDS)
+    found: list[Message] = []
+    for message in decoder.feed(frames):
+        match message:
+            case Batch(indices=named) | SharedScores(ids=named) | PlanPiece(order=named):
+                largest = int(named.max(initial=0))
+            case SharedHub(id=hub, neighbours=near):
+                largest = max(hub, int(near.max(initial=0)))
+            case RankEnded() | Progress():
+                largest = 0
+            case _:
+                raise message if isinstance(message, ProtocolError) else ProtocolError("no message of another node")
+        demand(largest < samples, f"sample {largest} of a list of {samples}", "index")
+        found.append(message)
+    demand(bool(found) and not decoder.in_frame, "a frame that breaks off")
+    return found
+
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +122,12 @@ WAITING_BYTES, SENT_BYTES = 8 << 20, 1 << 20
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 # How long the server waits until something comes. A list that is declared meanwhile is asked for after that.
 WAIT_S = 0.5
-# Where nothing is to be heard, it is asked this often whether anything is: nobody says that a node became a member.
+# Where nothing is to be received, it is asked this often whether anything is: no one says that a node became a member.
 LOOK_S = 1.0
 
 
 Wanted = Callable[[], Collection[str]]
-Heard = Callable[[str, Sequence[bytes]], Awaitable[bool]]
+Receive = Callable[[str, Sequence[bytes]], Awaitable[bool]]
 _Found = TypeVar("_Found")
 
 
@@ -46,7 +138,7 @@ class LinkStatus(NamedTuple):
 
 
 class _Outgoing(NamedTuple):
-    entry: Entry
+    entry: StreamEntry
     rows: int
 
 
@@ -56,8 +148,8 @@ class _Direction:
 
     failures: int = 0
     rests_until: float = -math.inf
-    is_told: bool = False
-    """Whether the log has heard of a failure, and nothing that is of use has worked since."""
+    is_logged: bool = False
+    """Whether a failure was logged, and nothing that is of use has worked since."""
 
     def failed(self, now: float) -> None:
         self.rests_until = now + min(PAUSE_S * 2.0 ** min(self.failures, 9), LONGEST_PAUSE_S)
@@ -65,32 +157,33 @@ class _Direction:
 
 
 class Link:
-    def __init__(self, url: str, counters: Counters) -> None:
-        self._url = url
+    def __init__(self, url: str, counters: Counters, identity: str = "") -> None:
+        """`identity` is that of the source between nodes; mounts of another one use other streams."""
+        self._url, self._of_source = url, f":{salt_of(identity):016x}" if identity else ""
         self._stream = Stream(url)
         self._counters = counters
         self._waiting: deque[_Outgoing] = deque()
         self._waiting_bytes = 0
         self._after: dict[str, str] = {}
-        """The last message that was heard of each stream."""
-        self._looks_at = 0.0
+        """The last message that was received of each stream."""
+        self._looks_at = -math.inf
         self._to_send, self._to_look = trio.Event(), trio.Event()
-        self._sending, self._hearing = _Direction(), _Direction()
+        self._sending, self._receiving = _Direction(), _Direction()
 
     @property
     def _up(self) -> bool:
-        return not self._sending.failures and not self._hearing.failures
+        return not self._sending.failures and not self._receiving.failures
 
     @property
-    def _is_told(self) -> bool:
-        return self._sending.is_told or self._hearing.is_told
+    def _is_logged(self) -> bool:
+        return self._sending.is_logged or self._receiving.is_logged
 
     def status(self) -> LinkStatus:
         return LinkStatus(self._url, self._up)
 
     def send(self, key: str, message: bytes, rows: int = 0) -> None:
         """Have a message sent to a stream, after those of earlier calls; with it go so many rows of trainers."""
-        self._waiting.append(_Outgoing(Entry(key, message), rows))
+        self._waiting.append(_Outgoing(StreamEntry(key + self._of_source, message), rows))
         self._waiting_bytes += len(message)
         while self._waiting_bytes > WAITING_BYTES and len(self._waiting) > 1:
             self._give_up([self._next()])
@@ -100,25 +193,27 @@ class Link:
         """Send a message at once, beside those that wait, if its stream has less than `few`; whether it was taken."""
         if self._sending.failures:
             return False
-        taken = await self._asked(self._sending, partial(self._stream.append_to_few, Entry(key, message), few))
+        taken = await self._asked(
+            self._sending, partial(self._stream.append_to_few, StreamEntry(key + self._of_source, message), few)
+        )
         if taken is None:
             # Whether the server works again is asked there.
             self._to_send.set()
         return bool(taken)
 
     def look_again(self) -> None:
-        """What this manager wants to hear may be other streams from now on."""
+        """This manager may want other streams from now on."""
         self._to_look.set()
 
-    async def run(self, wanted: Wanted, heard: Heard) -> None:
-        """Send, and tell `heard` what comes in the streams that `wanted` names now, those of one stream at a time.
+    async def run(self, wanted: Wanted, receive: Receive) -> None:
+        """Send, and pass to `receive` what comes in the streams that `wanted` names now, those of one stream at a time.
 
-        `heard` says whether the messages are done with: then nobody else hears them.
+        `receive` returns whether the messages are done with: then no one else receives them.
         """
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._send_all)
-                nursery.start_soon(self._hear_all, wanted, heard)
+                nursery.start_soon(self._receive_all, wanted, receive)
         finally:
             self._stream.close()
 
@@ -128,7 +223,7 @@ class Link:
             if self._sending.failures:
                 # Nothing is risked before the server takes something again.
                 await trio.sleep_until(self._sending.rests_until)
-                question = partial(self._stream.append, [Entry(QUESTION, bytes(size))])
+                question = partial(self._stream.append, [StreamEntry(QUESTION, bytes(size))])
                 await self._asked(self._sending, question, is_of_use=False)
                 continue
             await self._to_send.wait()
@@ -148,31 +243,31 @@ class Link:
             else:
                 self._counters.add("cluster_rows_sent", sum(sent.rows for sent in some))
 
-    async def _hear_all(self, wanted: Wanted, heard: Heard) -> None:
+    async def _receive_all(self, wanted: Wanted, receive: Receive) -> None:
         while True:
             self._to_look = trio.Event()
-            self._after = {key: self._after.get(key, BEGINNING) for key in wanted()}
+            self._after = {key: self._after.get(key, BEGINNING) for key in (one + self._of_source for one in wanted())}
             if not self._after:
-                self._hearing.failures = 0
+                self._receiving.failures = 0
                 with trio.move_on_after(LOOK_S):
                     await self._to_look.wait()
                 continue
-            await trio.sleep_until(self._hearing.rests_until)
-            found = await self._asked(self._hearing, partial(self._stream.read, self._after, WAIT_S))
+            await trio.sleep_until(self._receiving.rests_until)
+            found = await self._asked(self._receiving, partial(self._stream.read, self._after, WAIT_S))
             if found is not None:
                 await self._begin_anew({key: last for key, last in self._after.items() if key not in found})
             for key, messages in (found or {}).items():
                 self._after[key] = messages[-1].number
-                if await heard(key, [message.content for message in messages]):
+                if await receive(key.removesuffix(self._of_source), [message.content for message in messages]):
                     numbers = [message.number for message in messages]
-                    await self._asked(self._hearing, partial(self._stream.remove, key, numbers))
+                    await self._asked(self._receiving, partial(self._stream.remove, key, numbers))
 
     async def _begin_anew(self, silent: dict[str, str]) -> None:
-        """Hear those of the silent streams from their beginning that the server has lost since the last message."""
-        heard = {key: last for key, last in silent.items() if last != BEGINNING}
-        if heard and trio.current_time() >= self._looks_at:
+        """Receive those of the silent streams from their beginning that the server has lost since the last message."""
+        begun = {key: last for key, last in silent.items() if last != BEGINNING}
+        if begun and trio.current_time() >= self._looks_at:
             self._looks_at = trio.current_time() + WAIT_S
-            lost = await self._asked(self._hearing, partial(self._stream.begun_anew, heard))
+            lost = await self._asked(self._receiving, partial(self._stream.begun_anew, begun))
             self._after.update(dict.fromkeys(lost or (), BEGINNING))
 
     async def _asked(self, direction: _Direction, call: Callable[[], _Found], is_of_use: bool = True) -> _Found | None:
@@ -180,16 +275,16 @@ class Link:
         try:
             found = await trio.to_thread.run_sync(call, abandon_on_cancel=True)
         except StreamLost as exc:
-            if not self._is_told:
+            if not self._is_logged:
                 log.warning("%s fails (%s): this mount goes on with the scores that it has", self._url, exc)
-            direction.is_told = True
+            direction.is_logged = True
             direction.failed(trio.current_time())
             return None
         direction.failures = 0
-        if direction.is_told and is_of_use:
+        if direction.is_logged and is_of_use:
             # A server may take the question, and no message: that is no return.
-            direction.is_told = False
-            if not self._is_told:
+            direction.is_logged = False
+            if not self._is_logged:
                 log.warning("%s is back: what the nodes of a training learn is shared again", self._url)
         return found
 

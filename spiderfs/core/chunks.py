@@ -75,7 +75,7 @@ def is_worth_it(
     """Whether a neighbour is to come along: it is used soon, and the engine would keep it now.
 
     Soon: the reader's plan of this epoch reads it before the samples from position `since` on have filled the cache so
-    many times. What is read before `since` waits for its reader elsewhere.
+    many times. What is read before `since` waits for its reader somewhere else.
     """
     position, use_s = reader.next_position(key), engine.schedule.next_use_s(key)
     if position is None or position >= reader.fetched_to or use_s is None or use_s >= AWAITED:

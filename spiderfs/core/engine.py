@@ -14,11 +14,11 @@ members of the section "views" (`rooms.py`), and none of the policy's: they have
 fit, so nothing about them has to be ranked. They may fill their share of what blocks leave; the policy may fill what
 they leave free.
 
-What the user has pinned, whole files and blocks alike, is in the section of pins, and nobody ranks it. All other
+What the user has pinned, whole files and blocks alike, is in the section of pins, and no one ranks it. All other
 members share what pins leave of the budget.
 
 Readers publish plans of their coming reads (`plans/schedule.py`), and jobs may exchange samples (`plans/exchange.py`).
-While a plan is believed, or samples are exchanged, that overrules the policy's ranking (`plans/foresight.py`). So does
+While a plan is trusted, or samples are exchanged, that overrules the policy's ranking (`plans/foresight.py`). So does
 it if several nodes share out the samples among their caches (`homes.py`).
 
 Invariants, after every call:
@@ -27,30 +27,27 @@ Invariants, after every call:
 - a candidate that cannot get all the room that it needs evicts nothing.
 The size of a key is the number of bytes that the store counts for its record; it never changes while the key is a
 member.
-
-The module is long because one has to see all rules about bytes side by side.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from spiderfs.core.guided import Guided
+from spiderfs.core.events import Access
 from spiderfs.core.homes import Homes
-from spiderfs.core.plans.elsewhere import PlanPart
 from spiderfs.core.plans.exchange import SharedList
-from spiderfs.core.plans.foresight import Foresight, Owed
+from spiderfs.core.plans.foresight import Foresight, PendingDraws
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import Schedule
 from spiderfs.core.policy import Key, Policy, in_saved_order
-from spiderfs.core.rooms import NO_VIEWS, PINS, PINS_SHARE, VIEWS, Pins, ViewsRoom, file_of
+from spiderfs.core.rooms import NO_VIEWS, PINS, PINS_SHARE, VIEWS, PinnedFiles, ViewsRoom, file_of
 
 BLOCKS = "blocks"
 
-# The times of next uses are computed anew when a reader is this far from where its pace said it would be.
+# The times of next uses are computed again when a reader is this far from where its pace said it would be.
 _DRIFT_S = 2.0
 
 
@@ -79,7 +76,7 @@ def merged(several: Iterable[Changes]) -> Changes:
     )
 
 
-class Member(NamedTuple):
+class CacheMember(NamedTuple):
     size: int
     section: str
 
@@ -99,17 +96,17 @@ class Engine:
         if not 0 <= large_share <= 1:
             raise ValueError(f"large_share must lie between 0 and 1, not {large_share}")
         self.schedule = Schedule()
-        self.owed = Owed()
+        self.exchange_pending = PendingDraws()
         self.policy = policy
         self.homes = homes
-        self._foresight = Foresight(policy, self.schedule, self.owed, homes)
+        self._foresight = Foresight(policy, self.schedule, self.exchange_pending, homes)
         self._large_share = large_share
         self._views = views
-        self.members: dict[Key, Member] = {}
+        self.members: dict[Key, CacheMember] = {}
         self._blocks: OrderedDict[Key, None] = OrderedDict()
         self._shown: dict[Key, None] = {}
         self._pinned: dict[Key, None] = {}
-        self.pins = Pins()
+        self.pins = PinnedFiles()
         # Members for which it is not known yet what they are shown as.
         self._unnamed: set[Key] = set()
         self.section_bytes = self._empty_sections()
@@ -153,7 +150,7 @@ class Engine:
         return size <= min(share, self.policy.limit(self.policy.section_for(key), share, self.section_bytes))
 
     def place(self, key: Key, size: int) -> Changes:
-        """Put a sample into the section that it belongs to now, although nobody has opened it.
+        """Put a sample into the section that it belongs to now, although no one has opened it.
 
         A member moves if it is in another section, also a block. Any other sample is a candidate, as in `opened`.
         """
@@ -234,7 +231,7 @@ class Engine:
         members = {key: self.members[key].size for key in self.policy.eviction_order()}
         policy.restore(members, {})
         self.policy = policy
-        self._foresight = Foresight(policy, self.schedule, self.owed, self.homes)
+        self._foresight = Foresight(policy, self.schedule, self.exchange_pending, self.homes)
         return self._adopt(self._shown)
 
     def restore(self, members: Iterable[tuple[Key, int, str]], state: Mapping[str, Any]) -> Changes:
@@ -244,12 +241,12 @@ class Engine:
         longer fit are dropped. The files of members in the section of pins are pinned, and no others.
         """
         self.members.clear()
-        self.members.update((key, Member(size, section)) for key, size, section in members)
+        self.members.update((key, CacheMember(size, section)) for key, size, section in members)
         blocks = (key for key, member in self.members.items() if member.section == BLOCKS)
         self._blocks = OrderedDict.fromkeys(in_saved_order(blocks, state.get(BLOCKS, ())))
         self._unnamed.clear()
         self._pinned = {key: None for key, member in self.members.items() if member.section == PINS}
-        self.pins = Pins()
+        self.pins = PinnedFiles()
         for key in self._pinned:
             self.pins.add(file_of(key), self.members[key].size)
         shown = self._found_views()
@@ -301,7 +298,7 @@ class Engine:
             self._foresight.changed(key)
 
     def served(self, epoch: PlannedEpoch, position: int) -> None:
-        """The sample at this position of a planned epoch waits for its reader elsewhere than in the cache."""
+        """The sample at this position of a planned epoch waits for its reader outside of the cache."""
         key = epoch.serve(position)
         if key is not None:
             self._foresight.changed(key)
@@ -320,65 +317,54 @@ class Engine:
         self.schedule.drop(trainer)
         self._replanned()
 
-    def plan_elsewhere(self, reader: Hashable, part: PlanPart, now_s: float) -> Iterator[None]:
-        """A reader on another node begins an epoch of samples whose home is here; see `ReadersElsewhere.plan`."""
-        return self.schedule.elsewhere.plan(reader, part, now_s)
-
-    def progressed_elsewhere(self, reader: Hashable, epoch: int, position: int, now_s: float) -> bool:
-        """A reader on another node has come so far in an epoch; whether it is the one that its plan is for."""
-        return self.schedule.elsewhere.progressed(reader, epoch, position, now_s)
-
-    def unplan_elsewhere(self, reader: Hashable) -> None:
-        """A reader on another node has no plan any more, or its node is silent."""
-        self.schedule.elsewhere.drop(reader)
-
     def rank_some(self, limit: int) -> bool:
-        """Rank so many of those samples anew whose use by readers on other nodes has changed; whether there were any.
+        """Rank so many of those samples again whose use by readers on other nodes has changed; whether there were any.
 
         A list has millions: the caller sees to other tasks between.
         """
-        changed = self.schedule.elsewhere.taken_changes(limit)
+        changed = self.schedule.remote.taken_changes(limit)
         for key in changed:
             self._foresight.changed(key)
         return bool(changed)
 
-    def wanted(self, trainer: Hashable, key: Key, now_s: float, late: bool = False) -> None:
-        """A trainer opened this sample, even if it got a stand-in; `late` if it had to wait for the source.
+    def wanted(
+        self, trainer: Hashable, key: Key, now_s: float, late: bool = False, access: Access | None = None
+    ) -> None:
+        """A trainer opened this sample, even if it got a substitute; `late` if it had to wait for the source.
 
-        The caller must call this before `opened`.
+        `access` is what `Schedule.drawn` gets of it. The caller must call this before `opened`.
         """
-        believed = self.schedule.believed
-        changed = self.schedule.opened(trainer, key, now_s, late)
-        if self.schedule.believed is not believed:
+        trusted = self.schedule.trusted
+        changed = self.schedule.opened(trainer, key, now_s, late, access)
+        if self.schedule.trusted is not trusted:
             self._replanned()
         else:
             for other in changed:
                 self._foresight.changed(other)
 
     def unseen(self, now_s: float, trainer: Hashable | None) -> list[tuple[Hashable, Key]]:
-        """The samples that a trainer, or any (None), took and whose opens nobody heard of, with their trainers."""
-        believed = self.schedule.believed
+        """The samples that a trainer, or any (None), took and whose opens no worker reported, with their trainers."""
+        trusted = self.schedule.trusted
         found = self.schedule.unseen(now_s, trainer)
-        if self.schedule.believed is not believed:
+        if self.schedule.trusted is not trusted:
             self._replanned()
         return found
 
     def share(self, name: Hashable, shared: SharedList) -> None:
         """Jobs may exchange samples of this list from now on."""
-        self.owed.add(name, shared, self.members)
+        self.exchange_pending.add(name, shared, self.members)
 
     def rank_anew(self) -> None:
-        """Rank all members anew: homes have moved, or what jobs owe has changed."""
+        """Rank all members again: homes have moved, or what jobs owe has changed."""
         self._replanned()
 
     def compare_paces(self, now_s: float) -> None:
-        """Compute the times of next uses anew, by how fast each reader is now; to be called every few seconds."""
+        """Compute the times of next uses again, by how fast each reader is now; to be called every few seconds."""
         if self.schedule.anchor(now_s, _DRIFT_S):
             self._replanned()
 
     def scored(self, key: Key, score: float) -> None:
-        """A sample, member or not, has a new score; the policy must be a `Guided` one."""
-        assert isinstance(self.policy, Guided)
+        """A sample, member or not, has a new score."""
         self.policy.scored(key, score)
         self._foresight.changed(key)
 
@@ -549,12 +535,6 @@ class Engine:
 
     # -- books -----------------------------------------------------------------------------------------------------
 
-    def _enter(self, key: Key, size: int, section: str) -> None:
-        self.members[key] = Member(size, section)
-        self.section_bytes[section] += size
-        self.section_entries[section] += 1
-        self.used_bytes += size
-
     def _move(self, key: Key, size: int, section: str) -> Changes:
         """Put a member or a candidate into this section, whatever has to leave for it, or for what it leaves free."""
         if key in self.members:
@@ -570,13 +550,16 @@ class Engine:
         return self._shown if section == VIEWS else self._pinned if section == PINS else None
 
     def _admit(self, key: Key, size: int, section: str) -> None:
-        self._enter(key, size, section)
+        self.members[key] = CacheMember(size, section)
+        self.section_bytes[section] += size
+        self.section_entries[section] += 1
+        self.used_bytes += size
         room = self._unranked(section)
         if room is not None:
             room[key] = None
         else:
             self.policy.inserted(key, size)
-        self.owed.entered(key)
+        self.exchange_pending.entered(key)
         self._foresight.inserted(key, section)
 
     def _leave(self, keys: Iterable[Key]) -> None:
@@ -591,7 +574,7 @@ class Engine:
                 del room[key]
             else:
                 self.policy.removed(key)
-            self.owed.left(key)
+            self.exchange_pending.left(key)
             self._foresight.removed(key)
 
     def _adopt(self, shown: dict[Key, None]) -> Changes:
@@ -608,7 +591,7 @@ class Engine:
                 moved.append((key, section))
             self.section_bytes[section] += member.size
             self.section_entries[section] += 1
-        self.members.update((key, Member(self.members[key].size, section)) for key, section in moved)
+        self.members.update((key, CacheMember(self.members[key].size, section)) for key, section in moved)
         self.used_bytes = sum(self.section_bytes.values())
         self._replanned()
         drop = self.settle().drop

@@ -1,4 +1,5 @@
-"""Events: what workers tell the manager of each open. A record has a fixed size, so that many events are one write."""
+"""Events: what workers report to the manager of each open. A record has a fixed size, so that many events are one
+write."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ HIT = 0  # the store had the sample
 FETCHED = 1  # the sample was fetched from the source and put into landing
 REFUSED = 2  # the sample was fetched, and landing had no room for it
 UNSTORED = 3  # the sample was fetched, and the store could not take anything (the disk is full)
-WARMED = 4  # the sample was fetched because the user asked for it; nobody has opened it
+WARMED = 4  # the sample was fetched because the user asked for it; no one has opened it
 OPENED = 5  # a trainer opened a large file; its reads of blocks are accesses of their own, which name no trainer
 UNSEEN = 6  # a trainer got the sample from the kernel's memory; no worker says so, the manager finds out by the plan
-FORGOTTEN = 7  # no access: the kernel was made to forget all names, and the pages of files that nobody has open
-# With this bit, nobody has opened the sample: the mount had the kernel read it ahead. The other bits are as above, or
+FORGOTTEN = 7  # no access: the kernel was made to forget all names, and the pages of files that no one has open
+UNTOLD = 8  # a trainer took the sample before any worker knew the trainer: no one knows how it was read
+# With this bit, no one has opened the sample: the mount had the kernel read it ahead. The other bits are as above, or
 # all of them are set if it could not be read.
 PUSHED = 16
 UNREAD = 15

@@ -63,7 +63,7 @@ class Homes:
         found: npt.NDArray[np.intp] = self._places[keys % np.uint64(GROUPS)]
         return found
 
-    def is_elsewhere(self, key: object) -> bool:
+    def is_remote(self, key: object) -> bool:
         """Whether the home of a sample is another node."""
         assert isinstance(key, int)
         return self._home[key % GROUPS] != self.own

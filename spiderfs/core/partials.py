@@ -5,7 +5,7 @@ record: its inode follows from the sample's version, the transforms that made it
 candidate of the policy. A loader says which earlier generation a new one replaces; whatever else leaves, leaves in the
 order in which it came, so that what trainings have left behind goes first.
 
-A loader asks for room when it begins, and is told what the section has beyond the rooms of others. It then keeps a
+A loader asks for room when it begins, and is granted what the section has beyond the rooms of others. It then keeps a
 fixed part of its samples that fits (`trainer_hook/refurbishing/generations.py`); so a section with several loaders
 evicts nothing that one of them will use.
 
@@ -15,7 +15,7 @@ So a job that wants a sample gets the generation that is there if the job has no
 which takes its place. Then the others have not had that.
 
 With the paper's reference count alone, a job that comes twice before a slower one would have to make a sample for
-itself, and nobody else would use it. Here a new generation is there for all others at once, and a slower job does not
+itself, and no one else would use it. Here a new generation is there for all others at once, and a slower job does not
 miss the old one: both are equally random. So the count is the set of jobs that have had it. Of what they draw, five
 equally fast jobs that began at different times make 0.25 by this rule and 0.32 by the paper's; in step both make 0.2
 (tests/unit/core/test_turns.py).

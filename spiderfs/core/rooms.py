@@ -47,7 +47,7 @@ def landing_of(share_bytes: int, largest_bytes: int, capacity_bytes: int) -> int
 class ViewsRoom:
     """`share` is that of views among the bytes of views and originals; `is_view` says what a sample is shown as.
 
-    `is_view` returns None if that is not known: for a sample of a former mount whose name nobody has looked up since.
+    `is_view` returns None if that is not known: for a sample of a former mount whose name no one has looked up since.
     """
 
     share: float
@@ -73,7 +73,7 @@ def file_of(key: Key) -> Key:
     return inode
 
 
-class Pins:
+class PinnedFiles:
     """The files that the user has pinned, cached or not, by their inodes."""
 
     def __init__(self) -> None:

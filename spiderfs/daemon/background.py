@@ -1,7 +1,12 @@
-"""Puts the daemon into the background, reports when the mount is ready, and decides where the log goes."""
+"""Puts the daemon into the background, reports when the mount is ready, and decides where the log goes.
+
+A log stays bounded whatever fails: of the warnings of one place in the code so many are logged in a minute, by each
+process, and a log file that has grown to `_LOG_MAX_BYTES` is renamed to `*.1`.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import logging.handlers
 import os
@@ -12,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from spiderfs.errors import ConfigError, MountError
+from spiderfs.linux import steady_clock
 from spiderfs.shared.escapes import escaped
 from spiderfs.shared.layout import CacheLayout
 
 _SYSLOG = Path("/dev/log")
 _LOG_MAX_BYTES = 10 << 20
+# Enough to see what fails, and of which files; a training that gets errors may meet thousands in a second.
+_MOST_ALIKE, _ALIKE_S = 20, 60.0
 _READY = "ready"
 NOTIFY_S = 1.0
 
@@ -92,6 +100,60 @@ class _Printable(logging.Formatter):
         return "\n".join(map(escaped, super().formatException(ei).split("\n")))
 
 
+class _Limit(logging.Filter):
+    """Lets through _MOST_ALIKE warnings of each place in the code in _ALIKE_S seconds, and says what it left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Place in the code -> when its first warning came, and how many came since.
+        self._since: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        now, place, said = steady_clock.now(), (record.pathname, record.lineno), ""
+        began, count = self._since.get(place, (now, 0))
+        if now - began >= _ALIKE_S:
+            if count > _MOST_ALIKE:
+                said = f"{count - _MOST_ALIKE:,} lines like this were left out"
+            began, count = now, 0
+        self._since[place] = began, count + 1
+        if count + 1 == _MOST_ALIKE:
+            said = f"further lines like this are left out and counted, for {_ALIKE_S:.0f} s"
+        if said:
+            record.msg, record.args = f"{record.getMessage()} ({said})", ()
+        return count < _MOST_ALIKE
+
+
+class _LogFile(logging.handlers.WatchedFileHandler):
+    """A file to which several processes append, and which the first that finds it too long renames."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+            self._rename_if_long()
+        except OSError:
+            # The file cannot be made again: its directory is gone, or full. That costs the line, and not the process.
+            pass
+
+    def _rename_if_long(self) -> None:
+        assert self.stream is not None
+        fd, name = self.stream.fileno(), self.baseFilename
+        if os.fstat(fd).st_size <= _LOG_MAX_BYTES:
+            return
+        # All other processes open the new file with their next line, and wait here if they want to rename it too.
+        fcntl.lockf(fd, fcntl.LOCK_EX)
+        try:
+            if os.path.samestat(os.stat(name), os.fstat(fd)):
+                os.replace(name, f"{name}.1")
+        except FileNotFoundError:
+            pass
+        except OSError:  # its directory may not be written
+            os.ftruncate(fd, 0)
+        finally:
+            fcntl.lockf(fd, fcntl.LOCK_UN)
+
+
 def start_logging(level: str, file: Path | None, cache_dir: Path, foreground: bool) -> str:
     """Begin to log to `file`; returns the place of the log in words. Raises ConfigError if the file cannot be written.
 
@@ -109,14 +171,12 @@ def start_logging(level: str, file: Path | None, cache_dir: Path, foreground: bo
     else:
         file = file or CacheLayout(cache_dir).log
         try:
-            # Several processes will append to the file. It can be renamed only now, while there is one process.
-            if file.exists() and file.stat().st_size > _LOG_MAX_BYTES:
-                file.replace(file.with_name(file.name + ".1"))
-            handler, place = logging.FileHandler(file), f"the log {file}"
+            handler, place = _LogFile(file), f"the log {file}"
         except OSError as exc:
             raise ConfigError(
                 f"log_file={file} cannot be written ({exc.strerror}): name a file in a directory that exists"
             ) from exc
     handler.setFormatter(_Printable(form))
+    handler.addFilter(_Limit())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     return place

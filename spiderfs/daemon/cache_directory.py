@@ -2,7 +2,7 @@
 
 A user who can read the cache directory reads the source with the daemon's rights, and a user who can write to it
 decides what readers get. So no file in it may be open to other users, or have been put there by other users. That holds
-for a mount of root too: root would otherwise believe the files of an ordinary user. If an earlier version has left
+for a mount of root too: root would otherwise trust the files of an ordinary user. If an earlier version has left
 files open to be read, they are closed.
 
 A user who may write to a directory above could exchange the cache directory as a whole. The owners and groups of the
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spiderfs.errors import ConfigError, MountError
+from spiderfs.linux.mounts import mounted_at
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.store import environment
 
@@ -87,7 +88,7 @@ def _what_to_do(path: Path, holder: bytes) -> str:
     if not pid.isdecimal():
         return f": unmount it, or {CHOOSE_ANOTHER}"
     try:
-        elsewhere = os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+        remote = os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
     except FileNotFoundError:
         return (
             f", on {mountpoint}, whose daemon (process {pid}) is of another pid namespace, or has ended and left a"
@@ -95,11 +96,18 @@ def _what_to_do(path: Path, holder: bytes) -> str:
             f" or {CHOOSE_ANOTHER}"
         )
     except OSError:
-        elsewhere = False
-    if elsewhere:
+        remote = False
+    if remote:
         return (
             f", on {mountpoint} in another mount namespace, which need not have any other process any more: "
             f"end it with 'kill {pid}', or {CHOOSE_ANOTHER}"
+        )
+    if Path(mountpoint).is_socket():
+        return f", served as spiderfs://{Path(mountpoint).name} (process {pid}): end that, or {CHOOSE_ANOTHER}"
+    if mounted_at(mountpoint) is None:
+        return (
+            f": process {pid} still serves files that were open when {mountpoint} was detached; close them, or run"
+            f" 'kill {pid}', which gives their readers errors, or {CHOOSE_ANOTHER}"
         )
     return f", on {mountpoint} (process {pid}): unmount it, or {CHOOSE_ANOTHER}"
 
@@ -115,7 +123,7 @@ def _check_above(path: Path) -> None:
         found = above.stat()
         if anybody_makes and str(found.st_uid) not in trusted:
             raise ConfigError(
-                f"the cache directory {path} could be exchanged by user {found.st_uid}, to whom {above} belongs: "
+                f"the cache directory {path} could be exchanged by {_named(found.st_uid)}, to whom {above} belongs: "
                 f"{CHOOSE_ANOTHER}"
             )
         anybody_makes = bool(found.st_mode & stat.S_IWOTH)
@@ -126,11 +134,20 @@ def _check_above(path: Path) -> None:
             )
 
 
+def _named(uid: int) -> str:
+    """What messages call a user: all that a user namespace does not map have one number there (user_namespaces(7))."""
+    for line in Path("/proc/self/uid_map").read_text().splitlines():
+        first, _, count = map(int, line.split())
+        if first <= uid < first + count:
+            return f"user {uid}"
+    return "a user from outside of this user namespace"
+
+
 def _close_to_others(path: Path, directory: int) -> None:
     found = os.fstat(directory)
     if found.st_uid != os.geteuid():
         raise ConfigError(
-            f"the cache directory {path} belongs to user {found.st_uid}, and this mount to user {os.geteuid()}: "
+            f"the cache directory {path} belongs to {_named(found.st_uid)}, and this mount to user {os.geteuid()}: "
             f"{CHOOSE_ANOTHER}, or delete it"
         )
     mode = stat.S_IMODE(found.st_mode)
@@ -160,7 +177,7 @@ def tighten(path: Path) -> None:
             if stat.S_ISLNK(found.st_mode):
                 raise ConfigError(f"{place} is a symbolic link, and no part of a cache: delete it, or {CHOOSE_ANOTHER}")
             if found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH:
-                whose = "everybody may write to it" if found.st_mode & stat.S_IWOTH else f"of user {found.st_uid}"
+                whose = "everybody may write to it" if found.st_mode & stat.S_IWOTH else f"of {_named(found.st_uid)}"
                 raise ConfigError(f"{place} may hold anything ({whose}): delete {path}, or {CHOOSE_ANOTHER}")
             if found.st_mode & _OTHERS:
                 place.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
@@ -208,7 +225,7 @@ def bind_to_source(layout: CacheLayout, identity: str) -> None:
 
 
 def bind_to_view(layout: CacheLayout, view: bytes) -> None:
-    """Forget all names if they are of another view than this one; nobody may have the store open. Raises MountError.
+    """Forget all names if they are of another view than this one; no one may have the store open. Raises MountError.
 
     `view` says what the root shows (`Forms.of_root`), and is empty for originals. What is cached stays, under
     the numbers of its view.

@@ -25,6 +25,11 @@ class Partition(NamedTuple):
     view_share: float
     partials_share: float
 
+    def status(self, view: bool) -> dict[str, str | float | None]:
+        """`view`: whether the root shows a view."""
+        split = None if self.split is None else str(self.split)
+        return {"split": split, "view_share": self.view_share if view else 0.0}
+
 
 def chosen_partition(options: Options, record_path: Path) -> Partition:
     """The partition of a mount with these options; raises ConfigError if it needs a profile that is not there."""

@@ -27,21 +27,24 @@ from spiderfs.linux import steady_clock
 from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
-from spiderfs.packages.directory import DIRECTORY
-from spiderfs.shared.layout import DATA_FILE, CacheLayout, RunLayout
-from spiderfs.shared.notice import Notice
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.packages.format import DIRECTORY
+from spiderfs.shared.flights import MANAGER, Flights
+from spiderfs.shared.layout import DATA_FILE, EXTENTS_FILE, EXTENTS_MAP_FILE, CacheLayout, RunLayout
+from spiderfs.shared.slots import Notice, SharedSlots
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
-from spiderfs.sources.faults import FaultState, SlowSource
+from spiderfs.sources.listed_files import ListedSource, read_list
 from spiderfs.sources.members import Members
 from spiderfs.sources.node_names import live_name, own_url, weights_of
-from spiderfs.sources.open import OpenedSource, is_url
+from spiderfs.sources.object_source import Place
+from spiderfs.sources.open import OpenedSource, identity_between_nodes, is_url
 from spiderfs.sources.peers import PeerSource
+from spiderfs.sources.ranges import Grids, RangeSource
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.single_flight import RecentTimeouts
+from spiderfs.sources.slow import SlowSettings, SlowSource
 from spiderfs.sources.source import Source
 from spiderfs.store import environment
-from spiderfs.store.content import LmdbContent
+from spiderfs.store.content import LmdbContent, RecordWriter
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.spare_records import SharedRows, SpareRecords
 from spiderfs.store.store import BLOCK_BYTES, Content, Records
@@ -57,8 +60,7 @@ from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
 from spiderfs.views.pool import MakerPool
 from spiderfs.views.recipe import ORIGINAL, Recipe
-from spiderfs.views.source import ViewSource, unknown_length
-from spiderfs.views.tree import Forms, TreeSource
+from spiderfs.views.tree import Forms, TreeSource, ViewSource, unknown_length
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ PUSHES_PER_FETCH, MOST_PUSHES, MOST_PUSHES_OF_STORES = 4, 96, 256
 SUPERVISOR_ROW, MANAGER_ROW, FIRST_WORKER_ROW = 0, 1, 2
 _BACKLOG = 128
 # Threads of one process, which are made one after the other, hardly ever have numbers that are equal modulo this. A
-# reader whose sample was left out of a full table of samples, half a megabyte, may get a stand-in.
+# reader whose sample was left out of a full table of samples, half a megabyte, may get a substitute.
 _PUSHER_THREADS, _PUSHED_SAMPLES = 1 << 10, 1 << 16
 # One that was left out may be asked of yet another node, if the nodes' lists of members differ.
 _ASKED_SAMPLES = 1 << 16
@@ -84,12 +86,14 @@ class MountContext:
     options: Options
     layout: CacheLayout
     source: Source
-    faults: FaultState
+    slow: SlowSettings
     """What makes the source slow and unreliable, for experiments."""
     identity: str
     """See `OpenedSource`."""
+    shared_identity: str
+    """See `identity_between_nodes`."""
     root_fd: int | None
-    """A descriptor of the source's root, which stays valid when the mount hides the root; None for object stores."""
+    """A descriptor of the source's root, which stays valid when the root is renamed; None for object stores."""
     counters: SharedCounters
     forms: Forms
     partition: Partition
@@ -100,11 +104,12 @@ class MountContext:
     names_asked: SharedSlots
     """The workers, counted from 1, that have the kernel ask for each name.
 
-    In an immutable mount the kernel believes names for good, until a trainer comes that may be given stand-ins. From
+    In an immutable mount the kernel trusts names for good, until a trainer comes that may be given substitutes. From
     then on each worker answers names for the next open alone. What the kernel was told before that it has to forget,
     and with the names the pages of files.
     """
     notice: Notice
+    flights: Flights
     pending_reads: PendingReads = field(default_factory=PendingReads)
     unstored: UnstoredBytes = field(default_factory=UnstoredBytes)
     lately: UnstoredBytes = field(default_factory=lambda: UnstoredBytes(TRANSIT_BYTES))
@@ -114,7 +119,7 @@ class MountContext:
     pushed_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHED_SAMPLES))
     """The inodes of samples that are pushed ahead and wait for their readers.
 
-    The kernel has them, or is about to get them, whether the store has them or not. So their readers need no stand-ins.
+    The kernel has them, or is about to get them, whether the store has them or not: their readers need no substitutes.
     """
     passing_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PASSING_SAMPLES))
     """Those of them that are being fetched, and that the store is not to take: the engine would not keep them."""
@@ -126,13 +131,14 @@ class MountContext:
     spare_nodes: SharedRows = field(default_factory=SharedRows)
     timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
     supervisor_pid: int = field(default_factory=os.getpid)
+    _later_parts: set[Path] = field(default_factory=set)
 
     @property
     def mounted_at_s(self) -> float:
         return self.forms.mounted_at_s
 
     def begin_run_directory(self) -> None:
-        """Make `run/` anew, for processes that are started from now on; raises OSError."""
+        """Make `run/` again, for processes that are started from now on; raises OSError."""
         listener = open_run_directory(self.layout.run)
         self.control_listener.close()
         self.control_listener = listener
@@ -140,13 +146,21 @@ class MountContext:
     def lost_part(self, lock: int) -> Path | None:
         """A part of the cache directory that the mount needs and that is gone; `lock` is the descriptor of its lock."""
         layout = self.layout
-        if not same_file(layout.lock, lock):
-            return layout.cache if not layout.cache.is_dir() else layout.lock
-        needed = (layout.run.control_socket, *(environment / DATA_FILE for environment in layout.environments))
-        return next((path for path in needed if not os.path.lexists(path)), None)
+        missing = self._missing_part() if same_file(layout.lock, lock) else layout.lock
+        if missing is not None:
+            # The cache begins again, so the parts that come later come again.
+            self._later_parts.clear()
+        return layout.cache if missing is not None and not layout.cache.is_dir() else missing
 
-    def all_names_are_asked(self) -> bool:
-        return all(worker + 1 in self.names_asked for worker in range(self.options.workers))
+    def _missing_part(self) -> Path | None:
+        layout = self.layout
+        needed = [layout.run.control_socket, *(environment / DATA_FILE for environment in layout.environments)]
+        # These come with the first file that needs them.
+        for path in (layout.content / EXTENTS_FILE, layout.content / EXTENTS_MAP_FILE):
+            if path in self._later_parts or os.path.lexists(path):
+                self._later_parts.add(path)
+                needed.append(path)
+        return next((path for path in needed if not os.path.lexists(path)), None)
 
     @property
     def pushes(self) -> int:
@@ -159,7 +173,7 @@ class MountContext:
     def claim_store(self) -> str | None:
         """Mark the store as in use, with the view that it has the names of; returns why it had to be wiped, if it had.
 
-        Nobody may have it open. Raises MountError.
+        No one may have it open. Raises MountError.
         """
         wiped = environment.claim(self.layout.store)
         archives = f" {self.options.archives}".encode() if self.options.archives else b""
@@ -195,10 +209,11 @@ class MountContext:
             originals = PeerSource(
                 self.source, self.members, options.peer_timeout, longest_s, peer_counts, self.asked_by_peers
             )
+        seal = RecordWriter(self.layout.content)
         source = ViewSource(originals, self.forms, makers, options.sample_max_bytes, counters.add)
         # A reader's fetch never queues behind files that are pushed ahead; no push comes to the manager.
         at_a_time = options.fetches if row == MANAGER_ROW else options.fetches + self.pushes
-        return ReadProcess(source, at_a_time, longest, before, deliver_to, cautious)
+        return ReadProcess(source, at_a_time, longest, before, deliver_to, cautious, seal)
 
     @property
     def archives(self) -> ArchiveSource | None:
@@ -223,9 +238,10 @@ class MountContext:
         records: Records,
         full_disk: Episode,
         caught_up: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
-        is_worker: bool = True,
+        process: int = MANAGER,
     ) -> Supply:
-        """What a process brings files by: `read` reads files for it, and `caught_up` is as for `Fetcher`."""
+        """What a process brings files by: `read` reads files for it; `caught_up` and `process` are as for `Fetcher`."""
+        is_worker = process != MANAGER
         client, catalogue = self._client(counters, read), Catalogue(records, forms=self.forms)
         views = ShownViews(catalogue, self.options.sample_max_bytes)
         fetcher = Fetcher(
@@ -240,9 +256,13 @@ class MountContext:
             unstored=self.unstored if is_worker else None,
             lately=self.lately,
             passing=self.passing_samples if is_worker else (),
+            flights=self.flights,
+            process=process,
         )
-        lister = Lister(catalogue, client, since_s=self.mounted_at_s if self.options.immutable else 0.0)
-        return Supply(content, records, client, catalogue, lister, fetcher, counters, views)
+        lister = Lister(catalogue, client, since_s=self.mounted_at_s, mountpoint=os.fsencode(self.options.mountpoint))
+        return Supply(
+            content, records, client, catalogue, lister, fetcher, counters, views, Grids(self.layout.run.grids)
+        )
 
     def _client(self, counters: Counters, read: Read) -> SourceClient:
         # A source that is a mount of spiderfs has control files too.
@@ -290,10 +310,10 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
     # Later the processes would find it out one by one.
     forms.fingerprint(forms.shown)
     listener = open_run_directory(layout.run)
-    faults = FaultState.in_memory(**options.source_faults())
-    members = None
+    slow = SlowSettings.in_memory(**options.slow_settings())
+    members, shared_identity = None, identity_between_nodes(opened)
     if options.peers:
-        members = Members(1 + options.workers)
+        members = Members(1 + options.workers, shared_identity)
         # The addresses of a name are found by the manager: a name server may take its time.
         if not live_name(options.peers):
             members.change(weights_of(options.peers), (own_url(options.peers, options.peer_self),))
@@ -301,9 +321,10 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
     return MountContext(
         options=options,
         layout=layout,
-        source=_with_archives(SlowSource(opened, faults), options, layout.archives),
-        faults=faults,
+        source=_with_archives(RangeSource(_with_names(SlowSource(opened, slow), options)), options, layout.archives),
+        slow=slow,
         identity=opened.identity,
+        shared_identity=shared_identity,
         root_fd=opened.root_fd,
         counters=SharedCounters(2 * _rows_of_processes(options) - MANAGER_ROW),
         forms=forms,
@@ -314,6 +335,7 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
         resent=ResentRequests(options.workers, MAX_WAITING, REFUSED_AFTER),
         names_asked=SharedSlots(options.workers),
         notice=Notice(options.workers),
+        flights=Flights(options.workers),
         members=members,
     )
 
@@ -325,6 +347,14 @@ def _limits(options: Options) -> SourceLimits:
         attempts=options.source_attempts,
         max_concurrent=options.fetches,
     )
+
+
+def _with_names(source: Source, options: Options) -> Source:
+    """The source with the names of a list, where options name one; raises ConfigError."""
+    if options.names is None:
+        return source
+    prefix = Place.parse(str(options.source)).prefix if is_url(options.source) else ""
+    return ListedSource(source, read_list(options.names, prefix))
 
 
 def _with_archives(source: Source, options: Options, indices: Path) -> Source:
@@ -342,7 +372,7 @@ def _with_archives(source: Source, options: Options, indices: Path) -> Source:
 
 
 def _fingerprint(options: Options, recipe: Recipe) -> bytes:
-    # Where no view is used, nobody waits until Pillow is imported.
+    # Where no view is used, no one waits until Pillow is imported.
     from spiderfs.views.making import fingerprint
 
     return fingerprint(recipe, options.view_pixels, options.sample_max_bytes)

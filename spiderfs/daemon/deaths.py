@@ -5,6 +5,7 @@ The facts about deaths are for the rules in `restarts.py`; they lie in memory th
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -29,6 +30,8 @@ def live(main: Callable[[], Awaitable[None]]) -> NoReturn:
         # Only the supervisor acts on Ctrl-C in the terminal.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        # What was imported is never garbage, so no collection has to look at it.
+        gc.freeze()
         trio.run(main)
         status = 0
     except BaseException as exc:

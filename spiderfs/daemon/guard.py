@@ -40,7 +40,7 @@ class Guard:
         self.keep()
 
     def keep(self) -> None:
-        """Start the guard unless it runs. Call this regularly, for somebody may have killed the guard."""
+        """Start the guard unless it runs. Call this regularly, for someone may have killed the guard."""
         if self._alive >= 0:
             if not select.select([self._alive], [], [], 0)[0]:
                 return

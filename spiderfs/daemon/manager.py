@@ -6,42 +6,42 @@ without it, events wait in the pipe, and the next manager learns everything from
 
 `Manager.__init__` makes the components, each after those that it needs; `Manager.run` starts their tasks. No component
 knows the manager: it gets its collaborators when it is made, and tells its state by a `status()` that does not change.
-
-The module is long because all components are made and started here.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 import trio
 
 from spiderfs.archives.source import forget_gone
 from spiderfs.core.events import Access
-from spiderfs.core.guided import HubLimits
+from spiderfs.core.policy import HubLimits
 from spiderfs.core.rooms import VIEWS
-from spiderfs.daemon.caching.bringing import Bell
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.capacity import CacheCapacity
 from spiderfs.daemon.caching.membership import Membership
 from spiderfs.daemon.caching.packer import Packer
+from spiderfs.daemon.caching.planned_reads import PlannedReads
+from spiderfs.daemon.caching.prefetch_backend import Wakeup
 from spiderfs.daemon.caching.prefetcher import Prefetcher
 from spiderfs.daemon.caching.push_ahead import PushAhead
 from spiderfs.daemon.caching.superseded import Superseded
 from spiderfs.daemon.caching.warmer import Warmer
-from spiderfs.daemon.chosen_partition import NextPartition
+from spiderfs.daemon.chosen_partition import NextPartition, Partition
 from spiderfs.daemon.context import MANAGER_ROW, MountContext
 from spiderfs.daemon.control import commands, texts
 from spiderfs.daemon.control.access_log import AccessLog
 from spiderfs.daemon.control.channel import answer_questions
-from spiderfs.daemon.control.commands import Act, ControlTable, Render
-from spiderfs.daemon.control.live_options import LiveOptions
-from spiderfs.daemon.control.status import MountStatus
+from spiderfs.daemon.control.commands import Act, ControlTable, LiveOptions, Render
 from spiderfs.daemon.pipes import ClientPipe, EventWriter, read_events
 from spiderfs.daemon.published_options import client_terms_of, publish_options, published_options
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen
@@ -51,11 +51,12 @@ from spiderfs.errors import SpiderfsError, StoreError
 from spiderfs.linux import steady_clock
 from spiderfs.linux.memory import give_back_freed_memory
 from spiderfs.options.model import Options
-from spiderfs.packages.directory import PackageDirectory
+from spiderfs.packages.format import PackageDirectory
 from spiderfs.shared.attached_trainers import publish_trainers
-from spiderfs.sources.client import Read
+from spiderfs.shared.flights import MANAGER
+from spiderfs.sources.read_process import ReadProcess
 from spiderfs.store.store import ContentKey
-from spiderfs.trace.recording import noted_in, recording_to
+from spiderfs.trace.format import noted_in, recording_to
 from spiderfs.vfs.fetcher import Episode
 from spiderfs.views.recipe import ORIGINAL
 
@@ -71,7 +72,7 @@ HOUSEKEEPING_INTERVAL_S = 5.0
 # Sizes of views that a status looks at: 0.1 s of the manager's time.
 _LOOKED_AT = 100_000
 
-_STATE_FACT, _TAUGHT_FACT = "policy state", "taught"
+_STATE_FACT, _LEARNED_FACT = "policy state", "learned"
 
 
 async def manage(context: MountContext) -> None:
@@ -80,26 +81,25 @@ async def manage(context: MountContext) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reading.attend)
         nursery.start_soon(reading.watch)
-        manager = Manager(context, reading.read)
+        manager = Manager(context, reading)
         await manager.run(nursery)
         nursery.cancel_scope.cancel()
     manager.close()
 
 
 class Manager:
-    # Longer than other functions: here a reader sees every component and what it needs, in one order.
-    def __init__(self, context: MountContext, read: Read) -> None:
-        """`read` is how file content is read from the source: by a process beside this one."""
+    def __init__(self, context: MountContext, reading: ReadProcess) -> None:
+        """`reading` reads file content from the source, beside this process."""
         self._context = context
         layout, run = context.layout, context.layout.run
         options = published_options(run, context.options)
         counters = self._counters = context.row(MANAGER_ROW)
-        context.faults.change(options.source_faults())
+        context.slow.change(options.slow_settings())
 
         # The store, the source, and the way from one to the other.
         self._full_disk = Episode(run.full_disk)
         content, records = self._content, self._records = context.open_content(), context.open_records()
-        supply = context.supply(counters, read, content, records, self._full_disk, is_worker=False)
+        supply = context.supply(counters, reading.read, content, records, self._full_disk)
         client, catalogue = self._client, self._catalogue = supply.client, supply.catalogue
         self._fetcher = supply.fetcher
 
@@ -128,8 +128,8 @@ class Manager:
 
         self._membership = Membership(context.members, options, rehomed)
 
-        # Trainers teach the cache.
-        self._bell = Bell()
+        # Trainers feed the cache.
+        self._wakeup = Wakeup()
         training = self._training = Training(
             supply,
             cache,
@@ -137,8 +137,9 @@ class Manager:
             layout.scores,
             options,
             recording,
-            self._bell.ring,
-            context.all_names_are_asked,
+            self._wakeup.ring,
+            context.notice.taken_over,
+            context.shared_identity,
         )
         self._superseded = Superseded(catalogue, content, cache, training.declared_lists.superseded)
         partials = PartialKeeper(content, cache, options.sample_max_bytes)
@@ -149,9 +150,9 @@ class Manager:
             cache,
             supply,
             options,
-            self._bell,
+            self._wakeup,
             lambda: client.reachable and self._context.counters.source_reachable(),
-            training.redirects.has_stand_in,
+            training.redirects.has_substitute,
             training.accounts.fetched_ahead,
             partial(
                 PushAhead,
@@ -166,6 +167,7 @@ class Manager:
             if options.immutable
             else None,
             context.archives,
+            PlannedReads(reading, context.flights, cache, content, supply),
         )
         self._warmer = Warmer(supply, options.sample_max_bytes, self._events.record_access, self._prefetcher.rate)
         self._packer: Packer | None = None
@@ -186,7 +188,7 @@ class Manager:
                 training.change,
                 self._prefetcher.change,
                 self._membership.change,
-                lambda changed: context.faults.change(changed.source_faults()),
+                lambda changed: context.slow.change(changed.slow_settings()),
                 lambda changed: self._client_pipe.change(client_terms_of(changed, context.mounted_at_s)),
             ),
             training.policy_changed,
@@ -199,25 +201,24 @@ class Manager:
         """For each control file, the text that reading shows and the effect that writing has."""
         content, records, catalogue, training = self._content, self._records, self._catalogue, self._training
         renders: dict[str, Render] = {
-            "stats": lambda: texts.stats(self._status()),
-            "stats.json": lambda: texts.stats_json(self._status()),
-            "metrics": lambda: texts.metrics(self._status(), self._context.counters),
+            "stats.json": lambda: texts.stats_json(self.status()),
+            "metrics": lambda: texts.metrics(self.status(), self._context.counters),
             "config": lambda: texts.config(self._options.current, self._table.last_refusal),
-            "warm": lambda: texts.warm(self._warmer.status()),
-            "pin": lambda: texts.pin(self._cache.status().pins),
-            "unpin": lambda: texts.unpin(self._warmer.last_unpinned),
-            "evict": lambda: texts.evict(self._warmer.last_evicted),
-            "jobs": lambda: texts.jobs(training.jobs()),
+            "warm": lambda: self._warmer.status().line().encode(),
+            "pin": lambda: (
+                b"%(files)d files pinned (%(bytes)d bytes, at most %(limit_bytes)d)\n"
+                % {name.encode(): value for name, value in asdict(self._cache.status().pins).items()}
+            ),
+            "unpin": lambda: b"%d files unpinned by the last request\n" % self._warmer.last_unpinned,
+            "evict": lambda: b"%d records evicted by the last request\n" % self._warmer.last_evicted,
             "epochs": lambda: texts.epochs(training.accounts.epochs()),
-            "plan": lambda: texts.plan(self._prefetcher.status()),
-            "ratio": lambda: texts.ratio(training.teaching.status()),
+            "ratio": lambda: json.dumps(texts.plain(training.feed.status())).encode() + b"\n",
             "hook": lambda: os.fsencode(self._context.layout.run.hook_socket) + b"\n",
-            "version": texts.version,
             "log": self._access_log.render,
             "cache": lambda: texts.cached(content, catalogue, self._cache.score),
             "redirects": lambda: texts.redirects(records, catalogue),
-            "scores": lambda: texts.scores(training.courses, training.scoring, catalogue),
-            "graph": lambda: texts.graph(training.courses, training.scoring),
+            "scores": lambda: texts.scores(training.job_datasets, training.scoring, catalogue),
+            "graph": lambda: texts.graph(training.job_datasets, training.scoring),
         }
         acts: dict[str, Act] = {
             "config": partial(commands.change_config, self._options),
@@ -227,28 +228,38 @@ class Manager:
             acts[name] = partial(act, self._warmer, self._cache, options, catalogue.forms)
         return ControlTable(renders, acts)
 
-    def _status(self) -> MountStatus:
-        members = self._context.members
-        return MountStatus(
-            options=self._options.current,
-            pid=self._context.supervisor_pid,
-            uptime_s=steady_clock.now() - self._context.mounted_at_s,
-            cache=self._cache.status(),
-            disk_bytes=self._content.file_bytes(),
-            known_files=self._catalogue.known_files(),
-            survey=self._capacity.survey(),
-            prefetcher=self._prefetcher.status(),
-            trainers=self._hook_server.trainers,
-            jobs=self._training.jobs(),
-            counters=self._context.counters.totals(),
-            source_reachable=self._context.counters.source_reachable(),
-            forms=self._cached_forms(),
-            partition=self._context.partition,
-            peers=members.statuses() if members else {},
-            is_member=members is None or members.has_own,
-            next_partition=self._next_partition.found(self._options.current),
-            link=self._training.link_status(),
+    def status(self) -> dict[str, Any]:
+        """What every component tells of itself, by its name in `stats.json`; the figures of the cache have no name."""
+        context, options, members = self._context, self._options.current, self._context.members
+        survey, link, view = self._capacity.survey(), self._training.link_status(), options.shown_form != ORIGINAL
+        peers = members.statuses().items() if members else ()
+        remounted = self._next_partition.found(options) or Partition(None, 0.0, 0.0)
+        ahead = asdict(self._prefetcher.status())
+        figures = texts.plain(
+            {
+                **texts.options_status(options),
+                **asdict(self._cache.status()),
+                "pid": context.supervisor_pid,
+                "uptime_s": steady_clock.now() - context.mounted_at_s,
+                "disk_bytes": self._content.file_bytes(),
+                "known_files": self._catalogue.known_files(),
+                "source_bytes": survey.source_bytes if survey.done else None,
+                "source_reachable": context.counters.source_reachable(),
+                "forms": self._cached_forms(),
+                **context.partition.status(view),
+                **{f"next_{name}": figure for name, figure in remounted.status(view).items()},
+                "trainers": [trainer.status() for trainer in self._hook_server.trainers],
+                "jobs": self._training.jobs(),
+                "ratio": self._training.feed.status(),
+                "plans": ahead.pop("plans"),
+                "fetches_ahead": ahead,
+                "peers": {url: {**peer._asdict(), "remark": peer.stranger(url)} for url, peer in peers},
+                "is_member": members.has_own if members else None,
+                "cluster": link,
+                "cluster_up": link is None or link.up,
+            }
         )
+        return texts.with_metrics(figures, context.counters)
 
     def _cached_forms(self) -> Mapping[str, int]:
         """How many samples are cached in which form."""
@@ -276,9 +287,10 @@ class Manager:
         except StoreError as exc:
             # `reconcile` takes stock as soon as the disk allows it.
             log.warning("%s: nothing enters or leaves the cache until the disk can be written to", exc)
-        self._training.begin(self._catalogue.fact(_TAUGHT_FACT))
+        self._training.begin(self._catalogue.fact(_LEARNED_FACT))
         nursery.start_soon(self._client.watch)
         nursery.start_soon(self._fetcher.rest, give_back_freed_memory)
+        nursery.start_soon(self._context.flights.attend, MANAGER)
         self._listen_for_trainers(nursery)
         nursery.start_soon(answer_questions, self._context.control_listener, self._table, nursery)
         nursery.start_soon(self._fold_events, self._context.event_reader, self._read_workers)
@@ -330,7 +342,7 @@ class Manager:
         while True:
             await trio.lowlevel.wait_readable(fd)
             self._fold(read())
-            self._bell.ring()
+            self._wakeup.ring()
             await self._training.redirects.publish()
             await trio.sleep(FOLD_PAUSE_S)
 
@@ -340,7 +352,7 @@ class Manager:
             self._cache.fold(events, self._training.heard)
             self._training.record_accesses(events)
         except SpiderfsError as exc:
-            # The fetched records stay in landing until they are pushed out; nobody waits until they are kept.
+            # The fetched records stay in landing until they are pushed out; no one waits until they are kept.
             log.warning("%s", exc)
         self._access_log.record_accesses(events)
 
@@ -408,8 +420,8 @@ class Manager:
 
     def _save(self) -> None:
         self._catalogue.record_fact(_STATE_FACT, self._cache.saved_state())
-        self._catalogue.record_fact(_TAUGHT_FACT, self._training.taught())
+        self._catalogue.record_fact(_LEARNED_FACT, self._training.learned())
 
 
 def _hub_limits(options: Options) -> HubLimits:
-    return HubLimits(options.hub_stand_ins, options.hub_neighbours)
+    return HubLimits(options.hub_substitutions, options.hub_neighbours)

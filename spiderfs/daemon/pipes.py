@@ -81,7 +81,7 @@ class EventWriter:
             self.flush()
 
     async def flush_in_time(self) -> None:
-        """Pass events on FLUSH_INTERVAL_S after the first of them, until cancelled; without events nobody is woken."""
+        """Pass events on FLUSH_INTERVAL_S after the first of them, until cancelled; without events no one is woken."""
         while True:
             await self._noted.wait()
             await trio.sleep(FLUSH_INTERVAL_S)
@@ -161,7 +161,7 @@ class ClientPipe:
 
 
 def _nobodys_pipe() -> int:
-    """The reading end of a pipe that nobody writes to, and that never reaches its end."""
+    """The reading end of a pipe that no one writes to, and that never reaches its end."""
     name = f"/proc/self/fd/{(ends := os.pipe())[0]}"
     try:
         return os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -2,7 +2,7 @@
 
 **Progress** is a request that a worker has answered (an event that the manager has acted on), or a minute of life.
 Deaths between which there was progress never end a mount, however many they are: each costs a pause. Deaths of workers
-without progress between them end it, since nobody would be answered any more.
+without progress between them end it, since no one would be answered any more.
 
 Progress at other requests says nothing about a request at which each worker dies: the kernel hands that one to the next
 worker, again and again. So deaths are also counted for each such request (`Suspects`).
@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 # take a minute if there is one worker.
 DEATHS = 20
 # The first pause comes before the second start in a row; each further pause is twice as long as the one before, up to a
-# longest. A process that died before it had done anything is likely to die so again, and nobody misses it.
+# longest. A process that died before it had done anything is likely to die so again, and no one misses it.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 # Readers wait for one that had done something. A start costs 0.1 s of a core, so this keeps it to a fifth of one.
 LONGEST_BUSY_PAUSE_S = 0.5

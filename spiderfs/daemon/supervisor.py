@@ -1,6 +1,6 @@
 """The supervisor mounts, forks workers and a manager, and replaces those that die. It does nothing else.
 
-The supervisor holds the FUSE descriptor and never answers a request, so it has no reason to die itself. If somebody
+The supervisor holds the FUSE descriptor and never answers a request, so it has no reason to die itself. If someone
 kills it, the kernel kills its children (PR_SET_PDEATHSIG), the guard ends the connection and unlocks the cache
 directory (`guard.py`), readers get ENOTCONN and the next mount cleans up.
 
@@ -9,8 +9,8 @@ The supervisor acts in this way when a child ends:
     any, EXIT_STORE_CORRUPT     wipe the store, start all children again
     worker, anything else       start another one, and have the kernel hand out its requests again
     manager, anything else      start another one; reads go on meanwhile
-A crash may be a symptom of a damaged store (SIGBUS); then the supervisor walks the store first. If somebody deleted or
-moved the cache directory, the supervisor makes it anew and starts all children again. If workers keep dying without
+A crash may be a symptom of a damaged store (SIGBUS); then the supervisor walks the store first. If someone deleted or
+moved the cache directory, the supervisor makes it again and starts all children again. If workers keep dying without
 having answered any request, the mount ends: readers get an error, and need not wait for ever (`restarts.py` has the
 rule). A child counts as ended when its first thread has ended: other threads may wait in the source for as long as the
 source hangs, and cannot be killed (`process_table.ended_status`).
@@ -41,6 +41,7 @@ from spiderfs.errors import MountError, SpiderfsError
 from spiderfs.fuse.bindings import mount
 from spiderfs.fuse.kernel import Kernel
 from spiderfs.linux import mounts
+from spiderfs.linux.memory import allow_open_files
 from spiderfs.linux.process_table import end_with_parent, ended_status
 from spiderfs.options.model import Options
 from spiderfs.shared.layout import CacheLayout
@@ -71,23 +72,39 @@ _CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT}
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
-def run(options: Options, foreground: bool) -> int:
+Attach = Callable[[Options], Kernel]
+"""Makes the way by which requests come; raises MountError."""
+
+
+def mounting(options: Options) -> Kernel:
+    """Mount; raises MountError."""
+    return mount(
+        options.binding,
+        options.mountpoint,
+        os.fspath(options.source),
+        options.allow_other,
+        options.exec,
+        immutable=options.immutable,
+    )
+
+
+def run(options: Options, foreground: bool, attach: Attach = mounting) -> int:
     """Mount and serve; returns the exit status when the mount is there (background) or has ended (foreground).
 
     Raises ConfigError, MountError and other UsageErrors with one line that says what to do.
     """
     if foreground:
-        _serve(options, foreground, lambda failure: None)
+        _serve(options, foreground, lambda failure: None, attach)
         return 0
     report = detach()
     if report is None:
         return 0
     status = 1
     try:
-        _serve(options, foreground, report)
+        _serve(options, foreground, report, attach)
         status = 0
     except SpiderfsError as exc:
-        # Nobody waits for the report of a mount that ends after it was ready.
+        # No one waits for the report of a mount that ends after it was ready.
         log.error("%s", exc)
         report(str(exc))
     except BaseException as exc:
@@ -98,15 +115,16 @@ def run(options: Options, foreground: bool) -> int:
         os._exit(status)
 
 
-def _serve(options: Options, foreground: bool, report: Callable[[str], None]) -> None:
-    # From here on the directory is named by its real path, which no later change of a link can lead elsewhere.
+def _serve(options: Options, foreground: bool, report: Callable[[str], None], attach: Attach) -> None:
+    # From here on the directory is named by its real path, which no later change of a link can lead somewhere else.
     options = options.model_copy(update={"cache_dir": real_path(options.cache_dir)})
+    allow_open_files()
     lock = lock_cache_directory(options.cache_dir, options.mountpoint)
     log_place = start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
     layout = CacheLayout(options.cache_dir)
     if options.trace is not None:
         # Here the user gets one line about a trace that cannot be written; the manager only goes on without a trace.
-        TraceWriter(options.trace).close()
+        TraceWriter(options.trace, options.number_for_traces()).close()
     if mounts.clean_stale(options.mountpoint):
         log.warning("took away what a crash had left mounted at %s", options.mountpoint)
     # What is cached belongs to the place where the source is found to be now; all processes of the mount ask there.
@@ -120,14 +138,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None]) ->
     publish_options(layout.run, options)
     # These signals are blocked from here on, so that none is lost between two waits; children unblock them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    kernel = mount(
-        options.binding,
-        options.mountpoint,
-        os.fspath(options.source),
-        options.allow_other,
-        options.exec,
-        immutable=options.immutable,
-    )
+    kernel = attach(options)
     connection = mounts.open_abort(options.mountpoint)
     start_log = partial(start_logging, options.log_level, options.log_file, options.cache_dir, foreground)
     Supervisor(context, kernel, connection, lock, log_place, start_log).run(report)
@@ -178,7 +189,7 @@ class Supervisor:
             if failed and self._ready:
                 self._disconnect()
             else:
-                mounts.unmount_or_detach(self._context.options.mountpoint)
+                self._kernel.unmount(self._context.options.mountpoint)
             self._stop()
 
     # -- children
@@ -265,6 +276,9 @@ class Supervisor:
     def _plan_restarts(self, ended: list[int]) -> None:
         """Decide when to replace the children with these indices; raises MountError if workers keep dying."""
         for index in ended:
+            if index == MANAGER:
+                # No one waits for what a dead manager was fetching.
+                self._context.flights.clear()
             pause_s = self._deaths.pause_s(index)
             if pause_s is None:
                 raise MountError(
@@ -301,7 +315,7 @@ class Supervisor:
 
     def _rebuild(self) -> None:
         """Start over with an empty store; requests in flight are answered by the new workers."""
-        log.warning("the cache is damaged and is built anew")
+        log.warning("the cache is damaged and is built again")
         self._end_all_and_start_again()
         environment.wipe(self._context.layout.store)
         self._forget_what_inodes_mean()
@@ -310,7 +324,7 @@ class Supervisor:
         """The store is a new one, and all workers have ended."""
         self._counters.add("store_rebuilds")
         if self._context.options.immutable:
-            # The kernel believes names for good, and would read by inodes whose path no worker knows.
+            # The kernel trusts names for good, and would read by inodes whose path no worker knows.
             self._kernel.forget_names()
 
     def _end_all_and_start_again(self) -> None:
@@ -320,7 +334,7 @@ class Supervisor:
         self._due = dict.fromkeys([MANAGER, *range(self._context.options.workers)], latest)
 
     def _look_for_cache(self) -> None:
-        """If the cache directory or a part of it was deleted or moved, begin anew with what is left."""
+        """If the cache directory or a part of it was deleted or moved, begin again with what is left."""
         context = self._context
         missing = context.lost_part(self._lock)
         if missing is None:
@@ -336,16 +350,16 @@ class Supervisor:
             bind_to_source(context.layout, context.identity)
             context.begin_run_directory()
             publish_options(context.layout.run, context.options)
-            log.warning("%s has gone: the cache is made anew with what is left of it", missing)
+            log.warning("%s has gone: the cache is made again with what is left of it", missing)
             self._end_all_and_start_again()
             wiped = context.claim_store()
             if wiped or not all(path.exists() for path in context.layout.environments):
                 self._forget_what_inodes_mean()
             self._cache_is_lost = False
         except (SpiderfsError, OSError) as exc:
-            # Perhaps somebody is still deleting it.
+            # Perhaps someone is still deleting it.
             if not self._cache_is_lost:
-                log.warning("%s has gone, and cannot be made anew (%s): make its place writable", missing, exc)
+                log.warning("%s has gone, and cannot be made again (%s): make its place writable", missing, exc)
             self._cache_is_lost = True
 
     # -- the end
@@ -359,7 +373,7 @@ class Supervisor:
         try:
             environment.release(self._context.layout.store)
         except OSError as exc:
-            log.warning("the cache could not be written to disk (%s): it is built anew after a power loss", exc)
+            log.warning("the cache could not be written to disk (%s): it is built again after a power loss", exc)
         self._context.source.close()
         # Children that the source still holds would hold it too.
         fcntl.flock(self._lock, fcntl.LOCK_UN)

@@ -19,6 +19,7 @@ from spiderfs.fuse.kernel import Kernel, Serving
 from spiderfs.fuse.passthrough import BackingFiles, Passthrough
 from spiderfs.linux.memory import give_back_freed_memory, keep_freed_memory
 from spiderfs.shared.attached_trainers import published_trainers
+from spiderfs.sources.members import salt_of
 from spiderfs.vfs.control_files import Control, ImmutableControl
 from spiderfs.vfs.fetcher import Episode
 from spiderfs.vfs.filesystem import Filesystem
@@ -30,12 +31,11 @@ from spiderfs.vfs.walk_ahead import WalkAhead
 log = logging.getLogger(__name__)
 
 TIDY_INTERVAL_S = 1.0
-# How long the first question may take, before which nobody reads: with an empty cache a process imports what asks a
+# How long the first question may take, before which no one reads: with an empty cache a process imports what asks a
 # store, which takes longer than `source.timeout_s` may be. It is less than the supervisor's START_S.
 FIRST_ANSWER_S = 8.0
 
 
-# Longer than other functions: here a reader sees every component of a worker and what it needs, in one order.
 async def work(context: MountContext, kernel: Kernel, index: int, again: bool = False) -> None:
     """Answer requests until the file system is unmounted; `again`: in the place of a worker that has died."""
     keep_freed_memory()
@@ -57,6 +57,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         context.open_records(),
         Episode(layout.run.full_disk),
         reading.caught_up,
+        index + 1,
     )
     events = EventWriter(context.event_writer, counters)
     redirects = Redirects(supply.records, context.pending_reads, pushed=context.pushed_samples)
@@ -84,6 +85,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             settings=settings_of(options, context.mounted_at_s),
             scattered=lambda: context.spare_nodes.in_use,
             asked_by_peers=context.asked_by_peers if context.members is not None else None,
+            source_salt=salt_of(context.shared_identity),
         )
 
         def follow_options() -> None:
@@ -95,10 +97,10 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             redirects.set_trainers(published_trainers(layout.run.trainers), context.options.substitute)
             if not immutable:
                 return
-            # From here on the kernel has to ask for each name, and no open puts right what it has believed so far.
+            # From here on the kernel has to ask for each name, and no open puts right what it has trusted so far.
             if redirects.gives and index + 1 not in context.names_asked:
                 if not kernel.forget_names():
-                    log.warning("this kernel cannot forget names: files that were looked up before get no stand-in")
+                    log.warning("this kernel cannot forget names: files that were looked up before get no substitute")
                 else:
                     events.record_access(0, 0, FORGOTTEN, 0)
             if redirects.gives:
@@ -106,17 +108,18 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             else:
                 context.names_asked.discard(index + 1)
 
-        # A worker that replaces another one must not tell the kernel to believe a name.
+        # A worker that replaces another one must not tell the kernel to trust a name.
         follow_trainers()
         await supply.lister.root(FIRST_ANSWER_S)
         nursery.start_soon(reading.attend)
         nursery.start_soon(reading.watch)
+        nursery.start_soon(context.flights.attend, index + 1)
         nursery.start_soon(supply.client.watch)
         nursery.start_soon(events.flush_in_time)
         nursery.start_soon(supply.fetcher.rest, give_back_freed_memory)
         published = {layout.run.options: follow_options, layout.run.trainers: follow_trainers}
         nursery.start_soon(context.notice.follow, index, published)
-        # Several workers do not know of each other's handles; and where no open is asked for, nobody knows of any.
+        # Several workers do not know of each other's handles; and where no open is asked for, no one knows of any.
         passthrough = None
         if context.options.workers == 1 and not immutable and kernel.descriptor is not None:
             passthrough = Passthrough(BackingFiles(kernel.descriptor), filesystem.large_files, layout.run)

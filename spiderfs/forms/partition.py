@@ -24,7 +24,7 @@ T = TypeVar("T")
 _SPLIT = re.compile(r"([0-9]{1,3})-([0-9]{1,3})-([0-9]{1,3})", re.ASCII)
 # What is fetched has to land somewhere, and a training's other samples want some room.
 MOST_AUGMENTED = 0.9
-# A sample that is always shown as a view and finds no room is made anew at each use, while room that views leave is
+# A sample that is always shown as a view and finds no room is made again at each use, while room that views leave is
 # filled with originals. The mean of 256 sizes is off by some 2 %.
 _SURELY = 0.97
 _DEVIATIONS = 2

@@ -130,7 +130,7 @@ class Profile:
         return samples_held(split, self.cache_bytes, landing_bytes(self.cache_bytes, sizes), self.samples, sizes)
 
     def demands(self, view: str | None) -> Places[Demand]:
-        """What a sample asks for in each place; with a plan nobody waits for the source, which only has to keep up."""
+        """What a sample asks for in each place; with a plan no one waits for the source, which only has to keep up."""
         uncached = self._demand(self.uncached)._replace(storage_bytes=self.encoded.sample_bytes)
         if self.planned:
             uncached = uncached._replace(wait_s=self.encoded.cost.wait_s)
@@ -186,15 +186,15 @@ def save_record(record: Record, path: Path) -> None:
     """Replace what was found before, but for the profile of a loader if none was measured now; raises UsageError."""
     before = load_record(path)
     profile = record.profile or (before.profile if before is not None else None)
-    told = {**asdict(record), "profile": None if profile is None else asdict(profile)}
+    saved = {**asdict(record), "profile": None if profile is None else asdict(profile)}
     # A mount says itself where its cache is. Whoever runs the command for another user's mount writes nothing there.
     try:
         if path.parent.stat().st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "it belongs to another user")
-        # A new file of a name that nobody could foresee: where a link lies, its target would be overwritten.
+        # A new file of a name that no one could foresee: where a link lies, its target would be overwritten.
         fd, new = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
         with os.fdopen(fd, "w") as file:
-            file.write(json.dumps(told) + "\n")
+            file.write(json.dumps(saved) + "\n")
         os.rename(new, path)
     except OSError as exc:
         raise UsageError(
@@ -205,10 +205,10 @@ def save_record(record: Record, path: Path) -> None:
 def load_record(path: Path) -> Record | None:
     """The record that lies there; None if there is none that can be read."""
     try:
-        told = json.loads(path.read_bytes())
-        profile = told["profile"]
-        sizes = {str(name): float(size) for name, size in told["sample_bytes"].items()}
-        samples = int(told["samples"])
+        saved = json.loads(path.read_bytes())
+        profile = saved["profile"]
+        sizes = {str(name): float(size) for name, size in saved["sample_bytes"].items()}
+        samples = int(saved["samples"])
         if samples < 1 or NO_VIEW not in sizes or not all(0 < size < math.inf for size in sizes.values()):
             return None
         return Record(samples, sizes, None if profile is None else _profile(profile))
@@ -216,19 +216,19 @@ def load_record(path: Path) -> Record | None:
         return None
 
 
-def _profile(told: dict[str, Any]) -> Profile:
-    views = {name: _form(form) for name, form in told["views"].items()}
+def _profile(saved: dict[str, Any]) -> Profile:
+    views = {name: _form(form) for name, form in saved["views"].items()}
     rest = {
-        "source": SourceSpeed(*told["source"]),
-        "uncached": Cost(*told["uncached"]),
-        "encoded": _form(told["encoded"]),
-        "augmented": _form(told["augmented"]),
-        "keeping": Cost(*told["keeping"]),
+        "source": SourceSpeed(*saved["source"]),
+        "uncached": Cost(*saved["uncached"]),
+        "encoded": _form(saved["encoded"]),
+        "augmented": _form(saved["augmented"]),
+        "keeping": Cost(*saved["keeping"]),
         "views": views,
     }
-    return Profile(**{**told, **rest})
+    return Profile(**{**saved, **rest})
 
 
-def _form(told: dict[str, Any]) -> Form:
-    reads = told["reads"]
-    return Form(told["sample_bytes"], None if reads is None else Reads(*reads), Cost(*told["cost"]))
+def _form(saved: dict[str, Any]) -> Form:
+    reads = saved["reads"]
+    return Form(saved["sample_bytes"], None if reads is None else Reads(*reads), Cost(*saved["cost"]))

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from spiderfs.errors import MountError
 from spiderfs.fuse import session, wire
-from spiderfs.fuse.immutable_operations import ImmutableOperations
 from spiderfs.fuse.kernel import Kernel, Serving, error_number
-from spiderfs.fuse.operations import Operations
+from spiderfs.fuse.operations import ImmutableOperations, Operations
+from spiderfs.linux import mounts
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 
 
@@ -72,6 +72,9 @@ class KernelBinding:
 
     def resend(self) -> bool:
         return session.resend(self.descriptor)
+
+    def unmount(self, at: Path) -> None:
+        mounts.unmount_or_detach(at)
 
     def leave(self) -> None:
         if self.descriptor >= 0:

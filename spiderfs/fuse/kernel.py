@@ -11,6 +11,7 @@ import errno
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from spiderfs.errors import ArchiveDamaged, SpiderfsError
@@ -56,17 +57,17 @@ class Kernel(Protocol):
         """
 
     def forget_name(self, parent: int, name: bytes) -> None:
-        """Have the kernel look this name up anew. Blocks while a request about it, or its directory, is under way."""
+        """Have the kernel look this name up again. Blocks while a request about it, or its directory, is under way."""
 
     def forget_names(self) -> bool:
-        """Have the kernel look all names up anew; False where it cannot (Linux < 6.16).
+        """Have the kernel look all names up again; False where it cannot (Linux < 6.16).
 
         Waits for nothing. What is mounted on a directory of the mount disappears, and so do the pages of files that
-        nobody has open.
+        no one has open.
         """
 
     def doubt(self, inode: int) -> None:
-        """Have the kernel ask for the attributes of an inode anew before it opens the file. Waits for nothing."""
+        """Have the kernel ask for the attributes of an inode again before it opens the file. Waits for nothing."""
 
     def drop_pages(self, inode: int, offset: int, size: int) -> None:
         """Have the kernel forget the pages of a file in which these bytes lie.
@@ -76,6 +77,9 @@ class Kernel(Protocol):
 
     def resend(self) -> bool:
         """Have the kernel hand out again what was not answered; False where it cannot (Linux < 6.9)."""
+
+    def unmount(self, at: Path) -> None:
+        """For the supervisor: no new request comes from here on. It waits for nothing."""
 
     def leave(self) -> None:
         """For a process that does not answer the kernel: the mount must not live for as long as it does."""

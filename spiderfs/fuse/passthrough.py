@@ -98,7 +98,7 @@ class Passthrough:
         `may_begin`: the kernel has no other handle of the inode, and the file is one to begin with.
         """
         if self._idle.pop(inode, None) is not None and not self._large_files.is_whole(inode):
-            # Evicted since, and nobody reads it: it is to be fetched again like any other.
+            # Evicted since, and no one reads it: it is to be fetched again like any other.
             self._end(inode)
         return self._numbers.get(inode, 0) or (self._begin(inode) if may_begin and self._possible else 0)
 
@@ -115,7 +115,7 @@ class Passthrough:
         await self._closed.wait()
 
     def tidy(self) -> None:
-        """End what nobody has come back to; to be called every second or so, while something `lingers`."""
+        """End what no one has come back to; to be called every second or so, while something `lingers`."""
         latest = self._now() - LINGER_S
         for inode in [inode for inode, since in self._idle.items() if since <= latest]:
             self._end(inode)

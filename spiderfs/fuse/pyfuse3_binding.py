@@ -23,6 +23,7 @@ import select
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pyfuse3
@@ -31,6 +32,7 @@ import trio
 from spiderfs.errors import MountError, ReadOnly, StoreCorrupt
 from spiderfs.fuse import session, wire
 from spiderfs.fuse.kernel import Serving, error_number
+from spiderfs.linux import mounts
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry
 
 log = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ _MAX_TASKS = session.MAX_WAITING
 _HANDSHAKE_S = 10.0
 # How long a read that finds nothing may hold up this process.
 _HELD_UP_S = 0.05
-# How long the last answer may stay a view of the store when nobody asks for anything.
+# How long the last answer may stay a view of the store when no one asks for anything.
 _VIEW_S = 0.02
 # A listing is not told how much room there is: as many names as fit into what getdents64(2) of glibc asks for.
 _NAMES = wire.most_names(32768)
@@ -118,6 +120,9 @@ class Pyfuse3Binding:
 
     def resend(self) -> bool:
         return session.resend(self._connection)
+
+    def unmount(self, at: Path) -> None:
+        mounts.unmount_or_detach(at)
 
     def leave(self) -> None:
         if self._connection >= 0:
@@ -304,9 +309,9 @@ def _entry(found: Entry) -> pyfuse3.EntryAttributes:
 
 
 def _attributes(found: Attributes) -> pyfuse3.EntryAttributes:
-    inode, mode, uid, gid, size, mtime_ns, timeout_s, _ = found
+    inode, mode, uid, gid, size, mtime_ns, timeout_s, shown = found
     entry = pyfuse3.EntryAttributes()
-    entry.st_ino = inode
+    entry.st_ino = shown or inode
     entry.st_mode = mode
     entry.st_uid = uid
     entry.st_gid = gid
@@ -391,7 +396,7 @@ def looking_before_waiting(descriptor: int, alarm: Alarm) -> Iterator[None]:
 def _is_news(record: logging.LogRecord) -> bool:
     """Whether to keep this log record; raises StoreCorrupt for one that tells of a reader who would wait without end.
 
-    False for pyfuse3's error about an answer that nobody waits for: its reader was killed, or has unmounted.
+    False for pyfuse3's error about an answer that no one waits for: its reader was killed, or has unmounted.
     Of an answer that the kernel could not read, because a page of the store's map is gone, pyfuse3 does no more than
     log it. An exception raised here comes out of that request and ends the worker; the next one answers the reader.
     """

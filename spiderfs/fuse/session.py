@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import select
 import time
@@ -67,7 +68,7 @@ def mount(at: Path, source: str, allow_other: bool, programs_run: bool, immutabl
     descriptor = mounts.mount(at, source, allow_other, programs_run, immutable)
     unique, body = _take_init(descriptor, at)
     _write(descriptor, unique, 0, wire.init_out(body, immutable))
-    mounts.widen_read_ahead(at)
+    mounts.set_read_ahead(at)
     os.set_blocking(descriptor, False)
     return descriptor
 
@@ -78,7 +79,7 @@ def kernel_offer(at: Path) -> wire.Offer:
     try:
         return wire.Offer.of(_take_init(descriptor, at)[1])
     finally:
-        os.close(descriptor)  # nobody waits for an answer any more
+        os.close(descriptor)  # no one waits for an answer any more
         mounts.unmount(at, lazy=True)
 
 
@@ -137,12 +138,11 @@ class RequestLoop:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._attend)
 
-    # Longer than other functions: every request passes through this loop, and a further coroutine costs 0.1 us.
     async def _attend(self) -> None:
         """Take requests until the file system is unmounted; rest while another task does so."""
         burst = 0
         woken = False
-        pass_at = standby_until = 0.0
+        pass_at = standby_until = -math.inf
         while True:
             self.idle()
             try:
@@ -169,7 +169,7 @@ class RequestLoop:
                 continue
             except OSError as exc:
                 if exc.errno == errno.ENODEV:
-                    # Nobody waits any more for what is still being answered, and the source may hang.
+                    # No one waits any more for what is still being answered, and the source may hang.
                     self._nursery.cancel_scope.cancel()
                     return
                 if exc.errno in (errno.ENOENT, errno.EINTR):

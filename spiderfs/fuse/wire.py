@@ -328,7 +328,7 @@ def forget_name(parent: int, name: bytes) -> bytes:
 
 
 def forget_names() -> bytes:
-    """A message that makes the kernel look up every name anew when it is used next (Linux 6.16)."""
+    """A message that makes the kernel look up every name again when it is used next (Linux 6.16)."""
     return OUT_HEADER.pack(OUT_HEADER.size, Notice.INC_EPOCH, 0)
 
 

@@ -1,16 +1,27 @@
-"""How much memory a process may have, and how much of what it has freed it keeps."""
+"""How much memory and how many open files a process may have, and how much of what it has freed it keeps."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import resource
 from pathlib import Path
 
+# More than any mount needs; where there is no limit, programs that are started may try to close each possible one.
+_MOST_FILES = 65536
 _GROUPS = Path("/sys/fs/cgroup")
 # mallopt(3)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _KEPT_BYTES = 64 << 20
+
+
+def allow_open_files() -> None:
+    """Raise the limit of this process and its children as far as it may: what is being fetched takes descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(_MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def memory_bytes(own_group: Path = Path("/proc/self/cgroup"), groups: Path = _GROUPS) -> int:

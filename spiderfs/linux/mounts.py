@@ -30,6 +30,8 @@ from spiderfs.errors import MountError
 log = logging.getLogger(__name__)
 
 FSTYPE = "fuse.spiderfs"
+# The directory of a mount's control files, in its root.
+CONTROL_DIR = ".spiderfs"
 MOUNT_TABLE = Path("/proc/self/mountinfo")
 FUSE_DEVICE = Path("/dev/fuse")
 FUSE_CONF = Path("/etc/fuse.conf")
@@ -42,6 +44,8 @@ PROBE_TIMEOUT_S = 2.0
 IN_USE_S = 0.5
 # The daemon itself answers this attribute of a mount's root: neither the source nor the kernel's memory can.
 PROBE_XATTR = "user.spiderfs.client"
+# Says of an archive why it cannot be shown as a directory; nothing else has it.
+FAILURE_XATTR = "user.spiderfs.failure"
 
 # Several dead mounts can lie on one mount point. The limit ends the loop if something mounts there again and again.
 MAX_STACKED_MOUNTS = 16
@@ -57,7 +61,7 @@ UMOUNT_NOFOLLOW = 8
 SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT = 430, 431, 432
 FSOPEN_CLOEXEC, FSCONFIG_CMD_CREATE, FSMOUNT_CLOEXEC = 1, 6, 1
 
-# fusermount3 exits with 1 whatever went wrong, so its messages tell the reason: texts of strerror(3) and its own.
+# fusermount3 exits with 1 whatever went wrong, so its messages give the reason: texts of strerror(3) and its own.
 FUSERMOUNT_MESSAGES = {
     b"busy": errno.EBUSY,
     b"not found in": errno.EINVAL,
@@ -71,6 +75,8 @@ FUSERMOUNT_MESSAGES = {
 # 256 KiB and for 0.29 s with 1,024 KiB. A reader nevertheless gets it fastest with 256 KiB (1.0, 1.3 and 0.8 GB/s),
 # because with larger requests fewer of them are under way at a time.
 READ_AHEAD_KIB = 256
+# Where readers jump in large files: a page fault then asks for its page alone, and not for those around it.
+NO_READ_AHEAD_KIB = 4
 
 T = TypeVar("T")
 
@@ -86,6 +92,8 @@ class Mount(NamedTuple):
     fstype: str
     device: str
     options: str = ""
+    root: str = "/"
+    """The directory of the file system that is mounted."""
 
 
 def parse_mount_table(table: bytes) -> list[Mount]:
@@ -96,8 +104,9 @@ def parse_mount_table(table: bytes) -> list[Mount]:
         fields, tail = before.split(b" "), after.split(b" ")
         if not separator or len(fields) < 6 or len(tail) < 2:
             continue
-        source, mountpoint = _unescape(tail[1]), Path(_unescape(fields[4]))
-        mounts.append(Mount(source, mountpoint, *map(os.fsdecode, (tail[0], fields[2], tail[-1]))))
+        source, root, mountpoint = _unescape(tail[1]), _unescape(fields[3]), Path(_unescape(fields[4]))
+        fstype, device, options = map(os.fsdecode, (tail[0], fields[2], tail[-1]))
+        mounts.append(Mount(source, mountpoint, fstype, device, options, root))
     return mounts
 
 
@@ -173,7 +182,7 @@ def clean_stale(path: str | Path) -> bool:
     for _ in range(MAX_STACKED_MOUNTS):
         if not is_stale(path):
             break
-        # A lazy unmount works even while programs have the mount open; nobody will ever answer them anyway.
+        # A lazy unmount works even while programs have the mount open; no one will ever answer them anyway.
         unmount(path, lazy=True)
         cleaned = True
     return cleaned
@@ -212,12 +221,12 @@ def mount(path: str | Path, source: str, allow_other: bool, programs_run: bool, 
     return _fusermount_mount(here, source, options + ([] if programs_run else ["noexec"]))
 
 
-def widen_read_ahead(path: str | Path) -> None:
-    """Raise the kernel's read-ahead on this mount from its default of 128 KiB; does nothing unless the user is root."""
+def set_read_ahead(path: str | Path, kib: int = READ_AHEAD_KIB) -> None:
+    """Change the kernel's read-ahead on this mount for files opened from now on, 128 KiB by default; only root may."""
     on_top = mounted_at(path)
     if on_top is not None:
         with contextlib.suppress(OSError):
-            Path(f"/sys/class/bdi/{on_top.device}/read_ahead_kb").write_text(f"{READ_AHEAD_KIB}\n")
+            Path(f"/sys/class/bdi/{on_top.device}/read_ahead_kb").write_text(f"{kib}\n")
 
 
 def unmount(path: str | Path, lazy: bool = False) -> None:
@@ -288,8 +297,8 @@ def check_fuse_available(allow_other: bool = False) -> None:
     """Raise MountError if this machine or this user cannot mount through FUSE."""
     if not FUSE_DEVICE.exists():
         raise MountError(
-            f"{FUSE_DEVICE} is missing: load the kernel module with 'modprobe fuse', or start the container with"
-            " '--device /dev/fuse --cap-add SYS_ADMIN'"
+            f"{FUSE_DEVICE} is missing: load the kernel module with 'modprobe fuse', start the container with"
+            " '--device /dev/fuse --cap-add SYS_ADMIN', or do without a mount ('spiderfs serve')"
         )
     if os.geteuid() == 0:
         try:

@@ -78,7 +78,7 @@ def ended_status(pid: int) -> int | None:
     A thread can wait in the kernel where no signal reaches it, for example for a source that hangs. Such a thread holds
     up the end of its process: no SIGCHLD comes, waitpid(2) reports nothing, and the process's pipes, locks and
     descriptors stay open. But the process runs no instruction any more: the signal that ended its first thread ends
-    each other thread before that thread returns from the kernel. So nobody has to wait for such a process. In our
+    each other thread before that thread returns from the kernel. So no one has to wait for such a process. In our
     processes the first thread never asks the source.
     """
     try:

@@ -26,6 +26,11 @@ def try_lock(fd: int, start: int, length: int, shared: bool = False) -> bool:
     return True
 
 
+def lock_exclusive(fd: int, start: int, length: int) -> None:
+    """Wait until no open file has a lock on the range, then lock the range."""
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _flock(fcntl.F_WRLCK, start, length))
+
+
 def lock_shared(fd: int, start: int, length: int) -> None:
     """Wait until no open file has an exclusive lock on the range, then lock the range for shared use."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _flock(fcntl.F_RDLCK, start, length))

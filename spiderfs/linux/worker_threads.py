@@ -77,7 +77,7 @@ class WorkerThreads:
                         return
                 continue
             result = outcome.capture(call.function, *call.args)
-            # If the event loop has ended, so has the task that made this call, and nobody needs the result.
+            # If the event loop has ended, so has the task that made this call, and no one needs the result.
             with contextlib.suppress(trio.RunFinishedError):
                 call.token.run_sync_soon(self._done, call, result)
             del call, result

@@ -1,11 +1,10 @@
 """All options of a mount: one frozen model that checks its values once, and the only table of options.
 
-Each field of `Options` is a row of that table: name, type, default, meaning, an example, and whether the option can be
-changed while mounted. The command line, TOML files, `--help`, `.spiderfs/config` and the documents are made from this
-table or compared with it. An option has the name of its field, except that a field such as `source_latency_ms` is the
-option `source.latency_ms`. A value given by `-o` wins over the TOML file, and the TOML file wins over the default.
-
-The module is long because the table is long: its fields are half of the lines.
+Each field of `Options` is a row of that table: name, type, default, meaning, an example, its group in help texts, and
+whether the option can be changed while mounted. The command line, TOML files, `--help`, `.spiderfs/config` and the
+documents are made from this table or compared with it. An option has the name of its field, except that a field such
+as `source_latency_ms` is the option `source.latency_ms`. A value given by `-o` wins over the TOML file, and the TOML
+file wins over the default.
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -40,6 +41,7 @@ from spiderfs.options.types import (
     BytesPerSecond,
     Endpoint,
     Forms,
+    Index,
     Mode,
     Neighbours,
     Number,
@@ -52,8 +54,8 @@ from spiderfs.options.types import (
     Share,
     SizeBytes,
     SourceName,
-    StandIns,
     StreamServer,
+    SubstitutionLimit,
     Switch,
     Views,
     Word,
@@ -80,10 +82,20 @@ __all__ = [
 # The two options that the command line takes as arguments.
 ARGUMENTS = ("source", "mountpoint")
 
-# A listing of an object store cannot be compared with an mtime, so it is believed for as long as names are.
+# A listing of an object store cannot be compared with an mtime, so it is trusted for as long as names are.
 OBJECT_STORE_DEFAULTS = {"dir_ttl": 3600.0}
 
-# Nobody writes a longer file of options; the limit ends the reading of a device such as /dev/zero.
+# Options that the kernel has to do with, and what to do where it has not (`spiderfs serve`).
+ONLY_OF_MOUNTS = {
+    "immutable": "leave it out; to look names up less often, set ttl=DURATION",
+    "allow_other": "leave it out; root and the user who serves may read",
+    "binding": "leave it out",
+}
+
+# A trace is of one source and one way to cache it: `simulate` replays all that is in the file as one training.
+TRACED = ("source", "capacity", "policy", "plan", "archives", "view", "forms", "substitute", "immutable")
+
+# No one writes a longer file of options; the limit ends the reading of a device such as /dev/zero.
 _TOML_BYTES = 1 << 20
 
 
@@ -105,12 +117,28 @@ class OptionRow(NamedTuple):
     value: str
     live: bool
     help: str
+    group: str = ""
 
 
-def option(description: str, example: object, *, live: bool = False, default_text: str = "", **field: Any) -> Any:
+def option(
+    description: str, example: object, *, live: bool = False, default_text: str = "", group: str = "", **field: Any
+) -> Any:
     """One row of the table; `live`: can be changed while mounted. `default_text` says what a default depends on."""
-    extra: dict[str, Any] = {"live": live, "default_text": default_text}
+    extra: dict[str, Any] = {"live": live, "default_text": default_text, "group": group}
     return Field(description=description, examples=[example], json_schema_extra=extra, **field)
+
+
+# The groups of help texts, in their order, and what makes a row of each.
+GROUPS = (
+    "Basics",
+    "Names, archives and views",
+    "Cache and prefetching",
+    "Source",
+    "Several nodes",
+    "Logs and traces",
+    "Research and experiments",
+)
+basic, shown, caching, remote, nodes, logs, research = (partial(option, group=group) for group in GROUPS)
 
 
 class Options(BaseModel):
@@ -124,67 +152,65 @@ class Options(BaseModel):
         "/nfs/imagenet",
     )
     mountpoint: AbsolutePath = option("where to show it", "/mnt/imagenet")
-    cache_dir: AbsolutePath = option(
+    cache_dir: AbsolutePath = basic(
         "directory of the cache, on a local disk; one mount at a time may use it",
         "/scratch/spiderfs",
         default_text="/var/cache/spiderfs/HASH as root, else ~/.cache/spiderfs/HASH",
     )
     # The default is a number of bytes, because a share needs the size of the source, and measuring a million files over
     # NFS takes minutes.
-    capacity: Budget = option(
+    capacity: Budget = basic(
         "how much the cache may hold: a number of bytes, 20GiB, 100MB, or 20% (of the source)",
         "20GiB",
         default=Capacity(10 * 2**30, "bytes"),
         live=True,
     )
-    policy: Policy = option(
+    policy: Policy = caching(
         "what ranks the samples; spider follows the hook, and without a hook keeps what came first",
         "lru",
         default="spider",
         live=True,
     )
-    ttl: Seconds = option(
-        "how long a name and its attributes are believed before the source is asked again; with immutable, for good",
+    ttl: Seconds = shown(
+        "how long a name and its attributes are trusted before the source is asked again; with immutable, for good",
         "5min",
         default=3600.0,
         live=True,
     )
-    negative_ttl: Seconds = option("how long a name is believed not to exist", "2s", default=2.0, live=True)
-    dir_ttl: Seconds = option(
-        "how long a directory's listing is believed before the next opendir compares its mtime",
+    negative_ttl: Seconds = shown("how long a name is trusted not to exist", "2s", default=2.0, live=True)
+    dir_ttl: Seconds = shown(
+        "how long a directory's listing is trusted before opendir compares its mtime; 0s lists again each time",
         "1s",
         default=1.0,
         live=True,
         default_text="1s; 1h for an object store, whose directories have no mtime",
     )
-    sample_max_bytes: Annotated[SizeBytes, Field(gt=0)] = option(
+    sample_max_bytes: Annotated[SizeBytes, Field(gt=0)] = caching(
         "files up to this size are cached whole when they are opened, larger files in blocks of 1 MiB",
         "8MiB",
         default=8 * 2**20,
     )
-    large_share: Share = option("share of the capacity that the blocks of large files may take", 0.5, default=0.5)
-    partials_share: Number = option(
-        "share of the capacity that partly augmented samples may take, which loaders keep there"
-        " (trainer_hook.refurbish)",
+    large_share: Share = caching("share of the capacity that the blocks of large files may take", 0.5, default=0.5)
+    partials_share: Number = caching(
+        "share of the capacity for partly augmented samples (trainer_hook.refurbish)",
         0.5,
         default=0.5,
         ge=0,
         le=MOST_AUGMENTED,
     )
-    binding: Literal["kernel", "pyfuse3"] = option(
-        "what speaks to the kernel: spiderfs itself, or pyfuse3 (see docs/reference/bindings.md) with one worker,"
-        " and without kept listings and passthrough",
+    binding: Literal["kernel", "pyfuse3"] = research(
+        "what speaks to the kernel: spiderfs itself, or pyfuse3 (see docs/reference/bindings.md)",
         "pyfuse3",
         default="kernel",
     )
-    immutable: Switch = option(
-        "files at the source do not change while mounted, as nearly all training data do not: names are"
-        " believed for good, whatever ttl says, and the kernel opens files without asking",
+    immutable: Switch = basic(
+        "files at the source do not change while mounted: names are trusted for good, whatever ttl says, and the"
+        " kernel opens files without asking",
         "on",
         default=False,
         default_text="off; on for hf://, which shows one commit",
     )
-    workers: int = option(
+    workers: int = caching(
         "number of processes that answer the kernel",
         2,
         default_factory=default_workers,
@@ -192,62 +218,66 @@ class Options(BaseModel):
         le=64,
         default_text="1 with up to 4 cores, else a quarter of the cores, at most 4",
     )
-    fetches: int = option("requests that each worker may have at the source at one time", 64, default=64, ge=1, le=1024)
-    read_ahead: int = option(
+    fetches: int = caching(
+        "requests that each worker may have at the source at one time", 64, default=64, ge=1, le=1024
+    )
+    read_ahead: int = caching(
         "blocks of 1 MiB that are fetched ahead of a reader of a large file", 8, default=8, ge=0, le=1024
     )
-    substitute: Literal["off", "trainer", "all"] = option(
-        "who may get a stand-in, a cached sample of the same label, for a sample that is not cached",
+    substitute: Literal["off", "trainer", "all"] = caching(
+        "who may get a substitute, a cached sample of the same label, for a sample that is not cached",
         "off",
         default="trainer",
     )
-    substitute_when: Literal["late", "miss"] = option(
-        "stand-ins for what nobody has begun to fetch (late), or for all that is not cached (miss)",
+    substitute_when: Literal["late", "miss"] = caching(
+        "substitutes for what no one has begun to fetch (late), or for all that is not cached (miss)",
         "miss",
         default="late",
         live=True,
     )
-    plan: Switch = option(
+    plan: Switch = basic(
         "follow the plans that trainers publish: evict what is needed last, and fetch ahead",
         "off",
         default=True,
         live=True,
     )
-    background_bandwidth: BytesPerSecond = option(
-        "the most bytes of files that are fetched in a second before a reader waits for them: for plans, by"
-        " 'spiderfs warm'",
+    background_bandwidth: BytesPerSecond = caching(
+        "the most bytes a second that plans and 'spiderfs warm' fetch before a reader waits for them",
         "100MB",
         default=0,
         live=True,
     )
-    packages: Literal["off", "source"] = option(
+    packages: Literal["off", "source"] = research(
         "whether missed samples are written into packages at the source, for policy=impact", "source", default="off"
     )
-    archives: Archives = option(
-        "kinds of archives that are shown as directories of their members: tar, zip or tar+zip; with +nested also those"
-        " in archives",
+    names: OptionalPath = shown(
+        "file of names, sizes and times or ETags, which spares listing the source: a manifest, or what 'aws s3 ls"
+        " --recursive', 'rclone lsjson -R' or S3 Inventory (CSV) writes",
+        "/scratch/imagenet.tsv",
+        default=None,
+    )
+    archives: Archives = shown(
+        "archives that are shown as directories: tar, zip or tar+zip; with +nested also those in archives",
         "tar",
         default="",
     )
-    views: Views = option(
-        "recipes of views, NAME:FORMAT:SHORT_SIDE[:QUALITY] with + between them; in a TOML file each is a"
-        " table [views.NAME]",
+    views: Views = shown(
+        "recipes of views, NAME:FORMAT:SHORT_SIDE[:QUALITY] with + between them; in TOML a table [views.NAME] each",
         "small:jpeg:192:85",
         default={},
         default_text="none",
     )
-    view: str = option(
+    view: str = shown(
         f"show images in another form: one of `views`, or {', '.join(READY)}; none shows originals",
         "jpeg256",
         default=NO_VIEW,
     )
-    forms: Forms = option(
-        "how the capacity is split among originals, views (of `view`) and partly augmented samples, in"
-        " percent; auto takes the best split that 'spiderfs profile' has found",
+    forms: Forms = caching(
+        "percents of the capacity for originals, views and partly augmented samples; auto: as 'spiderfs profile' found",
         "50-30-20",
         default=ONE_FORM,
     )
-    view_workers: int = option(
+    view_workers: int = shown(
         "processes that make views, for each worker and for what is fetched ahead",
         2,
         default_factory=default_view_workers,
@@ -255,65 +285,93 @@ class Options(BaseModel):
         le=256,
         default_text="half of the cores",
     )
-    view_megapixels: Number = option(
+    view_megapixels: Number = shown(
         "images with more million pixels are shown as they are", 50, default=50.0, gt=0, le=1000
     )
-    ratio_start: Share = option(
-        "share of the cache for important samples at first; hubs and their stand-ins have the rest",
+    ratio_start: Share = research(
+        "share of the cache for important samples at first; hubs and their substitutes have the rest",
         0.9,
         default=0.9,
         live=True,
     )
-    ratio_end: Share = option("the same share after `ratio_epochs` epochs", 0.8, default=0.8, live=True)
-    ratio_epochs: int = option(
+    ratio_end: Share = research("the same share after `ratio_epochs` epochs", 0.8, default=0.8, live=True)
+    ratio_epochs: int = research(
         "epochs over which the share falls to ratio_end: about as many as the training has",
         90,
         default=100,
         ge=1,
         live=True,
     )
-    hub_stand_ins: StandIns = option(
-        "how often a hub may stand in during an epoch of a training; unlimited as in SpiderCache's paper",
+    hub_substitutions: SubstitutionLimit = research(
+        "how often a hub may be the substitute in an epoch of a training run; unlimited as in SpiderCache's paper",
         "unlimited",
         default=8,
         live=True,
     )
-    hub_neighbours: Neighbours = option(
-        "for how many samples, its nearest ones, a hub may stand in; unlimited as in SpiderCache's paper",
+    hub_neighbours: Neighbours = research(
+        "how many samples, its nearest ones, a hub may substitute for; unlimited as in SpiderCache's paper",
         "unlimited",
         default=64,
         live=True,
     )
-    neighbours: int = option(
+    neighbours: int = research(
         "so many neighbours of a sample count at most, the nearest ones; 500 as in SpiderCache's paper",
         200,
         default=500,
         ge=1,
         le=1000,
     )
-    radius: Radius = option(
-        "distance (0 to 2) below which two samples are neighbours; auto takes it from the embeddings", 0.5, default=None
+    embeddings: Literal["unit", "raw"] = research(
+        "what the scorer compares: embeddings scaled to length 1, or raw ones, which need"
+        " `HookOptions(embeddings='raw')` too",
+        "raw",
+        default="unit",
     )
-    uid: Owner = option("owner shown for every file", 1000, default=None)
-    gid: Owner = option("group shown for every file", 1000, default=None)
-    file_mode: Mode = option("permissions shown for every file, octal", "0444", default=None)
-    dir_mode: Mode = option("permissions shown for every directory, octal", "0555", default=None)
-    allow_other: Switch = option("let other users read the mount too", "on", default=False)
-    exec: Switch = option("let programs in the mount be run; `noexec` is the same as exec=off", "off", default=True)
-    log_level: Literal["debug", "info", "warning", "error"] = option(
+    radius: Radius = research(
+        "distance below which two samples are neighbours (0 to 2 for unit embeddings); class: by `radius_share`;"
+        " nearest: each epoch the median of the nearest of a label",
+        0.5,
+        default="nearest",
+    )
+    radius_share: Number = research(
+        "with `radius=class`: the share of the pairs of samples of one class that are neighbours",
+        0.05,
+        default=0.01,
+        gt=0,
+        lt=1,
+    )
+    index: Index = research(
+        "what finds the neighbours: exact compares with all samples, cells and hnsw (needs hnswlib) with the likely"
+        " ones; auto is exact up to 50,000 samples, and cells above",
+        "hnsw",
+        default="auto",
+    )
+    uid: Owner = shown("owner shown for every file", 1000, default=None)
+    gid: Owner = shown("group shown for every file", 1000, default=None)
+    file_mode: Mode = shown("permissions shown for every file, octal", "0444", default=None)
+    dir_mode: Mode = shown("permissions shown for every directory, octal", "0555", default=None)
+    allow_other: Switch = basic("let other users read the mount too", "on", default=False)
+    exec: Switch = shown("let programs in the mount be run; `noexec` is the same as exec=off", "off", default=True)
+    log_level: Literal["debug", "info", "warning", "error"] = logs(
         "the least serious messages that are logged", "info", default="info"
     )
-    log_file: OptionalPath = option("file to log to instead of the system's log", "/var/log/spiderfs.log", default=None)
-    trace: OptionalPath = option(
-        "record every access in this file, for 'spiderfs simulate'", "/tmp/epoch.trace", default=None
+    log_file: OptionalPath = logs(
+        "file to log to instead of the system's log; at 10 MiB it is renamed to FILE.1",
+        "/var/log/spiderfs.log",
+        default=None,
     )
-    trace_embeddings: Switch = option(
-        "trace embeddings too, for 'spiderfs simulate --radius': about 160 bytes a sample and epoch",
+    trace: OptionalPath = logs(
+        "record every access in this file, for 'spiderfs simulate'; a later mount with the same options appends",
+        "/tmp/epoch.trace",
+        default=None,
+    )
+    trace_embeddings: Switch = research(
+        "trace embeddings too, for 'spiderfs simulate --radius': about 140 bytes a sample and epoch",
         "off",
         default=True,
     )
-    access_log: Switch = option("list recent accesses in .spiderfs/log", "off", default=True)
-    source_latency_ms: Number = option(
+    access_log: Switch = logs("list recent accesses in .spiderfs/log", "off", default=True)
+    source_latency_ms: Number = research(
         "for experiments: milliseconds that every request to the source takes longer",
         5,
         default=0.0,
@@ -321,85 +379,63 @@ class Options(BaseModel):
         le=3_600_000,
         live=True,
     )
-    source_latency_jitter: Number = option(
-        "for experiments: random spread of that time, the sigma of a lognormal factor",
-        0.2,
-        default=0.0,
-        ge=0,
-        le=5,
-        live=True,
-    )
-    source_bandwidth: BytesPerSecond = option(
-        "the most bytes of files that are read from the source in a second, by all readers and in the background;"
-        " what waits for its turn longer than source.timeout_s fails",
+    source_bandwidth: BytesPerSecond = remote(
+        "the most bytes a second from the source; what waits for its turn longer than source.timeout_s fails",
         "100MB",
         default=0,
         live=True,
     )
-    source_error_rate: Share = option(
-        "for experiments: share of the requests to the source that fail", 0.01, default=0.0, live=True
-    )
-    source_hang: Switch = option(
-        "for experiments: let requests to the source never return", "on", default=False, live=True
-    )
-    source_gone: Switch = option("for experiments: let the source be unreachable", "on", default=False, live=True)
-    source_timeout_s: Number = option(
+    source_timeout_s: Number = remote(
         "seconds after which the mount gives up a request to the source", 30, default=30.0, gt=0, le=86_400
     )
-    source_attempts: int = option(
+    source_attempts: int = remote(
         "how often a request is tried before a reader gets an error", 4, default=4, ge=1, le=100
     )
 
-    peers: Peers = option(
-        "all nodes that show this source, this one too, as URLs of web servers over their mounts, with + between them:"
-        " their caches act as one; URL*WEIGHT for nodes of different capacity. One URL stands for all addresses of its"
-        " host, which is looked up again and again; with cluster/NAME those of this name find each other by the server"
-        " of `cluster`. Or servers of Redis, or one of a cluster's, that hold samples for all nodes:"
-        " redis://n1:6379/NAME for what they have room for, redis://n1:6379/NAME*0.4 for a share, with TLS and a"
-        " password as for `cluster`",
+    peers: Peers = nodes(
+        "nodes whose caches act as one, this one too: URLs of web servers over their mounts with + between them"
+        " (URL*WEIGHT by capacity), one URL for all addresses of its host, cluster/NAME for nodes that find each"
+        " other by `cluster`; or servers of Redis that hold samples for all nodes, redis://n1:6379/NAME (*0.4: share)",
         "http://n1:8443+http://n2:8443",
         default={},
         default_text="none",
         live=True,
     )
-    peer_self: Endpoint = option(
+    peer_self: Endpoint = nodes(
         "which of `peers` is this node; none finds it by the addresses of this machine, and stands for"
         " http://HOSTNAME:8443 with peers=cluster/NAME",
         "http://n1:8443",
         default="",
     )
-    peer_timeout: Seconds = option(
-        "how long another node may take before the source is read; three times as long as the source has lately taken"
-        " where that is more, half of `source.timeout_s` at most",
+    peer_timeout: Seconds = nodes(
+        "how long another node may take before the source is read; longer while the source is slower",
         "200ms",
         default=0.2,
         gt=0,
         le=60,
     )
-    cluster: StreamServer = option(
-        "Redis or Valkey server by which mounts on several nodes share what trainings learn, and with peers what they"
-        " plan, or that they are there: rediss:// with TLS; the password is taken from REDISCLI_AUTH",
+    cluster: StreamServer = nodes(
+        "Redis or Valkey server (rediss:// with TLS) by which nodes share scores and plans; password in REDISCLI_AUTH",
         "redis://user@n1:6379",
         default="",
     )
 
-    source_endpoint: Endpoint = option(
-        "URL of a store that is not Amazon's, or of another hub; none finds it as other programs do (AWS_ENDPOINT_URL,"
-        " profiles; HF_ENDPOINT)",
+    source_endpoint: Endpoint = remote(
+        "URL of a store that is not Amazon's, or of another hub; none finds it as other programs do",
         "https://minio.example.org:9000",
         default="",
     )
-    source_region: Word = option(
+    source_region: Word = remote(
         "region of the bucket; none asks Amazon for it, and other stores do without", "eu-central-1", default=""
     )
-    source_profile: Word = option(
+    source_profile: Word = remote(
         "profile of ~/.aws/config whose credentials are used; none finds them as other programs do",
         "training",
         default="",
     )
-    source_anonymous: Switch = option("ask without credentials, for buckets that all may read", "on", default=False)
-    source_requester_pays: Switch = option("pay for what is read, in buckets that ask for it", "on", default=False)
-    source_addressing: Literal["auto", "path", "virtual"] = option(
+    source_anonymous: Switch = remote("ask without credentials, for buckets that all may read", "on", default=False)
+    source_requester_pays: Switch = remote("pay for what is read, in buckets that ask for it", "on", default=False)
+    source_addressing: Literal["auto", "path", "virtual"] = remote(
         "where requests name the bucket: in the path, or (virtual) in front of the host", "path", default="auto"
     )
 
@@ -413,7 +449,7 @@ class Options(BaseModel):
         if isinstance(values, dict) and "cache_dir" not in values and values.get("source"):
             place = StoreSettings(str(values.get("source_endpoint", "")), profile=str(values.get("source_profile", "")))
             values = {**values, "cache_dir": default_cache_dir(identity_of(values["source"], place))}
-        if isinstance(values, dict) and is_url(values.get("source", "")):
+        if isinstance(values, dict) and (is_url(values.get("source", "")) or values.get("names", "none") != "none"):
             values = {**OBJECT_STORE_DEFAULTS, **values}
         if isinstance(values, dict) and "workers" not in values and values.get("binding") == "pyfuse3":
             values = {**values, "workers": 1}
@@ -437,12 +473,34 @@ class Options(BaseModel):
             )
         return immutable
 
+    @field_validator("radius")
+    @classmethod
+    def _check_radius(cls, radius: str | float, info: ValidationInfo) -> str | float:
+        if isinstance(radius, float) and radius > 2 and info.data.get("embeddings") == "unit":
+            raise ValueError("unit embeddings are 2 apart at most: give up to 2, or mount with -o embeddings=raw")
+        return radius
+
+    @field_validator("index")
+    @classmethod
+    def _check_index(cls, index: str, info: ValidationInfo) -> str:
+        if index == "cells" and info.data.get("embeddings") == "raw":
+            raise ValueError("cells hold unit embeddings: choose index=exact or hnsw, or leave out embeddings=raw")
+        return index
+
     @field_validator("packages")
     @classmethod
     def _check_packages(cls, packages: str, info: ValidationInfo) -> str:
         if packages != "off" and is_url(info.data.get("source", "")):
             raise ValueError("packages are files in a directory, and an object store is only read: leave out packages")
         return packages
+
+    @field_validator("names")
+    @classmethod
+    def _check_names(cls, names: Path | None, info: ValidationInfo) -> Path | None:
+        scheme = scheme_of(info.data.get("source", ""))
+        if names is not None and scheme in ("hf", "http", "https"):
+            raise ValueError(f"{scheme}:// has a list of its own: leave out names")
+        return names
 
     @field_validator("archives")
     @classmethod
@@ -494,7 +552,7 @@ class Options(BaseModel):
     @classmethod
     def _check_cluster(cls, server: str, info: ValidationInfo) -> str:
         if not server and data_set_of(info.data.get("peers", {})):
-            raise ValueError("peers needs a server by which nodes hear of each other: write cluster=redis://n1:6379")
+            raise ValueError("peers needs a server by which nodes find each other: write cluster=redis://n1:6379")
         return server
 
     @field_validator("source_endpoint", "source_region", "source_profile", "source_anonymous", "source_requester_pays")
@@ -518,6 +576,7 @@ class Options(BaseModel):
             requester_pays=self.source_requester_pays,
             addressing=self.source_addressing,
             timeout_s=self.source_timeout_s,
+            names_by_time=self.names is not None,
         )
 
     @property
@@ -553,11 +612,15 @@ class Options(BaseModel):
         source: str | Path | None = None,
         mountpoint: str | Path | None = None,
         warn: Callable[[str], object] | None = None,
+        *,
+        is_mount: bool = True,
     ) -> Options:
         """The options of a mount that is about to start; `cli` holds the string of each `-o`.
 
+        Unless it `is_mount`, `mountpoint` is the path of a socket, and options that concern a mount alone are refused.
         Raises ConfigError if an option or the source is wrong, MountError if the mount point cannot be used. `warn`
-        hears of an object store that does not answer, if the cache knows names of it: they can be shown meanwhile.
+        is called with a warning of an object store that does not answer, if the cache knows names of it: they can be
+        shown meanwhile.
         """
         origins: dict[str, str] = {}
         values: dict[str, object] = {}
@@ -573,8 +636,9 @@ class Options(BaseModel):
             if path is not None:
                 values[field], origins[field] = path, ""
             elif field not in values:
+                usage = "mount SOURCE MOUNTPOINT" if is_mount else "serve SOURCE --name NAME"
                 raise ConfigError(
-                    f"no {field} is named: name it on the command line, or as '{field} = ...' in a --config file"
+                    f"no {field} is named: write 'spiderfs {usage}', or '{field} = ...' in a --config file"
                 )
         if "partials_share" in values and values.get("forms", ONE_FORM) != ONE_FORM:
             raise ConfigError("forms says too how much augmented samples may take: leave out partials_share, or forms")
@@ -583,7 +647,13 @@ class Options(BaseModel):
         if not is_url(named):
             check_source_answers(named, lambda: os.scandir(named).close())
         options = _validated(values, origins)
-        check_paths(options.source, options.mountpoint, options.cache_dir)
+        if not is_mount:
+            # What is shown at one commit is immutable by default.
+            options = options.model_copy(update={"immutable": False}) if "immutable" not in values else options
+            for field, advice in ONLY_OF_MOUNTS.items():
+                if getattr(options, field) != Options.model_fields[field].default:
+                    raise ConfigError(f"{field} needs a mount, and there is none: {advice}")
+        check_paths(options.source, options.mountpoint if is_mount else None, options.cache_dir)
         if is_url(options.source):
             store = open_source(options.source, options.store_settings)
             try:
@@ -605,19 +675,24 @@ class Options(BaseModel):
         """All options with their values."""
         written = self.model_dump()
         return [
-            OptionRow(option_name(field), str(written[field]), _is_live(info), info.description or "")
-            for field, info in Options.model_fields.items()
+            OptionRow(option_name(name), str(written[name]), _is_live(row), row.description or "", _extra(row)["group"])
+            for name, row in Options.model_fields.items()
         ]
 
-    def source_faults(self) -> dict[str, float]:
-        """The settings of `sources.faults`, by the names that they have there; if all are 0, the source is as it is."""
+    def number_for_traces(self) -> int:
+        """A number other than 0 for what makes the accesses of two mounts belong to one trace."""
+        values = [str(value) for value in self.model_dump(include=set(TRACED)).values()]
+        return zlib.crc32("\0".join(values).encode(errors="surrogateescape")) or 1
+
+    def slow_settings(self) -> dict[str, float]:
+        """The settings of `sources.slow`, by the names that they have there; if both are 0, the source is as it is."""
         live = (field for field, info in Options.model_fields.items() if field.startswith("source_") and _is_live(info))
         return {field.removeprefix("source_"): float(getattr(self, field)) for field in live}
 
 
 def default_rows() -> list[OptionRow]:
-    """All options but source and mountpoint, with their defaults in words, for help texts."""
-    rows = _all_defaults().as_table()
+    """All options but source and mountpoint by groups, with their defaults in words, for help texts."""
+    rows = sorted(_all_defaults().as_table(), key=lambda row: GROUPS.index(row.group) if row.group else -1)
     words = {option_name(field): _extra(info).get("default_text") for field, info in Options.model_fields.items()}
     return [row._replace(value=str(words[row.name] or row.value)) for row in rows if row.name not in ARGUMENTS]
 
@@ -666,7 +741,9 @@ def _validated(values: Mapping[str, object], origins: Mapping[str, str]) -> Opti
         field = str(first["loc"][0])
         name = option_name(field)
         reason = first["msg"].removeprefix("Value error, ")
-        if first["type"] != "value_error":
+        if first["type"].startswith("bool"):
+            reason = "write on or off"
+        elif first["type"] != "value_error":
             example = (Options.model_fields[field].examples or [""])[0]
             reason = f"{reason[0].lower()}{reason[1:]}, for example {name}={example}"
         raise ConfigError(
@@ -701,5 +778,5 @@ def _is_live(info: FieldInfo) -> bool:
     return _extra(info).get("live") is True
 
 
-def _extra(info: FieldInfo) -> Mapping[str, object]:
+def _extra(info: FieldInfo) -> Mapping[str, Any]:
     return info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from spiderfs.errors import ConfigError, SourceAway, SourceUnavailable, SpiderfsError
-from spiderfs.linux.mounts import canonical, check_mountable
+from spiderfs.linux.mounts import CONTROL_DIR, canonical, check_mountable, spiderfs_mounts
 from spiderfs.options.units import Capacity, round_size
 from spiderfs.shared.layout import DATA_FILE, CacheLayout
 from spiderfs.sources.open import OPENERS, is_url, without_secrets
@@ -34,12 +34,18 @@ SOURCE_FAULTS = {
 
 
 def default_cache_dir(identity: str) -> Path:
-    """The directory of a source's cache if cache_dir does not name one; `identity` as of `OpenedSource`."""
-    root = (
-        Path("/var/cache")
-        if os.geteuid() == 0
-        else Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    )
+    """The directory of a source's cache if cache_dir does not name one; `identity` as of `OpenedSource`.
+
+    Raises ConfigError where neither a variable nor the table of users says where this user's files lie.
+    """
+    try:
+        root = (
+            Path("/var/cache")
+            if os.geteuid() == 0
+            else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        )
+    except RuntimeError as exc:
+        raise ConfigError("this user has no home directory: choose a place for the cache, -o cache_dir=DIR") from exc
     digest = hashlib.blake2b(os.fsencode(identity), digest_size=8).hexdigest()
     return root / "spiderfs" / digest
 
@@ -49,10 +55,15 @@ def nearest_directory(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.is_dir())
 
 
+def on_one_disk(source: Path, cache_dir: Path) -> bool:
+    """Whether the source lies on the disk of the cache, so that a copy there spares no wait."""
+    return source.stat().st_dev == nearest_directory(cache_dir).stat().st_dev
+
+
 def capacity_remark(capacity: Capacity, cache_dir: Path) -> str:
     """Why this capacity can hardly be meant, as a line for the user; empty if there is no reason to think so."""
     size = capacity.budget_bytes(0)
-    if capacity.unit == "bytes" and size < 1 << 20:
+    if capacity.bare and size < 1 << 20:
         return f"capacity={capacity} is {size} bytes: write a size with its unit, such as 20GiB"
     total, _, free = shutil.disk_usage(nearest_directory(cache_dir))
     # A cache that was kept has taken some of the disk already.
@@ -133,14 +144,14 @@ def knows_names_of(cache_dir: Path, identity: str) -> bool:
         return False
 
 
-def check_paths(source: Path | str, mountpoint: Path, cache_dir: Path) -> None:
+def check_paths(source: Path | str, mountpoint: Path | None, cache_dir: Path) -> None:
     """Raise ConfigError or MountError unless source, mount point and cache directory can be used together.
 
-    The mount point may be the source itself, which the mount then covers.
+    Without a mount, `mountpoint` is None.
     """
-    mountpoint = canonical(mountpoint)
+    mountpoint = canonical(mountpoint) if mountpoint is not None else None
     cache_dir = Path(os.path.realpath(cache_dir))
-    lies_in = [("mount point", mountpoint)]
+    lies_in = [("mount point", mountpoint)] if mountpoint is not None else []
     if isinstance(source, Path):
         source = Path(os.path.realpath(source))
         lies_in.insert(0, ("source", source))
@@ -154,24 +165,24 @@ def check_paths(source: Path | str, mountpoint: Path, cache_dir: Path) -> None:
         raise ConfigError(f"cache_dir={cache_dir} cannot be used ({exc.strerror}): choose another directory") from exc
     if in_the_way:
         raise ConfigError(f"cache_dir={cache_dir} is not a directory: choose or create another one")
-    check_mountable(mountpoint)
+    if mountpoint is not None:
+        check_mountable(mountpoint)
     if isinstance(source, Path):
-        _check_readable(source, mountpoint)
+        _check_readable(source)
 
 
-def _check_apart(source: Path, mountpoint: Path) -> None:
-    if source != mountpoint:
-        if mountpoint.is_relative_to(source):
-            raise ConfigError(f"the mount point {mountpoint} lies inside the source {source}: choose one outside it")
-        if source.is_relative_to(mountpoint):
-            raise ConfigError(f"the mount point {mountpoint} would hide the source {source}: choose another directory")
+def _check_apart(source: Path, mountpoint: Path | None) -> None:
+    if mountpoint is not None and source != mountpoint and mountpoint.is_relative_to(source):
+        raise ConfigError(f"the mount point {mountpoint} lies inside the source {source}: choose one outside it")
+    if mountpoint is not None and source.is_relative_to(mountpoint):
+        raise ConfigError(f"the mount point {mountpoint} would hide the source {source}: choose another directory")
+    for point in spiderfs_mounts():
+        if source.is_relative_to(point / CONTROL_DIR):
+            raise ConfigError(f"the source {source} belongs to the mount at {point}: name {point}, or its source")
 
 
-def _check_readable(source: Path, mountpoint: Path) -> None:
+def _check_readable(source: Path) -> None:
     try:
         os.scandir(source).close()
     except OSError as exc:
-        # The source is the mount point and shows the mount of a dead daemon; the new daemon unmounts that and checks
-        # the source again.
-        if not (exc.errno == errno.ENOTCONN and source == mountpoint):
-            raise ConfigError(f"the source {source} {SOURCE_FAULTS.get(exc.errno or 0, exc.strerror)}") from exc
+        raise ConfigError(f"the source {source} {SOURCE_FAULTS.get(exc.errno or 0, exc.strerror)}") from exc

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator
@@ -44,7 +45,10 @@ def _absolute(value: object) -> object:
             raise ValueError("the path is empty: write the path of a file or directory")
         if "\0" in str(value):
             raise ValueError("the path has a NUL byte: write the path of a file or directory")
-        return Path(os.path.abspath(os.path.expanduser(value)))
+        try:
+            return Path(os.path.abspath(Path(value).expanduser()))
+        except RuntimeError:
+            raise ValueError("no one knows the home directory that ~ stands for: write the path without it") from None
     return value
 
 
@@ -76,7 +80,9 @@ def _peers(value: object) -> dict[str, float]:
         raise ValueError("write the nodes like http://n1:8443+http://n2:8443")
     if parts and parts[0].startswith(BY_CLUSTER.rstrip("/")):
         if len(parts) > 1 or not re.fullmatch(rf"{BY_CLUSTER}{_DATA_SET}", parts[0]):
-            raise ValueError("nodes tell each other, by the server of cluster, of one data set: write cluster/imagenet")
+            raise ValueError(
+                "nodes find each other, by the server of cluster, for one data set: write cluster/imagenet"
+            )
         return {parts[0]: 1.0}
     found: dict[str, float] = {}
     for part in parts if parts not in (["none"], [""]) else ():
@@ -150,12 +156,35 @@ def _four_digits(value: int) -> str:
     return f"{value:04o}"
 
 
+def radius_of(value: object) -> Literal["class", "nearest"] | float:
+    """The radius that `value` names, a number or how to calibrate it; raises ValueError if it is neither."""
+    if value == "class" or value == "nearest":
+        return value
+    try:
+        number = float(str(value))
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise ValueError(f"no radius: {str(value)!r}; give a number above 0, class or nearest")
+    return number
+
+
 def _mountable_policy(name: str) -> str:
     # This import is here because options are read long before a policy is needed.
     from spiderfs.policies import mountable_policies
 
     if name not in mountable_policies():
-        raise ValueError(f"no mount can have this policy: choose one of {', '.join(sorted(mountable_policies()))}")
+        known = ", ".join(sorted(mountable_policies()))
+        raise ValueError(f"there is no policy {name!r} for mounts: choose one of {known}")
+    return name
+
+
+def _usable_index(name: str) -> str:
+    # As above: options are read long before an index is needed.
+    from spiderfs.scorer.graph import is_installed
+
+    if name == "hnsw" and not is_installed():
+        raise ValueError("hnswlib is not installed: run `pip install '.[hnsw]'` in a checkout of spiderfs")
     return name
 
 
@@ -174,10 +203,15 @@ Switch = Annotated[bool, PlainSerializer(lambda value: "on" if value else "off")
 # None means: what the source shows.
 Owner = Annotated[int | None, Field(ge=0, lt=2**32 - 1), _or("source"), _written_or("source")]
 Mode = Annotated[int | None, BeforeValidator(_octal), _or("source"), _written_or("source", _four_digits)]
-# None means: the scorer chooses the radius while the training runs.
-Radius = Annotated[float | None, Field(gt=0, le=2), _or("auto"), _written_or("auto", _decimal)]
+# A word means: the scorer calibrates the radius while the training runs.
+Radius = Annotated[
+    Literal["class", "nearest"] | float,
+    BeforeValidator(radius_of),
+    PlainSerializer(lambda value: value if isinstance(value, str) else _decimal(value)),
+]
+Index = Annotated[Literal["auto", "exact", "cells", "hnsw"], AfterValidator(_usable_index)]
 # None means: no limit.
-StandIns = Annotated[int | None, Field(ge=0), _or("unlimited"), _written_or("unlimited")]
+SubstitutionLimit = Annotated[int | None, Field(ge=0), _or("unlimited"), _written_or("unlimited")]
 Neighbours = Annotated[int | None, Field(ge=1), _or("unlimited"), _written_or("unlimited")]
 # Zero means: no limit.
 BytesPerSecond = Annotated[

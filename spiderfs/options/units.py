@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
@@ -113,6 +113,8 @@ class Capacity:
 
     amount: int | float
     unit: Literal["bytes", "percent"]
+    bare: bool = field(default=False, compare=False)
+    """Whether it was written as a number without a unit, which may have been forgotten."""
 
     def __post_init__(self) -> None:
         if not self.amount > 0:
@@ -130,7 +132,7 @@ class Capacity:
             if match is None:
                 raise ValueError(f"{value!r} is not a percentage: write it like 20% or 2.5%")
             return cls(float(match[1]), "percent")
-        return cls(parse_size(value), "bytes")
+        return cls(parse_size(value), "bytes", bare=str(value).strip().isdigit())
 
     def budget_bytes(self, source_bytes: int) -> int:
         """The capacity in bytes, at least 1; `source_bytes` matters only for a percentage."""
@@ -150,7 +152,9 @@ def _split(value: str | int | float, what: str, examples: str) -> tuple[Fraction
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"this is not {what}: write it like {examples}")
         return Fraction(repr(value)), ""
-    match = _NUMBER_AND_UNIT.fullmatch(value)
+    match = _NUMBER_AND_UNIT.fullmatch(value.removeprefix("-"))
+    if match and value.startswith("-"):
+        raise ValueError(f"{what} is not negative: write it like {examples}")
     if match is None:
         raise ValueError(f"{value!r} is not {what}: write it like {examples}")
     return Fraction(match[1]), match[2]

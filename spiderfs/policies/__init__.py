@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from spiderfs.core.policy import Policy
-from spiderfs.policies.belady import Belady
+from spiderfs.policies.baselines import LFU, LRU, Belady, MinIO
 from spiderfs.policies.impact import ICache, Impact
-from spiderfs.policies.lfu import LFU
-from spiderfs.policies.lru import LRU
-from spiderfs.policies.minio import MinIO
 from spiderfs.policies.shade import Shade
 from spiderfs.policies.spider import Spider
 

@@ -1,45 +1,346 @@
-"""Keep samples of high loss, and let other samples stand in for those of low loss (ImPACT, sections III-C and III-D).
+"""Keep samples of high loss, and let other samples substitute for those of low loss (ImPACT, sections III-C and III-D).
 
-The half of a course's scored samples with the higher losses are its **H-samples** (`impact_course.py`); they are
-chosen anew at the start of each of its epochs, and some times in between. A sample that is on the H-list of any course
+The half of a job dataset's scored samples with the higher losses are its **H-samples** (`impact.py`); they are chosen
+again at the start of each of its epochs, and some times in between. A sample that is on the H-list of any job dataset
 is an H-sample of the cache, with the worth that it had when the last list was made; all others are L-samples. H-samples
 that are cached are the H-part of the members, and L-samples that are cached are the L-part.
 
 - An H-sample enters if there is room, or evicts a member of lower worth.
-- An L-sample enters if it can evict an L-member that is used up: all courses that read it have read it in this epoch.
-- A reader that asks for an L-sample of its course that is not cached gets a stand-in: a member of the same label that
-  is an L-sample of this course too, and that no reader of this course got in this epoch. Each member stands in once for
-  each course. If no such member is left, the reader gets the sample itself.
+- An L-sample enters if it can evict an L-member that is used up: all job datasets that read it have read it in this
+  epoch.
+- A reader that asks for an L-sample of its job dataset that is not cached gets a substitute: a member of the same label
+  that is an L-sample of this job dataset too, and that no reader of this job dataset got in this epoch. Each member
+  is the substitute once for each job dataset. If no such member is left, the reader gets the sample itself.
 - Whoever can bring many L-samples at a time restocks the L-part with samples that were not yet read
-  (`core/guided.py`). For that the policy remembers the L-samples that were missed (`missed_ids`).
-- A sample that no batch has named, such as a sample of a validation set, gets no stand-in and is not remembered so.
+  (`core/policy.py`). For that the policy remembers the L-samples that were missed (`missed_ids`).
+- A sample that no batch has named, such as a sample of a validation set, gets no substitute and is not remembered so.
 
 The two parts share the room by how often H-samples and L-samples are read, at first 9 to 1. A part that holds less than
-its share takes room from the other one. A read counts for the course of its reader (`read_by`, `stood_in`), and a read
-of anybody else for all courses.
+its share takes room from the other one. A read counts for the job dataset of its reader (`read_by`, `substituted`), and
+a read of anybody else for all job datasets.
 
 Before there are H-samples nothing is evicted. So on a mount without a trainer this policy acts as MinIO does, and while
-the only course warms up as well: it has no H-list, as in the paper. If others have one, samples that are read for a
-course that warms up evict nothing.
+the only job dataset warms up as well: it has no H-list, as in the paper. If others have one, samples that are read for
+a job dataset that warms up evict nothing.
 
 When there are new H-samples, members pass from the old parts to the new ones, a few at each event, so that no event
 takes long. A member is a victim in the order of the part that it is in (the paper's shadow heap).
 
 Samples that a trainer pins (the paper's S, which it evaluates before each epoch) are in a section of their own and in
-no part. They are no victims of other samples, stand in for no sample, and no sample stands in for them.
+no part. They are no victims of other samples, substitute for no sample, and no sample substitutes for them.
+
+An L-sample of one job dataset may be an H-sample of another. A member can substitute for a job dataset if it is one of
+its L-samples, and if no reader of this job dataset got it in this epoch, under whatever name.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from spiderfs.core.guided import UNKNOWN, Divided, Guided, HasPins, HasStandIns, Restocked, WarmsUp
-from spiderfs.core.policy import SAMPLES, Key, in_saved_order, saved_keys
-from spiderfs.policies.impact_course import FIRST_HIGH_READS, FIRST_LOW_READS, HighAndLow, ImpactCourse
-from spiderfs.policies.pins import PINNED, Pins, pinned_limit
+import numpy as np
+
+from spiderfs.core.heap import Heap
+from spiderfs.core.policy import (
+    PINNED,
+    SAMPLES,
+    UNKNOWN,
+    Key,
+    PinnedSamples,
+    Policy,
+    in_saved_order,
+    pinned_limit,
+    saved_keys,
+)
+
+# A member is offered to this many samples. With fewer, more members would stay unused because no reader asks for their
+# samples; with more, more rows of the table would be written in vain.
+SAMPLES_EACH = 8
+# This many members are offered at a time, which keeps the table of redirects small; others follow as these are used.
+MAX_OFFERED = 8192
+# To find samples that need a substitute, this many samples of a label are looked at.
+_LOOKED_AT = 8 * SAMPLES_EACH
+
+
+class SingleUseSubstitutes:
+    """The members that may substitute for one job dataset, each once, and the samples that they are offered to (the
+    L-cache).
+
+    A redirect is read from a table when a name is looked up, and the table is written before that. So it is decided
+    beforehand for which samples a member would be the substitute: a few samples that are not cached and that no reader
+    has asked for in this epoch. The first of these samples that a reader asks for uses the member up. Each of the
+    others then gets another substitute, or is read itself.
+
+    A member is in one of three states until it is used:
+    - waiting: it has not been offered yet;
+    - offered: there are redirects from some samples to it;
+    - idle: when it was to be offered, no sample of its label needed a substitute.
+
+    `drain_changes` names the redirects that have to be published.
+
+    `needs(key)` says whether a sample needs a substitute.
+    """
+
+    def __init__(
+        self, needs: Callable[[Key], bool], samples_each: int = SAMPLES_EACH, max_offered: int = MAX_OFFERED
+    ) -> None:
+        self._needs = needs
+        self._samples_each = samples_each
+        self._max_offered = max_offered
+        self._labels: Mapping[Key, int] = {}
+        # For each label: its samples, and the index at which the next search for one in need begins.
+        self._alike: dict[int, list[Key]] = {}
+        self._next: dict[int, int] = {}
+        # The members that are not used yet, by state: those that wait; those that are offered, with the samples that
+        # they are offered to; and those that are idle, by label (None: they have none).
+        self._waiting: OrderedDict[Key, None] = OrderedDict()
+        self._offered: dict[Key, list[Key]] = {}
+        self._idle: dict[int | None, OrderedDict[Key, None]] = {}
+        # The substitute of each sample.
+        self._substitute_of: dict[Key, Key] = {}
+        self._changes: dict[Key, Key | None] = {}
+
+    def __len__(self) -> int:
+        """The number of members that are not used yet."""
+        return len(self._waiting) + len(self._offered) + sum(map(len, self._idle.values()))
+
+    def listed(self, labels: Mapping[Key, int]) -> None:
+        """Note the labels; they replace earlier ones."""
+        members = [*self._offered, *(key for idle in self._idle.values() for key in idle)]
+        for key in members:
+            self.discard(key)
+        self._alike.clear()
+        self._next.clear()
+        for key, label in labels.items():
+            self._alike.setdefault(label, []).append(key)
+        self._labels = labels
+        self._waiting.update(dict.fromkeys(members))
+
+    def add(self, key: Key) -> None:
+        """Add a member that was not used yet."""
+        if key not in self._offered and key not in self._idle.get(self._labels.get(key), ()):
+            self._waiting.setdefault(key)
+
+    def discard(self, key: Key) -> None:
+        """Remove a member: it was used, or it left the cache."""
+        self._waiting.pop(key, None)
+        label = self._labels.get(key)
+        idle = self._idle.get(label, OrderedDict())
+        idle.pop(key, None)
+        rows = self._offered.pop(key, ())
+        for wanted in rows:
+            del self._substitute_of[wanted]
+            self._changes[wanted] = None
+        for _ in range(min(len(rows), len(idle))):
+            self._waiting[idle.popitem(last=False)[0]] = None
+
+    def take_back(self, key: Key) -> None:
+        """Take back the redirect of a sample: it entered the cache, or was read, and needs no substitute any more."""
+        substitute = self._substitute_of.pop(key, None)
+        if substitute is None:
+            return
+        rows = self._offered[substitute]
+        rows.remove(key)
+        self._changes[key] = None
+        if not rows:
+            del self._offered[substitute]
+            self._waiting[substitute] = None
+
+    def clear(self) -> None:
+        """Remove all members."""
+        self._idle.clear()
+        for key in list(self._offered):
+            self.discard(key)
+        self._waiting.clear()
+
+    def substitute_for(self, key: Key) -> Key | None:
+        """The member that substitutes for a sample; None if there is none."""
+        self._offer()
+        return self._substitute_of.get(key)
+
+    def drain_changes(self) -> list[tuple[Key, Key | None]]:
+        """The redirects that have changed since the last call: sample, and substitute (None if it has none)."""
+        self._offer()
+        changes = list(self._changes.items())
+        self._changes.clear()
+        return changes
+
+    def change_all(self) -> None:
+        """Make the next `drain_changes` return every redirect."""
+        self._changes.update(self._substitute_of)
+
+    def _offer(self) -> None:
+        """Offer members that wait, in the order in which they came, until MAX_OFFERED are offered."""
+        while self._waiting and len(self._offered) < self._max_offered:
+            key, _ = self._waiting.popitem(last=False)
+            label = self._labels.get(key)
+            rows = [] if label is None else self._in_need(label)
+            if not rows:
+                self._idle.setdefault(label, OrderedDict())[key] = None
+                continue
+            self._offered[key] = rows
+            for wanted in rows:
+                self._substitute_of[wanted] = key
+                self._changes[wanted] = key
+
+    def _in_need(self, label: int) -> list[Key]:
+        """Up to `samples_each` samples of a label that need a substitute and have none."""
+        alike, found = self._alike[label], []
+        begin = self._next.get(label, 0)
+        for step in range(min(_LOOKED_AT, len(alike))):
+            key = alike[(begin + step) % len(alike)]
+            if key not in self._substitute_of and self._needs(key):
+                found.append(key)
+                if len(found) == self._samples_each:
+                    break
+        self._next[label] = (begin + step + 1) % len(alike)
+        return found
+
+
+# The share of the scored samples that are H-samples; the paper leaves it open.
+H_SHARE = 0.5
+# Reads of H-samples and of L-samples counted at the start: the paper's 9 to 1. Counts are halved at each epoch, so
+# these soon weigh little.
+FIRST_HIGH_READS, FIRST_LOW_READS = 900.0, 100.0
+# The H-list is made again after as many reads as this share of the scored samples, which is four times in an epoch of
+# half of them. Made once in an epoch, it is an epoch old when the sampler draws by newer losses: of 3,000 images with a
+# fifth cached, 29 % of the reads were hits, and 31 % with the newer lists (benchmarks/training/missing_hits.py).
+LISTED_AFTER_SHARE = 1 / 8
+# The fewest reads between two lists.
+LISTED_AFTER_READS = 256
+
+
+class Impact_job_dataset:
+    """`is_away(key)` says whether a sample is neither cached nor pinned."""
+
+    def __init__(self, is_away: Callable[[Key], bool]) -> None:
+        self._is_away = is_away
+        self.labels: Mapping[Key, int] = {}
+        self.losses: dict[Key, float] = {}
+        self.high: frozenset[Key] = frozenset()
+        """The H-list."""
+        self.asked_for: set[Key] = set()
+        """All samples that readers asked for in this epoch."""
+        self.used: set[Key] = set()
+        """The L-members that readers got in this epoch, under whatever name."""
+        self.substitutes = SingleUseSubstitutes(self.needs_substitute)
+        self.warms_up = False
+        self.is_back = True
+        """False after a remount, until something comes from the job dataset."""
+        self.high_reads, self.low_reads = FIRST_HIGH_READS, FIRST_LOW_READS
+        self._reads_since_list = 0
+        # Whether an epoch has ended, and whether the last one had no reads.
+        self._has_begun = self._is_idle = False
+
+    def wants(self, key: Key) -> bool:
+        """Whether a member is one of the samples that this job dataset reads in its epochs."""
+        return not self._is_idle and (key in self.losses or key in self.labels)
+
+    def needs_substitute(self, key: Key) -> bool:
+        """Whether readers of this sample need a substitute; what no batch has named may be a validation's."""
+        return key in self.losses and key not in self.high and key not in self.asked_for and self._is_away(key)
+
+    def read(self, key: Key, counts: bool) -> None:
+        """A reader got these bytes under the sample's own name; the read moves the ratio if it `counts`."""
+        self.asked_for.add(key)
+        self._is_idle = False
+        self._reads_since_list += 1
+        # Before there is a list no one knows which samples are L-samples.
+        if counts and self.high:
+            if key in self.high:
+                self.high_reads += 1
+            else:
+                self.low_reads += 1
+
+    def use(self, key: Key) -> None:
+        """A member was read: it substitutes for this job dataset no more, if it is one of its L-samples."""
+        if key not in self.high:
+            self.used.add(key)
+            self.substitutes.discard(key)
+
+    def offer(self, key: Key) -> None:
+        """A member may be a substitute, if it is one of the job dataset's L-samples and was not read in this epoch."""
+        if key in self.high:
+            return
+        if key in self.asked_for:
+            self.used.add(key)
+        elif self.high and key not in self.used:
+            self.substitutes.add(key)
+
+    def new_epoch(self) -> None:
+        """Begin an epoch: every L-member may be a substitute again."""
+        self.high_reads, self.low_reads = self.high_reads / 2, self.low_reads / 2
+        self._is_idle = self._has_begun and not self.asked_for
+        self._has_begun = True
+        self.forget_reads()
+
+    def forget_reads(self) -> None:
+        self.asked_for.clear()
+        self.used.clear()
+        self.substitutes.clear()
+
+    @property
+    def list_is_old(self) -> bool:
+        """Whether there is a list, and enough reads have come since for a new one."""
+        enough = max(LISTED_AFTER_READS, len(self.losses) * LISTED_AFTER_SHARE)
+        return bool(self.high) and self._reads_since_list >= enough
+
+    def list_anew(self) -> None:
+        """Choose the H-samples by the losses of now; there are none while the job dataset warms up."""
+        self._reads_since_list = 0
+        # Members are offered again by the new list.
+        self.substitutes.clear()
+        keys, count = list(self.losses), int(len(self.losses) * H_SHARE)
+        if count == 0 or self.warms_up:
+            self.high = frozenset()
+            return
+        losses = np.fromiter(self.losses.values(), np.float64, len(keys))
+        chosen = np.argpartition(losses, len(keys) - count)[-count:]
+        self.high = frozenset(keys[index] for index in chosen.tolist())
+
+    def state(self) -> dict[str, Any]:
+        return {"high": list(self.high), "used": list(self.used), "reads": [self.high_reads, self.low_reads]}
+
+    def restore(self, state: Mapping[str, Any], members: Container[Key]) -> None:
+        """Go on from what `state` returned; of the samples that readers asked for it has the used members."""
+        self.high = frozenset(saved_keys(state["high"]))
+        self.high_reads, self.low_reads = state["reads"]
+        self.used.update(key for key in saved_keys(state["used"]) if key in members)
+        self.asked_for.update(self.used)
+
+
+class HighAndLow:
+    """The two parts of the cache (section III-C); `worths` has the worth of every H-sample, cached or not."""
+
+    def __init__(self, worths: Mapping[Key, float]) -> None:
+        self.worths = worths
+        self.high: Heap[Key] = Heap()
+        """The H-members, by worth."""
+        self.low: OrderedDict[Key, None] = OrderedDict()
+        """The L-members, in the order in which they entered."""
+        self.high_bytes = self.low_bytes = 0
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.high or key in self.low
+
+    def add(self, key: Key, size: int) -> None:
+        if key in self.worths:
+            self.high.set(key, self.worths[key])
+            self.high_bytes += size
+        else:
+            self.low[key] = None
+            self.low_bytes += size
+
+    def remove(self, key: Key, size: int) -> None:
+        if key in self.high:
+            self.high.discard(key)
+            self.high_bytes -= size
+        else:
+            del self.low[key]
+            self.low_bytes -= size
+
 
 # The L-part may hold so much at least, which is what restocking brings at a time in the paper; but in a small cache it
 # gets no more than this share for that reason.
@@ -54,13 +355,14 @@ MAX_MISSED = 1 << 16
 MAX_SAVED = 1 << 18
 
 
-class Impact(Guided, HasStandIns, HasPins, Divided, WarmsUp, Restocked):
+class Impact(Policy):
     name = "impact"
     sections = (SAMPLES, PINNED)
     scoring = "loss"
+    guided = has_substitutes = restocks = True
 
     def __init__(self) -> None:
-        self._courses: dict[str, ImpactCourse] = {}
+        self._job_datasets: dict[str, Impact_job_dataset] = {}
         self._worths: dict[Key, float] = {}
         self._sizes: dict[Key, int] = {}
         self._parts = HighAndLow({})
@@ -69,13 +371,13 @@ class Impact(Guided, HasStandIns, HasPins, Divided, WarmsUp, Restocked):
         self._to_pass: deque[Key] = deque()
         # L-members that are used up, in the order in which they became so.
         self._used: OrderedDict[Key, None] = OrderedDict()
-        self._pins = Pins()
+        self._pins = PinnedSamples()
         # Members of the section of pinned samples, in the order in which they entered.
         self._pinned: dict[Key, None] = {}
-        # The course and the sample of the next read, if that is known, and the courses of the last one.
+        # The job dataset and the sample of the next read, if that is known, and the job datasets of the last one.
         self._next_read: tuple[str, Key] | None = None
-        self._last_read: tuple[Key, Sequence[ImpactCourse]] | None = None
-        # Redirects of courses that are over, which have to be taken back.
+        self._last_read: tuple[Key, Sequence[Impact_job_dataset]] | None = None
+        # Redirects of job datasets that are over, which have to be taken back.
         self._left: list[tuple[str, Key, Key | None]] = []
         self.missed_ids: OrderedDict[Key, None] = OrderedDict()
 
@@ -91,15 +393,15 @@ class Impact(Guided, HasStandIns, HasPins, Divided, WarmsUp, Restocked):
         self._read(key)
 
     def missed(self, key: Key, size: int) -> None:
-        for course in self._read(key):
-            course.stand_ins.take_back(key)
+        for job_dataset in self._read(key):
+            job_dataset.substitutes.take_back(key)
         if self._parts.worths and key in self._worths and self.ranks_low(key):
             self._miss(key)
 
     def inserted(self, key: Key, size: int) -> None:
         self._sizes[key] = size
-        for course in self._courses.values():
-            course.stand_ins.take_back(key)
+        for job_dataset in self._job_datasets.values():
+            job_dataset.substitutes.take_back(key)
         if key in self._pins:
             self._pinned[key] = None
         else:
@@ -112,9 +414,9 @@ class Impact(Guided, HasStandIns, HasPins, Divided, WarmsUp, Restocked):
             del self._pinned[key]
         else:
             (self._parts if key in self._parts else self._old).remove(key, size)
-        for course in self._courses.values():
-            course.stand_ins.discard(key)
-            course.used.discard(key)
+        for job_dataset in self._job_datasets.values():
+            job_dataset.substitutes.discard(key)
+            job_dataset.used.discard(key)
         self._used.pop(key, None)
 
     def eviction_order(self, section: str | None = None) -> Iterator[Key]:
@@ -138,18 +440,23 @@ class Impact(Guided, HasStandIns, HasPins, Divided, WarmsUp, Restocked):
         return iter(self._used)
 
     def score(self, key: Key) -> float:
-        """The sample's worth to all courses: with one course, its latest loss."""
+        """The sample's worth to all job datasets: with one job dataset, its latest loss."""
         return self._worths.get(key, UNKNOWN)
 
     def state(self) -> dict[str, Any]:
         """The losses of L-samples are not in it, for the scoring saves all losses."""
-        savable = len(self._parts.worths) + sum(len(course.high) for course in self._courses.values()) <= 2 * MAX_SAVED
+        savable = (
+            len(self._parts.worths) + sum(len(job_dataset.high) for job_dataset in self._job_datasets.values())
+            <= 2 * MAX_SAVED
+        )
         high = self._parts.worths if savable else {}
         return {
             "order": list(self.eviction_order()),
             "listed": list(high),
             "losses": list(high.values()),
-            "courses": {name: course.state() for name, course in self._courses.items()} if savable else {},
+            "job_datasets": {name: job_dataset.state() for name, job_dataset in self._job_datasets.items()}
+            if savable
+            else {},
             "missed": list(self.missed_ids),
             "pins": {name: list(keys) for name, keys in self.pinned.items()} if len(self._pins) <= MAX_SAVED else {},
         }
@@ -161,15 +468,15 @@ class Impact(Guided, HasStandIns, HasPins, Divided, WarmsUp, Restocked):
         self._to_pass.clear()
         self._used.clear()
         self.missed_ids = OrderedDict.fromkeys(saved_keys(state.get("missed", ())))
-        self._pins = Pins({name: saved_keys(keys) for name, keys in state.get("pins", {}).items()})
+        self._pins = PinnedSamples({name: saved_keys(keys) for name, keys in state.get("pins", {}).items()})
         self._pinned.clear()
-        for course in self._courses.values():
-            course.forget_reads()
-        for name, saved in state.get("courses", {}).items():
-            if name not in self._courses:
-                self._courses[name] = ImpactCourse(self._is_away)
-                self._courses[name].is_back = False
-            self._courses[name].restore(saved, members)
+        for job_dataset in self._job_datasets.values():
+            job_dataset.forget_reads()
+        for name, saved in state.get("job_datasets", {}).items():
+            if name not in self._job_datasets:
+                self._job_datasets[name] = Impact_job_dataset(self._is_away)
+                self._job_datasets[name].is_back = False
+            self._job_datasets[name].restore(saved, members)
         self._sizes = dict(members)
         for key in in_saved_order(members, state.get("order", ())):
             self.inserted(key, members[key])
@@ -181,81 +488,83 @@ class Impact(Guided, HasStandIns, HasPins, Divided, WarmsUp, Restocked):
             raise ValueError(f"a score must be positive, not {score}")
         self._worths[key] = score
 
-    def scored_by(self, course_id: str, key: Key, score: float) -> None:
-        self._course(course_id).losses[key] = score
+    def scored_by(self, job_dataset_id: str, key: Key, score: float) -> None:
+        self._job_dataset(job_dataset_id).losses[key] = score
 
-    def listed(self, course_id: str, labels: Mapping[Key, int]) -> None:
-        course = self._course(course_id)
+    def listed(self, job_dataset_id: str, labels: Mapping[Key, int]) -> None:
+        job_dataset = self._job_dataset(job_dataset_id)
         # A trainer that goes on with its warm-up says so again.
-        course.warms_up = False
-        course.labels = labels
-        course.stand_ins.listed(labels)
+        job_dataset.warms_up = False
+        job_dataset.labels = labels
+        job_dataset.substitutes.listed(labels)
 
-    def forget_course(self, course_id: str, keys: Iterable[Key]) -> None:
-        """The H-samples stay until another course has a new list: the cache is filled with them."""
-        course = self._courses.pop(course_id, None)
-        if course is not None:
-            course.stand_ins.clear()
-            self._left += [(course_id, key, given) for key, given in course.stand_ins.drain_changes()]
+    def forget_job_dataset(self, job_dataset_id: str, keys: Iterable[Key]) -> None:
+        """The H-samples stay until another job dataset has a new list: the cache is filled with them."""
+        job_dataset = self._job_datasets.pop(job_dataset_id, None)
+        if job_dataset is not None:
+            job_dataset.substitutes.clear()
+            self._left += [(job_dataset_id, key, given) for key, given in job_dataset.substitutes.drain_changes()]
         for key in keys:
             if key not in self._sizes and key not in self._parts.worths:
                 self._worths.pop(key, None)
 
-    def stand_in(self, course_id: str, key: Key) -> Key | None:
-        course = self._courses.get(course_id)
-        return None if course is None or key in self._sizes else course.stand_ins.stand_in(key)
+    def substitute_for(self, job_dataset_id: str, key: Key) -> Key | None:
+        job_dataset = self._job_datasets.get(job_dataset_id)
+        return None if job_dataset is None or key in self._sizes else job_dataset.substitutes.substitute_for(key)
 
-    def stood_in(self, course_id: str, stand_in: Key, wanted: Key) -> None:
-        course = self._course(course_id)
-        course.asked_for.add(wanted)
-        course.stand_ins.take_back(wanted)
+    def substituted(self, job_dataset_id: str, substitute: Key, wanted: Key) -> None:
+        job_dataset = self._job_dataset(job_dataset_id)
+        job_dataset.asked_for.add(wanted)
+        job_dataset.substitutes.take_back(wanted)
         self._miss(wanted)
-        self._next_read = course_id, stand_in
+        self._next_read = job_dataset_id, substitute
 
-    def read_by(self, course_id: str, key: Key) -> None:
-        self._next_read = course_id, key
+    def read_by(self, job_dataset_id: str, key: Key) -> None:
+        self._next_read = job_dataset_id, key
 
-    def pin(self, course_id: str, keys: Collection[Key]) -> Collection[Key]:
-        changed = self._pins.replace(course_id, keys)
+    def pin(self, job_dataset_id: str, keys: Collection[Key]) -> Collection[Key]:
+        changed = self._pins.replace(job_dataset_id, keys)
         for key in keys:
-            for course in self._courses.values():
-                course.stand_ins.take_back(key)
+            for job_dataset in self._job_datasets.values():
+                job_dataset.substitutes.take_back(key)
         return changed
 
     @property
     def pinned(self) -> Mapping[str, Collection[Key]]:
-        return self._pins.by_course
+        return self._pins.by_job_dataset
 
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
         changes, self._left = self._left, []
-        for course_id, course in self._courses.items():
-            changes += [(course_id, key, given) for key, given in course.stand_ins.drain_changes()]
+        for job_dataset_id, job_dataset in self._job_datasets.items():
+            changes += [(job_dataset_id, key, given) for key, given in job_dataset.substitutes.drain_changes()]
         return changes
 
-    def forget_told(self) -> None:
-        for course in self._courses.values():
-            course.stand_ins.change_all()
+    def forget_published(self) -> None:
+        for job_dataset in self._job_datasets.values():
+            job_dataset.substitutes.change_all()
 
-    def new_epoch(self, course_id: str) -> None:
-        """Choose the H-samples of this course anew; every L-member may stand in for it again."""
-        course = self._course(course_id)
-        for gone in [name for name, other in self._courses.items() if not other.is_back]:
-            del self._courses[gone]
-        course.new_epoch()
-        self._list_anew(course)
+    def new_epoch(self, job_dataset_id: str) -> None:
+        """Choose the H-samples of this job dataset again; every L-member may substitute for it again."""
+        job_dataset = self._job_dataset(job_dataset_id)
+        for gone in [name for name, other in self._job_datasets.items() if not other.is_back]:
+            del self._job_datasets[gone]
+        job_dataset.new_epoch()
+        self._list_anew(job_dataset)
 
-    def warm_up(self, course_id: str, active: bool) -> None:
-        """While a course warms up it has no H-list; when the warm-up is over it has one at once."""
-        course = self._course(course_id)
-        if active != course.warms_up:
-            course.warms_up = active
-            self._list_anew(course)
+    def warm_up(self, job_dataset_id: str, active: bool) -> None:
+        """While a job dataset warms up it has no H-list; when the warm-up is over it has one at once."""
+        job_dataset = self._job_dataset(job_dataset_id)
+        if active != job_dataset.warms_up:
+            job_dataset.warms_up = active
+            self._list_anew(job_dataset)
 
     @property
     def ratio(self) -> float:
         """The share of H-samples among recent reads; their part has the same share of the room."""
-        high = sum(course.high_reads for course in self._courses.values()) or FIRST_HIGH_READS
-        return high / (high + (sum(course.low_reads for course in self._courses.values()) or FIRST_LOW_READS))
+        high = sum(job_dataset.high_reads for job_dataset in self._job_datasets.values()) or FIRST_HIGH_READS
+        return high / (
+            high + (sum(job_dataset.low_reads for job_dataset in self._job_datasets.values()) or FIRST_LOW_READS)
+        )
 
     # -- as every restocked policy
 
@@ -271,41 +580,45 @@ class Impact(Guided, HasStandIns, HasPins, Divided, WarmsUp, Restocked):
         return max(0, self._low_share() - self._low_bytes()) + sum(self._sizes[key] for key in self._used)
 
     def wants_unread(self, key: Key) -> bool:
-        return self.ranks_low(key) and any(course.needs_stand_in(key) for course in self._courses.values())
+        return self.ranks_low(key) and any(
+            job_dataset.needs_substitute(key) for job_dataset in self._job_datasets.values()
+        )
 
     # -- inside
 
-    def _course(self, course_id: str) -> ImpactCourse:
-        course = self._courses.get(course_id)
-        if course is None:
-            course = self._courses[course_id] = ImpactCourse(self._is_away)
-        course.is_back = True
-        return course
+    def _job_dataset(self, job_dataset_id: str) -> Impact_job_dataset:
+        job_dataset = self._job_datasets.get(job_dataset_id)
+        if job_dataset is None:
+            job_dataset = self._job_datasets[job_dataset_id] = Impact_job_dataset(self._is_away)
+        job_dataset.is_back = True
+        return job_dataset
 
     def _is_away(self, key: Key) -> bool:
         return key not in self._sizes and key not in self._pins
 
-    def _read(self, key: Key) -> Sequence[ImpactCourse]:
-        """Note a read that got the sample's own bytes, cached or not; returns the courses that it counts for."""
+    def _read(self, key: Key) -> Sequence[Impact_job_dataset]:
+        """Note a read that got the sample's own bytes, cached or not; returns the job datasets that it counts for."""
         self._pass_members(PASSED_AT_ONCE)
-        told, self._next_read = self._next_read, None
-        known = told is not None and told[1] == key
-        courses = [self._course(told[0])] if told is not None and known else list(self._courses.values())
-        self._last_read = key, courses
-        for course in courses:
-            course.read(key, counts=key not in self._pins)
+        next_read, self._next_read = self._next_read, None
+        known = next_read is not None and next_read[1] == key
+        job_datasets = (
+            [self._job_dataset(next_read[0])] if next_read is not None and known else list(self._job_datasets.values())
+        )
+        self._last_read = key, job_datasets
+        for job_dataset in job_datasets:
+            job_dataset.read(key, counts=key not in self._pins)
             if key in self._parts:
-                course.use(key)
-            if course.list_is_old:
-                self._list_anew(course)
+                job_dataset.use(key)
+            if job_dataset.list_is_old:
+                self._list_anew(job_dataset)
         self._note_used(key)
-        return courses
+        return job_datasets
 
     def _is_of_a_warm_up(self, key: Key) -> bool:
-        """Whether this candidate was just read, and for no other courses than such that warm up."""
+        """Whether this candidate was just read, and for no other job datasets than such that warm up."""
         if self._last_read is None or self._last_read[0] != key or not self._last_read[1]:
             return False
-        return all(course.warms_up for course in self._last_read[1])
+        return all(job_dataset.warms_up for job_dataset in self._last_read[1])
 
     def _miss(self, key: Key) -> None:
         self.missed_ids[key] = None
@@ -314,22 +627,27 @@ class Impact(Guided, HasStandIns, HasPins, Divided, WarmsUp, Restocked):
             self.missed_ids.popitem(last=False)
 
     def _offer_member(self, key: Key) -> None:
-        """Offer a member of the new parts as a stand-in to the courses for which it may be one."""
-        for course in self._courses.values():
-            course.offer(key)
+        """Offer a member of the new parts as a substitute to the job datasets for which it may be one."""
+        for job_dataset in self._job_datasets.values():
+            job_dataset.offer(key)
         self._note_used(key)
 
     def _note_used(self, key: Key) -> None:
-        """Note an L-member if it is used up: if all courses that read it have read it in this epoch."""
-        if key in self._parts.low and all(key in course.used for course in self._courses.values() if course.wants(key)):
+        """Note an L-member if it is used up: if all job datasets that read it have read it in this epoch."""
+        if key in self._parts.low and all(
+            key in job_dataset.used for job_dataset in self._job_datasets.values() if job_dataset.wants(key)
+        ):
             self._used.setdefault(key)
 
-    def _list_anew(self, course: ImpactCourse) -> None:
-        """Choose the H-samples of one course anew, and with them those of the cache, and let members pass."""
+    def _list_anew(self, job_dataset: Impact_job_dataset) -> None:
+        """Choose the H-samples of one job dataset again, and with them those of the cache, and let members pass."""
         self._pass_members(len(self._to_pass))
-        course.list_anew()
-        high = {key: self._worths[key] for other in self._courses.values() for key in other.high if key in self._worths}
+        job_dataset.list_anew()
+        high = {
+            key: self._worths[key] for other in self._job_datasets.values() for key in other.high if key in self._worths
+        }
         self._used.clear()
+        self.lists += bool(high)
         self._old, self._parts = self._parts, HighAndLow(high)
         self._to_pass.extend(self._sizes)
         self._pass_members(PASSED_AT_ONCE)
@@ -343,7 +661,7 @@ class Impact(Guided, HasStandIns, HasPins, Divided, WarmsUp, Restocked):
                 self._offer_member(key)
 
     def _low_members(self) -> Iterator[Key]:
-        """All L-members; those that are used up come first, for the others may still stand in."""
+        """All L-members; those that are used up come first, for the others may still be substitutes."""
         unused = (key for parts in (self._old, self._parts) for key in parts.low if key not in self._used)
         return chain(self._used, unused)
 

@@ -3,7 +3,7 @@
 A sample's score is the rank of its loss within its batch. The members are in a heap by score. A **ghost** is the score
 of a sample that was scored once, cached or not. A missed sample enters if there is room, or if it has a ghost and its
 score is not below that of the lowest member. A sample that was never scored evicts no member, so without a trainer this
-policy acts as MinIO does. This policy has no stand-ins.
+policy acts as MinIO does. This policy has no substitutes.
 
 The paper's ghosts also count accesses, but the paper decides nothing by these counts; here ghosts have none. The number
 of ghosts is limited. Those with the lowest scores are dropped: their samples would not be admitted anyway, and samples
@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from spiderfs.core.guided import UNKNOWN, Guided
 from spiderfs.core.heap import Heap
-from spiderfs.core.policy import Key, in_saved_order, saved_keys
+from spiderfs.core.policy import UNKNOWN, Key, Policy, in_saved_order, saved_keys
 
 # More than the samples of ImageNet-1k; these ghosts take some 300 MB.
 MAX_GHOSTS = 1 << 21
@@ -29,9 +28,10 @@ DROPPED_SHARE = 1 / 8
 SAVED_GHOSTS = 1 << 16
 
 
-class Shade(Guided):
+class Shade(Policy):
     name = "shade"
     scoring = "rank"
+    guided = True
 
     def __init__(self, max_ghosts: int = MAX_GHOSTS) -> None:
         if max_ghosts < 1:
@@ -55,7 +55,7 @@ class Shade(Guided):
             kept = self._highest(self._max_ghosts - int(self._max_ghosts * DROPPED_SHARE))
             self._ghosts = {ghost: self._ghosts[ghost] for ghost in kept}
 
-    def forget_course(self, course_id: str, keys: Iterable[Key]) -> None:
+    def forget_job_dataset(self, job_dataset_id: str, keys: Iterable[Key]) -> None:
         for key in keys:
             if key not in self._members:
                 self._ghosts.pop(key, None)

@@ -1,4 +1,4 @@
-"""Keep the samples that the scorer finds important, and hubs that stand in for others (SpiderCache, section 4.2).
+"""Keep the samples that the scorer finds important, and hubs that substitute for others (SpiderCache, section 4.2).
 
 The policy has two sections, which share no bytes. A missed sample enters "importance" if there is room, or if its score
 is above the lowest score there. A sample of unknown score enters only if there is room, so without a trainer this
@@ -8,14 +8,14 @@ new hubs.
 
 A hub whose sample is not cached waits until a reader opens the sample; a few samples wait at a time.
 
-Hubs, stand-ins and their limits belong to a course (`core/guided.py`); the importance section ranks by the worth of a
-sample to all courses.
+Hubs, substitutes and their limits belong to a job dataset (`core/policy.py`); the importance section ranks by the worth
+of a sample to all job datasets.
 
-Hubs leave first in, first out, together with their neighbours, so that the samples that stand in change over time. A
-hub stands in only a limited number of times per epoch, because a training that gets the same sample again and again
-under many names loses accuracy. After that the next nearest hub stands in; if there is none, the reader gets the sample
-itself. SpiderCache has neither this limit nor one on neighbours: None means that there is none. One sample may be a hub
-of several courses, and leaves as the hub of all of them.
+Hubs leave first in, first out, together with their neighbours, so that the substitutes change over time. A
+hub is a substitute only a limited number of times per epoch, because a training that gets the same sample again and
+again under many names loses accuracy. After that the next nearest hub is the substitute; if there is none, the reader
+gets the sample itself. SpiderCache has neither this limit nor one on neighbours: None means that there is none. One
+sample may be a hub of several job datasets, and leaves as the hub of all of them.
 """
 
 from __future__ import annotations
@@ -25,26 +25,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from spiderfs.core.guided import UNKNOWN, Adjustable, Guided, HasHubs, HasStandIns, HubLimits
 from spiderfs.core.heap import Heap
-from spiderfs.core.hints import Hub
-from spiderfs.core.policy import Key, in_saved_order, saved_keys
+from spiderfs.core.policy import UNKNOWN, Hub, HubLimits, Key, Policy, in_saved_order, saved_keys
 
 
 class Homophily:
-    """The section of hubs: cached samples that stand in for their neighbours of the same label.
+    """The section of hubs: cached samples that substitute for their neighbours of the same label.
 
-    `drain_touched` names the samples whose redirects have to be published anew.
+    `drain_touched` names the samples whose redirects have to be published again.
     """
 
     def __init__(self, limits: HubLimits | None = None) -> None:
         self._limits = limits or HubLimits()
-        # The hubs, the oldest first: for each sample its neighbours in each course.
+        # The hubs, the oldest first: for each sample its neighbours in each job dataset.
         self._hubs: OrderedDict[Key, dict[str, Hub]] = OrderedDict()
-        # For each sample and course the hubs that the sample is a neighbour of, with the distances to them.
+        # For each sample and job dataset the hubs that the sample is a neighbour of, with the distances to them.
         self._near: dict[Key, dict[str, dict[Key, float]]] = {}
-        # How often each hub has stood in during this epoch of a course.
-        self._stood_in: dict[str, dict[Key, int]] = {}
+        # How often each hub was a substitute in this epoch of a job dataset.
+        self._substitutions: dict[str, dict[Key, int]] = {}
         self._touched: dict[Key, None] = {}
 
     def __len__(self) -> int:
@@ -59,30 +57,32 @@ class Homophily:
 
     def limit(self, limits: HubLimits) -> None:
         """Change the limits; hubs that are here keep their neighbours."""
-        if limits.stand_ins != self._limits.stand_ins:
+        if limits.substitutions != self._limits.substitutions:
             self.touch_all()
         self._limits = limits
 
-    def courses_of(self, key: Key) -> dict[str, Hub]:
-        """The hub that a sample is, in each course in which it is one."""
+    def job_datasets_of(self, key: Key) -> dict[str, Hub]:
+        """The hub that a sample is, in each job dataset in which it is one."""
         return self._hubs.get(key, {})
 
     def put(self, hub: Hub) -> None:
-        """Add a hub as the youngest; one that is there already gets new neighbours in this course, and keeps its age.
+        """Add a hub as the youngest; one that is there already gets new neighbours in this job dataset, and keeps its
+        age.
 
-        A sample that is a hub of another course keeps its age too.
+        A sample that is a hub of another job dataset keeps its age too.
         """
         hub = hub.shortened(self._limits.neighbours)
-        courses = self._hubs.setdefault(hub.key, {})
-        if hub.course_id in courses:
-            self._unlink(courses[hub.course_id])
-        courses[hub.course_id] = hub
+        job_datasets = self._hubs.setdefault(hub.key, {})
+        if hub.job_dataset_id in job_datasets:
+            self._unlink(job_datasets[hub.job_dataset_id])
+        job_datasets[hub.job_dataset_id] = hub
         for neighbour, distance in zip(hub.neighbours, hub.distances, strict=True):
-            self._near.setdefault(neighbour, {}).setdefault(hub.course_id, {})[hub.key] = distance
+            self._near.setdefault(neighbour, {}).setdefault(hub.job_dataset_id, {})[hub.key] = distance
             self._touched[neighbour] = None
 
     def remove(self, key: Key) -> None:
-        """Remove a hub and its neighbours; how often it stood in is remembered until the epoch of its course ends."""
+        """Remove a hub and its neighbours; how often it was a substitute is remembered until the epoch of its job
+        dataset ends."""
         for hub in self._hubs.pop(key).values():
             self._unlink(hub)
 
@@ -91,34 +91,35 @@ class Homophily:
         for key in list(self._hubs):
             self.remove(key)
 
-    def stand_in(self, course_id: str, key: Key) -> Key | None:
-        """The nearest hub of a course that may still stand in for a sample in this epoch; None if there is none."""
+    def substitute_for(self, job_dataset_id: str, key: Key) -> Key | None:
+        """The nearest hub of a job dataset that may still substitute for a sample in this epoch; None if there is
+        none."""
         best: tuple[float, Key] | None = None
-        for hub, distance in self._near.get(key, {}).get(course_id, {}).items():
-            if (best is None or distance < best[0]) and not self._used_up(course_id, hub):
+        for hub, distance in self._near.get(key, {}).get(job_dataset_id, {}).items():
+            if (best is None or distance < best[0]) and not self._used_up(job_dataset_id, hub):
                 best = (distance, hub)
         return best[1] if best else None
 
-    def courses_near(self, key: Key) -> Iterable[str]:
-        """The courses that have a hub with this sample among its neighbours."""
+    def job_datasets_near(self, key: Key) -> Iterable[str]:
+        """The job datasets that have a hub with this sample among its neighbours."""
         return self._near.get(key, {})
 
-    def stood_in(self, course_id: str, hub: Key) -> None:
-        """Count that a reader of this course got this hub in the name of another sample."""
-        counts = self._stood_in.setdefault(course_id, {})
+    def substituted(self, job_dataset_id: str, hub: Key) -> None:
+        """Count that a reader of this job dataset got this hub in the name of another sample."""
+        counts = self._substitutions.setdefault(job_dataset_id, {})
         counts[hub] = counts.get(hub, 0) + 1
-        if counts[hub] == self._limits.stand_ins:
-            self._touch_neighbours(course_id, hub)
+        if counts[hub] == self._limits.substitutions:
+            self._touch_neighbours(job_dataset_id, hub)
 
-    def new_epoch(self, course_id: str) -> None:
-        """Count anew how often each hub of this course stands in."""
-        for hub in self._stood_in.get(course_id, {}):
-            if self._used_up(course_id, hub):
-                self._touch_neighbours(course_id, hub)
-        self._stood_in.pop(course_id, None)
+    def new_epoch(self, job_dataset_id: str) -> None:
+        """Count again how often each hub of this job dataset is a substitute."""
+        for hub in self._substitutions.get(job_dataset_id, {}):
+            if self._used_up(job_dataset_id, hub):
+                self._touch_neighbours(job_dataset_id, hub)
+        self._substitutions.pop(job_dataset_id, None)
 
     def touch(self, key: Key) -> None:
-        """Note that a sample entered or left the cache, so that it may have another stand-in now."""
+        """Note that a sample entered or left the cache, so that it may have another substitute now."""
         if key in self._near:
             self._touched[key] = None
 
@@ -127,28 +128,28 @@ class Homophily:
         self._touched.update(dict.fromkeys(self._near))
 
     def drain_touched(self) -> list[Key]:
-        """The samples whose stand-in may have changed since the last call."""
+        """The samples whose substitute may have changed since the last call."""
         touched = list(self._touched)
         self._touched.clear()
         return touched
 
-    def _used_up(self, course_id: str, hub: Key) -> bool:
-        limit = self._limits.stand_ins
-        return limit is not None and self._stood_in.get(course_id, {}).get(hub, 0) >= limit
+    def _used_up(self, job_dataset_id: str, hub: Key) -> bool:
+        limit = self._limits.substitutions
+        return limit is not None and self._substitutions.get(job_dataset_id, {}).get(hub, 0) >= limit
 
-    def _touch_neighbours(self, course_id: str, key: Key) -> None:
-        hub = self.courses_of(key).get(course_id)
+    def _touch_neighbours(self, job_dataset_id: str, key: Key) -> None:
+        hub = self.job_datasets_of(key).get(job_dataset_id)
         if hub is not None:
             self._touched.update(dict.fromkeys(hub.neighbours))
 
     def _unlink(self, hub: Hub) -> None:
         for neighbour in hub.neighbours:
-            courses = self._near[neighbour]
-            near = courses[hub.course_id]
+            job_datasets = self._near[neighbour]
+            near = job_datasets[hub.job_dataset_id]
             del near[hub.key]
             if not near:
-                del courses[hub.course_id]
-            if not courses:
+                del job_datasets[hub.job_dataset_id]
+            if not job_datasets:
                 del self._near[neighbour]
             self._touched[neighbour] = None
 
@@ -161,10 +162,11 @@ FIRST_RATIO = 0.9
 MAX_WAITING = 64
 
 
-class Spider(Guided, HasHubs, HasStandIns, Adjustable):
+class Spider(Policy):
     name = "spider"
     sections = (IMPORTANCE, HOMOPHILY)
     foreseen = IMPORTANCE
+    guided = has_hubs = has_substitutes = adjustable = True
 
     def __init__(self, ratio: float = FIRST_RATIO, hub_limits: HubLimits | None = None) -> None:
         self.set_ratio(ratio)
@@ -172,10 +174,11 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
         self._scores: dict[Key, float] = {}
         self._important: Heap[Key] = Heap()
         self._homophily = Homophily(hub_limits)
-        # For each sample that waits, the hub that it will be in each course.
+        # For each sample that waits, the hub that it will be in each job dataset.
         self._waiting: OrderedDict[Key, dict[str, Hub]] = OrderedDict()
-        # The redirects as `redirects_changed` last returned them (sample -> course -> stand-in), to take them back.
-        self._told: dict[Key, dict[str, Key]] = {}
+        # The redirects as `redirects_changed` last returned them (sample -> job dataset -> substitute), to take them
+        # back.
+        self._published: dict[Key, dict[str, Key]] = {}
 
     # -- as every policy
 
@@ -226,7 +229,7 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
             "ratio": self._ratio,
             "order": order,
             "scores": [self.score(key) for key in order],
-            "hubs": [_as_row(hub) for key in self._homophily for hub in self._homophily.courses_of(key).values()],
+            "hubs": [_as_row(hub) for key in self._homophily for hub in self._homophily.job_datasets_of(key).values()],
         }
 
     def restore(self, members: Mapping[Key, int], state: Mapping[str, Any]) -> None:
@@ -251,55 +254,63 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
         if key in self._important:
             self._important.set(key, score)
 
-    def forget_course(self, course_id: str, keys: Iterable[Key]) -> None:
-        """Hubs stay, for they are members; they stand in again when a trainer declares the list again."""
+    def forget_job_dataset(self, job_dataset_id: str, keys: Iterable[Key]) -> None:
+        """Hubs stay, for they are members; they are substitutes again when a trainer declares the list again."""
         for key in keys:
             if key not in self._important:
                 self._scores.pop(key, None)
-        for key in [key for key, hubs in self._waiting.items() if course_id in hubs]:
-            del self._waiting[key][course_id]
+        for key in [key for key, hubs in self._waiting.items() if job_dataset_id in hubs]:
+            del self._waiting[key][job_dataset_id]
             if not self._waiting[key]:
                 del self._waiting[key]
-        self._homophily.new_epoch(course_id)
+        self._homophily.new_epoch(job_dataset_id)
 
     def hub_found(self, hub: Hub) -> None:
         if hub.key in self._homophily:
             self._homophily.put(hub)
             return
-        self._waiting.setdefault(hub.key, {})[hub.course_id] = hub
+        self._waiting.setdefault(hub.key, {})[hub.job_dataset_id] = hub
         self._waiting.move_to_end(hub.key)
         if len(self._waiting) > MAX_WAITING:
             self._waiting.popitem(last=False)
 
-    def is_hub(self, course_id: str, key: Key) -> bool:
-        return course_id in self._homophily.courses_of(key)
+    def is_hub(self, job_dataset_id: str, key: Key) -> bool:
+        return job_dataset_id in self._homophily.job_datasets_of(key)
 
-    def stand_in(self, course_id: str, key: Key) -> Key | None:
+    def substitute_for(self, job_dataset_id: str, key: Key) -> Key | None:
         if key in self._important or key in self._homophily:
             return None
-        return self._homophily.stand_in(course_id, key)
+        return self._homophily.substitute_for(job_dataset_id, key)
 
-    def stood_in(self, course_id: str, stand_in: Key, wanted: Key) -> None:
-        self._homophily.stood_in(course_id, stand_in)
+    def substituted(self, job_dataset_id: str, substitute: Key, wanted: Key) -> None:
+        self._homophily.substituted(job_dataset_id, substitute)
 
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
         changes: list[tuple[str, Key, Key | None]] = []
         for key in self._homophily.drain_touched():
-            told = self._told.pop(key, {})
-            near = self._homophily.courses_near(key)
-            now = {course_id: hub for course_id in near if (hub := self.stand_in(course_id, key)) is not None}
-            changes += [(course_id, key, hub) for course_id, hub in now.items() if told.get(course_id) != hub]
-            changes += [(course_id, key, None) for course_id in told if course_id not in now]
+            published = self._published.pop(key, {})
+            near = self._homophily.job_datasets_near(key)
+            now = {
+                job_dataset_id: hub
+                for job_dataset_id in near
+                if (hub := self.substitute_for(job_dataset_id, key)) is not None
+            }
+            changes += [
+                (job_dataset_id, key, hub)
+                for job_dataset_id, hub in now.items()
+                if published.get(job_dataset_id) != hub
+            ]
+            changes += [(job_dataset_id, key, None) for job_dataset_id in published if job_dataset_id not in now]
             if now:
-                self._told[key] = now
+                self._published[key] = now
         return changes
 
-    def forget_told(self) -> None:
-        self._told.clear()
+    def forget_published(self) -> None:
+        self._published.clear()
         self._homophily.touch_all()
 
-    def new_epoch(self, course_id: str) -> None:
-        self._homophily.new_epoch(course_id)
+    def new_epoch(self, job_dataset_id: str) -> None:
+        self._homophily.new_epoch(job_dataset_id)
 
     def limit_hubs(self, limits: HubLimits) -> None:
         self._homophily.limit(limits)
@@ -315,9 +326,9 @@ class Spider(Guided, HasHubs, HasStandIns, Adjustable):
 
 
 def _as_row(hub: Hub) -> list[Any]:
-    return [hub.key, hub.course_id, list(hub.neighbours), list(hub.distances)]
+    return [hub.key, hub.job_dataset_id, list(hub.neighbours), list(hub.distances)]
 
 
 def _from_row(row: Any) -> Hub:
-    key, course_id, neighbours, distances = row
-    return Hub(key, course_id, saved_keys(neighbours), list(distances))
+    key, job_dataset_id, neighbours, distances = row
+    return Hub(key, job_dataset_id, saved_keys(neighbours), list(distances))

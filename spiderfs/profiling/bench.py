@@ -1,53 +1,291 @@
-"""Compares ways to read a source as a training does: directly, by an LRU cache, by a plan, and as views.
+"""Compares ways to read a source as a training does, and recommends options: directly, by LRU, by a plan, and as views.
 
-An **epoch** reads a random choice of the files once, in random order, as many as come in some seconds. The caches hold
-the share of these files that the real one would hold of all, and have seen an epoch before. Each pass begins with the
-files out of the kernel's memory, as they are where the data are larger than that.
+An **epoch** reads a random choice of the files once, in random order, as many as can be read in some seconds. The
+caches hold the share of these files that the real one would hold of all, and are warm from an epoch before. Each pass
+begins with the files dropped from the page cache, as if the data were larger than memory.
+
+A **round** is one pass of each way, in an order that rotates from round to round, so that other load on the machine
+affects all ways alike. Rounds continue until the confidence intervals separate the ways, or time is up.
+
+**Readers** are processes that read and decode as the workers of a training's loader do. They get batches as from
+DataLoader: the next free worker gets the next one, two for each worker ahead of the loop, which takes them in order.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
+import math
+import multiprocessing
 import os
 import random
+import signal
+import socket
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.pool import AsyncResult, Pool
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from statistics import fmean, median, stdev
 from typing import NamedTuple
 
-from spiderfs.errors import UsageError
+import numpy as np
+from PIL import Image
+
+from spiderfs.errors import MountError, UsageError
+from spiderfs.linux.process_table import end_with_parent
+from spiderfs.linux.sockets import socket_address
 from spiderfs.options.model import Options
+from spiderfs.options.paths import on_one_disk
 from spiderfs.options.units import round_size
-from spiderfs.profiling.bench_readers import BATCH, File, Pass, Planned, Readers, Way, drop
 from spiderfs.profiling.private_mount import private_mount
-from spiderfs.sources.faults import FaultState, SlowSource
+from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Progress, Samples, encode
+from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import is_url, open_source
-from spiderfs.sources.source import Source
-from spiderfs.views.recipe import NO_VIEW
+from spiderfs.sources.slow import SlowSettings, SlowSource
+from spiderfs.sources.source import Source, Version
+from spiderfs.views.recipe import NO_VIEW, READY
 
-LRU, PLAN, VIEWS = "lru", "plan", ("jpeg256", "bmp256")
-# All passes together stay below two minutes.
-_LISTING_S, _SPEED_S, _EPOCH_S, _MOST_S = 10.0, 3.0, 8.0, 12.0
-_MOST_LISTED, _MOST_FILES, _COPIED, _COPIED_BYTES = 200_000, 20_000, 256, 64 << 20
-# A way counts as faster by so much, and a source as what limits below that share of what the loader can do.
-_GAIN, _LIMITS = 1.15, 0.9
+BATCH = 32
+_AHEAD = 2
+# A pass ends with the batches that are under way, which should not take longer than this.
+_BATCH_S = 0.5
+# What torchvision's transforms make of a photo in most trainings.
+_PIXELS = 224
+_LIST = "bench"
+_ANSWER_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 120.0
 
 
-class Listing(NamedTuple):
-    """Small files that were found; `whole` if these are all."""
+class File(NamedTuple):
+    path: bytes
+    version: Version
 
-    files: list[File]
+
+class Way(NamedTuple):
+    """Where files are read: below a directory, or at a source with its faults, if `named`; `kept`: stay in memory."""
+
+    root: str = ""
+    named: str = ""
+    settings: StoreSettings = StoreSettings()
+    faults: str = ""
+    kept: bool = False
+
+
+class ReadPass(NamedTuple):
+    """What one pass over files took; `decoded` of them were images."""
+
+    files: int
     bytes: int
-    whole: bool
+    decoded: int
+    seconds: float
+
+    @property
+    def per_s(self) -> float:
+        return self.files / self.seconds
+
+
+def drop(path: bytes | str) -> None:
+    """Have the kernel forget the bytes of a file; does nothing where the file cannot be opened."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def short_side(path: str) -> int:
+    """The pixels of the shorter side of an image; 0 for what is none."""
+    try:
+        with Image.open(path) as image:
+            return min(image.size)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return 0
+
+
+class Readers:
+    """The workers; use it in a `with` block. Where a worker cannot read a file, the error is raised here."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._batch = 1
+        # No fork: threads and connections of this process would not go on in it.
+        context = multiprocessing.get_context("spawn")
+        all_there = context.Barrier(workers + 1)
+        self._pool: Pool = context.Pool(workers, _begin, (os.getpid(), all_there))
+        all_there.wait(_START_TIMEOUT_S)
+
+    def __enter__(self) -> Readers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.terminate()
+        self._pool.join()
+
+    def fit(self, per_s: float) -> None:
+        """Have batches of BATCH files, or fewer where the source is so slow."""
+        self._batch = max(1, min(BATCH, int(_BATCH_S * per_s / self.workers)))
+
+    def read(
+        self, way: Way, files: Sequence[File], decode: bool, plan: PlanPublisher | None = None, limit_s: float = 60.0
+    ) -> ReadPass:
+        """Read the files in this order; ends early once the time is over."""
+        begun_s = time.perf_counter()
+        waiting: deque[AsyncResult[tuple[int, int, int]]] = deque()
+        batches = [files[first : first + self._batch] for first in range(0, len(files), self._batch)]
+        count = size = decoded = begun = 0
+        while begun < len(batches) or waiting:
+            late = time.perf_counter() - begun_s > limit_s
+            if late and not waiting:
+                break
+            while not late and begun < len(batches) and len(waiting) < _AHEAD * self.workers:
+                waiting.append(self._pool.apply_async(_read, (way, batches[begun], decode)))
+                begun += 1
+                if plan is not None:
+                    plan.progress(min(len(files), begun * self._batch), count)
+            done = waiting.popleft().get()
+            count, size, decoded = count + done[0], size + done[1], decoded + done[2]
+        if plan is not None:
+            plan.progress(count, count)
+        return ReadPass(count, size, decoded, time.perf_counter() - begun_s)
+
+
+class PlanPublisher:
+    """A trainer's connection to a mount, which publishes the order of each pass before it begins."""
+
+    def __init__(self, mount: Path, files: Sequence[File]) -> None:
+        path = Path(os.fsdecode((mount / ".spiderfs/hook").read_bytes().rstrip(b"\n")))
+        self._decoder = Decoder()
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(_ANSWER_TIMEOUT_S)
+        with socket_address(path) as address:
+            self._socket.connect(address)
+        self._send(Hello(_LIST, _LIST))
+        self._receive_ok()
+        paths = np.frombuffer(b"".join(file.path + b"\0" for file in files), np.uint8)
+        self._send(Samples(_LIST, _LIST, len(files), 0, np.full(len(files), -1, np.int32), paths))
+        self._receive_ok()
+        self._number = {file.path: number for number, file in enumerate(files)}
+        self._epoch = -1
+
+    def publish(self, *epochs: Sequence[File]) -> None:
+        """Begin the first of these epochs; the others come after it."""
+        self._epoch += 1
+        for after, epoch in enumerate(epochs):
+            order = np.array([self._number[file.path] for file in epoch], np.uint32)
+            self._send(Plan(_LIST, self._epoch + after, 0, after == 0, order))
+
+    def progress(self, dispatched: int, taken: int) -> None:
+        self._send(Progress(_LIST, self._epoch, dispatched, taken))
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _send(self, message: Message) -> None:
+        self._socket.sendall(encode(message))
+
+    def _receive_ok(self) -> None:
+        while data := self._socket.recv(1 << 16):
+            if any(isinstance(answer, Ok) for answer in self._decoder.feed(data)):
+                return
+        raise MountError("a mount to measure by has ended")
+
+
+# -- in a worker
+
+
+def _begin(parent: int, all_there: Barrier) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever has started this process ends it
+    end_with_parent(parent)
+    all_there.wait(_START_TIMEOUT_S)  # no pass has to wait for a process that is still starting
+
+
+@functools.cache
+def _source(way: Way) -> Source:
+    source: Source = open_source(way.named, way.settings)
+    return SlowSource(source, SlowSettings.open(way.faults)) if way.faults else source
+
+
+def _read(way: Way, files: Sequence[File], decode: bool) -> tuple[int, int, int]:
+    size = decoded = 0
+    for file in files:
+        content = _content(way, file)
+        size += len(content)
+        decoded += decode and _decodes(content)
+    return len(files), size, decoded
+
+
+def _content(way: Way, file: File) -> bytes:
+    if not way.named:
+        with open(os.path.join(os.fsencode(way.root), file.path), "rb") as opened:
+            content = opened.read()
+            if not way.kept:
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return content
+    content = _source(way).read(file.path, 0, file.version.size, file.version)
+    if way.root:
+        drop(os.path.join(os.fsencode(way.root), file.path))
+    return content
+
+
+def _decodes(content: bytes) -> bool:
+    """Make of an image what a training's transforms do; whether it is one."""
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            image.convert("RGB").resize((_PIXELS, _PIXELS), Image.Resampling.BILINEAR).tobytes()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return False
+    return True
+
+
+LOADER, SOURCE, DIRECT, LRU, PLAN = "loader", "source", "direct", "lru", "plan"
+# A way counts as faster by so much, and a loader as waiting below that share of what it does with files in memory.
+_GAIN, _WAITS = 1.15, 0.9
+# Student's t of 95 % for so many passes: a mean of few is known the less.
+_STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57}
+
+
+class Speed(NamedTuple):
+    """What the passes of one way took."""
+
+    passes: Sequence[ReadPass]
+
+    @property
+    def per_s(self) -> float:
+        return fmean(done.per_s for done in self.passes)
+
+    @property
+    def error(self) -> float:
+        """Half of the 95 % confidence interval of `per_s`."""
+        count = len(self.passes)
+        if count < 2:
+            return math.inf
+        return _STUDENT[count] * stdev(done.per_s for done in self.passes) / math.sqrt(count)
+
+    @property
+    def bytes_per_s(self) -> float:
+        return sum(done.bytes for done in self.passes) / sum(done.seconds for done in self.passes)
+
+    def beyond(self, other: Speed) -> bool:
+        """Whether this is faster by more than passes differ by chance."""
+        return self.per_s - self.error > other.per_s + other.error
+
+    def __str__(self) -> str:
+        return f"{_rate(self.per_s)} ± {_rate(self.error)}" if len(self.passes) > 1 else _rate(self.per_s)
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was measured; `local` is the loader on files in memory, `source` the source without decoding."""
+class BenchFindings:
+    """What was measured: `speeds` by LOADER (on files in memory), SOURCE (no decoding), DIRECT, and ways to mount."""
 
     named: str
     files_seen: int
@@ -58,73 +296,139 @@ class Found:
     capacity: str
     images: bool
     files_read: int
-    local: Pass
-    source: Pass
-    direct: Pass
-    mounted: dict[str, Pass] = field(default_factory=dict)
+    one_disk: bool
+    speeds: Mapping[str, Speed]
+
+    @property
+    def local(self) -> Speed:
+        return self.speeds[LOADER]
+
+    @property
+    def direct(self) -> Speed:
+        return self.speeds[DIRECT]
+
+    @property
+    def mounted(self) -> list[str]:
+        """The ways to mount that were measured."""
+        return [way for way in (LRU, PLAN, *READY) if way in self.speeds]
 
     @property
     def noun(self) -> str:
         return "images" if self.images else "files"
 
-    @property
-    def waits(self) -> bool:
-        """Whether the loader waits for the source."""
-        return min(self.direct.per_s, self.source.per_s) < _LIMITS * self.local.per_s
+    def expected(self, way: str) -> Speed:
+        """What a mount gives: what was measured, and never more than files in memory give."""
+        return min(self.speeds[way], self.speeds.get(in_memory(way), self.local), key=lambda speed: speed.per_s)
+
+    def brings(self, way: str, than: Speed) -> bool:
+        """Whether this way seems to be worth it, whatever chance has to do with that."""
+        return self.expected(way).per_s >= _GAIN * than.per_s
 
     def best(self) -> str | None:
-        """The way to mount that is worth it; None: no way is."""
-        way = max(self.mounted, key=lambda name: self.mounted[name].per_s)
-        if self.mounted[way].per_s < _GAIN * self.direct.per_s:
-            return None
+        """The way to mount that is worth it; None: no way is, as far as is known."""
+
+        def better(way: str, than: Speed) -> bool:
+            return self.brings(way, than) and self.speeds[way].beyond(than)
+
+        worth = [way for way in self.mounted if better(way, self.direct)]
+        way = max(worth, key=lambda name: self.expected(name).per_s, default=None)
         # A plan needs a line in the training, and a view changes the images: each has to bring more.
-        for simpler in (LRU, PLAN):
-            if simpler in self.mounted and self.mounted[way].per_s < _GAIN * self.mounted[simpler].per_s:
-                return simpler
-        return way
+        simpler = (name for name in (LRU, PLAN) if name in worth and not better(way or name, self.expected(name)))
+        return next(simpler, way)
+
+    @property
+    def unclear(self) -> bool:
+        """Whether passes differ by more than a way brings that seems to be worth it."""
+        return any(self.brings(way, self.direct) and not self.speeds[way].beyond(self.direct) for way in self.mounted)
 
     def verdict(self) -> str:
         """What to mount with, and why."""
-        local, source = _rate(self.local.per_s), _rate(self.source.per_s)
         work = "decodes" if self.images else "reads"
-        why = f"your loader {work} at {local} {self.noun}/s, the source gives {source}"
+        why = f"your loader {work} {self.local} {self.noun}/s from memory and {self.direct} from the source"
         way = self.best()
         if way is None:
-            most = _rate(max(done.per_s for done in self.mounted.values()))
-            rest = "read the source directly" if not self.waits else "a larger cache may help, or more loader workers"
-            return f"{why}: {rest}; a mount would give {most} in place of {_rate(self.direct.per_s)}"
-        view = f",view={way}" if way in VIEWS else ""
+            return f"{why}: {self._why_not()}"
+        options = f"immutable,capacity={self.capacity}" + (f",view={way}" if way in READY else "")
         plan = " and give the training trainer_hook.plan()" if way != LRU else ""
-        return (
-            f"{why}: mount with -o immutable,capacity={self.capacity}{view}{plan}; expect"
-            f" {_rate(self.mounted[way].per_s)} {self.noun}/s in place of {_rate(self.direct.per_s)}"
-            + (f", and an LRU cache gives {_rate(self.mounted[LRU].per_s)}" if way != LRU else "")
-        )
+        others = {LRU: "with an LRU cache", PLAN: "with a plan alone"}
+        simpler = [name for name in others if name in self.mounted and name != way != LRU]
+        beside = "".join(f", {self.expected(name)} {others[name]}" for name in simpler)
+        verdict = f"{why}: mount with -o {options}{plan}; expect {self.expected(way)} {self.noun}/s{beside}"
+        if way in READY:
+            verdict += f". This view replaces the images by smaller ones, of {READY[way].short_side} pixels"
+        return verdict
+
+    def _why_not(self) -> str:
+        if self.unclear:
+            return "no verdict, because rates vary more than the ways differ: run it again while nothing else runs"
+        if self.direct.per_s >= _WAITS * self.local.per_s:
+            return "read the source directly, because the loader hardly waits for it"
+        return f"no mount brings {_GAIN - 1:.0%}: a larger cache may help, or more loader workers"
 
 
 def _rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.1f}"
 
 
-def bench(options: Options, workers: int, say: Callable[[str], None]) -> Found:
-    """Measure all ways; `say` hears what is done next.
+def in_memory(view: str) -> str:
+    """How the loader's speed on files of this view in memory is named."""
+    return f"{LOADER}, {view}"
+
+
+VIEWS = ("jpeg256", "bmp256")
+# All rounds together end before two minutes are over, by _ALL_S from the start; the last pass may be late.
+_LISTING_S, _SPEED_S, _EPOCH_S, _MOST_S, _ALL_S = 10.0, 1.0, 2.5, 5.0, 100.0
+_STEPS, _LEAST_ROUNDS, _MOST_ROUNDS = 3, 3, 6
+_MOST_LISTED, _MOST_FILES, _COPIED, _COPIED_BYTES = 200_000, 20_000, 256, 64 << 20
+# Views are tried where a plan brings the loader to that share of what it does with files in memory.
+_DECODES = 0.5
+
+
+class FoundFiles(NamedTuple):
+    """Small files that were found; `whole` if these are all."""
+
+    files: list[File]
+    bytes: int
+    whole: bool
+
+
+class _Steps:
+    """Reports which step of how many begins, and how many seconds are left at most."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._ends_s = time.perf_counter() + _ALL_S
+        self._number, self._total = 0, _STEPS + _LEAST_ROUNDS
+
+    def left_s(self) -> float:
+        return self._ends_s - time.perf_counter()
+
+    def begin(self, what: str, most_s: float = math.inf) -> None:
+        self._number += 1
+        self._total = max(self._total, self._number)
+        self._say(f"{self._number} of {self._total}: {what}, at most {max(1, min(most_s, self.left_s())):.0f} s left")
+
+
+def bench(options: Options, workers: int, say: Callable[[str], None]) -> BenchFindings:
+    """Measure all ways; `say` is given each step as it begins.
 
     Raises UsageError for a source without small files, SpiderfsError or OSError where one cannot be read.
     """
-    named, settings = str(options.source), options.store_settings
+    named, settings, steps = str(options.source), options.store_settings, _Steps(say)
     if options.archives:
         raise UsageError(
             "bench compares with files read directly, and members of archives are none: leave out archives"
         )
-    with tempfile.TemporaryDirectory(prefix="spiderfs-bench-") as scratch, Readers(workers) as readers:
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spiderfs-bench-")))
         faults = ""
-        if any(options.source_faults().values()):
+        if any(options.slow_settings().values()):
             faults = f"{scratch}/faults"
-            FaultState.create(faults, **options.source_faults()).close()
+            SlowSettings.create(faults, **options.slow_settings()).close()
         direct = Way("" if is_url(named) else named, named, settings, faults)
         source: Source = open_source(named, settings)
-        source = SlowSource(source, FaultState.open(faults)) if faults else source
-        say("listing files")
+        source = SlowSource(source, SlowSettings.open(faults)) if faults else source
+        steps.begin("listing files")
         listing = list_files(source, options.sample_max_bytes)
         files = listing.files
         if len(files) < BATCH:
@@ -133,28 +437,130 @@ def bench(options: Options, workers: int, say: Callable[[str], None]) -> Found:
                 " name the directory of the training's data"
             )
         share = cached_share(options, listing)
+        steps.begin("the loader and the source")
         random.Random(0).shuffle(files)
-        say("the source alone")
-        cold = _forget(direct, files[:_MOST_FILES], _SPEED_S)
-        alone = readers.read(direct, files[:cold], decode=False, limit_s=_SPEED_S)
-        say("the loader alone")
-        copied = _copy(source, files, Path(scratch))
-        kept = Way(scratch, kept=True)
-        readers.read(kept, copied, decode=True, limit_s=_SPEED_S)
-        local = readers.read(kept, copied * (_MOST_FILES // len(copied)), decode=True, limit_s=_SPEED_S)
-        images = local.decoded * 2 > local.files
-        count = int(min(local.per_s, alone.per_s) * _EPOCH_S)
-        epoch = files[: min(max(count, 4 * BATCH), _MOST_FILES)]
-        say("directly from the source")
-        _forget(direct, epoch)
-        read = readers.read(direct, epoch, images, limit_s=_MOST_S)
+        readers = stack.enter_context(Readers(workers))
+        cold = files[: _forget(direct, files[:_MOST_FILES], _SPEED_S)]
+        readers.fit(readers.read(direct, cold, decode=False, limit_s=_SPEED_S).per_s)
+        memory, copied = _copy(lambda file: source.read(file.path, 0, file.version.size, file.version), files, scratch)
+        tried = readers.read(memory, copied, decode=True, limit_s=_SPEED_S)
+        images = tried.decoded * 2 > tried.files
+        _forget(direct, cold)
+        count = int(readers.read(direct, cold, images, limit_s=_SPEED_S).per_s * _EPOCH_S)
+        epoch = _RepeatedReads(readers, direct, files[: min(max(count, BATCH), _MOST_FILES)], images)
+        steps.begin("filling the caches of the mounts")
+        ways = _ways(
+            epoch, memory, copied, tried, lambda way: stack.enter_context(_mounted(epoch, way, options, share))
+        )
+        one_disk = not faults and not is_url(named) and on_one_disk(Path(named), options.cache_dir)
         known = (named, len(files), listing.bytes, listing.whole, workers, share, str(options.capacity))
-        found = Found(*known, images, len(epoch), local, alone, read)
-        _mounted(found, options, readers, direct, epoch, say)
-        return found
+        return _rounds(ways, steps, lambda speeds: BenchFindings(*known, images, len(epoch.files), one_disk, speeds))
 
 
-def cached_share(options: Options, listing: Listing) -> float:
+@dataclass
+class _RepeatedReads:
+    """Files that are read again and again, in another order each time."""
+
+    readers: Readers
+    direct: Way
+    files: Sequence[File]
+    images: bool
+
+    def order(self) -> list[File]:
+        return random.sample(self.files, len(self.files))
+
+    def read_directly(self, decode: bool, limit_s: float) -> ReadPass:
+        _forget(self.direct, self.files)
+        return self.readers.read(self.direct, self.order(), decode, limit_s=limit_s)
+
+    def read_memory(self, memory: Way, copied: Sequence[File]) -> ReadPass:
+        again = [*copied] * (_MOST_FILES // len(copied))
+        return self.readers.read(memory, again, self.images, limit_s=_SPEED_S)
+
+
+@dataclass
+class _Mounted:
+    """A mount by which an epoch is read, with a cache that holds this share of it."""
+
+    epoch: _RepeatedReads
+    way: Way
+    plan: PlanPublisher | None
+    share: float
+
+    def content(self, file: File) -> bytes:
+        return Path(self.way.root, os.fsdecode(file.path)).read_bytes()
+
+    def measure(self) -> ReadPass:
+        before, order = self.epoch.order(), self.epoch.order()
+        # What a cache holds after an epoch follows from its end.
+        self.read(False, before[-math.ceil(min(1.0, self.share + 0.1) * len(before)) :], order)
+        _forget(self.epoch.direct, order)
+        return self.read(self.epoch.images, order)
+
+    def read(self, decode: bool, *orders: Sequence[File]) -> ReadPass:
+        """Read the first of these orders; a plan knows the others too."""
+        if self.plan is not None:
+            self.plan.publish(*orders)
+        return self.epoch.readers.read(self.way, orders[0], decode, self.plan, limit_s=_MOST_S)
+
+
+@contextmanager
+def _mounted(epoch: _RepeatedReads, way: str, options: Options, share: float) -> Iterator[_Mounted]:
+    given = {row.name: row.value for row in options.as_table()}
+    capacity = str(max(1 << 20, int(share * sum(file.version.size for file in epoch.files))))
+    view, policy = (way if way in READY else NO_VIEW), ("lru" if way == LRU else "spider")
+    with private_mount(given, options.cache_dir.parent, view, policy=policy, capacity=capacity) as mount:
+        learn_names(mount.root, epoch.files)
+        with nullcontext() if way == LRU else closing(PlanPublisher(mount.root, epoch.files)) as plan:
+            yield _Mounted(epoch, Way(str(mount.root)), plan, share)
+
+
+def _ways(
+    epoch: _RepeatedReads, memory: Way, copied: Sequence[File], tried: ReadPass, mount: Callable[[str], _Mounted]
+) -> dict[str, Callable[[], ReadPass]]:
+    """How a pass of each way is made; `copied` are in memory, and `tried` is a pass over these."""
+    ways: dict[str, Callable[[], ReadPass]] = {
+        LOADER: partial(epoch.read_memory, memory, copied),
+        SOURCE: partial(epoch.read_directly, False, _SPEED_S),
+        DIRECT: partial(epoch.read_directly, epoch.images, _MOST_S),
+    }
+    pixels = median(short_side(os.path.join(memory.root, os.fsdecode(file.path))) for file in copied)
+    for way in (LRU, PLAN, *VIEWS):
+        if way in READY and not (epoch.images and READY[way].short_side < pixels):
+            continue
+        mounted = mount(way)
+        ways[way] = mounted.measure
+        # A view spares decoding; a loader that waits for the source even with a plan gains by fewer bytes alone.
+        if way == PLAN and epoch.images and mounted.measure().per_s < _DECODES * tried.per_s:
+            pixels = 0
+        if way in READY:
+            mounted.read(False, epoch.files)  # of views all are made in a first epoch
+            ways[in_memory(way)] = partial(
+                epoch.read_memory, *_copy(mounted.content, epoch.files, Path(memory.root).parent)
+            )
+    return ways
+
+
+def _rounds(
+    ways: Mapping[str, Callable[[], ReadPass]], steps: _Steps, found: Callable[[Mapping[str, Speed]], BenchFindings]
+) -> BenchFindings:
+    """Measure all ways in turn until they can be told apart, or the time is over."""
+    passes: dict[str, list[ReadPass]] = {way: [] for way in ways}
+    names, took_s = list(ways), 0.0
+    while True:
+        before_s, number = steps.left_s(), len(passes[names[-1]])
+        steps.begin(f"round {number + 1} of all ways", took_s * max(1, _LEAST_ROUNDS - number) if number else math.inf)
+        first = number % len(names)
+        for way in names[first:] + names[:first]:
+            passes[way].append(ways[way]())
+        took_s = before_s - steps.left_s()
+        known = found({way: Speed(tuple(of_way)) for way, of_way in passes.items()})
+        settled = number + 1 >= _LEAST_ROUNDS and not known.unclear
+        if settled or number + 1 == _MOST_ROUNDS or steps.left_s() < took_s:
+            return known
+
+
+def cached_share(options: Options, listing: FoundFiles) -> float:
     """Which share of the files the capacity holds; raises UsageError."""
     capacity = options.capacity
     if capacity.unit == "percent":
@@ -167,43 +573,7 @@ def cached_share(options: Options, listing: Listing) -> float:
     return min(1.0, capacity.budget_bytes(0) / listing.bytes)
 
 
-def _mounted(
-    found: Found,
-    options: Options,
-    readers: Readers,
-    direct: Way,
-    files: Sequence[File],
-    say: Callable[[str], None],
-) -> None:
-    given = {row.name: row.value for row in options.as_table()}
-    capacity = str(max(1 << 20, int(found.share * sum(file.version.size for file in files))))
-    for way in (LRU, PLAN, *VIEWS):
-        # A view spares decoding; a loader that waits for the source even with a plan gains by fewer bytes alone.
-        if way in VIEWS and (not found.images or found.mounted[PLAN].per_s < found.local.per_s / 2):
-            continue
-        say({LRU: "an LRU cache", PLAN: "a plan"}.get(way, f"a plan with the view {way}"))
-        policy = "lru" if way == LRU else "spider"
-        view = way if way in VIEWS else NO_VIEW
-        with private_mount(given, options.cache_dir.parent, view, policy=policy, capacity=capacity) as mount:
-            _learn_names(mount.root, files)
-            through = Way(str(mount.root))
-            orders = [random.Random(seed).sample(files, len(files)) for seed in (1, 2)]
-            # What a cache holds after an epoch follows from its end; of views all were made.
-            before = orders[0] if way in VIEWS else orders[0][-int(min(1.0, found.share + 0.1) * len(files)) :]
-            if way == LRU:
-                readers.read(through, before, decode=False, limit_s=_MOST_S)
-                _forget(direct, files)
-                found.mounted[way] = readers.read(through, orders[1], found.images, limit_s=_MOST_S)
-                continue
-            with closing(Planned(mount.root, files)) as plan:
-                plan.publish(before, orders[1])
-                readers.read(through, before, decode=False, plan=plan, limit_s=_MOST_S)
-                _forget(direct, files)
-                plan.publish(orders[1])
-                found.mounted[way] = readers.read(through, orders[1], found.images, plan, limit_s=_MOST_S)
-
-
-def list_files(source: Source, most_bytes: int) -> Listing:
+def list_files(source: Source, most_bytes: int) -> FoundFiles:
     """Files of 1 to `most_bytes` bytes, by a walk through directories in random order that ends after some seconds."""
     begun_s, chance = time.perf_counter(), random.Random(0)
     files: list[File] = []
@@ -219,16 +589,16 @@ def list_files(source: Source, most_bytes: int) -> Listing:
             elif stat.S_ISREG(found.mode) and 0 < found.size <= most_bytes:
                 files.append(File(path, found.version))
                 total += found.size
-    return Listing(files, total, not directories)
+    return FoundFiles(files, total, not directories)
 
 
-def _copy(source: Source, files: Sequence[File], scratch: Path) -> list[File]:
-    """Some of the files in a directory of their own, by numbers."""
+def _copy(content: Callable[[File], bytes], files: Sequence[File], scratch: Path) -> tuple[Way, list[File]]:
+    """Some of the files in a directory of their own, by numbers, which stays in memory."""
+    root = Path(tempfile.mkdtemp(dir=scratch))
 
     def copy(numbered: tuple[int, File]) -> File:
         number, file = numbered
-        content = source.read(file.path, 0, file.version.size, file.version)
-        (scratch / str(number)).write_bytes(content)
+        (root / str(number)).write_bytes(content(file))
         return file._replace(path=b"%d" % number)
 
     chosen, size = [], 0
@@ -238,7 +608,7 @@ def _copy(source: Source, files: Sequence[File], scratch: Path) -> list[File]:
         if size > _COPIED_BYTES:
             break
     with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(copy, chosen))
+        return Way(str(root), kept=True), list(pool.map(copy, chosen))
 
 
 def _forget(direct: Way, files: Sequence[File], limit_s: float = _MOST_S) -> int:
@@ -251,9 +621,8 @@ def _forget(direct: Way, files: Sequence[File], limit_s: float = _MOST_S) -> int
     return count if direct.root else len(files)
 
 
-def _learn_names(root: Path, files: Sequence[File]) -> None:
+def learn_names(root: Path, files: Sequence[File]) -> None:
     """List all directories of the files, as a data set does before it is read."""
-    for directory in {os.path.dirname(file.path) for file in files}:
-        with os.scandir(os.path.join(os.fsencode(root), directory)) as names:
-            for _ in names:
-                pass
+    directories = {os.path.join(os.fsencode(root), os.path.dirname(file.path)) for file in files}
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(os.listdir, directories))

@@ -1,22 +1,146 @@
-"""Takes a profile: mounts the source beside a mount, once for originals and once for each view, and reads there."""
+"""Takes a profile: mounts the source beside a mount, once for originals and once for each view, and reads there.
+
+The process in which the loader is measured runs `trainer_hook/refurbishing/profiled_loader.py`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from spiderfs.errors import UsageError
 from spiderfs.forms.profile import Cost, Form, Profile, Reads, Record, SourceSpeed
-from spiderfs.profiling.loader_process import Kept, Loader, Pass, loader_process
-from spiderfs.profiling.private_mount import private_mount
+from spiderfs.profiling.private_mount import PrivateMount, private_mount
 from spiderfs.views.recipe import NO_VIEW
+
+# The loader's workers and its main process end with their input, after the batch that they are at.
+_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class MeasuredPass:
+    cost: Cost
+    kept_bytes: float
+    """Bytes of a sample as the loader has given it, if it was kept so."""
+
+
+class KeptSamples(Enum):
+    """Which samples a pass takes: as the loader makes them, as it has given them before, or these, to be kept again."""
+
+    NO = "no"
+    READ = "read"
+    ANEW = "anew"
+
+
+class LoaderProcess:
+    """The loader that `module:function` makes of one directory after the other."""
+
+    def __init__(self, process: subprocess.Popen[str], named: str) -> None:
+        """Raises UsageError if there is no such function."""
+        self._process = process
+        self._named = named
+        # Until it has imported what it needs, SIGINT would make it print where it was.
+        self._interrupt = signal.SIGTERM
+        self._answer()
+        self._interrupt = signal.SIGINT
+
+    def open(self, mount: PrivateMount) -> Loader:
+        """The loader of what this mount shows, in place of those that were opened before; raises UsageError."""
+        return Loader(self, mount, **self.ask(directory=os.fspath(mount.root)))
+
+    def ask(self, **question: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        # If it has ended, its last answer says why.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        try:
+            line = self._process.stdout.readline()
+        except BaseException:
+            self._process.send_signal(self._interrupt)
+            raise
+        if not line:
+            raise UsageError(f"--loader {self._named}: its process ended with status {self._process.wait()}; see above")
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise UsageError(f"--loader {self._named}: {reply['error']}")
+        return reply
+
+
+@dataclass(frozen=True)
+class Loader:
+    """One loader of what a mount shows: samples of its data set and of a batch, and whether there are steps."""
+
+    process: LoaderProcess
+    mount: PrivateMount
+    samples: int
+    workers: int
+    batch: int
+    steps: bool
+
+    def measure(self, first: int, count: int, kept: KeptSamples = KeptSamples.NO) -> MeasuredPass:
+        """A pass over samples from the `first` on."""
+        before_s = self.mount.cpu_s()
+        reply = self.process.ask(first=first, count=count, kept=kept.value)
+        mount_s = self.mount.cpu_s() - before_s
+        samples = reply["samples"]
+        return MeasuredPass(
+            Cost(
+                reply["worker_cpu_s"] / samples,
+                reply["worker_wait_s"] / samples,
+                (mount_s + reply["main_cpu_s"]) / samples,
+            ),
+            reply["kept_bytes"] / samples,
+        )
+
+    def step_s(self, count: int) -> float:
+        """Seconds of a step of the training, on batches of the last pass."""
+        return float(self.process.ask(steps=count)["step_s"])
+
+
+@contextmanager
+def loader_process(named: str) -> Iterator[LoaderProcess]:
+    """The process for this `module:function`, which is looked for where the user is, as `python -m` does."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainer_hook.refurbishing.profiled_loader", named],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,  # Ctrl-C reaches all processes of a terminal's group; this one is ended by its parent
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield LoaderProcess(process, named)
+    finally:
+        # What it has not read of a question is of no use any more.
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
 
 # Files of one look at the source, for each reader; the more readers, the more files.
 _FILES_EACH = 12
@@ -121,12 +245,12 @@ def measure(
 ) -> tuple[Speeds, Profile | None]:
     """The speeds of the mount with these options, and with a loader its profile.
 
-    `say` hears what is measured next. Raises UsageError for a loader that cannot be measured and a source without
-    files, MountError if the source cannot be mounted beside.
+    `say` is called with what is measured next. Raises UsageError for a loader that cannot be measured and a source
+    without files, MountError if the source cannot be mounted beside.
     """
     with ExitStack() as stack:
         process = loader = None
-        uncached: list[Pass] = []
+        uncached: list[MeasuredPass] = []
         if wanted.loader is not None:
             say("the loader")
             process = stack.enter_context(loader_process(wanted.loader))
@@ -169,9 +293,9 @@ def _originals(loader: Loader, uncached: Cost, speeds: Speeds, cache_bytes: floa
             "the loader has read nothing from the mount: let its function give a loader of files with content below the"
             " directory that it gets"
         )
-    loader.measure(first, count, Kept.ANEW)  # makes them
-    augmented = _repeated(loader, first, count, Kept.READ)
-    kept_anew = _repeated(loader, first, count, Kept.ANEW).cost
+    loader.measure(first, count, KeptSamples.ANEW)  # makes them
+    augmented = _repeated(loader, first, count, KeptSamples.READ)
+    kept_anew = _repeated(loader, first, count, KeptSamples.ANEW).cost
     return Profile(
         cache_bytes=cache_bytes,
         cores=len(os.sched_getaffinity(0)),
@@ -213,9 +337,9 @@ def _warm_up(loader: Loader, samples: int) -> None:
         loader.measure(0, samples)
 
 
-def _repeated(loader: Loader, first: int, count: int, kept: Kept = Kept.NO) -> Pass:
+def _repeated(loader: Loader, first: int, count: int, kept: KeptSamples = KeptSamples.NO) -> MeasuredPass:
     return _fastest([loader.measure(first, count, kept) for _ in range(_PASSES)])
 
 
-def _fastest(passes: list[Pass]) -> Pass:
+def _fastest(passes: list[MeasuredPass]) -> MeasuredPass:
     return min(passes, key=lambda taken: taken.cost.cpu_s + taken.cost.wait_s)

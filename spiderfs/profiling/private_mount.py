@@ -31,7 +31,7 @@ _ALL_THREADS = 2
 SETTINGS = (
     "immutable", "binding", "archives", "workers", "fetches", "sample_max_bytes", "views", "view_workers",
     "view_megapixels",
-    "source.latency_ms", "source.latency_jitter", "source.bandwidth", "source.timeout_s", "source.attempts",
+    "source.latency_ms", "source.bandwidth", "source.timeout_s", "source.attempts",
     "source.endpoint", "source.region", "source.profile", "source.anonymous", "source.requester_pays",
     "source.addressing",
 )  # fmt: skip
@@ -110,7 +110,7 @@ def private_mount(options: Mapping[str, str], above: Path, view: str, **others: 
         finally:
             _end(process)
     finally:
-        # If the process was killed, nobody has done it yet.
+        # If the process was killed, no one has done it yet.
         unmount_or_detach(root)
         shutil.rmtree(scratch, ignore_errors=True)
 

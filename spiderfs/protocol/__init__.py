@@ -1,15 +1,14 @@
-"""The hook protocol: what a trainer tells the daemon and what the daemon answers. Other rooms import it from here."""
+"""The hook protocol: the messages of a trainer and the answers of the daemon. Other rooms import it from here."""
 
 from spiderfs.errors import ProtocolError as ProtocolError
-from spiderfs.protocol.frames import PREFIX_BYTES as PREFIX_BYTES
-from spiderfs.protocol.frames import VERSION as VERSION
-from spiderfs.protocol.frames import Decoder as Decoder
-from spiderfs.protocol.frames import encode as encode
 from spiderfs.protocol.messages import DEFAULT_LIMITS as DEFAULT_LIMITS
 from spiderfs.protocol.messages import MESSAGES as MESSAGES
+from spiderfs.protocol.messages import PREFIX_BYTES as PREFIX_BYTES
+from spiderfs.protocol.messages import VERSION as VERSION
 from spiderfs.protocol.messages import Batch as Batch
 from spiderfs.protocol.messages import Cached as Cached
 from spiderfs.protocol.messages import CachedRequest as CachedRequest
+from spiderfs.protocol.messages import Decoder as Decoder
 from spiderfs.protocol.messages import EpochEnd as EpochEnd
 from spiderfs.protocol.messages import Error as Error
 from spiderfs.protocol.messages import Exchange as Exchange
@@ -33,3 +32,4 @@ from spiderfs.protocol.messages import Turn as Turn
 from spiderfs.protocol.messages import Turns as Turns
 from spiderfs.protocol.messages import WarmUp as WarmUp
 from spiderfs.protocol.messages import Warn as Warn
+from spiderfs.protocol.messages import encode as encode

@@ -1,15 +1,29 @@
-"""The messages of the hook protocol: their fields, the types of the fields in a frame, and the checks of each message.
+"""The messages of the hook protocol, their checks, and their frames; no input or output.
 
-`frames.py` turns messages into bytes and back. Other rooms import the messages from `spiderfs.protocol`.
-The module is long because it is a table: a class for each message.
+Other rooms import them from `spiderfs.protocol`. A frame is a prefix of 12 bytes, a header, and a body:
+
+    prefix   b"sf", version (u8), 0 (u8), header_bytes (u32), body_bytes (u32), integers little-endian
+    header   one msgpack map: "type", the message's scalars by name, and "arrays", a list of [name, dtype, shape]
+    body     the arrays' elements in that order, little-endian, in C order, back to back
+
+The decoder allocates no memory because a frame claims a length: it collects a frame only up to `Limits`, and the arrays
+must fill the body exactly. For any bytes, it returns messages that keep the rules of their classes (shapes that agree,
+finite numbers, texts within limits), or raises ProtocolError.
+
+Prefix and header are the same in all versions, and so is the message `error`: one side can report to the other, in a
+frame of the other's version, that it speaks another one.
+docs/reference/hook-protocol.md is the reference for other languages.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 
@@ -107,7 +121,7 @@ def _is_job(text: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Hello(Message):
-    """The first message: which training this is, and which of its processes.
+    """Open the connection of one process of a training run.
 
     `job` is the id of the training: all its ranks give the same, and no other training does. `client` names the
     program, `name` the training, both for people. The training begins, or goes on, with its epoch number `epoch`, and
@@ -143,8 +157,8 @@ class Samples(Message):
     """Samples `first`, `first + 1`, ... of a list of `total`: paths below the mount, each ended by a NUL byte.
 
     The path of a sample that lies outside of the mount is empty, and the sample is ignored. A label of -1 means that
-    the sample has none. A long list takes several of these messages, sent in order. With `teaches` the trainer is going
-    to send batches of the list; the first message of a list says so.
+    the sample has none. A long list takes several of these messages, sent in order. With `sends_batches` the trainer is
+    going to send batches of the list; the first message of a list says so.
     """
 
     TYPE = "samples"
@@ -154,7 +168,7 @@ class Samples(Message):
     first: int
     labels: Int32s
     paths: Uint8s
-    teaches: bool | None = None
+    sends_batches: bool | None = None
 
     def check(self, limits: Limits) -> None:
         demand(self.total <= limits.samples, f"a list of {self.total} samples: at most {limits.samples}", "too-large")
@@ -175,7 +189,7 @@ class Samples(Message):
 
 @dataclass(frozen=True, eq=False)
 class Batch(Message):
-    """The embeddings that the model computed for some samples, and their losses: one row for each index.
+    """Embeddings and losses that the model computed: one row for each index.
 
     The rows are in the order in which the samples went through the model. `losses` and `labels` may be left out;
     without `labels` the samples have the labels of the list.
@@ -203,7 +217,7 @@ class Batch(Message):
 
 @dataclass(frozen=True, eq=False)
 class EpochEnd(Message):
-    """An epoch is over; `accuracy` is a share between 0 and 1, or None if it is not known.
+    """End an epoch; `accuracy` is between 0 and 1.
 
     `unmatched` counts the forward passes since the last epoch end whose samples the trainer did not know.
     """
@@ -220,7 +234,7 @@ class EpochEnd(Message):
 
 @dataclass(frozen=True, eq=False)
 class Plan(Message):
-    """The samples that this trainer will read in an epoch, in order.
+    """Publish the samples that this process will read in an epoch, in order.
 
     If `begun`, the trainer begins this epoch now, or goes on with it, at `position`. If not, the trainer will read the
     epoch later, after those of lower numbers, and sends its plan again when it begins.
@@ -240,7 +254,7 @@ class Plan(Message):
 
 @dataclass(frozen=True, eq=False)
 class Progress(Message):
-    """How far this trainer is in the plan of an epoch that has begun; it has no answer.
+    """Report how far the loader and the loop are in the current plan.
 
     `dispatched` of the plan's samples were handed to the loader's workers, and the loop has taken `taken` of these.
     """
@@ -257,7 +271,7 @@ class Progress(Message):
 
 @dataclass(frozen=True, eq=False)
 class Exchange(Message):
-    """Ask which samples to take in the places of the next ones (`wanted`), of a plan that names each sample once.
+    """Ask which samples to take in place of `wanted`, the next ones of the plan.
 
     `position` samples of the epoch have been dispatched; the last of them were `dispatched`, since the question before.
     The loop has taken `taken` of them.
@@ -279,7 +293,7 @@ class Exchange(Message):
 
 @dataclass(frozen=True, eq=False)
 class ScoresRequest(Message):
-    """Ask for the scores of a list; `request` comes back in the answer."""
+    """Ask for the scores of a list."""
 
     TYPE = "scores_request"
     list: str
@@ -288,7 +302,7 @@ class ScoresRequest(Message):
 
 @dataclass(frozen=True, eq=False)
 class CachedRequest(Message):
-    """Ask which samples of a list are in the cache; `request` comes back in the answer."""
+    """Ask which samples of a list are cached."""
 
     TYPE = "cached_request"
     list: str
@@ -297,9 +311,9 @@ class CachedRequest(Message):
 
 @dataclass(frozen=True, eq=False)
 class Pin(Message):
-    """Pin these samples of a list, in place of those that this trainer pinned before.
+    """Pin these samples in place of those that this process pinned before.
 
-    A trainer pins samples that it reads again and again beside its epochs. `request` comes back in the answer.
+    A trainer pins samples that it reads again and again beside its epochs.
     """
 
     TYPE = "pin"
@@ -313,10 +327,7 @@ class Pin(Message):
 
 @dataclass(frozen=True, eq=False)
 class WarmUp(Message):
-    """Whether the training on a list warms up: it reads all samples for a few epochs, and nothing is evicted for that.
-
-    It has no answer.
-    """
+    """Begin or end a warm-up, in which the reads of this run evict nothing."""
 
     TYPE = "warm_up"
     list: str
@@ -325,7 +336,7 @@ class WarmUp(Message):
 
 @dataclass(frozen=True, eq=False)
 class PartialSamples(Message):
-    """The first message of a loader that keeps partly augmented samples in the cache, in place of `hello`.
+    """Open the connection of a loader process that caches partly augmented samples.
 
     `store` names what it keeps: the transforms that make it, and their seed. Processes that give the same name share
     `wanted_bytes`, if there is as much room. It is answered by `room`. Jobs that share a list of `samples` samples, so
@@ -349,7 +360,7 @@ class PartialSamples(Message):
 
 @dataclass(frozen=True, eq=False)
 class Keep(Message):
-    """Keep a partial sample: the `bytes` bytes of the sealed memory file whose descriptor comes with this message.
+    """Keep a partial sample: `bytes` bytes of the memory file whose descriptor comes with this message.
 
     `inodes` are that of the sample and, if there is one, that of the sample that it replaces. It is answered in its
     turn by `ok` or `error`.
@@ -365,7 +376,7 @@ class Keep(Message):
 
 @dataclass(frozen=True, eq=False)
 class Turn(Message):
-    """Ask which generations of these partial samples the job is to use next.
+    """Ask which generations of these partial samples to use next.
 
     Those that it has to make are the one in `generation`, which is above 0. It is answered by `turns`.
     """
@@ -381,7 +392,7 @@ class Turn(Message):
 
 @dataclass(frozen=True, eq=False)
 class Goodbye(Message):
-    """The trainer ends the connection."""
+    """End the connection."""
 
     TYPE = "goodbye"
 
@@ -391,7 +402,7 @@ class Goodbye(Message):
 
 @dataclass(frozen=True, eq=False)
 class Ok(Message):
-    """A message was acted on. `answers` is its type: hello, samples (after the last message of a list), or goodbye."""
+    """Confirm `hello`, the last chunk of `samples`, `keep` or `goodbye`; `answers` is its type."""
 
     TYPE = "ok"
     answers: str
@@ -399,7 +410,7 @@ class Ok(Message):
 
 @dataclass(frozen=True, eq=False)
 class Error(Message):
-    """A message was refused; `code` is for programs, `text` is one line for people."""
+    """Refuse a message: `code` for programs, `text` for people."""
 
     TYPE = "error"
     code: str
@@ -408,7 +419,7 @@ class Error(Message):
 
 @dataclass(frozen=True, eq=False)
 class Warn(Message):
-    """A message was acted on, but not all of it could be used."""
+    """Confirm a message of which only a part could be used."""
 
     TYPE = "warning"
     text: str
@@ -416,7 +427,7 @@ class Warn(Message):
 
 @dataclass(frozen=True, eq=False)
 class Scores(Message):
-    """One score for each sample of the list, finite and not negative; empty while there are no scores.
+    """One finite score of 0 or more for each sample of the list; empty while there are none.
 
     `follows_plans` is whether the daemon follows plans now (the option `plan`): if not, a trainer gains nothing by
     drawing its next epoch before that begins.
@@ -434,7 +445,7 @@ class Scores(Message):
 
 @dataclass(frozen=True, eq=False)
 class Cached(Message):
-    """One bit for each sample of the list: whether it is cached. The first is the lowest bit of the first byte."""
+    """One bit for each sample of the list, 1 if cached, lowest bit first; `count` bits."""
 
     TYPE = "cached"
     list: str
@@ -452,7 +463,7 @@ class Cached(Message):
 
 @dataclass(frozen=True, eq=False)
 class Pinned(Message):
-    """The answer to `pin`: `count` of its samples are pinned; those that are not cached stay once they are read."""
+    """Answer `pin`: `count` samples are pinned; those not cached yet stay once read."""
 
     TYPE = "pinned"
     list: str
@@ -462,7 +473,7 @@ class Pinned(Message):
 
 @dataclass(frozen=True, eq=False)
 class Given(Message):
-    """The samples that a trainer is to take, one for each that it wanted; none if it is to go on as it planned."""
+    """Answer `exchange`: one sample for each in `wanted`; empty: keep the plan."""
 
     TYPE = "given"
     list: str
@@ -472,7 +483,7 @@ class Given(Message):
 
 @dataclass(frozen=True, eq=False)
 class Room(Message):
-    """The answer to `partials`: the bytes that may be kept under this name, and the most of one sample."""
+    """Answer `partials`: the bytes that may be kept, and the most of one sample."""
 
     TYPE = "room"
     room_bytes: float
@@ -481,7 +492,7 @@ class Room(Message):
 
 @dataclass(frozen=True, eq=False)
 class Turns(Message):
-    """The answer to `turn`: the generation of each sample, and of new ones that whose place they take (0: none)."""
+    """Answer `turn`: the generation of each sample, and the one that it replaces (0: none)."""
 
     TYPE = "turns"
     generations: Uint64s
@@ -499,3 +510,166 @@ MESSAGES: Mapping[str, type[Message]] = {
         *(Ok, Error, Warn, Scores, Cached, Pinned, Given, Room, Turns),
     )
 }
+
+
+VERSION = 3
+_MAGIC = b"sf"
+_PREFIX = struct.Struct("<2sBBII")
+PREFIX_BYTES = _PREFIX.size
+# A header holds a few scalars and the arrays' shapes: some 200 bytes.
+_HEADER_MAX_BYTES = 1 << 16
+_UINT32_MAX = 2**32 - 1
+
+
+def encode(message: Message, limits: Limits = DEFAULT_LIMITS, version: int = VERSION) -> bytes:
+    """The frame of a message; raises ProtocolError for a message that the other side would refuse.
+
+    `version` is for an `error` about the version, which goes to the other side in a frame of its own version.
+    """
+    header: dict[str, Any] = {"type": message.TYPE}
+    for name in message.SCALARS:
+        header[name] = getattr(message, name)
+    described, pieces = [], []
+    for name, spec in message.ARRAYS.items():
+        array = getattr(message, name)
+        if array is None:
+            continue
+        array = np.ascontiguousarray(array, dtype=spec.dtype)
+        described.append([name, spec.dtype, list(array.shape)])
+        pieces.append(array.tobytes())
+    if message.ARRAYS:
+        header["arrays"] = described
+    try:
+        packed: bytes = msgpack.packb(header)
+    except (ValueError, TypeError, OverflowError) as exc:
+        raise ProtocolError(f"{message.TYPE}: {exc}") from exc
+    body = b"".join(pieces)
+    demand(PREFIX_BYTES + len(packed) + len(body) <= limits.frame_bytes, "the message is too large", "too-large")
+    _message(packed, body, limits, {message.TYPE: type(message)})
+    return _PREFIX.pack(_MAGIC, version, 0, len(packed), len(body)) + packed + body
+
+
+class Decoder:
+    """Turns bytes into messages, however the bytes were cut into pieces."""
+
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, kinds: Mapping[str, type[Message]] = MESSAGES) -> None:
+        self._limits = limits
+        self._kinds = kinds
+        self._buffer = bytearray()
+        self._lost = False
+        self.version = VERSION
+        """The version of the last frame: another one than ours after the error "version"."""
+
+    def feed(self, data: bytes) -> list[Message | ProtocolError]:
+        """The messages that these bytes complete, in order.
+
+        For an invalid frame there is a ProtocolError in the list, and the next frame is read as usual. A fatal error is
+        the last item: after it, this method returns nothing more.
+        """
+        received: list[Message | ProtocolError] = []
+        if self._lost:
+            return received
+        self._buffer += data
+        at = 0
+        while len(self._buffer) - at >= PREFIX_BYTES:
+            try:
+                header_bytes, body_bytes = self._lengths(at)
+            except ProtocolError as exc:
+                self._lost = True
+                self._buffer.clear()
+                return [*received, exc]
+            body = at + PREFIX_BYTES + header_bytes
+            end = body + body_bytes
+            if len(self._buffer) < end:
+                break
+            try:
+                with memoryview(self._buffer) as view:
+                    frame = bytes(view[at + PREFIX_BYTES : body]), bytes(view[body:end])
+                received.append(_message(*frame, self._limits, self._kinds))
+            except ProtocolError as exc:
+                received.append(exc)
+            at = end
+        del self._buffer[:at]
+        return received
+
+    @property
+    def in_frame(self) -> bool:
+        """A frame has begun and not ended."""
+        return bool(self._buffer)
+
+    def _lengths(self, at: int) -> tuple[int, int]:
+        magic, version, zero, header_bytes, body_bytes = _PREFIX.unpack_from(self._buffer, at)
+        if magic != _MAGIC or zero != 0:
+            raise ProtocolError("not a frame of the hook protocol", fatal=True)
+        self.version = version
+        if version != VERSION:
+            text = f"it speaks version {version} of the hook protocol, and this is {VERSION}: update the older spiderfs"
+            raise ProtocolError(text, "version", fatal=True)
+        if header_bytes > _HEADER_MAX_BYTES or PREFIX_BYTES + header_bytes + body_bytes > self._limits.frame_bytes:
+            size = PREFIX_BYTES + header_bytes + body_bytes
+            raise ProtocolError(f"a frame of {size} bytes: at most {self._limits.frame_bytes}", "too-large", fatal=True)
+        return header_bytes, body_bytes
+
+
+def _message(packed: bytes, body: bytes, limits: Limits, kinds: Mapping[str, type[Message]]) -> Message:
+    try:
+        header = msgpack.unpackb(packed, strict_map_key=True)
+    except (ValueError, TypeError, OverflowError) as exc:
+        raise ProtocolError("the header is not msgpack") from exc
+    demand(isinstance(header, dict) and isinstance(header.get("type"), str), 'the header is no map with a "type"')
+    kind = kinds.get(header["type"])
+    if kind is None:
+        raise ProtocolError(f"no message {_shown(header['type'])}", "unknown")
+    known = {"type", *kind.SCALARS} | ({"arrays"} if kind.ARRAYS else set())
+    for name in header:
+        demand(name in known, f"{kind.TYPE} has no {_shown(name)}")
+    values: dict[str, Any] = {name: _scalar(kind, name, header, limits) for name in kind.SCALARS}
+    values |= _arrays(kind, header.get("arrays", []), body)
+    message = kind(**values)
+    message.check(limits)
+    return message
+
+
+def _scalar(kind: type[Message], name: str, header: Mapping[str, Any], limits: Limits) -> Any:
+    expected, value = kind.SCALARS[name], header.get(name)
+    # A scalar may be nil if its default is None.
+    if value is None and vars(kind).get(name, kind) is None:
+        return None
+    if expected is int:
+        good = type(value) is int and 0 <= value <= _UINT32_MAX
+    elif expected is bool:
+        good = type(value) is bool
+    elif expected is float:
+        good = isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+    else:
+        good = isinstance(value, str) and len(value.encode(errors="surrogatepass")) <= limits.text_bytes
+    demand(good, f"{kind.TYPE} needs a good {name}: {expected.__name__}, not {_shown(value)}")
+    return value
+
+
+def _arrays(kind: type[Message], described: Any, body: bytes) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    at = 0
+    demand(isinstance(described, list), f"{kind.TYPE}: arrays is no list")
+    for entry in described:
+        demand(isinstance(entry, list) and len(entry) == 3, f"{kind.TYPE}: an array is [name, dtype, shape]")
+        name, dtype, shape = entry
+        spec = kind.ARRAYS.get(name) if isinstance(name, str) else None
+        if spec is None or name in arrays:
+            raise ProtocolError(f"{kind.TYPE} has no such array, or has it twice: {_shown(name)}")
+        demand(dtype == spec.dtype, f"{kind.TYPE}: {name} must be {spec.dtype}")
+        good = isinstance(shape, list) and all(type(length) is int and length >= 0 for length in shape)
+        demand(good and len(shape) == spec.dimensions, f"{kind.TYPE}: {name} must have {spec.dimensions} dimensions")
+        size = math.prod(shape) * np.dtype(spec.dtype).itemsize
+        # Beside an empty dimension any other would fit the body.
+        demand(size <= len(body) - at and max(shape) <= _UINT32_MAX, f"{kind.TYPE}: {name} is longer than the body")
+        arrays[name] = np.frombuffer(body, spec.dtype, math.prod(shape), at).reshape(shape)
+        at += size
+    demand(at == len(body), f"{kind.TYPE}: {len(body) - at} bytes beyond the arrays")
+    for name, spec in kind.ARRAYS.items():
+        demand(name in arrays or not spec.required, f"{kind.TYPE} needs {name}")
+    return arrays
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:40]

@@ -1,6 +1,6 @@
 """How a loader hands a partly augmented sample to the mount: the sample's inode, and its bytes in a sealed memory file.
 
-A memory file (memfd_create(2)) can be sealed: then nobody can change, cut or lengthen it any more, not even the process
+A memory file (memfd_create(2)) can be sealed: then no one can change, cut or lengthen it any more, not even the process
 that made it. So the one that gets it may look at its size first, and read it then.
 """
 

@@ -5,9 +5,8 @@ A policy names its scoring in `Policy.scoring`.
 
 from __future__ import annotations
 
-from spiderfs.scorer.losses import LossScores, RankScores
 from spiderfs.scorer.scorer import Scorer
-from spiderfs.scorer.scoring import Scoring
+from spiderfs.scorer.scoring import LossScores, RankScores, Scoring
 
 SCORINGS: dict[str, type[Scoring]] = {
     "graph": Scorer,

@@ -1,7 +1,8 @@
 """An index that is a navigable small-world graph (Malkov and Yashunin, 2018), and approximate.
 
-It finds the cells of very long lists (`centres.py`); `index="graph"` is a graph of the samples, to compare with. Only
-this module imports hnswlib. The library's space "l2" returns squared distances. A sample is usually, but not
+`index=hnsw` keeps all samples in one, as SpiderCache does; by default one finds the cells of very long lists
+(`cells.py`). Only this module imports hnswlib, which is compiled where it is installed, so nothing else needs it. The
+library's space "l2" returns squared distances. A sample is usually, but not
 always, its own first neighbour. A query that finds fewer than k neighbours raises RuntimeError; this can happen after
 many updates.
 """
@@ -9,6 +10,7 @@ many updates.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spiderfs.scorer.index import NOBODY, Ids, Near, Neighbours, Vectors
+from spiderfs.scorer.index import NOBODY, Ids, Near, NearestSamples, Vectors
 
 if TYPE_CHECKING:
     import hnswlib
@@ -32,17 +34,22 @@ BUILD_CANDIDATES = 40
 SEARCH_FACTOR = 3
 # hnswlib draws the level of each node at random; a fixed seed makes runs repeatable.
 SEED = 1
+# The data loaders need the other cores.
+THREADS = 1
+
+
+def is_installed() -> bool:
+    """Whether hnswlib is there."""
+    return importlib.util.find_spec("hnswlib") is not None
 
 
 class GraphIndex:
     """An approximate index of up to `capacity` samples; see `Index` for its methods."""
 
-    def __init__(self, capacity: int, dimension: int, threads: int = 1) -> None:
-        """`threads` is how many threads hnswlib uses; one by default, because the data loaders need the cores."""
+    def __init__(self, capacity: int, dimension: int) -> None:
         self.failures = 0
         self._capacity = capacity
         self._dimension = dimension
-        self._threads = threads
         self._graph = self._empty_graph()
         self._graph.init_index(capacity, M=LINKS, ef_construction=BUILD_CANDIDATES, random_seed=SEED)
 
@@ -50,9 +57,9 @@ class GraphIndex:
         return int(self._graph.get_current_count())
 
     def update(self, ids: Ids, vectors: Vectors) -> None:
-        self._graph.add_items(vectors, ids, num_threads=self._threads)
+        self._graph.add_items(vectors, ids, num_threads=THREADS)
 
-    def nearest(self, ids: Ids, vectors: Vectors, k: int) -> Neighbours:
+    def nearest(self, ids: Ids, vectors: Vectors, k: int) -> NearestSamples:
         # Ask for one neighbour more than wanted, because a sample usually finds itself.
         found, squared = self._query(vectors, k + 1)
         own = found == ids[:, None]
@@ -61,7 +68,7 @@ class GraphIndex:
         own[~own.any(axis=1), -1] = True
         order = np.argsort(own, axis=1, kind="stable")[:, :-1]
         found, squared = np.take_along_axis(found, order, 1), np.take_along_axis(squared, order, 1)
-        return Neighbours(_padded(found, k, NOBODY), _padded(np.sqrt(squared), k, np.inf))
+        return NearestSamples(_padded(found, k, NOBODY), _padded(np.sqrt(squared), k, np.inf))
 
     def within(self, ids: Ids, vectors: Vectors, radius: float, most: int) -> Near:
         found = self.nearest(ids, vectors, most)
@@ -93,7 +100,7 @@ class GraphIndex:
         self._graph = graph
 
     def _empty_graph(self) -> hnswlib.Index:
-        # Only very long lists have a graph, and others need no library for it.
+        # Not at the top: spiderfs works without it.
         import hnswlib
 
         return hnswlib.Index(space="l2", dim=self._dimension)
@@ -104,7 +111,7 @@ class GraphIndex:
         while k > 0:
             self._graph.set_ef(k * SEARCH_FACTOR)
             try:
-                found, squared = self._graph.knn_query(vectors, k=k, num_threads=self._threads)
+                found, squared = self._graph.knn_query(vectors, k=k, num_threads=THREADS)
             except RuntimeError:
                 self.failures += 1
                 k //= 2

@@ -25,7 +25,7 @@ NOBODY = -1
 BLOCK, BLOCK_ROWS = 4096, 128
 
 
-class Neighbours(NamedTuple):
+class NearestSamples(NamedTuple):
     """For each row of a query its k neighbours, nearest first; if there are fewer, the row ends in NOBODY."""
 
     ids: Ids
@@ -42,7 +42,7 @@ class Near(NamedTuple):
     distances: Vectors
 
 
-class Index(Protocol):
+class NeighbourIndex(Protocol):
     """An index of the vectors of up to `capacity` samples."""
 
     failures: int
@@ -54,7 +54,7 @@ class Index(Protocol):
     def update(self, ids: Ids, vectors: Vectors) -> None:
         """Set the vectors of these samples; `ids` names each sample once."""
 
-    def nearest(self, ids: Ids, vectors: Vectors, k: int) -> Neighbours:
+    def nearest(self, ids: Ids, vectors: Vectors, k: int) -> NearestSamples:
         """The k samples nearest to each vector, or as many as there are; `ids[i]` is not among those of vector i."""
 
     def within(self, ids: Ids, vectors: Vectors, radius: float, most: int) -> Near:
@@ -88,7 +88,7 @@ def normalised(embeddings: NDArray[np.floating]) -> Vectors:
     return vectors
 
 
-def blocks_of(index: Index) -> Iterator[tuple[Ids, Vectors]]:
+def blocks_of(index: NeighbourIndex) -> Iterator[tuple[Ids, Vectors]]:
     """All samples that have a vector, with their vectors, BLOCK samples at a time."""
     present = index.present()
     for start in range(0, len(present), BLOCK):
@@ -155,7 +155,7 @@ class Nearest:
         return np.maximum(self._bounds, 0)
 
     def within(self) -> Near:
-        """What `Index.within` returns."""
+        """What `NeighbourIndex.within` returns."""
         rows, ids, squared = self._entries()
         others = np.flatnonzero(ids != self._own[rows])
         rows, ids, squared = rows[others], ids[others], squared[others]
@@ -169,7 +169,7 @@ class Nearest:
             rows, ids, squared = rows[kept], ids[kept], squared[kept]
         return Near(rows, ids, np.sqrt(squared))
 
-    def neighbours(self) -> Neighbours:
+    def neighbours(self) -> NearestSamples:
         rows, ids, squared = self._shorten()
         # The sample itself leaves, or else the farthest.
         others = np.flatnonzero(ids != self._own[rows])
@@ -177,7 +177,7 @@ class Nearest:
         ranks = _ranks(rows, len(self._own))
         near = np.flatnonzero(ranks < self._k - 1)
         shape = len(self._own), self._k - 1
-        found = Neighbours(np.full(shape, NOBODY, np.int64), np.full(shape, np.inf, np.float32))
+        found = NearestSamples(np.full(shape, NOBODY, np.int64), np.full(shape, np.inf, np.float32))
         found.ids[rows[near], ranks[near]] = ids[near]
         found.distances[rows[near], ranks[near]] = np.sqrt(squared[near])
         return found
@@ -232,7 +232,7 @@ def _ranks(rows: Ids, count: int) -> Ids:
 
 
 class ExactIndex:
-    """An exact index of up to `capacity` samples; see `Index` for its methods."""
+    """An exact index of up to `capacity` samples; see `NeighbourIndex` for its methods."""
 
     def __init__(self, capacity: int, dimension: int) -> None:
         self.failures = 0
@@ -254,7 +254,7 @@ class ExactIndex:
         self._count += len(new)
         self._vectors[self._row_of[ids]] = vectors
 
-    def nearest(self, ids: Ids, vectors: Vectors, k: int) -> Neighbours:
+    def nearest(self, ids: Ids, vectors: Vectors, k: int) -> NearestSamples:
         return exact_nearest(self._blocks(), ids, vectors, k).neighbours()
 
     def within(self, ids: Ids, vectors: Vectors, radius: float, most: int) -> Near:

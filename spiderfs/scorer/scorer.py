@@ -1,23 +1,32 @@
 """The scoring "graph": a sample's score follows from where its embedding lies among all others (SpiderCache, 4.1).
 
-The embeddings of each batch update an index of the whole list. Each embedding is scaled to length 1, which the paper
-does not say: without that, the radius would depend on how long a network makes its vectors, and would have to follow
-that length through the training.
+The embeddings of each batch update an index of the whole list. By default each embedding is scaled to length 1, which
+the paper does not say: without that, the radius depends on how long a network makes its vectors. With `embeddings=raw`
+they are compared as they come, as the released program does: it has a radius of 1.42 for 512 numbers.
 
 A sample's neighbours are the samples that lie nearer than the radius, of more than 500 the 500 nearest.
 x_same of them have the sample's own label and x_other have another one; equation 4 computes the score from these two
 numbers. Nothing has to be sorted for that, unless more than 500 samples lie within the radius.
 
-SpiderCache defines the radius as -ln(alpha)/lambda, and gives neither number. A bad radius makes all scores equal. A
-good radius follows the embeddings: here it is a quantile of the distances from a sample to those of its k nearest
-samples that have its label. The radius is computed from the latest of these distances when an epoch begins, and stays
-for the epoch, so that all scores of the epoch can be compared. During the first epoch it is computed anew after every
-batch.
+A bad radius makes all scores equal. It is given, or calibrated while the training runs (`Radius`); SpiderCache defines
+it as -ln(alpha)/lambda, and gives neither number. There are two calibrations:
+
+- **class**: one radius for the whole training. It is a quantile of the distances between random samples of one class,
+  so the same share of each class are neighbours, however many samples and classes there are. It is computed for each
+  epoch until two epochs in a row have each changed it by less than SETTLED_CHANGE. From then on it stays, and sigma can
+  rise and fall.
+- **nearest**: a quantile of the distances from a sample to those of its k nearest samples that have its label, computed
+  for each epoch. Half of the nearest are then neighbours by construction, whatever the training has learned.
+
+In the first epoch the radius is computed after every batch. Within any other epoch it stays, so that all scores of the
+epoch can be compared.
 
 Which index serves which list (`index.py`, `cells.py` and `graph.py` describe them): up to EXACT_MAX_SAMPLES samples,
 each batch is compared with all of them. A longer list is kept in cells of near samples. In very long lists, a graph
-(hnswlib) of the cells' centres finds the cells. A graph of the samples themselves is what `index="graph"` chooses: it
-takes longer, and 2.6 times the memory, and finds fewer of the neighbours.
+(hnswlib, where it is installed) of the cells' centres finds the cells. `index=hnsw` chooses SpiderCache's own way, a
+graph of the samples themselves: it takes longer, and 2.6 times the memory, and finds fewer of the neighbours. Cells
+hold vectors of length 1 only, so a long list of raw embeddings is in the graph where hnswlib is installed, and is
+otherwise compared whole.
 
 `scoring.py` has what all scorings have in common.
 """
@@ -27,56 +36,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from spiderfs.scorer.cells import CellIndex
-from spiderfs.scorer.graph import GraphIndex
-from spiderfs.scorer.index import ExactIndex, Ids, Index, Near, Vectors, blocks_of, exact_nearest, normalised
+from spiderfs.scorer.graph import GraphIndex, is_installed
+from spiderfs.scorer.index import ExactIndex, Ids, Near, NeighbourIndex, Vectors, blocks_of, exact_nearest, normalised
 from spiderfs.scorer.saved_files import check_whole, save_arrays, saved_arrays, write_whole
-from spiderfs.scorer.scoring import BatchScores, Hub, ScorerOptions, Scoring
+from spiderfs.scorer.scoring import BatchScores, FoundHub, ScorerOptions, Scoring
 
-VERSION = 3
-STATE_FILE, INDEX_FILE = "scores.npz", "index.bin"
-# A saved state names its index by the position in this row.
-KINDS = ("exact", "cells", "graph")
-
-# Up to this length, comparing with all samples costs at most twice as much as cells, and misses nothing: 46 and 24
-# ms for 128 rows of 50,000 samples, if 1,024 rows come at once (one core; benchmarks/engine/scorer.py).
-EXACT_MAX_SAMPLES = 50_000
-# neighbour_max of equation 4.
-PAPERS_NEIGHBOURS = 500
-# The rows of a batch that calibrate the radius, and their distances: the nearest samples have to be sorted.
-CALIBRATING_ROWS, CALIBRATING_DISTANCES = 16, 2048
 # This many distances are remembered, those of some 40 batches: they take 256 KiB, and their quantile takes 1 ms.
 REMEMBERED = 1 << 16
-# 1/x_same when x_same is 0: such a sample is rarer than one with a single neighbour of its label.
-INVERSE_OF_NONE = 2.0
-
-
-def importance(same: ArrayLike, other: ArrayLike) -> NDArray[np.float32]:
-    """ln(1/x_same + x_other/500 + 1), with 1/x_same := 2 where x_same is 0 (SpiderCache eq. 4)."""
-    # 1/INVERSE_OF_NONE stands in for an x_same of 0.
-    x_same = np.maximum(np.asarray(same), 1 / INVERSE_OF_NONE)
-    scores: NDArray[np.float32] = np.log(1 / x_same + np.asarray(other) / PAPERS_NEIGHBOURS + 1).astype(np.float32)
-    return scores
+# The change of the radius from one epoch to the next, as a share, below which the epoch counts as settled.
+SETTLED_CHANGE, SETTLED_EPOCHS = 0.05, 2
 
 
 class Radius:
-    """The distance below which two samples are neighbours: `fixed`, or calibrated while the training runs (None)."""
+    """The distance below which two samples are neighbours; raises ValueError for impossible options."""
 
-    def __init__(self, fixed: float | None = None, quantile: float = 0.5, remembered: int = REMEMBERED) -> None:
-        if fixed is not None and not fixed > 0:
-            raise ValueError(f"the radius must be positive, not {fixed}")
-        if not 0 < quantile < 1:
-            raise ValueError(f"the quantile of the radius must lie between 0 and 1, not {quantile}")
-        self.fixed = fixed
-        self.quantile = quantile
+    def __init__(self, options: ScorerOptions, remembered: int = REMEMBERED) -> None:
+        given = options.radius
+        self.fixed = given if isinstance(given, int | float) else None
+        self._once = given == "class"
+        self._quantile = options.radius_share if self._once else options.radius_quantile
+        if self.fixed is not None and not 0 < self.fixed < np.inf:
+            raise ValueError(f"the radius must be positive, not {self.fixed}")
+        if not 0 < self._quantile < 1:
+            raise ValueError(f"the quantile of the radius must lie between 0 and 1, not {self._quantile}")
         self._calibrated = 0.0
         self._frozen = False
+        self._settled_epochs = 0
         self._distances = np.zeros(remembered, np.float32)
         self._seen = 0
 
@@ -85,8 +77,13 @@ class Radius:
         """The current radius; 0 while no distance has been observed."""
         return self._calibrated if self.fixed is None else self.fixed
 
+    @property
+    def settled(self) -> bool:
+        """Whether the radius stays for the rest of the training."""
+        return self.fixed is not None or (self._once and self._settled_epochs >= SETTLED_EPOCHS)
+
     def observe(self, distances: Vectors) -> None:
-        """Remember distances between samples of the same label and, in the first epoch, compute the radius anew."""
+        """Remember distances between samples of the same label and, in the first epoch, compute the radius again."""
         room = len(self._distances)
         latest = distances[-room:]
         self._distances[(self._seen + np.arange(len(latest))) % room] = latest
@@ -95,28 +92,81 @@ class Radius:
             self._calibrate()
 
     def new_epoch(self) -> None:
-        """Compute the radius from the latest distances; it stays until the next epoch."""
+        """Compute the radius from the latest distances, unless the training has settled; it stays until the next."""
+        if self.settled:
+            return
+        before = self._calibrated
         self._calibrate()
+        change = abs(self._calibrated - before)
+        settled = self._frozen and change < SETTLED_CHANGE * before
+        self._settled_epochs = self._settled_epochs + 1 if settled else 0
         self._frozen = self._seen > 0
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, as numbers and arrays."""
         return {
+            "calibration": [self._once, self._quantile],
             "radius": self._calibrated,
             "frozen": self._frozen,
+            "settled_epochs": self._settled_epochs,
             "distances": self._distances[: min(self._seen, len(self._distances))],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned, if that radius was calibrated in the same way; else begin again."""
+        if list(state["calibration"]) != [self._once, self._quantile]:
+            return
         self._seen = 0
         self._frozen = True
         self.observe(np.asarray(state["distances"], np.float32))
         self._calibrated = float(state["radius"])
         self._frozen = bool(state["frozen"])
+        self._settled_epochs = int(state["settled_epochs"])
 
     def _calibrate(self) -> None:
         if self._seen:
-            self._calibrated = float(np.quantile(self._distances[: self._seen], self.quantile))
+            self._calibrated = float(np.quantile(self._distances[: self._seen], self._quantile))
+
+
+class Classes:
+    """Draws random samples of one label."""
+
+    def __init__(self, labels: Ids) -> None:
+        self._order = np.argsort(labels, kind="stable")
+        ordered = labels[self._order]
+        self._first = np.searchsorted(ordered, labels, "left")
+        self._sizes = np.searchsorted(ordered, labels, "right") - self._first
+        self._rng = np.random.default_rng(0)
+
+    def partners(self, ids: Ids, count: int) -> Ids:
+        """(ids, count) random samples of the label of each sample, which may be itself."""
+        places = self._first[ids, None] + self._rng.integers(self._sizes[ids, None], size=(len(ids), count))
+        found: Ids = self._order[places]
+        return found
+
+
+VERSION = 4
+STATE_FILE, INDEX_FILE = "scores.npz", "index.bin"
+# A saved state names its index by the position in this row.
+KINDS = ("exact", "cells", "hnsw")
+
+# Up to this length, comparing with all samples costs at most twice as much as cells, and misses nothing: 46 and 24
+# ms for 128 rows of 50,000 samples, if 1,024 rows come at once (one core; benchmarks/engine/scorer.py).
+EXACT_MAX_SAMPLES = 50_000
+# neighbour_max of equation 4.
+PAPERS_NEIGHBOURS = 500
+# The rows of a batch that calibrate the radius, and their distances: the nearest samples have to be sorted.
+CALIBRATING_ROWS, CALIBRATING_DISTANCES = 16, 2048
+# 1/x_same when x_same is 0: such a sample is rarer than one with a single neighbour of its label.
+INVERSE_OF_NONE = 2.0
+
+
+def importance(same: ArrayLike, other: ArrayLike) -> NDArray[np.float32]:
+    """ln(1/x_same + x_other/500 + 1), with 1/x_same := 2 where x_same is 0 (SpiderCache eq. 4)."""
+    # 1/INVERSE_OF_NONE replaces an x_same of 0.
+    x_same = np.maximum(np.asarray(same), 1 / INVERSE_OF_NONE)
+    scores: NDArray[np.float32] = np.log(1 / x_same + np.asarray(other) / PAPERS_NEIGHBOURS + 1).astype(np.float32)
+    return scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +180,7 @@ class GraphScores(BatchScores):
     alike: Near
     """The neighbours that count as x_same."""
 
-    def hubs(self) -> Iterator[Hub]:
+    def hubs(self) -> Iterator[FoundHub]:
         """All samples whose x_same is above 0, those of the highest x_same first."""
         order = np.argsort(self.alike.rows, kind="stable")
         ends = np.cumsum(self.same)
@@ -140,7 +190,7 @@ class GraphScores(BatchScores):
                 return
             its = order[ends[row] - count : ends[row]]
             its = its[np.argsort(self.alike.distances[its], kind="stable")]
-            yield Hub(int(self.ids[row]), self.alike.ids[its], self.alike.distances[its])
+            yield FoundHub(int(self.ids[row]), self.alike.ids[its], self.alike.distances[its])
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +198,8 @@ class Statistics:
     radius: float
     median_same: float
     """The median x_same of the samples that have been scored."""
+    mean_same: float
+    """Their mean x_same."""
     isolated_share: float
     """The share of these samples whose x_same is 0."""
     full_share: float
@@ -169,18 +221,21 @@ class Scorer(Scoring):
         super().__init__(labels, dimension, options)
         count = len(self.labels)
         kind = self.options.index
+        self._raw = self.options.embeddings == "raw"
         if kind == "auto":
-            kind = "exact" if count <= EXACT_MAX_SAMPLES else "cells"
+            kind = self._usual_index()
         self._kind = KINDS.index(kind)
-        self.index: Index
+        self.index: NeighbourIndex
         match kind:
             case "exact":
                 self.index = ExactIndex(count, dimension)
             case "cells":
                 self.index = CellIndex(count, dimension)
-            case "graph":
-                self.index = GraphIndex(count, dimension, self.options.threads)
-        self._radius = Radius(self.options.radius, self.options.radius_quantile)
+            case "hnsw":
+                self.index = GraphIndex(count, dimension)
+        self._radius = Radius(self.options)
+        self._classes = Classes(self.labels)
+        self._present = np.zeros(count, bool)
         self._same = np.zeros(count, np.int32)
         self._other = np.zeros(count, np.int32)
 
@@ -214,9 +269,10 @@ class Scorer(Scoring):
         ids, first = self._different(indices)
         if not np.isfinite(embeddings).all():
             raise ValueError("an embedding has numbers that are not finite")
-        vectors = normalised(embeddings[first])
+        vectors = embeddings[first].astype(np.float32) if self._raw else normalised(embeddings[first])
         self.index.update(ids, vectors)
-        if self.options.radius is None:
+        self._present[ids] = True
+        if not self._radius.settled:
             self._calibrate(ids, vectors, batches)
         return self._score(ids, vectors)
 
@@ -232,6 +288,7 @@ class Scorer(Scoring):
         return Statistics(
             radius=self.radius,
             median_same=float(np.median(same)) if len(same) else 0.0,
+            mean_same=float(same.mean()) if len(same) else 0.0,
             isolated_share=int((same == 0).sum()) / count,
             full_share=int((same + other >= self.options.neighbours).sum()) / count,
             scored_share=self.scored_share,
@@ -243,8 +300,9 @@ class Scorer(Scoring):
     def described(self) -> list[tuple[str, str]]:
         found = self.statistics()
         return [
-            ("radius", f"{found.radius:.4g}"),
+            ("radius", f"{found.radius:.4g}{'' if self._radius.settled else '  (of this epoch)'}"),
             ("median x_same", f"{found.median_same:g}"),
+            ("mean x_same", f"{found.mean_same:.4g}"),
             ("isolated share", f"{found.isolated_share:.3f}  (x_same = 0)"),
             ("saturated share", f"{found.full_share:.3f}  (more samples within the radius than count)"),
             ("scored share", f"{found.scored_share:.3f}"),
@@ -294,24 +352,45 @@ class Scorer(Scoring):
         self.scores, self._scored = state["scores"], state["scored"]
         self._same, self._other = state["same"], state["other"]
         self._radius.restore(state)
+        self._present[:] = False
+        self._present[self.index.present()] = True
         return True
+
+    def _usual_index(self) -> Literal["exact", "cells", "hnsw"]:
+        if len(self.labels) <= EXACT_MAX_SAMPLES:
+            return "exact"
+        if not self._raw:
+            return "cells"
+        return "hnsw" if is_installed() else "exact"
 
     def _identity(self) -> list[int]:
         """A saved state can be used only if its identity is equal to this one."""
-        return [VERSION, self._kind, self.options.neighbours, self.dimension, crc32(self.labels.tobytes())]
+        labels = crc32(self.labels.tobytes())
+        return [VERSION, self._kind, self.options.neighbours, self.dimension, labels, self._raw]
 
     # -- scoring
 
     def _calibrate(self, ids: Ids, vectors: Vectors, batches: int) -> None:
-        """Show the radius the distances of some rows to the nearest samples of their labels.
+        """Show the radius the distances of some rows to samples of their labels: random ones, or the nearest.
 
         Several batches show as many as if each came alone: else the radius would follow older batches for longer.
         """
         some = slice(None, None, -(-len(ids) // (CALIBRATING_ROWS * batches)))
+        if self.options.radius == "class":
+            self._radius.observe(self._within_classes(ids[some], vectors[some]))
+            return
         nearest = self.index.nearest(ids[some], vectors[some], self.options.neighbours)
         alike = (self.labels[nearest.ids] == self.labels[ids[some], None]) & (nearest.ids >= 0)
         distances = nearest.distances[alike]
         self._radius.observe(distances[:: 1 + len(distances) // (CALIBRATING_DISTANCES * batches)])
+
+    def _within_classes(self, ids: Ids, vectors: Vectors) -> Vectors:
+        """The distances from each sample to random ones of its label, of those that have a vector."""
+        partners = self._classes.partners(ids, CALIBRATING_DISTANCES // CALIBRATING_ROWS)
+        rows, columns = np.nonzero(self._present[partners] & (partners != ids[:, None]))
+        others = self.index.vectors(partners[rows, columns])
+        distances: Vectors = np.linalg.norm(others - vectors[rows], axis=1)
+        return distances
 
     def _score(self, ids: Ids, vectors: Vectors) -> GraphScores:
         near = self.index.within(ids, vectors, self.radius, self.options.neighbours)

@@ -38,15 +38,15 @@ def edition_of(path: Path) -> Edition | None:
 class Attached(NamedTuple):
     """One attached trainer; `started` is the start time of its process in clock ticks.
 
-    `course_numbers` are those of the courses whose stand-ins the trainer may be given: it has sent batches of their
-    lists. `teaches` is whether there are such courses, or will be.
+    `job_dataset_numbers` are those of the job datasets whose substitutes the trainer may be given: it has sent batches
+    of their lists. `sends_batches` is whether there are such job datasets, or will be.
     """
 
     number: int
     pid: int
     started: int
-    course_numbers: tuple[int, ...]
-    teaches: bool
+    job_dataset_numbers: tuple[int, ...]
+    sends_batches: bool
 
 
 def publish_trainers(path: Path, trainers: Iterable[Attached]) -> None:
@@ -55,7 +55,7 @@ def publish_trainers(path: Path, trainers: Iterable[Attached]) -> None:
     try:
         temporary.write_text(json.dumps(list(trainers)))
     except OSError:
-        # An empty list is better than the old one: a trainer that has left must not be given stand-ins any more.
+        # An empty list is better than the old one: a trainer that has left must not be given substitutes any more.
         path.unlink(missing_ok=True)
         raise
     temporary.rename(path)
@@ -65,6 +65,9 @@ def published_trainers(path: Path) -> list[Attached]:
     """The list as it is now; empty while there is no such file, or none that can be read."""
     try:
         rows = json.loads(path.read_text())
-        return [Attached(number, pid, since, tuple(taught), teaches) for number, pid, since, taught, teaches in rows]
+        return [
+            Attached(number, pid, since, tuple(learned), sends_batches)
+            for number, pid, since, learned, sends_batches in rows
+        ]
     except (OSError, ValueError):
         return []

@@ -2,7 +2,7 @@
 
 The mount's root has an attribute (`CLIENT_XATTR`) with the path of the **terms**: a file in which the manager writes
 what a reader has to know to answer as a worker would, and the name of a FIFO beside it, which the manager makes for its
-own lifetime. A reader writes one record into it for each file that it serves itself. As long as somebody reads from the
+own lifetime. A reader writes one record into it for each file that it serves itself. As long as someone reads from the
 FIFO there is a manager, and so a mount; a write that fails with EPIPE says that both may be over.
 
 A client that does not know the version of the terms leaves them, and reads through the mount.
@@ -41,7 +41,7 @@ class Terms(NamedTuple):
     checks_permissions: bool
     """Whether the kernel compares readers with owners and modes (allow_other, or an immutable mount)."""
     pushes_ahead: bool
-    """Whether the kernel may have samples that the store has not: the mount alone gives stand-ins then."""
+    """Whether the kernel may have samples that the store has not: the mount alone gives substitutes then."""
     pid_namespace: int
     """The namespace of the daemon, in which trainers' pids count and LMDB tells live readers from dead ones."""
 
@@ -64,7 +64,7 @@ def published_terms(path: Path) -> tuple[Terms, str]:
     """Terms, and the name of the FIFO; raises OSError, or ValueError if the file has no terms of this user's mount.
 
     The mount says where its terms lie, and anybody may make a mount that claims to be one of spiderfs. So only root,
-    who may read any mount, believes terms that another user has written.
+    who may read any mount, trusts terms that another user has written.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:

@@ -13,6 +13,7 @@ from pathlib import Path
 IN_USE_FILE, FORMAT_FILE, VIEW_FILE = "in-use", "format", "view"
 # In the directory of one of the store's two environments. LMDB itself has chosen the first name.
 DATA_FILE, BLOCKS_DIRECTORY, RESERVE_FILE = "data.mdb", "blocks", "reserve"
+EXTENTS_FILE, EXTENTS_MAP_FILE = "extents", "extents.map"
 
 _CLIENT_PIPE, _BACKING_FILE = "client-", "passthrough-"
 # A handle of a control file has its top bit set, and so 16 digits.
@@ -86,6 +87,10 @@ class RunLayout:
 
     def client_pipes(self) -> Iterable[Path]:
         return self.directory.glob(f"{_CLIENT_PIPE}*")
+
+    def grids(self, file: str) -> Path:
+        """The extents of a large file's ranges; `file` is the hash of its path."""
+        return self.directory / f"grids-{file}"
 
     def backing_file(self, inode: int, number: int) -> Path:
         """The note that the kernel reads this inode by itself, from the file that it has numbered so."""

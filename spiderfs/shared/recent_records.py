@@ -5,7 +5,7 @@ were given out since are fewer than the bytes of the ring. A record names the on
 same slot, so none is lost but those that the ring has overwritten.
 
 Writers hold a lock, which the kernel frees if they die. Readers hold none: they check after they have copied that the
-record was still there. A writer that dies leaves a record that nobody finds.
+record was still there. A writer that dies leaves a record that no one finds.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RecentRecords:
                 position, start, length = found
                 at = self._ring_at + position % self._limit
                 before = _HEAD.unpack_from(self._map, at)[1]
-                # No key is empty, so nobody finds this record, and all find those before it.
+                # No key is empty, so no one finds this record, and all find those before it.
                 _HEAD.pack_into(self._map, at, position, before, 0, 0)
                 first, end = (
                     -(-start // mmap.PAGESIZE) * mmap.PAGESIZE,

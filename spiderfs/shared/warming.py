@@ -25,7 +25,7 @@ class Warming:
     searching: bool = False
     """Whether more files may be found."""
     ended: bool = False
-    """Whether somebody has ended it before all was fetched."""
+    """Whether someone has ended it before all was fetched."""
     found: int = 0
     fetched: int = 0
     fetched_bytes: int = 0

@@ -1,23 +1,263 @@
-"""The comparison that `spiderfs simulate` makes: every policy at every capacity over one trace, and its table."""
+"""The comparison that `spiderfs simulate` makes: every policy at every capacity over one trace, and its table.
+
+A replay uses the recorded hints, or scores the recorded batches again (`rescored`). Scoring again uses a mount's
+scorings (`scorer/`) on the same batches in the same order, and batches that the mount scored together are scored
+together. So with the settings of the mount it finds the same scores. Scores and hubs become hints of the replay, each
+at the place of its batch; lists, pins, ends of epochs and the ratio stay as recorded. The replay chooses the hub of a
+batch: the best of its samples that is no hub yet.
+
+A trace has the embeddings of the samples that were served. If substitutes were served, the samples that they replaced
+have old embeddings; a trace recorded with `substitute=off` has the right embeddings of all samples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from spiderfs.core.accesses import Accesses
+import numpy as np
+
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import RankNews
+from spiderfs.core.hints import Candidates, Epoch, Hint, Labels, Pinning, RankNews, Ratio, Scored, WarmUp
 from spiderfs.core.homes import Homes
+from spiderfs.core.policy import Hub, Key, Policy
 from spiderfs.errors import UsageError
+from spiderfs.options.types import radius_of
 from spiderfs.options.units import Capacity, round_size
 from spiderfs.policies import POLICIES
-from spiderfs.scorer.scoring import ScorerOptions
-from spiderfs.simulation.hint_source import HintSource
+from spiderfs.scorer import SCORINGS
+from spiderfs.scorer.scorer import Scorer
+from spiderfs.scorer.scoring import FoundHub, ScorerOptions, Scoring
 from spiderfs.simulation.replay import Replay, policy_for, replay, replay_on_nodes
-from spiderfs.trace.format import Trace
+from spiderfs.trace.format import Accesses, Trace, TracedBatch
+
+
+def depends_on_neighbours(scoring: str) -> bool:
+    """Whether a scoring uses the radius and the number of neighbours."""
+    return issubclass(SCORINGS[scoring], Scorer)
+
+
+class Rescored(NamedTuple):
+    hints: list[tuple[int, Hint]]
+    """The hints to replay instead of `Trace.hints`."""
+    described: dict[str, dict[str, str]]
+    """For each job dataset, by its number, how its scoring describes itself at the end of the trace."""
+
+
+def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
+    """The results of a scoring of a trace; raises UsageError if the trace has no embeddings, or is damaged."""
+    if not trace.has_batches:
+        raise UsageError(
+            "the trace holds no embeddings, so nothing can be scored again: record one with a trainer attached and"
+            " trace_embeddings=on"
+        )
+    hints: list[tuple[int, Hint]] = []
+    job_datasets: dict[str, _JobDataset] = {}
+    for before, lesson in _lessons(trace):
+        if isinstance(lesson, list):
+            job_dataset_id = lesson[0].job_dataset_id
+            if job_dataset_id not in job_datasets:
+                raise _damaged(f"it holds a batch of job dataset {job_dataset_id}, but not its list")
+            hints += [(before, hint) for hint in job_datasets[job_dataset_id].batches(lesson)]
+            continue
+        hints.append((before, lesson))
+        if isinstance(lesson, Labels):
+            # After a crash of the manager a trainer declares its list again, and its scoring goes on.
+            known = job_datasets.get(lesson.job_dataset_id)
+            if known is None or known.labels != lesson.labels:
+                job_datasets[lesson.job_dataset_id] = _JobDataset(
+                    lesson.job_dataset_id, lesson.labels, scoring, options
+                )
+        elif isinstance(lesson, Epoch) and lesson.job_dataset_id in job_datasets:
+            job_datasets[lesson.job_dataset_id].new_epoch()
+    return Rescored(hints, {name: found.described() for name, found in job_datasets.items()})
+
+
+def _lessons(trace: Trace) -> Iterator[tuple[int, list[TracedBatch] | Hint]]:
+    """The batches of a trace, those that were scored together as one, and the hints that no scoring finds."""
+    together: list[TracedBatch] = []
+    came_before = 0
+    for before, event in trace.events:
+        if isinstance(event, TracedBatch):
+            if together and not (event.goes_on and event.job_dataset_id == together[0].job_dataset_id):
+                yield came_before, together
+                together = []
+            together.append(event)
+            came_before = before
+        elif isinstance(event, Labels | Epoch | Ratio | Pinning | WarmUp):
+            if together:
+                yield came_before, together
+                together = []
+            yield before, event
+    if together:
+        yield came_before, together
+
+
+class _JobDataset:
+    """A job dataset and its scoring, as a mount has them."""
+
+    def __init__(self, job_dataset_id: str, labels: Mapping[Key, int], scoring: str, options: ScorerOptions) -> None:
+        self.labels = labels
+        self._job_dataset_id = job_dataset_id
+        self._keys = list(labels)
+        self._index_of = {key: index for index, key in enumerate(self._keys)}
+        self._name = scoring
+        self._options = options
+        self._scoring: Scoring | None = None
+
+    def batches(self, batches: Sequence[TracedBatch]) -> list[Hint]:
+        """The new scores of batches that were scored together, and the hub of each of them that has one."""
+        apart = SCORINGS[self._name].ranks_within_batches
+        groups = [[batch] for batch in batches] if apart else [batches]
+        return [hint for group in groups for hint in self._scored(group)]
+
+    def _scored(self, batches: Sequence[TracedBatch]) -> list[Hint]:
+        if empty := next((batch for batch in batches if not batch.embeddings.size), None):
+            raise _damaged("it has a batch of {} samples of {} dimensions".format(*empty.embeddings.shape))
+        keys = np.concatenate([batch.inodes for batch in batches]).tolist()
+        try:
+            indices = [self._index_of[key] for key in keys]
+        except KeyError as exc:
+            raise _damaged(
+                f"a batch of job dataset {self._job_dataset_id} has the file {exc}, which its list has not"
+            ) from None
+        dimension = int(batches[0].embeddings.shape[1])
+        if self._scoring is None or not self._scoring.fits(dimension):
+            labels = np.fromiter(self.labels.values(), np.int64, len(self.labels))
+            self._scoring = SCORINGS[self._name](labels, dimension, self._options)
+        given = [batch.losses for batch in batches if batch.losses is not None]
+        try:
+            embeddings = np.concatenate([batch.embeddings for batch in batches]).astype(np.float32)
+            losses = np.concatenate(given).astype(np.float32) if given else None
+            scored = self._scoring.batch(indices, embeddings, losses, len(batches))
+        except ValueError as exc:
+            raise _damaged(str(exc)) from exc
+        found = [self._keys[index] for index in scored.ids.tolist()]
+        hints: list[Hint] = [Scored(self._job_dataset_id, found, scored.scores.tolist())] if found else []
+        numbers = np.repeat(np.arange(len(batches)), [len(batch.inodes) for batch in batches]).tolist()
+        batch_of = dict(zip(indices, numbers, strict=True))
+        hubs_of: dict[int, list[FoundHub]] = {}
+        for hub in scored.hubs():
+            hubs_of.setdefault(batch_of[hub.id], []).append(hub)
+        # As the mount does, the batch with the best hub comes first.
+        hints += [
+            Candidates(self._job_dataset_id, _Hubs(self._job_dataset_id, self._keys, its)) for its in hubs_of.values()
+        ]
+        return hints
+
+    def new_epoch(self) -> None:
+        if self._scoring is not None:
+            self._scoring.new_epoch()
+
+    def described(self) -> dict[str, str]:
+        return {} if self._scoring is None else dict(self._scoring.described())
+
+
+class _Hubs(Sequence[Hub]):
+    """The hubs that a batch may have, the best first: which one it gets depends on the policy that is replayed.
+
+    Arrays hold the neighbours of all of them, 8 bytes each: with 30 neighbours a sample takes 240 bytes.
+    """
+
+    def __init__(self, job_dataset_id: str, keys: Sequence[Key], found: Sequence[FoundHub]) -> None:
+        self._job_dataset_id = job_dataset_id
+        self._keys = keys
+        self._ids = [hub.id for hub in found]
+        self._ends = np.cumsum([len(hub.neighbours) for hub in found], dtype=np.int64)
+        self._neighbours = np.concatenate([hub.neighbours for hub in found]).astype(np.int32)
+        self._distances = np.concatenate([hub.distances for hub in found])
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, place: int) -> Hub:  # type: ignore[override]  # no one asks for a slice
+        key = self._keys[self._ids[place]]
+        its = slice(int(self._ends[place - 1]) if place else 0, int(self._ends[place]))
+        neighbours = [self._keys[index] for index in self._neighbours[its].tolist()]
+        return Hub(key, self._job_dataset_id, neighbours, self._distances[its].tolist())
+
+
+def _damaged(reason: str) -> UsageError:
+    return UsageError(f"the trace is damaged: {reason}: record another, or replay it without scoring again")
+
+
+def chosen_settings(
+    radii: str | None, neighbours: int | None, embeddings: Literal["unit", "raw"] | None = None
+) -> list[ScorerOptions]:
+    """The settings to score again with; none for the recorded scores. Raises UsageError if `radii` are no radii."""
+    given = {"neighbours": neighbours, "embeddings": embeddings}
+    options = ScorerOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    if radii is None:
+        return [options] if neighbours is not None or embeddings is not None else []
+    try:
+        settings = [replace(options, radius=radius_of(word.strip())) for word in radii.split(",")]
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+    return list(dict.fromkeys(settings))
+
+
+class HintSource:
+    """The hints for the replays of one trace."""
+
+    def __init__(self, trace: Trace, settings: Sequence[ScorerOptions], ratio: float | None) -> None:
+        """`settings` are those to score again with; a `ratio` makes replays ignore the recorded ratios."""
+        self._trace = trace
+        self._settings = settings
+        self._ratio = ratio
+        self._recorded = trace.hints()
+        self._anew: dict[tuple[str, ScorerOptions], list[tuple[int, Hint]]] = {}
+        self.scorings: list[dict[str, Any]] = []
+        """A summary of each new scoring, as plain data."""
+
+    def settings_for(self, policy: type[Policy]) -> Sequence[ScorerOptions | None]:
+        """The settings to replay a policy with; None stands for the recorded hints."""
+        if not self._settings or not policy.guided:
+            return [None]
+        return self._settings if depends_on_neighbours(policy.scoring) else self._settings[:1]
+
+    def hints(self, policy: type[Policy], setting: ScorerOptions | None) -> list[tuple[int, Hint]]:
+        """The hints for a policy, each with the number of the access before which it comes."""
+        hints = self._recorded if setting is None else self._scored(policy.scoring, setting)
+        if self._ratio is None:
+            return hints
+        return [(before, hint) for before, hint in hints if not isinstance(hint, Ratio)]
+
+    def _scored(self, scoring: str, setting: ScorerOptions) -> list[tuple[int, Hint]]:
+        if (scoring, setting) not in self._anew:
+            began = perf_counter()
+            found = rescored(self._trace, scoring, setting)
+            self._anew[scoring, setting] = found.hints
+            recorded, anew = (set(_scores(hints)) for hints in (self._recorded, found.hints))
+            self.scorings.append(
+                {
+                    "scoring": scoring,
+                    **self.described(scoring, setting),
+                    "scores": len(anew),
+                    "scores_as_recorded": len(anew & recorded),
+                    "seconds": perf_counter() - began,
+                    "job_datasets": found.described,
+                }
+            )
+        return self._anew[scoring, setting]
+
+    @staticmethod
+    def described(scoring: str, setting: ScorerOptions | None) -> dict[str, Any]:
+        """A setting as plain data; the values are None if they make no difference to the scoring."""
+        if setting is None or not depends_on_neighbours(scoring):
+            return {"radius": None, "neighbours": None}
+        radius = setting.radius if isinstance(setting.radius, str) else f"{setting.radius:.12g}"
+        return {"radius": radius, "neighbours": setting.neighbours}
+
+
+def _scores(hints: Sequence[tuple[int, Hint]]) -> Iterator[tuple[int, str, Key, float]]:
+    """Each new score: the number of the access before which it came, the job dataset, the sample and the score."""
+    for before, hint in hints:
+        if isinstance(hint, Scored):
+            yield from ((before, hint.job_dataset_id, *score) for score in zip(hint.keys, hint.scores, strict=True))
+
 
 # The policy that knows the whole trace.
 BOUND = "belady"
@@ -137,7 +377,18 @@ def _epochs(result: Replay) -> list[dict[str, Any]]:
 def columns(report: dict[str, Any]) -> tuple[str, ...]:
     """The headings of the table of a comparison; the first two are of words, the others of numbers."""
     policy = "policy, radius" if report["scorings"] else "policy"
-    return "capacity", policy, "hits", "later hits", "redirects", "origin / sample", "origin"
+    return "capacity", policy, "hits", "later hits", "replaced", "origin / sample", "origin"
+
+
+def policy_named(report: dict[str, Any], row: dict[str, Any]) -> str:
+    """How the policy of a row is shown; MIN bounds the policies that give each reader its own sample."""
+    if row["policy"] != BOUND:
+        return str(row["policy"])
+    return f"{BOUND} (bound{' without substitutes' if _has_substitutes(report) else ''})"
+
+
+def _has_substitutes(report: dict[str, Any]) -> bool:
+    return any(row["redirects"] for row in report["results"])
 
 
 def rows(report: dict[str, Any]) -> list[tuple[tuple[str, ...], bool]]:
@@ -148,7 +399,7 @@ def rows(report: dict[str, Any]) -> list[tuple[tuple[str, ...], bool]]:
         is_bound = row["policy"] == BOUND
         cells = (
             row["capacity"] if row["capacity"] != shown_capacity else "",
-            row["policy"] + (" (bound)" if is_bound else f", {row['radius']}" if row["radius"] else ""),
+            policy_named(report, row) + (f", {row['radius']}" if row["radius"] else ""),
             f"{row['hit_ratio']:.1%}",
             f"{row['warm_hit_ratio']:.1%}",
             f"{row['redirects']:,}",
@@ -178,15 +429,20 @@ def caption(report: dict[str, Any]) -> str:
             " all, and belady has the room of all."
         )
     text += " Later hits are those after epoch 1; origin is what was read from the source."
+    if _has_substitutes(report):
+        text += (
+            " Hits include substitutes, cached samples of the same class that readers got in place of those that"
+            " they asked for; belady has none, so a policy with substitutes may have more hits than belady."
+        )
     return text + " belady is the optimum where all sizes are equal, and near it where they are not."
 
 
 def lines_about_scorings(report: dict[str, Any]) -> list[str]:
-    """One line for each course that was scored anew."""
+    """One line for each job dataset that was scored again."""
     lines = []
     for scoring in report["scorings"]:
-        for number, facts in scoring["courses"].items():
+        for number, facts in scoring["job_datasets"].items():
             found = ", ".join(f"{fact} {value.partition('  ')[0]}" for fact, value in facts.items())
             radius = f", radius {scoring['radius']}" if scoring["radius"] else ""
-            lines.append(f"Scored anew ({scoring['scoring']}{radius}), course {number}: {found}")
+            lines.append(f"Scored again ({scoring['scoring']}{radius}), job dataset {number}: {found}")
     return lines

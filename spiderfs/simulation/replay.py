@@ -2,7 +2,7 @@
 
 There is a law to check every result against. In an epoch that reads each sample exactly once, a cache that fetches only
 on demand serves only the samples that it held when the epoch began. So no policy has a hit ratio above the cached
-fraction, however much it foresees. A higher ratio needs repeated draws, fetching ahead, or stand-ins.
+fraction, however much it foresees. A higher ratio needs repeated draws, fetching ahead, or substitutes.
 
 The hints in a trace are given to guided policies again, between the same accesses; other policies get none. Where a
 hub's bytes were at hand when the trace was recorded, it enters the cache without a second read.
@@ -11,16 +11,16 @@ hub's bytes were at hand when the trace was recorded, it enters the cache withou
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
-from spiderfs.core.guided import Adjustable, Guided
 from spiderfs.core.hints import (
     AtHand,
     Candidates,
@@ -28,7 +28,6 @@ from spiderfs.core.hints import (
     Dispatched,
     Epoch,
     Hint,
-    Hub,
     Labels,
     Pinning,
     Planned,
@@ -39,13 +38,14 @@ from spiderfs.core.hints import (
     WarmUp,
 )
 from spiderfs.core.homes import Homes
-from spiderfs.core.learning.teaching import Teaching
+from spiderfs.core.learning.feed import PolicyFeed
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.policy import Key, Policy
+from spiderfs.core.policy import Hub, Key, Policy
+from spiderfs.trace.format import Accesses
 
 Counts = NDArray[np.int64]
-
+Item = TypeVar("Item")
 
 NEVER = -1
 
@@ -106,18 +106,7 @@ def replay(
     gets `news` of ranks in the same way. `ratio` fixes the ratio until a hint sets another one; None leaves it to the
     policy. `before` is called with the number of each access, before it.
     """
-    teacher = Teacher(engine, dict(zip(accesses.keys, accesses.sizes, strict=True)), hints, ratio)
-    ranks = PlannedRanks(engine, news)
-    outcomes = []
-    for number, access in enumerate(zip(accesses.keys, accesses.sizes, accesses.course_ids, strict=True)):
-        if number == teacher.due:
-            teacher.give(number)
-        if number == ranks.due:
-            ranks.give(number)
-        before(number)
-        outcomes.append(served(engine, teacher, *access))
-    teacher.give(len(accesses))
-    return counted(accesses, epoch_length, outcomes)
+    return _replayed([engine], lambda key: engine, accesses, epoch_length, hints, ratio, news, before)
 
 
 def replay_on_nodes(
@@ -129,40 +118,65 @@ def replay_on_nodes(
     hints: Sequence[tuple[int, Hint]] = (),
     ratio: float | None = None,
 ) -> Replay:
-    """As `replay`, on so many nodes of this capacity each, whose engines `engine` makes; all hear all hints.
+    """As `replay`, on so many nodes of this capacity each, whose engines `engine` makes; all get all hints.
 
     The accesses are dealt to them in turn, as a training with a rank on each node reads an epoch, and their caches act
-    as one (`core/homes.py`): what a node has not cached it asks the home for, which fetches what it has not.
+    as one (`core/homes.py`): a node requests what it has not cached from its home, which fetches what it has not.
     """
     names = [f"{number:06}" for number in range(nodes)]
     homes = Homes(dict.fromkeys(names, 1.0), names[0])
     engines = [engine(capacity_bytes, homes.seen_from(place)) for place in range(nodes)]
+
+    def home_of(key: Key) -> Engine:
+        # The blocks of a file have one home.
+        number = key[0] if isinstance(key, tuple) else key
+        assert isinstance(number, int)
+        return engines[homes.home(number)]
+
+    return _replayed(engines, home_of, accesses, epoch_length, hints, ratio)
+
+
+def _replayed(
+    engines: Sequence[Engine],
+    home_of: Callable[[Key], Engine],
+    accesses: Accesses,
+    epoch_length: int,
+    hints: Sequence[tuple[int, Hint]],
+    ratio: float | None,
+    news: Sequence[tuple[int, RankNews]] = (),
+    before: Callable[[int], None] = lambda number: None,
+) -> Replay:
+    ranks = PlannedRanks(engines[0], news)
     sizes = dict(zip(accesses.keys, accesses.sizes, strict=True))
-    teachers = [Teacher(made, sizes, hints, ratio) for made in engines]
+    feeds = [ReplayedFeed(engine, sizes, hints, ratio) for engine in engines]
     outcomes = []
-    for number, access in enumerate(zip(accesses.keys, accesses.sizes, accesses.course_ids, strict=True)):
+    for number, access in enumerate(zip(accesses.keys, accesses.sizes, accesses.job_dataset_ids, strict=True)):
         # All have the same hints.
-        if number == teachers[0].due:
-            for teacher in teachers:
-                teacher.give(number)
-        own, home = engines[number % nodes], engines[homes.home(_hash_of(access[0]))]
-        outcomes.append(served(own, teachers[number % nodes], *access, None if home is own else home))
-    for teacher in teachers:
-        teacher.give(len(accesses))
+        if number == feeds[0].due:
+            for feed in feeds:
+                feed.give(number)
+        if number == ranks.due:
+            ranks.give(number)
+        before(number)
+        own, home = engines[number % len(engines)], home_of(access[0])
+        outcomes.append(served(own, feeds[number % len(engines)], *access, None if home is own else home))
+    for feed in feeds:
+        feed.give(len(accesses))
     return counted(accesses, epoch_length, outcomes)
 
 
 def served(
-    engine: Engine, teacher: Teacher, key: Key, size: int, course_id: str, home: Engine | None = None
+    engine: Engine, feed: ReplayedFeed, key: Key, size: int, job_dataset_id: str, home: Engine | None = None
 ) -> tuple[bool, bool]:
-    """Have a reader of a course (or of none, "") read a sample; whether that is a hit, and whether it is redirected.
+    """Have a reader of a job dataset (or of none, "") read a sample; whether that is a hit, and whether it is
+    redirected.
 
     What the engine has not cached it asks the `home` for, which is another one.
     """
     hit = key in engine.members
-    given = teacher.choose(course_id, key, hit) if course_id else key
-    if course_id:
-        teacher.served(course_id, key, given)
+    given = feed.choose(job_dataset_id, key, hit) if job_dataset_id else key
+    if job_dataset_id:
+        feed.served(job_dataset_id, key, given)
     redirected = given != key
     if home is not None and not hit and not redirected:
         hit = key in home.members
@@ -172,7 +186,7 @@ def served(
 
 
 def read(engine: Engine, key: Key, size: int) -> None:
-    """Tell the engine that a small file, or a block, was read."""
+    """Report to the engine that a small file, or a block, was read."""
     if isinstance(key, tuple):
         engine.block_read(key, size)
     else:
@@ -195,81 +209,87 @@ def counted(accesses: Accesses, epoch_length: int, outcomes: list[tuple[bool, bo
     )
 
 
-def _hash_of(key: Key) -> int:
-    """The number by which a sample has its home; the blocks of a file have one home."""
-    number = key[0] if isinstance(key, tuple) else key
-    assert isinstance(number, int)
-    return number
+class _InOrder(ABC, Generic[Item]):
+    """Gives items to an engine, each before its access; the items are in that order."""
+
+    def __init__(self, engine: Engine, items: Sequence[tuple[int, Item]]) -> None:
+        self._engine = engine
+        self._items = items
+        self._next = -1
+        self._step()
+
+    def give(self, number: int) -> None:
+        """Give all items that are due before access `number`."""
+        while self.due == number:
+            self._give(self._items[self._next][1])
+            self._step()
+
+    def _step(self) -> None:
+        self._next += 1
+        self.due = self._items[self._next][0] if self._next < len(self._items) else NEVER
+
+    @abstractmethod
+    def _give(self, item: Item) -> None: ...
 
 
-class Teacher:
+class ReplayedFeed(_InOrder[Hint]):
     """Gives the hints of a trace to a guided policy, each before its access, as the daemon does in a training."""
 
     def __init__(
         self, engine: Engine, sizes: Mapping[Key, int], hints: Sequence[tuple[int, Hint]], ratio: float | None
     ) -> None:
-        self._engine = engine
+        super().__init__(engine, hints if engine.policy.guided else ())
         self._sizes = sizes
-        self._hints = hints if isinstance(engine.policy, Guided) else ()
-        self._next = 0
         # The bytes of samples that are at hand for the next hub or pins.
         self._at_hand: dict[Key, int] = {}
         self._epochs: Counter[str] = Counter()
-        self._teaching = Teaching(engine, self._size_of)
+        self._feed = PolicyFeed(engine, self._size_of)
         if ratio is not None:
             self._set_ratio(ratio)
-        self.due = self._hints[0][0] if self._hints else NEVER
 
-    def give(self, number: int) -> None:
-        """Give all hints that are due before access `number`."""
-        while self.due == number:
-            self._give(self._hints[self._next][1])
-            self._next += 1
-            self.due = self._hints[self._next][0] if self._next < len(self._hints) else NEVER
-
-    def choose(self, course_id: str, key: Key, hit: bool) -> Key:
-        """The sample whose bytes a reader of this course gets for this one, which is cached if it is a `hit`."""
-        found = None if hit else self._teaching.stand_in(course_id, key)
+    def choose(self, job_dataset_id: str, key: Key, hit: bool) -> Key:
+        """The sample whose bytes a reader of this job dataset gets for this one, which is cached if it is a `hit`."""
+        found = None if hit else self._feed.substitute(job_dataset_id, key)
         return key if found is None else found
 
-    def served(self, course_id: str, key: Key, given: Key) -> None:
-        """A reader of this course asked for a sample, and gets these bytes."""
-        self._teaching.served(course_id, key, given)
+    def served(self, job_dataset_id: str, key: Key, given: Key) -> None:
+        """A reader of this job dataset asked for a sample, and gets these bytes."""
+        self._feed.served(job_dataset_id, key, given)
 
     def _give(self, hint: Hint) -> None:
-        teaching = self._teaching
+        feed = self._feed
         match hint:
-            case Scored(course_id, keys, scores):
-                teaching.scored(course_id, keys, scores)
+            case Scored(job_dataset_id, keys, scores):
+                feed.scored(job_dataset_id, keys, scores)
             case AtHand(key, size):
                 self._at_hand[key] = size
             case Hub():
-                teaching.hub_found(hint)
+                feed.hub_found(hint)
                 self._at_hand.clear()
-            case Candidates(course_id, hubs):
-                found = next((hub for hub in hubs if not teaching.is_hub(course_id, hub.key)), None)
+            case Candidates(job_dataset_id, hubs):
+                found = next((hub for hub in hubs if not feed.is_hub(job_dataset_id, hub.key)), None)
                 # A hub that no access of the trace reads has no known size.
                 if found is not None:
                     self._at_hand.update({found.key: self._sizes[found.key]} if found.key in self._sizes else {})
-                    teaching.hub_found(found)
+                    feed.hub_found(found)
                     self._at_hand.clear()
             case Ratio(ratio):
                 self._set_ratio(ratio)
-            case Epoch(course_id, accuracy):
-                teaching.epoch_ended(course_id, self._epochs[course_id], {}, accuracy)
-                self._epochs[course_id] += 1
-            case Labels(course_id, labels):
-                teaching.begin(course_id, course_id, labels)
-            case Pinning(course_id, keys):
-                for _ in teaching.pin(course_id, keys):
+            case Epoch(job_dataset_id, accuracy):
+                feed.epoch_ended(job_dataset_id, self._epochs[job_dataset_id], {}, accuracy)
+                self._epochs[job_dataset_id] += 1
+            case Labels(job_dataset_id, labels):
+                feed.begin(job_dataset_id, job_dataset_id, labels)
+            case Pinning(job_dataset_id, keys):
+                for _ in feed.pin(job_dataset_id, keys):
                     pass
                 self._at_hand.clear()
-            case WarmUp(course_id, active):
-                teaching.warm_up(course_id, active)
+            case WarmUp(job_dataset_id, active):
+                feed.warm_up(job_dataset_id, active)
 
     def _set_ratio(self, ratio: float) -> None:
-        if isinstance(self._engine.policy, Adjustable):
-            self._teaching.pin_ratio(ratio)
+        if self._engine.policy.adjustable:
+            self._feed.pin_ratio(ratio)
 
     def _size_of(self, key: Key) -> int | None:
         return self._engine.members[key].size if key in self._engine.members else self._at_hand.get(key)
@@ -277,7 +297,7 @@ class Teacher:
 
 @dataclass
 class _List:
-    """A list that some courses have in common; it is shared from the first exchange on."""
+    """A list that some job datasets have in common; it is shared from the first exchange on."""
 
     keys: Sequence[Key]
     index_of: Mapping[Key, int]
@@ -292,7 +312,7 @@ class _Sharing:
     taken: int
 
 
-class PlannedRanks:
+class PlannedRanks(_InOrder[RankNews]):
     """Gives news of ranks to an engine, each before its access; the news are in that order.
 
     Their plans overrule the policy, and so does what jobs that exchange still owe. The samples come in the order in
@@ -302,93 +322,85 @@ class PlannedRanks:
     """
 
     def __init__(self, engine: Engine, news: Sequence[tuple[int, RankNews]]) -> None:
-        self._engine = engine
-        self._news = news
-        self._next = 0
+        super().__init__(engine, news)
         self._chance = random.Random(1).random
         self._list_of = lists_of(one for _, one in news if isinstance(one, Planned))
         self._sharing: dict[tuple[int, str], _Sharing] = {}
-        self.due = news[0][0] if news else NEVER
 
-    def give(self, number: int) -> None:
-        """Give all news that are due before access `number`."""
-        while self.due == number:
-            self._give(self._news[self._next][1], float(number))
-            self._next += 1
-            self.due = self._news[self._next][0] if self._next < len(self._news) else NEVER
-
-    def _give(self, news: RankNews, now_s: float) -> None:
+    def _give(self, news: RankNews) -> None:
+        now_s = float(self.due)
         match news:
             case Planned():
                 self._plan(news, now_s)
-            case Progressed(rank, course_id, epoch, dispatched, taken):
-                self._engine.progressed(rank, course_id, epoch, dispatched, taken, now_s)
-                self._take(rank, course_id, epoch, taken)
+            case Progressed(rank, job_dataset_id, epoch, dispatched, taken):
+                self._engine.progressed(rank, job_dataset_id, epoch, dispatched, taken, now_s)
+                self._take(rank, job_dataset_id, epoch, taken)
             case Dispatched():
                 self._hand(news)
             case Disconnected(rank):
-                for other, course_id in list(self._sharing):
+                for other, job_dataset_id in list(self._sharing):
                     if other == rank:
-                        self._end(rank, course_id)
+                        self._end(rank, job_dataset_id)
                 self._engine.unplan(rank)
 
     def _plan(self, plan: Planned, now_s: float) -> None:
         if plan.begun and not len(plan.keys):
-            self._end(plan.rank, plan.course_id)
-        known = self._list_of[plan.course_id]
+            self._end(plan.rank, plan.job_dataset_id)
+        known = self._list_of[plan.job_dataset_id]
         order = np.fromiter((known.index_of[key] for key in plan.keys), np.uint32, len(plan.keys))
         epoch = PlannedEpoch(plan.epoch, known.keys, known.index_of, order, plan.start)
-        self._engine.plan(plan.rank, plan.course_id, epoch, now_s, plan.begun)
+        self._engine.plan(plan.rank, plan.job_dataset_id, epoch, now_s, plan.begun)
 
     def _hand(self, handed: Dispatched) -> None:
-        rank = handed.rank, handed.course_id
+        rank = handed.rank, handed.job_dataset_id
         reader = self._engine.schedule.readers.get(rank)
         if reader is None or reader.epoch.number != handed.epoch or reader.epoch.repeats:
             return
-        epoch, shared = reader.epoch, self._shared(handed.course_id)
+        epoch, shared = reader.epoch, self._shared(handed.job_dataset_id)
         sharing = self._sharing.get(rank)
         if sharing is None or sharing.epoch is not epoch:
             self._sharing[rank] = _Sharing(epoch, handed.position)
-            shared.begin(rank, handed.course_id, np.unique(epoch.order[handed.position :]))
+            shared.begin(rank, handed.job_dataset_id, np.unique(epoch.order[handed.position :]))
             self._engine.rank_anew()
         samples = [epoch.index_of[key] for key in handed.keys if key in epoch.index_of]
         for position, sample in enumerate(samples, handed.position):
             for key in epoch.swap(position, sample):
-                self._engine.owed.changed(key)
+                self._engine.exchange_pending.changed(key)
         shared.dispatched(rank, samples)
 
-    def _take(self, rank: int, course_id: str, epoch: int, taken: int) -> None:
-        sharing = self._sharing.get((rank, course_id))
+    def _take(self, rank: int, job_dataset_id: str, epoch: int, taken: int) -> None:
+        sharing = self._sharing.get((rank, job_dataset_id))
         if sharing is not None and sharing.epoch.number == epoch and taken > sharing.taken:
-            sharing.taken += self._shared(course_id).taken((rank, course_id), taken - sharing.taken)
+            sharing.taken += self._shared(job_dataset_id).taken((rank, job_dataset_id), taken - sharing.taken)
 
-    def _end(self, rank: int, course_id: str) -> None:
-        if self._sharing.pop((rank, course_id), None) is not None:
-            self._shared(course_id).end((rank, course_id))
+    def _end(self, rank: int, job_dataset_id: str) -> None:
+        if self._sharing.pop((rank, job_dataset_id), None) is not None:
+            self._shared(job_dataset_id).end((rank, job_dataset_id))
             self._engine.rank_anew()
 
-    def _shared(self, course_id: str) -> SharedList:
-        known = self._list_of[course_id]
+    def _shared(self, job_dataset_id: str) -> SharedList:
+        known = self._list_of[job_dataset_id]
         if known.shared is None:
-            known.shared = SharedList(known.keys, known.index_of, self._chance, self._engine.owed.changed)
+            known.shared = SharedList(known.keys, known.index_of, self._chance, self._engine.exchange_pending.changed)
             self._engine.share(id(known), known.shared)
         return known.shared
 
 
 def lists_of(plans: Iterable[Planned]) -> dict[str, _List]:
-    """The list of each course: all samples of its plans; courses whose lists have a sample in common have one list."""
+    """The list of each job dataset: all samples of its plans; job datasets whose lists have a sample in common have one
+    list."""
     groups: list[tuple[dict[Key, None], set[str]]] = []
     for plan in plans:
-        keys, courses = dict.fromkeys(plan.keys), {plan.course_id}
+        keys, job_datasets = dict.fromkeys(plan.keys), {plan.job_dataset_id}
         others = []
         for group in groups:
-            if plan.course_id in group[1] or not group[0].keys().isdisjoint(keys):
-                keys, courses = group[0] | keys, group[1] | courses
+            if plan.job_dataset_id in group[1] or not group[0].keys().isdisjoint(keys):
+                keys, job_datasets = group[0] | keys, group[1] | job_datasets
             else:
                 others.append(group)
-        groups = [*others, (keys, courses)]
+        groups = [*others, (keys, job_datasets)]
     found: dict[str, _List] = {}
-    for keys, courses in groups:
+    for keys, job_datasets in groups:
         known = _List(list(keys), {key: sample for sample, key in enumerate(keys)})
-        found |= dict.fromkeys(courses, known)
+        found |= dict.fromkeys(job_datasets, known)
     return found

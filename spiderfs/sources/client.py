@@ -12,9 +12,10 @@ answers fill up: so a source that fails for all is asked hardly more often than 
 
 An abandoned function may still finish later, and whatever it stores then must be valid by itself.
 
-`reachable` turns False when a call has used up its attempts or its time, and the source has answered nobody meanwhile;
-it turns True with the next answer. "No such file" is an answer, and so is "not ready". While it is False, `watch` asks
-the source, one question at a time, and callers should serve what they know rather than wait.
+`reachable` turns False when a call has used up its attempts or its time, and the source has answered no one meanwhile;
+it turns True with the next answer. "No such file" is an answer, and so are "not ready" and a failure of one entry.
+While it is False, `watch` asks the source, one question at a time, and callers should serve what they know rather than
+wait.
 
 One client belongs to one trio run. Its state changes only between awaits.
 """
@@ -23,14 +24,21 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass
 from os import statvfs_result
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
 import trio
 
-from spiderfs.errors import SourceError, SourceNotReady, SourceThrottled, SourceTimeout, SourceUnavailable
+from spiderfs.errors import (
+    SourceEntryFailed,
+    SourceError,
+    SourceNotReady,
+    SourceThrottled,
+    SourceTimeout,
+    SourceUnavailable,
+)
 from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.sources.single_flight import RecentTimeouts
 from spiderfs.sources.source import Delivery, Source, SourceStat, Version
@@ -151,8 +159,10 @@ class SourceClient:
         self._note_latency(trio.current_time() - began_s)
         return found
 
-    async def scan(self, path: bytes) -> tuple[SourceStat, list[tuple[bytes, SourceStat]]]:
-        """The attributes of a directory, and then every entry with its own.
+    async def scan(
+        self, path: bytes, known: Container[tuple[bytes, int]] = ()
+    ) -> tuple[SourceStat, list[tuple[bytes, SourceStat]]]:
+        """The attributes of a directory, and then every entry with its own; `known` as in `Source.scan`.
 
         A scan may take `scan_timeout_s`, but only as long as the source answers other questions in time.
         """
@@ -163,7 +173,7 @@ class SourceClient:
             nursery.start_soon(self._await_silence, nursery.cancel_scope)
             try:
                 limit_s = self._limits.scan_timeout_s
-                found = await self.call(lambda: list(self.source.scan(path)), timeout_s=limit_s)
+                found = await self.call(lambda: list(self.source.scan(path, known)), timeout_s=limit_s)
             except Exception as exc:
                 error = exc
             nursery.cancel_scope.cancel()
@@ -250,19 +260,22 @@ class SourceClient:
                 # This does the same as trio.fail_after without its two generators, which cost 5 us at every fetch.
                 with trio.CancelScope(deadline=patience.until):
                     value = await self._attempts(ask, args)
-                    self._answered()
+                    self.answered()
                     return value
                 now = trio.current_time()
                 if now < patience.until + _STOOD_STILL_S:
                     break
                 # This process has stood still (SIGSTOP, a suspended machine), and not the source.
                 patience = patience._replace(until=now + (limit_s or self._limits.timeout_s))
-        except SourceUnavailable:
+        except SourceUnavailable as exc:
             self._on_event("source_errors")
-            self._not_answered(patience)
+            if isinstance(exc, SourceEntryFailed):
+                self.answered()
+            else:
+                self._not_answered(patience)
             raise
         except SourceError:
-            self._answered()
+            self.answered()
             raise
         raise self.timed_out(patience, limit_s)
 
@@ -288,7 +301,7 @@ class SourceClient:
                 return
             except SourceError:
                 pass  # The source has answered, if with an error.
-            self._answered()
+            self.answered()
 
     def _ask_for_a_sign(self) -> None:
         # An NFS client may answer stat from the attributes that it remembers. It never answers statvfs so, but statvfs
@@ -308,7 +321,7 @@ class SourceClient:
             try:
                 return await ask(*args)
             except SourceNotReady:
-                self._answered()
+                self.answered()
             except SourceThrottled:
                 # Answers to others say that the source is there; one that refuses everybody is as good as away.
                 pass
@@ -320,7 +333,8 @@ class SourceClient:
             self._on_event("source_retries")
             attempt += 1
 
-    def _answered(self) -> None:
+    def answered(self) -> None:
+        """Note that the source has answered, perhaps a question that was not asked through this client."""
         self._answers += 1
         self._answered_at_s = trio.current_time()
         self._repetitions = min(_REPETITIONS, self._repetitions + 1)

@@ -5,11 +5,11 @@ itself, renaming its parents does not matter, and worker processes inherit it. A
 with O_NOFOLLOW, so neither the last name nor a directory on the way that was replaced by a link leads out of the
 source, and trees deeper than PATH_MAX work.
 
-Only a positive "does not exist" means gone. An ENOENT is believed only while the root itself is alive; a root that is
+Only a positive "does not exist" means gone. An ENOENT is trusted only while the root itself is alive; a root that is
 dead (removed, stale, or its mount taken away) makes the call fail as unavailable, and is opened again by its path for
 the next call, provided that the path now leads to a file system of the same type. That condition keeps the source from
 taking the empty directory under an unmounted NFS, or spiderfs' own mount on top of the source, for the data. In the
-same way an EACCES is believed only while the root answers.
+same way an EACCES is trusted only while the root answers.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 
 from spiderfs.errors import (
     ConfigError,
     SourceChanged,
     SourceDenied,
+    SourceEntryFailed,
     SourceError,
     SourceNotADirectory,
     SourceNotFound,
+    SourceThrottled,
     SourceUnavailable,
 )
-from spiderfs.sources.source import SourceStat, Version
+from spiderfs.linux.mounts import Mount, parse_mount_table
+from spiderfs.sources.source import UNKNOWN, SourceStat, Version
 
-# The errors that say something about the entry. Every other errno (EIO, ESTALE, ETIMEDOUT, EMFILE ...) says only that
-# there was no answer: SourceUnavailable.
+# The errors that say something about the entry, or about this process. Every other errno (EIO, ESTALE, ETIMEDOUT ...)
+# says only that there was no answer: SourceUnavailable.
 _ERRORS: dict[int, type[SourceError]] = {
     errno.ENOENT: SourceNotFound,
     errno.ENAMETOOLONG: SourceNotFound,
@@ -41,6 +44,9 @@ _ERRORS: dict[int, type[SourceError]] = {
     errno.ELOOP: SourceChanged,  # only from read(): the file's name is a link now
     errno.EACCES: SourceDenied,
     errno.EPERM: SourceDenied,
+    # A file that another thread reads is closed in a moment.
+    errno.EMFILE: SourceThrottled,
+    errno.ENFILE: SourceThrottled,
 }
 _DEAD_ROOT = frozenset({errno.ESTALE, errno.ENOTCONN})
 _NO_XATTR = frozenset({errno.ENODATA, errno.ENOTSUP})
@@ -49,7 +55,7 @@ _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _WALK = _LOOK | os.O_DIRECTORY
 _ROOT = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: a name that has become a FIFO must not hold the thread until somebody writes to it.
+# O_NONBLOCK: a name that has become a FIFO must not hold the thread until someone writes to it.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
 
@@ -78,6 +84,15 @@ class LocalSource:
     def identity(self) -> str:
         return os.fsdecode(os.path.realpath(self.root))
 
+    @property
+    def shared_identity(self) -> str:
+        """See `identity_between_nodes`: nodes may have mounted one export at different places."""
+        mount = _mount_of(self.root_fd)
+        if mount is None or not (":/" in mount.source or mount.source.startswith("//")):
+            return os.fsdecode(self.root)
+        below = os.path.relpath(self.identity, mount.mountpoint)
+        return os.path.normpath(f"{mount.source}/{mount.root}/{below}")
+
     def stat(self, path: bytes) -> SourceStat:
         with self._translated(path), self._opened(path, _LOOK) as fd:
             found = os.fstat(fd)
@@ -87,19 +102,32 @@ class LocalSource:
                 raise SourceNotFound(f"{os.fsdecode(path)}: neither a file, a directory nor a symbolic link")
             return _source_stat(found)
 
-    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+    def scan(self, path: bytes, known: Container[tuple[bytes, int]] = ()) -> Iterator[tuple[bytes, SourceStat]]:
         # The descriptor stays open for the whole scan: os.DirEntry.stat() is relative to it.
         with self._translated(path), self._opened(path, _LIST) as fd, os.scandir(fd) as entries:
             yield b".", _source_stat(os.fstat(fd))
+            failed = False
             for entry in entries:
+                name = os.fsencode(entry.name)
                 try:
+                    if (name, _type_of(entry)) in known:
+                        yield name, UNKNOWN
+                        continue
                     found = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue  # removed since the directory was read
+                except OSError:
+                    # A dead mount, or a name that may not be looked up: the names beside it can be.
+                    failed = True
+                    yield name, UNKNOWN
+                    continue
                 if _is_shown(found.st_mode):
-                    yield os.fsencode(entry.name), _source_stat(found)
+                    yield name, _source_stat(found)
             # A directory that was removed while it is open looks empty, and so does a dead root.
             _check_linked(fd)
+            if failed:
+                # Raises if it is not an entry that fails but all of a server, which may not be asked for an fstat.
+                os.statvfs(fd)
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         with self._translated(path), self._opened(path, _READ) as fd:
@@ -174,14 +202,16 @@ class LocalSource:
             kind = _ERRORS.get(exc.errno or errno.EIO, SourceUnavailable)
             if kind is SourceNotFound and (not path or not self._root_is_there()):
                 kind = SourceUnavailable
-            if kind is SourceDenied and self._root_is_refused():
+            if kind is SourceDenied and not self._root_answers():
                 kind = SourceUnavailable
             if kind is SourceUnavailable:
                 self._reopen_dead_root()
+                if path and self._root_is_there() and self._root_answers():
+                    kind = SourceEntryFailed
             raise kind(f"{where}: {exc.strerror}") from exc
 
     def _root_is_there(self) -> bool:
-        """Whether an ENOENT below the root can be believed."""
+        """Whether an ENOENT below the root can be trusted."""
         try:
             if os.fstat(self.root_fd).st_nlink == 0:
                 return False
@@ -193,16 +223,16 @@ class LocalSource:
             return False
         return True
 
-    def _root_is_refused(self) -> bool:
-        """Whether an EACCES says nothing of the entry: a server says so of all of an NFS export that it has withdrawn.
+    def _root_answers(self) -> bool:
+        """Whether an error is the entry's own: a server gives EACCES for all of an NFS export that it has withdrawn.
 
         An NFS client never answers statvfs from what it remembers, and no permission of a file matters to it.
         """
         try:
             os.statvfs(self.root_fd)
         except OSError:
-            return True
-        return False
+            return False
+        return True
 
     def _reopen_dead_root(self) -> None:
         """Open a dead root by its path again, for the next call."""
@@ -232,6 +262,15 @@ def _source_stat(found: os.stat_result) -> SourceStat:
 
 def _is_shown(mode: int) -> bool:
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
+
+
+def _type_of(entry: os.DirEntry[str]) -> int:
+    """The type of an entry as a mode has it, for which most file systems need not be asked; 0 for special files."""
+    if entry.is_symlink():
+        return stat.S_IFLNK
+    if entry.is_dir(follow_symlinks=False):
+        return stat.S_IFDIR
+    return stat.S_IFREG if entry.is_file(follow_symlinks=False) else 0
 
 
 def _plain(name: bytes) -> bytes:
@@ -274,7 +313,13 @@ def _proc_path(fd: int) -> str:
 
 
 def _file_system_of(fd: int) -> str:
-    """Type of the file system the descriptor lies on (proc_pid_mountinfo(5)); empty if its mount was taken away.
+    """Type of the file system the descriptor lies on; empty if its mount was taken away."""
+    mount = _mount_of(fd)
+    return "" if mount is None else mount.fstype
+
+
+def _mount_of(fd: int) -> Mount | None:
+    """The mount that the descriptor lies on (proc_pid_mountinfo(5)); None if it was taken away.
 
     The mount number, not st_dev: it is known without asking the file system, and a detached mount keeps its st_dev.
     """
@@ -283,8 +328,8 @@ def _file_system_of(fd: int) -> str:
     with open("/proc/self/mountinfo", "rb") as mounts:
         for line in mounts:
             if line.split(b" ", 1)[0] == mount_id:
-                return os.fsdecode(line.partition(b" - ")[2].split(b" ", 1)[0])
-    return ""
+                return next(iter(parse_mount_table(line)), None)
+    return None
 
 
 def _unusable(root: bytes, exc: OSError) -> ConfigError:

@@ -22,19 +22,40 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.errors import ConfigError
-from spiderfs.sources.node_names import Node, as_named
+from spiderfs.sources.node_names import Node, as_named, is_server
+from spiderfs.sources.source import HASH_MASK
 
 # For each of them, to draw the homes takes a megabyte for a moment.
 MOST_MEMBERS = 256
 # `resting` has the mark of the node that the process lets rest, and so says nothing of one that has the place after it.
 FIELDS = ("hits", "bytes", "absent", "timeouts", "resting")
 OWN = 0
+# A node that had none of so many files shows another source, or other versions of its files.
+_NONE_OF = 100
 _LIST_BYTES = 1 << 20
-# The number of the edition, how long its text is, and a checksum: a text that is half written is not believed.
+# The number of the edition, how long its text is, and a checksum: a text that is half written is not trusted.
 _HEADER = struct.Struct("@QII")
+
+
+def salt_of(identity: str) -> int:
+    """What the numbers of versions of a source's files are combined with (xor) in questions to nodes and servers.
+
+    `identity`: see `identity_between_nodes`; the empty one has no salt. The last bits, by which samples have their
+    homes, stay as they are.
+    """
+    return xxhash.xxh3_64_intdigest(os.fsencode(identity)) & HASH_MASK & -GROUPS if identity else 0
+
+
+def other_source(theirs: str, ours: str) -> str:
+    """What a user is told of two names for what may be one source."""
+    return (
+        f"its source is {theirs!r:.300}, and this mount's {ours!r:.300}: give other data another name, "
+        "and one source the same name on all nodes"
+    )
 
 
 def mark_of(url: str) -> int:
@@ -49,16 +70,22 @@ class PeerStatus(NamedTuple):
     absent: int
     timeouts: int
 
+    def stranger(self, url: str) -> str:
+        """What a user is told of a node that answers and has nothing; a server has only what it was given."""
+        has_nothing = not self.hits and self.absent >= _NONE_OF and not is_server(url)
+        return "has had no file that it was asked for: see that it shows the same source" if has_nothing else ""
+
 
 class Members(Homes):
     """Homes whose members may change, and what the reading processes have had from each; make it before these.
 
-    `members` has the URLs by their places, empty where nobody is, as this process has heard last (`nodes`).
+    `members` has the URLs by their places, empty where no one is, as this process has heard last (`nodes`).
     """
 
-    def __init__(self, processes: int = 1) -> None:
-        """So many `processes` count what they have."""
+    def __init__(self, processes: int = 1, identity: str = "") -> None:
+        """So many `processes` count what they have. `identity` is that of the source between nodes."""
         self.own = OWN
+        self.identity, self.salt = identity, salt_of(identity)
         self.members = [""]
         self._drawn_for: object = None
         self._home_of = memoryview(mmap.mmap(-1, 2 * GROUPS)).cast("H")
@@ -73,7 +100,7 @@ class Members(Homes):
         found: npt.NDArray[np.intp] = np.frombuffer(self._home_of, np.uint16)[keys % np.uint64(GROUPS)].astype(np.intp)
         return found
 
-    def is_elsewhere(self, key: object) -> bool:
+    def is_remote(self, key: object) -> bool:
         assert isinstance(key, int)
         return self._home_of[key % GROUPS] != OWN
 

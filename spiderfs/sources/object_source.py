@@ -1,10 +1,24 @@
-"""What sources have in common whose files are objects of a server: no links, no owners, no times of directories."""
+"""What sources have in common whose files are objects of a server: no links, owners or times of directories, and names.
+
+A bucket has no directories: a key is text, and a `/` in it a character like others. A mount shows the keys below a
+prefix as a tree, under these rules:
+
+- `a/b.jpg` is the file `b.jpg` in the directory `a`, whether there is an object `a/` or not. An object `a/` makes the
+  directory `a` exist, also an empty one; its content is not shown. So does an empty blob `a` of Azure's that is marked
+  as a directory (`hdi_isfolder`).
+- If there are both an object `d` and objects `d/...`, `d` is a directory, and the object `d` is not shown.
+- A key with a part that cannot be a name is not shown: an empty part (`a//b`, `/lead.jpg`), `.` or `..`, more than 255
+  bytes, or control characters. A key is text, so every name is UTF-8.
+"""
 
 from __future__ import annotations
 
+import errno
 import logging
+import mmap
 import os
 import random
+import re
 import stat
 import time
 from collections.abc import Callable, Iterable
@@ -12,9 +26,61 @@ from typing import NamedTuple, TypeVar
 
 import xxhash
 
-from spiderfs.errors import SourceChanged, SourceUnavailable
-from spiderfs.sources.object_names import NAME_MAX
+from spiderfs.errors import ConfigError, SourceChanged, SourceNotFound, SourceUnavailable
 from spiderfs.sources.source import SourceStat
+
+NAME_MAX = 255
+# S3 has no longer keys, and other stores have none either.
+KEY_MAX = 1024
+_CONTROL = re.compile(r"[\x00-\x1f\x7f/]")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def is_name(part: str) -> bool:
+    """Whether a part of a key can be the name of a file."""
+    if part in ("", ".", "..") or _CONTROL.search(part):
+        return False
+    return len(part) * 4 <= NAME_MAX or len(part.encode(errors="surrogatepass")) <= NAME_MAX
+
+
+class Place(NamedTuple):
+    """A bucket, and the prefix of all keys that are shown; the prefix is empty or ends with a slash."""
+
+    bucket: str
+    prefix: str
+
+    @classmethod
+    def parse(cls, url: str) -> Place:
+        """From `SCHEME://BUCKET` or `SCHEME://BUCKET/PREFIX`; raises ConfigError, which repeats no password."""
+        scheme, _, rest = url.partition("://")
+        bucket, _, prefix = rest.partition("/")
+        prefix = prefix.removesuffix("/")
+        if "?" in rest or ("@" in rest and not _BUCKET.fullmatch(bucket)):
+            raise ConfigError(
+                f"the source has more than {scheme}://BUCKET/PREFIX: leave out what signs or logs in (credentials are"
+                " found in variables and profiles, as other programs find them)"
+            )
+        if not _BUCKET.fullmatch(bucket):
+            raise ConfigError(f"{url} names no bucket: write {scheme}://BUCKET or {scheme}://BUCKET/PREFIX")
+        if prefix and not all(map(is_name, prefix.split("/"))):
+            raise ConfigError(f"{url} has a prefix that cannot be a path: write {scheme}://BUCKET/PREFIX")
+        return cls(bucket, f"{prefix}/" if prefix else "")
+
+    def key(self, path: bytes) -> str:
+        """The key of a file; raises SourceNotFound where no key can be shown as this path."""
+        try:
+            text = path.decode()
+        except UnicodeDecodeError:
+            text = ""
+        key = self.prefix + text
+        if not all(map(is_name, text.split("/"))) or len(self.prefix.encode()) + len(path) > KEY_MAX:
+            raise SourceNotFound(f"{path.decode(errors='backslashreplace')}: no object can have this name")
+        return key
+
+    def directory(self, path: bytes) -> str:
+        """What all keys below a directory begin with; raises SourceNotFound as `key` does."""
+        return f"{self.key(path)}/" if path else self.prefix
+
 
 T = TypeVar("T")
 
@@ -30,6 +96,8 @@ _PAGE_PAUSES_S = (0.2, 0.8)
 LIST_TIMEOUTS = 20
 # Stores may send pages without names, and some do not list in order; so many pages without a later name are none.
 _IDLE_PAGES = 1000
+_TOO_MANY_OPEN = os.strerror(errno.EMFILE)
+NO_DESCRIPTORS = "this process may open no more files now: raise its limit (ulimit -n)"
 # What a file system of such a server would say of itself: blocks of 1 MiB, and more of them than anybody has.
 _BLOCK_BYTES, _BLOCKS = 1 << 20, 1 << 32
 # Directories of which it was said that some names are left out; when there are more, it may be said again.
@@ -57,6 +125,13 @@ def later_page(ask: Callable[[], T]) -> T:
         except SourceUnavailable:
             time.sleep(random.uniform(0, longest_s))
     return ask()
+
+
+def lacks_descriptors(exc: BaseException | None) -> bool:
+    """Whether a library could not connect because this process has too many files open, as it need not have soon."""
+    while exc is not None and _TOO_MANY_OPEN not in str(exc):
+        exc = exc.__context__
+    return exc is not None
 
 
 class Pages:
@@ -90,6 +165,8 @@ class StoreSettings(NamedTuple):
     requester_pays: bool = False
     addressing: str = "auto"
     timeout_s: float = 30.0
+    names_by_time: bool = False
+    """Names come from a list, which may have times in place of ETags."""
 
 
 class ObjectSource:
@@ -100,6 +177,14 @@ class ObjectSource:
 
     def __init__(self) -> None:
         self._reported: set[bytes] = set()
+        # Made before the forks, so that one process of a mount speaks for all.
+        self._warned = mmap.mmap(-1, 1)
+
+    def warn_once(self, text: str, *args: object) -> None:
+        """Log one warning for the whole mount: that a server contradicts itself, about many or all of its files."""
+        if not self._warned[0]:
+            self._warned[0] = 1
+            log.warning(text, *args)
 
     def report(self, path: bytes, left_out: list[str]) -> None:
         """Say once that these names, or keys, of a directory are not shown."""

@@ -89,6 +89,15 @@ def identity_of(named: str | Path, settings: StoreSettings = DEFAULTS) -> str:
     return open_source(named, settings).identity if is_url(named) else os.path.realpath(named)
 
 
+def identity_between_nodes(source: OpenedSource) -> str:
+    """The one name that a source has on all nodes; mounts of another source neither give nor take its bytes.
+
+    That of a URL is its identity. A directory is named by the server's name of it, where a network file system tells
+    that (`nas:/export/imagenet`), and else by the path that the user gave, which is then the same on all nodes.
+    """
+    return source.shared_identity if isinstance(source, LocalSource) else source.identity
+
+
 def scheme_of(named: object) -> str:
     """The scheme of a URL; empty for a path."""
     found = _URL.match(named) if isinstance(named, str) else None

@@ -14,6 +14,10 @@ reports to its parent, so that the reader has them two wake-ups sooner. The read
 read that the parent has not heard of yet. So deliveries are counted in shared memory before they are made, and a
 parent that has to know what was read waits until it has `caught_up`.
 
+Whole files that no one waits for are read in **batches** (`begin`, `send`): many numbers go through the pipe at once,
+and no task waits for each. The reading process **seals** the bytes: it makes a record of the store of them, and may
+write them there by itself. What comes within a moment is handed over together.
+
 The reading process ends with its parent (PR_SET_PDEATHSIG, and the end of the pipe). If it dies first, the parent's
 `attend` or `watch` raises, and the parent must end too: its successor asks again for whatever is wanted.
 """
@@ -22,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import math
 import mmap
 import os
@@ -29,8 +34,9 @@ import pickle
 import signal
 import struct
 import threading
+import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import outcome
 import trio
@@ -41,9 +47,10 @@ from spiderfs.sources.source import Delivery, FromPeer, Source, Version, joined_
 
 _NUMBER = struct.Struct("<I")
 # Request: offset, length, the version's size, mtime (seconds, nanoseconds) and tag; bytes of the path, of what a
-# delivery begins with, and of its answer. Reply: how many bytes, and of what kind they are.
-_REQUEST = struct.Struct("<QQQqIQIHH")
-_REPLY = struct.Struct("<QB")
+# delivery begins with, of its answer, and of what sealing is told; whether to seal. Reply: how many bytes, of what kind
+# they are, and how many seconds the source took.
+_REQUEST = struct.Struct("<QQQqIQIHHI?")
+_REPLY = struct.Struct("<QBf")
 _READ, _DELIVERED, _FAILED = 0, 1, 2
 # Added to the kind of bytes that a peer gave.
 _FROM_PEER = 4
@@ -58,8 +65,20 @@ _KEPT_BYTES = 1 << 20
 _HELD_UP_S = 0.05
 # How soon the parent notices a reading process that was killed while it waits for the source.
 _WATCH_INTERVAL_S = 1.0
+# While no one waits for a read, results are collected for so long: that spares the parent most of its wake-ups.
+_GATHER_S = 0.0015
 # Bytes of slot numbers that are read from the pipe at a time.
 _MOST_REPLIES = 4096 * _NUMBER.size
+
+
+class SealedRead(NamedTuple):
+    """A read of a batch: the record that was made of it, or the error by which it failed."""
+
+    slot: int
+    record: bytes
+    took_s: float
+    from_peer: bool
+    error: Exception | None
 
 
 class ReadProcess:
@@ -73,8 +92,11 @@ class ReadProcess:
         before: Callable[[], object],
         deliver_to: int | None = None,
         cautious: bool = False,
+        seal: Callable[[bytes, bytes], bytes] = lambda payload, lease: payload,
     ) -> None:
         """Fork a process that makes at most `limit` reads at a time, of at most `longest` bytes each.
+
+        `seal` makes a record, of at most `longest` bytes, of what a sealed read gives and `begin` was given for it.
 
         The new process calls `before` first. It makes deliveries only if it has the descriptor `deliver_to`. A
         `cautious` one makes one read at a time at first, and one more after each while without trouble, because its
@@ -86,6 +108,7 @@ class ReadProcess:
         self._steady = 0
         self._longest = longest
         self._deliver_to = deliver_to
+        self._seal = seal
         self._slot_bytes = -(-(_HEADER_BYTES + longest) // mmap.PAGESIZE) * mmap.PAGESIZE
         # A file in memory: only the pages that were touched exist.
         memory = os.memfd_create("spiderfs-reads")
@@ -99,7 +122,13 @@ class ReadProcess:
         self._counting = threading.Lock()
         self._free = list(range(limit - 1, -1, -1))
         self._room = trio.lowlevel.ParkingLot()
+        self._wanting = 0
         self._tasks: dict[int, trio.lowlevel.Task | None] = {}
+        self._sealing: set[int] = set()
+        self._late: dict[int, Callable[[], object]] = {}
+        self._unsent = b""
+        self.sealed: Callable[[list[SealedRead]], object] = lambda reads: None
+        """Is given the reads of batches that have ended."""
         self._reading = trio.lowlevel.ParkingLot()
         self._delivering: set[int] = set()
         requests, self._requests = os.pipe()
@@ -134,19 +163,18 @@ class ReadProcess:
         if max(2 * len(path) + len(head) + len(answer), length) > self._longest:
             raise SourceUnavailable(f"{length} bytes of a path of {len(path)} are more than is read at a time")
         await trio.lowlevel.checkpoint_if_cancelled()
-        while not self._free or self._limit - len(self._free) >= self._most:
-            with trio.move_on_after(math.inf if self._most == self._limit else _HELD_BACK_S) as waiting:
-                await self._room.park()
-            # A read that hangs must not hold up the others.
-            if waiting.cancelled_caught and self._most < self._limit:
-                self._most += 1
-        slot = self._free.pop()
-        begin = slot * self._slot_bytes
-        versioned = (version.size, *split_time(version.mtime_ns), version.tag)
-        _REQUEST.pack_into(self._view, begin, offset, length, *versioned, len(path), len(head), len(answer))
-        begin += _HEADER_BYTES
-        said = path + head + answer
-        self._view[begin : begin + len(said)] = said
+        self._wanting += 1
+        try:
+            while not self._free or self._limit - len(self._free) >= self._most:
+                with trio.move_on_after(math.inf if self._most == self._limit else _HELD_BACK_S) as waiting:
+                    await self._room.park()
+                # A read that hangs must not hold up the others.
+                if waiting.cancelled_caught and self._most < self._limit:
+                    self._most += 1
+        finally:
+            self._wanting -= 1
+        slot = self._request(path, offset, length, version, head, answer)
+        begin = slot * self._slot_bytes + _HEADER_BYTES
         if head:
             self._delivering.add(slot)
         self._tasks[slot] = trio.lowlevel.current_task()
@@ -169,6 +197,58 @@ class ReadProcess:
         if delivery is not None:
             delivery.done = what == _DELIVERED
         return result
+
+    def _request(
+        self,
+        path: bytes,
+        offset: int,
+        length: int,
+        version: Version,
+        head: bytes = b"",
+        answer: bytes = b"",
+        lease: bytes | None = None,
+    ) -> int:
+        """Write a request into a free slot; returns the slot."""
+        slot = self._free.pop()
+        begin = slot * self._slot_bytes
+        versioned = (version.size, *split_time(version.mtime_ns), version.tag)
+        parts = (path, head, answer, lease or b"")
+        sizes = (len(part) for part in parts)
+        _REQUEST.pack_into(self._view, begin, offset, length, *versioned, *sizes, lease is not None)
+        said = b"".join(parts)
+        self._view[begin + _HEADER_BYTES : begin + _HEADER_BYTES + len(said)] = said
+        return slot
+
+    @property
+    def room(self) -> int:
+        """How many reads may `begin` now."""
+        # A read that was given room and has not run yet comes first, too.
+        return 0 if self._wanting else max(0, self._most - (self._limit - len(self._free)))
+
+    def begin(self, path: bytes, length: int, version: Version, lease: bytes) -> int:
+        """Read all `length` bytes of a file and seal them with `lease`, from the next `send` on; returns the slot.
+
+        There must be `room`. The file may have no more than `longest` bytes, nor path and lease half of that.
+        """
+        slot = self._request(path, 0, length, version, lease=lease)
+        self._sealing.add(slot)
+        self._unsent += _NUMBER.pack(slot)
+        return slot
+
+    def send(self) -> None:
+        """Have the reads made that have begun."""
+        if self._unsent:
+            if self._reading:
+                self._reading.unpark_all()
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._requests, self._unsent)
+            self._unsent = b""
+
+    def abandon(self, slot: int, returned: Callable[[], object]) -> None:
+        """No longer wait for a sealed read, which keeps its slot until it returns; then call `returned`."""
+        self._sealing.discard(slot)
+        self._tasks[slot] = None
+        self._late[slot] = returned
 
     @property
     def behind(self) -> bool:
@@ -197,26 +277,44 @@ class ReadProcess:
                 continue
             if not replies:
                 raise SourceUnavailable("the process that reads from the source has ended")
+            sealed = []
             for (slot,) in _NUMBER.iter_unpack(replies):
-                size, what = _REPLY.unpack_from(self._view, slot * self._slot_bytes)
+                size, what, took_s = _REPLY.unpack_from(self._view, slot * self._slot_bytes)
+                if slot in self._sealing:
+                    self._sealing.discard(slot)
+                    sealed.append(self._sealed_read(slot, size, what, took_s))
+                    continue
                 if slot in self._delivering:
                     self._delivering.discard(slot)
                     self._heard += 1
                 task = self._tasks.pop(slot)
                 if task is None:
                     self._give_back(slot, size)
+                    if (returned := self._late.pop(slot, None)) is not None:
+                        returned()
                 else:
                     trio.lowlevel.reschedule(task, outcome.Value((what, size)))
             self._hearing.unpark_all()
+            if sealed:
+                self.sealed(sealed)
+                if not self._tasks:
+                    await trio.sleep(_GATHER_S)
+
+    def _sealed_read(self, slot: int, size: int, what: int, took_s: float) -> SealedRead:
+        begin = slot * self._slot_bytes + _HEADER_BYTES
+        record = bytes(self._view[begin : begin + size])
+        failed = what & ~_FROM_PEER == _FAILED
+        self._give_back(slot, size)
+        return SealedRead(slot, record, took_s, bool(what & _FROM_PEER), pickle.loads(record) if failed else None)
 
     async def watch(self) -> None:
         """For ever: look whether the process was killed. Raises SourceUnavailable when it was.
 
         Threads of the process that wait in the kernel for the source may keep its pipe open; then `attend` hears
-        nothing of its end. While nothing is being read there are none, and nobody looks.
+        nothing of its end. While nothing is being read there are none, and no one looks.
         """
         while ended_status(self.pid) is None:
-            if not self._tasks:
+            if not self._tasks and not self._sealing:
                 await self._reading.park()
             await trio.sleep(_WATCH_INTERVAL_S)
         raise SourceUnavailable("the process that reads from the source was killed while it waited there")
@@ -244,6 +342,8 @@ class ReadProcess:
     # -- there
 
     def _serve(self, source: Source, limit: int, requests: int, replies: int) -> NoReturn:
+        # What was imported is never garbage, so no collection has to look at it.
+        gc.freeze()
         for _ in range(limit):
             threading.Thread(target=self._answer, args=(source, requests, replies), daemon=True).start()
         while True:
@@ -252,14 +352,17 @@ class ReadProcess:
     def _answer(self, source: Source, requests: int, replies: int) -> None:
         while number := os.read(requests, _NUMBER.size):
             begin = _NUMBER.unpack(number)[0] * self._slot_bytes
-            offset, length, size, *rest, head_bytes, answer_bytes = _REQUEST.unpack_from(self._view, begin)
-            seconds, nanoseconds, tag, path_bytes = rest
+            offset, length, size, *rest, lease_bytes, seals = _REQUEST.unpack_from(self._view, begin)
+            seconds, nanoseconds, tag, path_bytes, head_bytes, answer_bytes = rest
             version = Version(size, joined_time(seconds, nanoseconds), tag)
             start = begin + _HEADER_BYTES
-            said = bytes(self._view[start : start + path_bytes + head_bytes + answer_bytes])
+            said = bytes(self._view[start : start + path_bytes + head_bytes + answer_bytes + lease_bytes])
             path = said[:path_bytes]
+            began_s = time.monotonic()
             try:
                 result, what = source.read(path, offset, length, version), _READ
+                if seals:
+                    result = self._sealed_as(result, length, said[path_bytes:])
             except Exception as exc:
                 result, what = pickle.dumps(exc.with_traceback(None)), _FAILED
             if head_bytes:
@@ -272,9 +375,15 @@ class ReadProcess:
             if isinstance(result, FromPeer):
                 what += _FROM_PEER
             self._view[start : start + len(result)] = result
-            _REPLY.pack_into(self._view, begin, len(result), what)
+            _REPLY.pack_into(self._view, begin, len(result), what, time.monotonic() - began_s)
             os.write(replies, number)
         os._exit(0)
+
+    def _sealed_as(self, payload: bytes, length: int, lease: bytes) -> bytes:
+        if len(payload) != length:
+            raise SourceUnavailable(f"{len(payload)} bytes came in place of {length}")
+        record = self._seal(payload, lease)
+        return FromPeer(record) if isinstance(payload, FromPeer) else record
 
     def _deliver(self, head: bytes, content: bytes, answer: bytes) -> int:
         assert self._deliver_to is not None
@@ -288,7 +397,7 @@ class ReadProcess:
                 os.writev(self._deliver_to, (head, content))
             os.write(self._deliver_to, answer)
         except OSError as exc:
-            # ENOENT: nobody waits any more. ENODEV: the file system is unmounted.
+            # ENOENT: no one waits any more. ENODEV: the file system is unmounted.
             if exc.errno not in (errno.ENOENT, errno.ENODEV):
                 return _READ
         return _DELIVERED

@@ -38,11 +38,11 @@ class RecentTimeouts:
         self._timeouts = SharedSlots(_SLOTS, "d")
 
     def add(self, question: Hashable) -> None:
-        """Note that somebody has waited in vain for the answer to this question."""
+        """Note that someone has waited in vain for the answer to this question."""
         self._timeouts.put(hash(question) & _HASH_BITS, time.monotonic())
 
     def has(self, question: Hashable) -> bool:
-        """Whether somebody has just waited in vain for the answer to this question."""
+        """Whether someone has just waited in vain for the answer to this question."""
         timeout = self._timeouts.get(hash(question) & _HASH_BITS)
         return timeout is not None and time.monotonic() - timeout[0] < SHARED_S
 
@@ -81,7 +81,7 @@ class SingleFlight:
         while (flight := self._flights.get(key)) is not None:
             await flight.ended.wait()
             if flight.error is not None:
-                # The traceback begins anew each time: otherwise it would grow by a frame for every one who waits.
+                # The traceback begins again each time: otherwise it would grow by a frame for every one who waits.
                 raise flight.error.with_traceback(None)
             if flight.value:
                 value: T = flight.value[0]

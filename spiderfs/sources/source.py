@@ -11,7 +11,7 @@ exist; for anything that may be a passing fault on the way it raises SourceUnava
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple, Protocol
 
 import xxhash
@@ -85,21 +85,27 @@ class SourceStat(NamedTuple):
         return Version(size, 0, self.tag) if self.tag else Version(size, self.mtime_ns)
 
 
+UNKNOWN = SourceStat(0, 0, 0, 0, 0)
+"""In a listing: the directory has the name, and its attributes are not known."""
+
+
 class Source(Protocol):
     @property
     def undated_directories(self) -> bool:
         """Whether directories have no mtime that says when their names have changed.
 
-        Then nobody asks for a directory's attributes, and its listing is believed for a time and made anew after it.
+        Then no one asks for a directory's attributes, and its listing is trusted for a time and made again after it.
         """
 
     def stat(self, path: bytes) -> SourceStat:
         """lstat of one entry."""
 
-    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+    def scan(self, path: bytes, known: Container[tuple[bytes, int]] = ()) -> Iterator[tuple[bytes, SourceStat]]:
         """Every entry of a directory with its attributes, in no order; entries of other types are left out.
 
-        The directory itself comes first, by the name ".": these attributes were asked for before the first entry.
+        The directory itself comes first, by the name ".": these attributes were asked for before the first entry. An
+        entry whose attributes cannot be had is `UNKNOWN`; so may be each name in `known` that still has the type given
+        there (S_IFMT), if to ask takes time.
         """
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
@@ -134,7 +140,7 @@ class Delivery(Protocol):
     """One answer that waits for a file's content. Only the maker of the delivery knows what the answer means."""
 
     done: bool
-    """Set once the answer was written, or once nobody waited for it any more: then nobody else may answer."""
+    """Set once the answer was written, or once no one waited for it any more: then no one else may answer."""
 
     def messages(self, size: int) -> tuple[bytes, bytes] | None:
         """The two texts to write for a content of `size` bytes; None if the reading process must not answer.

@@ -34,15 +34,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from spiderfs.errors import StoreError, StoreFull
 from spiderfs.linux.range_lock import lock_shared, try_lock
+from spiderfs.store.environment import translated_disk_errors
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 
 log = logging.getLogger(__name__)
 
 # fallocate(2)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # Errors of a write behind the end of the longest file that a file system can have: 16 TiB on ext4, 4 GiB on vfat.
 _TOO_FAR = (errno.EFBIG, errno.EOVERFLOW, errno.EINVAL)
 # Descriptors that are kept to read from; opening a file takes 5 us.
@@ -65,7 +64,7 @@ class BlockFiles:
 
     def can_free(self) -> bool:
         """Whether holes can be punched into files here; raises StoreFull, StoreError."""
-        with _translated():
+        with translated_disk_errors():
             self.directory.mkdir(mode=0o700, exist_ok=True)
             with open(self.directory / "probe", "wb") as probe:
                 try:
@@ -141,7 +140,7 @@ class BlockFiles:
         held: dict[int, int] = {}
         too_far = set()
         try:
-            with _translated():
+            with translated_disk_errors():
                 for key, payload in blocks:
                     if not self._write(held, key, payload):
                         too_far.add(key)
@@ -157,7 +156,7 @@ class BlockFiles:
             if fd is None:
                 fd = held[key.inode] = os.open(self._path(key.inode), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN)
             lock_shared(fd, _start(key.block), BLOCK_BYTES)
-            # Nobody unlinks a file while anybody holds a lock on a block of it.
+            # No one unlinks a file while anybody holds a lock on a block of it.
             if os.fstat(fd).st_nlink:
                 break
             os.close(held.pop(key.inode))
@@ -189,7 +188,7 @@ class BlockFiles:
                     # The file is registered with the kernel, or another process writes to it at this moment.
                     break
                 mine.append(block)
-            # An unlinked file is nobody's concern any more: there may be a new file with its name.
+            # An unlinked file is no one's concern any more: there may be a new file with its name.
             yield Freeing(self._path(inode), fd, mine if os.fstat(fd).st_nlink else [])
         finally:
             os.close(fd)
@@ -241,14 +240,14 @@ class BlockFiles:
 
 
 class Freeing:
-    """Blocks of one file that this process has locked (`blocks`), so that nobody else writes or commits them."""
+    """Blocks of one file that this process has locked (`blocks`), so that no one else writes or commits them."""
 
     def __init__(self, path: Path, fd: int | None, blocks: list[int]) -> None:
         self._path = path
         self._fd = fd  # None: there is no file
         self.blocks = blocks
         self.handed_out = fd is not None and _has_mark(os.fstat(fd))
-        """Whether somebody may have mapped the file: then it is freed as a whole, or not at all."""
+        """Whether someone may have mapped the file: then it is freed as a whole, or not at all."""
 
     @property
     def is_current(self) -> bool:
@@ -262,7 +261,7 @@ class Freeing:
 
     def unlink(self, is_empty: Callable[[], bool]) -> None:
         """Unlink the file, unless anybody has a lock on it, or `is_empty` says that it has blocks after all."""
-        # While this process holds the lock, and the file has its name, nobody gives the name to another file.
+        # While this process holds the lock, and the file has its name, no one gives the name to another file.
         if self._fd is not None and try_lock(self._fd, *_WHOLE) and os.fstat(self._fd).st_nlink and is_empty():
             self._path.unlink(missing_ok=True)
 
@@ -283,13 +282,3 @@ def _has_mark(found: os.stat_result) -> bool:
 
 def _start(block: int) -> int:
     return (block - 1) * BLOCK_BYTES
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        if exc.errno in _NO_ROOM:
-            raise StoreFull(f"no space left for the cache ({exc.strerror})") from exc
-        raise StoreError(f"the cache cannot be used ({exc.strerror})") from exc

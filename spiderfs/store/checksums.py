@@ -1,7 +1,7 @@
 """The checksums of a record: one XXH3-64 for each piece, so that a READ verifies what it takes and nothing else.
 
-A header is the payload's length, then the checksum of each piece of 128 KiB. A whole file's header is followed by its
-payload; a block's payload lies elsewhere (`blocks.py`).
+A header is the payload's length, then the checksum of each piece of 128 KiB. A small file's header is followed by its
+payload; other payloads lie somewhere else (`extents.py`, `blocks.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from spiderfs.store.store import BLOCK_BYTES, ContentKey
 # The kernel asks for at most this many bytes at a time.
 PIECE_BYTES = 128 << 10
 _LENGTH = struct.Struct("<Q")
+LENGTH_BYTES = _LENGTH.size
 _HEADER_OF_ONE = struct.Struct("<QQ")
 ALL_PIECES = range(BLOCK_BYTES // PIECE_BYTES)
 _ALL = (1 << len(ALL_PIECES)) - 1
@@ -31,6 +32,12 @@ def header(payload: bytes) -> bytes:
     view = memoryview(payload)
     sums = [xxhash.xxh3_64_intdigest(view[at : at + PIECE_BYTES]) for at in range(0, len(payload), PIECE_BYTES)]
     return struct.pack(f"<{1 + len(sums)}Q", len(payload), *sums)
+
+
+def length_of(value: memoryview) -> int:
+    """The length of the payload, as a record says."""
+    length: int = _LENGTH.unpack_from(value)[0]
+    return length
 
 
 def header_bytes(value: memoryview) -> int:
@@ -63,7 +70,7 @@ class VerifiedPieces(NamedTuple):
     """The pieces that were found sound."""
 
 
-def verified_elsewhere(
+def verified_by_another(
     head: bytes, read: Callable[[int, int], bytes], offset: int, size: int | None
 ) -> VerifiedPieces | None:
     """Bytes [offset, offset + size) of a payload that `read(offset, length)` reads; None if a piece fails."""

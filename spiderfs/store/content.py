@@ -1,14 +1,11 @@
 """File contents: whole files and all checksums in LMDB, large files' blocks beside it, the budget in each transaction.
 
-Tables: `content` (inode, block) -> header + payload; `member` the same key -> size, sequence number, score, section;
-`queue` landing's sequence number -> key; `meta` -> usage and capacity, and by inode how many blocks are there. A whole
-file's payload follows its checksums, so that a read is a slice of the mapped pages and nothing is copied. A block's
-record is the header alone; the block's bytes lie in a file (`blocks.py`). `holes` has the keys of blocks whose record
-was dropped and whose bytes may still take disk. These bytes are freed after the transaction, by any process that gets
-to it, so that they are not lost with a process that dies.
-
-The module is long because each transaction changes several tables, and they agree only if one can see all changes side
-by side.
+Tables: `content` (inode, block) -> header and payload; `member` the same key -> size, sequence number, score, section;
+`queue` landing's sequence number -> key; `meta` -> usage and capacity, and by inode how many blocks are there. A small
+payload follows its checksums. A payload of more than a chunk lies in a file of its own, and where it lies follows its
+checksums (`extents.py`). A block's record is the header alone; the block's bytes lie in a file too (`blocks.py`).
+`holes` has the keys of blocks whose record was dropped and whose bytes may still take disk. These bytes are freed after
+the transaction, by any process that gets to it, so that they are not lost with a process that dies.
 """
 
 from __future__ import annotations
@@ -17,17 +14,29 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import struct
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import lmdb
 
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
-from spiderfs.shared.layout import BLOCKS_DIRECTORY, RESERVE_FILE
+from spiderfs.shared.layout import BLOCKS_DIRECTORY, EXTENTS_FILE, EXTENTS_MAP_FILE, RESERVE_FILE
 from spiderfs.store.blocks import BlockFiles
-from spiderfs.store.checksums import ALL_PIECES, SoundPieces, header, verified, verified_elsewhere
+from spiderfs.store.checksums import (
+    ALL_PIECES,
+    LENGTH_BYTES,
+    SoundPieces,
+    header,
+    header_bytes,
+    length_of,
+    verified,
+    verified_by_another,
+)
 from spiderfs.store.environment import open_environment, translate, translated_errors
+from spiderfs.store.extents import CHUNK_BYTES, ExtentFile, Extents, Lease
 from spiderfs.store.rows import (
     INODE,
     KEY,
@@ -52,6 +61,7 @@ log = logging.getLogger(__name__)
 FREED_AT_ONCE = 32
 # Members that are read in one transaction: 1 ms, in which LMDB cannot use freed pages again.
 _MEMBERS_AT_A_TIME = 1000
+_SWEEP_PAUSE_S = 0.001
 # A transaction that drops records first writes new copies of the pages that list them; only then can the room that they
 # took be used again. On a disk that is full to the last byte such a transaction fails. So a file of its own keeps some
 # room for this purpose.
@@ -75,6 +85,7 @@ class LmdbContent:
                 for name in (b"content", b"member", b"queue", b"meta", b"holes")
             )
         self._reader: lmdb.Transaction | None = None
+        self.extents = Extents(path / EXTENTS_FILE, path / EXTENTS_MAP_FILE, readonly)
         self._files = BlockFiles(path / BLOCKS_DIRECTORY)
         self._reserve = path / RESERVE_FILE
         self._can_free: bool | None = None  # None: it has not mattered yet
@@ -106,7 +117,13 @@ class LmdbContent:
             return None
         if key.block:
             return self._read_block(key, bytes(record), offset, size)
-        piece = verified(record, offset, size)
+        piece = file_piece(key, record, self.extents, offset, size)
+        if piece is None:
+            # This transaction may be an old one: since it began, the chunks may have been freed and written again.
+            self.end_read()
+            if (record := self._record(key)) is None:
+                return None
+            piece = file_piece(key, record, self.extents, offset, size)
         if piece is None:
             self.damaged += 1
         return piece
@@ -115,7 +132,7 @@ class LmdbContent:
         start = (key.block - 1) * BLOCK_BYTES
 
         def verified_block(head: bytes) -> memoryview | None:
-            found = verified_elsewhere(
+            found = verified_by_another(
                 head, lambda at, count: self._files.read(key.inode, start + at, count), offset, size
             )
             if found is None:
@@ -175,12 +192,18 @@ class LmdbContent:
     def land_all(self, records: Sequence[tuple[ContentKey, bytes]]) -> list[bool]:
         blocks = [record for record in records if record[0].block]
         takes_blocks = not blocks or self._takes_blocks()
-        # The checksums are made before the transaction begins, because others may wait for it to end.
-        rows = [
-            (KEY.pack(*key), len(payload), header(payload) if key.block else header(payload) + payload)
-            for key, payload in records
-        ]
+        # Bytes are written and checksums made before the transaction begins, because others may wait for its end.
+        leases = self._leases(records)
+        given = [lease for lease in leases if lease is not None]
+        freed: list[Lease] = []
         try:
+            for (_, payload), lease in zip(records, leases, strict=True):
+                if lease is not None:
+                    self.extents.write(lease, payload)
+            rows = [
+                (KEY.pack(*key), len(payload), _value(key, payload, lease))
+                for (key, payload), lease in zip(records, leases, strict=True)
+            ]
             with (
                 self._files.writing(blocks if takes_blocks else ()) as too_far,
                 translated_errors(),
@@ -188,13 +211,17 @@ class LmdbContent:
             ):
                 usage = read_usage(txn, self._meta)
                 landed = [
-                    (takes_blocks or not key.block) and key not in too_far and self._land(txn, usage, *row)
+                    (takes_blocks or not key.block) and key not in too_far and self._land(txn, usage, freed, *row)
                     for (key, _), row in zip(records, rows, strict=True)
                 ]
                 write_usage(txn, usage, self._meta)
+                self.extents.take_over(freed)
         except StoreError:
+            self.extents.free(given)
             self._disown([key for key, _ in blocks])
             raise
+        unused = [lease for lease, taken in zip(leases, landed, strict=True) if lease is not None and not taken]
+        self.extents.free([*freed, *unused])
         if too_far and not self._told_too_far:
             self._told_too_far = True
             log.warning(
@@ -208,6 +235,41 @@ class LmdbContent:
             self._disown([key for key, taken in outcomes if not taken])
         self.free(FREED_AT_ONCE)
         return landed
+
+    def land_kept(
+        self,
+        records: Sequence[tuple[ContentKey, int, bytes]],
+        sections: Mapping[ContentKey, str],
+        drop: Iterable[ContentKey],
+    ) -> list[bool | None]:
+        landed: list[bool | None] = []
+        freed: list[Lease] = []
+        with translated_errors(), self._env.begin(write=True) as txn:
+            usage = read_usage(txn, self._meta)
+            for key in drop:
+                self._remove(txn, usage, freed, KEY.pack(*key))
+            for key, size, record in records:
+                packed = KEY.pack(*key)
+                if txn.get(packed, db=self._member) is not None:
+                    landed.append(None)
+                else:
+                    section = sections.get(key, LANDING)
+                    landed.append(self._enter(txn, usage, freed, packed, size, record, section))
+            write_usage(txn, usage, self._meta)
+            self.extents.take_over(freed)
+        for (key, _, record), taken in zip(records, landed, strict=True):
+            if not taken and not _is_inline(record):
+                freed.append(_lease_of(KEY.pack(*key), record))
+        self.extents.free(freed)
+        self.free(FREED_AT_ONCE)
+        return landed
+
+    def _leases(self, records: Sequence[tuple[ContentKey, bytes]]) -> list[Lease | None]:
+        """Chunks for those payloads that are not stored in their rows; raises StoreFull, StoreError."""
+        chunked = [not key.block and is_chunked(len(payload)) for key, payload in records]
+        sizes = [len(payload) for (_, payload), is_large in zip(records, chunked, strict=True) if is_large]
+        leases = iter(self.extents.lease(sizes) if sizes else ())
+        return [next(leases) if is_large else None for is_large in chunked]
 
     def _disown(self, keys: list[ContentKey]) -> None:
         """Free the bytes that were written for these blocks, unless the blocks have records."""
@@ -226,25 +288,48 @@ class LmdbContent:
                 )
         return self._can_free
 
-    def _land(self, txn: lmdb.Transaction, usage: list[int], packed: bytes, size: int, value: bytes) -> bool:
+    def _land(
+        self,
+        txn: lmdb.Transaction,
+        usage: list[int],
+        freed: list[Lease],
+        packed: bytes,
+        size: int,
+        value: bytes,
+    ) -> bool:
+        """Land a record; `freed` gets the chunks that are free once the transaction is over."""
         if txn.get(packed, db=self._member) is not None:
-            # A version never changes, so this is a repair of damaged bytes: same size, same place.
+            # A version never changes, so this is a repair of damaged bytes of the same size.
+            self._drop_chunks(txn, freed, packed, size)
             txn.put(packed, value, db=self._content)
             return True
+        return self._enter(txn, usage, freed, packed, size, value, LANDING)
+
+    def _enter(
+        self,
+        txn: lmdb.Transaction,
+        usage: list[int],
+        freed: list[Lease],
+        packed: bytes,
+        size: int,
+        value: bytes,
+        section: str,
+    ) -> bool:
+        """Put a record that is not there into a section, unless there is no room beside what is kept."""
         if usage[2] + size > usage[4]:
             return False
-        self._shrink_landing(txn, usage, usage[4] - size)
-        sequence = usage[5]
-        usage[0] += size
-        usage[1] += 1
+        self._shrink_landing(txn, usage, freed, usage[4] - size)
+        landing, sequence = section == LANDING, usage[5]
+        usage[0 if landing else 2] += size
+        usage[1 if landing else 3] += 1
         usage[5] += 1
         txn.put(packed, value, db=self._content)
         if is_block(packed):
             txn.delete(packed, db=self._holes)
             self._count_block(txn, packed, 1)
-        txn.put(packed, MemberRow(size, sequence, 0.0, LANDING).stored(packed), db=self._member)
+        txn.put(packed, MemberRow(size, sequence, 0.0, section).stored(packed), db=self._member)
         place = SEQUENCE.pack(sequence)
-        if not txn.put(place, sealed(place, packed), db=self._queue, append=True):
+        if landing and not txn.put(place, sealed(place, packed), db=self._queue, append=True):
             raise StoreCorrupt("the cache is damaged (something has landed after what lands now)")
         return True
 
@@ -264,10 +349,11 @@ class LmdbContent:
 
     def _apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
         missing = []
+        freed: list[Lease] = []
         with translated_errors(), self._env.begin(write=True) as txn:
             usage = read_usage(txn, self._meta)
             for key in drop:
-                self._remove(txn, usage, KEY.pack(*key))
+                self._remove(txn, usage, freed, KEY.pack(*key))
             for key, section, score in keep:
                 packed = KEY.pack(*key)
                 record = txn.get(packed, db=self._member)
@@ -284,6 +370,8 @@ class LmdbContent:
                 txn.put(packed, MemberRow(before.size, usage[5], score, section).stored(packed), db=self._member)
                 usage[5] += 1
             write_usage(txn, usage, self._meta)
+            self.extents.take_over(freed)
+        self.extents.free(freed)
         self.free(FREED_AT_ONCE)
         return missing
 
@@ -317,18 +405,25 @@ class LmdbContent:
             self._spend_reserve()
             while not self._set_capacity(capacity_bytes, _DROPPED_AT_A_TIME):
                 pass
+        with contextlib.suppress(StoreError):
+            self.extents.trim()
         self.free(FREED_AT_ONCE)
 
     def _set_capacity(self, capacity_bytes: int, limit: int | None = None) -> bool:
         """Set the capacity and drop up to `limit` records of landing; returns whether that was enough."""
+        freed: list[Lease] = []
         with translated_errors(), self._env.begin(write=True) as txn:
             usage = read_usage(txn, self._meta)
             usage[4] = capacity_bytes
-            done = self._shrink_landing(txn, usage, capacity_bytes, limit)
+            done = self._shrink_landing(txn, usage, freed, capacity_bytes, limit)
             write_usage(txn, usage, self._meta)
+            self.extents.take_over(freed)
+        self.extents.free(freed)
         return done
 
-    def _shrink_landing(self, txn: lmdb.Transaction, usage: list[int], room: int, limit: int | None = None) -> bool:
+    def _shrink_landing(
+        self, txn: lmdb.Transaction, usage: list[int], freed: list[Lease], room: int, limit: int | None = None
+    ) -> bool:
         """Drop the records that landed first, until landing and the kept records fit into `room` bytes.
 
         Returns whether they fit, or landing is empty, after at most `limit` records were dropped.
@@ -342,11 +437,16 @@ class LmdbContent:
                 if not cursor.first():
                     raise StoreCorrupt("the cache is damaged (what has landed is not in its queue)")
                 packed = unsealed(bytes(cursor.key()), bytes(cursor.value()))
-            if not self._remove(txn, usage, packed):
+            if not self._remove(txn, usage, freed, packed):
                 raise StoreCorrupt("the cache is damaged (something is in the queue that has not landed)")
         return True
 
-    def _remove(self, txn: lmdb.Transaction, usage: list[int], packed: bytes) -> bool:
+    def _drop_chunks(self, txn: lmdb.Transaction, freed: list[Lease], packed: bytes, size: int) -> None:
+        if size > CHUNK_BYTES and not is_block(packed) and (value := txn.get(packed, db=self._content)) is not None:
+            with contextlib.suppress(StoreCorrupt):
+                freed.append(_lease_of(packed, bytes(value)))
+
+    def _remove(self, txn: lmdb.Transaction, usage: list[int], freed: list[Lease], packed: bytes) -> bool:
         """Remove a record. Returns whether it was in landing, and in the queue of landing too."""
         record = txn.get(packed, db=self._member)
         if record is None:
@@ -354,6 +454,7 @@ class LmdbContent:
         size, sequence, _, section = MemberRow.of(packed, bytes(record))
         landing = section == LANDING
         queued = landing and txn.delete(SEQUENCE.pack(sequence), db=self._queue)
+        self._drop_chunks(txn, freed, packed, size)
         txn.delete(packed, db=self._content)
         txn.delete(packed, db=self._member)
         if is_block(packed):
@@ -399,12 +500,39 @@ class LmdbContent:
 
     def sweep(self) -> None:
         """Free the bytes that killed processes have written without committing a record; raises StoreError."""
+        self._sweep_chunks()
         for inode in self._files.inodes():
             with translated_errors(), self._env.begin(self._content) as txn:
                 recorded = set(blocks_of(txn, inode))
             stray = self._files.stray(inode, recorded)
             if stray:
                 self._free(inode, stray)
+
+    def _sweep_chunks(self) -> None:
+        import numpy as np
+
+        abandoned = self.extents.abandoned()
+        if not len(abandoned):
+            return
+        # The processes are dead, so the rows that they have committed are there. Rows that others drop meanwhile do no
+        # harm: their chunks are free then, and no longer a dead process's.
+        is_named = np.zeros(int(abandoned.max()) + 1, np.bool_)
+        start = b""
+        while True:
+            with translated_errors(), self._env.begin(self._content) as txn, txn.cursor() as cursor:
+                more = cursor.set_range(start) if start else cursor.first()
+                rows = list(itertools.islice(cursor, _MEMBERS_AT_A_TIME)) if more else []
+            if not rows:
+                break
+            for packed, value in rows:
+                if not is_block(packed) and not _is_inline(value):
+                    with contextlib.suppress(StoreCorrupt):
+                        for first, count in _lease_of(packed, value).runs:
+                            is_named[first : first + count] = True
+            start = rows[-1][0] + b"\0"
+            # A million rows must not hold up the event loop of this process, which wants the interpreter too.
+            time.sleep(_SWEEP_PAUSE_S)
+        self.extents.settle(abandoned, np.flatnonzero(is_named))
 
     def _dropped(self, limit: int | None) -> list[tuple[int, list[int]]]:
         """The blocks in `holes`, by file; without the files that were handed out and still have records."""
@@ -467,7 +595,9 @@ class LmdbContent:
 
     def file_bytes(self) -> int:
         """The bytes on disk of LMDB's pages, free pages included, and of all blocks."""
-        return int((self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]) + self._files.disk_bytes()
+        return int((self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]) + sum(
+            files.disk_bytes() for files in (self.extents, self._files)
+        )
 
     def clear_dead_readers(self) -> int:
         """Free the slots of readers that were killed; returns the number of slots."""
@@ -477,4 +607,67 @@ class LmdbContent:
     def close(self) -> None:
         self.end_read()
         self._files.close()
+        self.extents.close()
         self._env.close()
+
+
+# -- records of whole files
+
+
+class RecordWriter:
+    """Makes records for a store whose rows another process writes; for any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._extents = ExtentFile(path / EXTENTS_FILE)
+
+    def __call__(self, payload: bytes, lease: bytes) -> bytes:
+        """The header of a payload, which is written into the chunks of a packed lease, or else follows its header.
+
+        Raises StoreFull, StoreError.
+        """
+        if not lease:
+            return header(payload) + payload
+        self._extents.write(Lease.unpacked(lease), payload)
+        return header(payload)
+
+
+def is_chunked(size: int) -> bool:
+    """Whether a payload of this size lies in chunks, and not in its row."""
+    return size > CHUNK_BYTES
+
+
+def chunked_record(key: ContentKey, head: bytes, lease: Lease) -> bytes:
+    """The record of a file whose payload lies in chunks; `head` is its header."""
+    return sealed(KEY.pack(*key), head + lease.packed())
+
+
+def _value(key: ContentKey, payload: bytes, lease: Lease | None) -> bytes:
+    if lease is not None:
+        return chunked_record(key, header(payload), lease)
+    return header(payload) if key.block else header(payload) + payload
+
+
+def _is_inline(record: bytes | memoryview) -> bool:
+    view = memoryview(record)
+    return len(view) < LENGTH_BYTES or header_bytes(view) + length_of(view) == len(view)
+
+
+def _lease_of(packed: bytes, record: bytes) -> Lease:
+    """The chunks of a file that does not lie in its row; raises StoreCorrupt."""
+    row = unsealed(packed, record)
+    return Lease.unpacked(row[header_bytes(memoryview(row)) :])
+
+
+def file_piece(
+    key: ContentKey, record: memoryview, extents: ExtentFile, offset: int = 0, size: int | None = None
+) -> memoryview | None:
+    """Bytes [offset, offset + size) of a whole file by its record; None if a piece fails its checksum."""
+    if _is_inline(record):
+        return verified(record, offset, size)
+    try:
+        lease = _lease_of(KEY.pack(*key), bytes(record))
+    except (StoreCorrupt, struct.error):
+        return None
+    head = bytes(record[: header_bytes(record)])
+    found = verified_by_another(head, lambda at, count: extents.read(lease, at, count), offset, size)
+    return None if found is None else found.payload

@@ -7,9 +7,15 @@ from pathlib import Path
 import lmdb
 
 from spiderfs.errors import StoreDamaged
-from spiderfs.store.checksums import header, header_bytes
+from spiderfs.shared.layout import EXTENTS_FILE
+from spiderfs.store.content import file_piece
 from spiderfs.store.environment import open_environment, translate, translated_errors
+from spiderfs.store.extents import ExtentFile
 from spiderfs.store.rows import KEY, TABLES
+from spiderfs.store.store import ContentKey
+
+# Between a look at the row and one at the bytes, the file may have left the cache and come back.
+_TRIES = 3
 
 
 class ContentReader:
@@ -19,6 +25,7 @@ class ContentReader:
         self._env = open_environment(path, TABLES, readonly=True)
         with translated_errors():
             self._content = self._env.open_db(b"content", create=False)
+        self._extents = ExtentFile(path / EXTENTS_FILE, readonly=True)
 
     def has(self, inode: int) -> bool:
         with translated_errors(), self._env.begin(self._content, buffers=True) as txn:
@@ -27,25 +34,29 @@ class ContentReader:
     def copy(self, inode: int) -> bytes | None:
         """A copy of a file's bytes, verified; None if the store does not have them. Raises StoreDamaged, StoreError.
 
-        The bytes are copied first and verified in the copy. So no later change of the map reaches the caller, and the
+        The bytes are copied first and verified in the copy. So no later change of the store reaches the caller, and the
         copy lies in the processor's cache when it is verified.
         """
+        for _ in range(_TRIES):
+            record = self._record(inode)
+            if record is None:
+                return None
+            payload = file_piece(ContentKey(inode), memoryview(record), self._extents)
+            if payload is not None:
+                return bytes(payload)
+        raise StoreDamaged("a record of the cache fails its checksum")
+
+    def _record(self, inode: int) -> bytes | None:
         try:
             txn = self._env.begin(self._content, buffers=True)
             try:
                 found = txn.get(KEY.pack(inode, 0))
-                if found is None:
-                    return None
-                value = memoryview(found)
-                start = header_bytes(value)
-                head, payload = bytes(value[:start]), bytes(value[start:])
+                return None if found is None else bytes(found)
             finally:
                 txn.abort()
         except lmdb.Error as exc:
             raise translate(exc) from exc
-        if head != header(payload):
-            raise StoreDamaged("a record of the cache fails its checksum")
-        return payload
 
     def close(self) -> None:
+        self._extents.close()
         self._env.close()

@@ -31,7 +31,7 @@ from pathlib import Path
 import lmdb
 
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
-from spiderfs.shared.layout import BLOCKS_DIRECTORY, DATA_FILE, FORMAT_FILE, IN_USE_FILE
+from spiderfs.shared.layout import BLOCKS_DIRECTORY, DATA_FILE, EXTENTS_FILE, FORMAT_FILE, IN_USE_FILE
 
 # Address space, not disk: the file grows only as records are written. One figure for every process, because LMDB wants
 # them to agree. 4 TiB stays well inside the 128 TiB of a process.
@@ -49,7 +49,7 @@ CLAIM_WALK_S = 2.0
 # and the last write before a disk is full is cut short (mdb_page_flush: "TODO: Use which error code?").
 _FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 # The format of rows; it gets a new number with each change. A store that says nothing has format 1.
-FORMAT = "3"
+FORMAT = "4"
 
 
 def open_environment(path: Path, tables: int, readonly: bool = False) -> lmdb.Environment:
@@ -71,7 +71,7 @@ def open_environment(path: Path, tables: int, readonly: bool = False) -> lmdb.En
             max_spare_txns=4,
             sync=False,
             metasync=False,
-            # Reads are random: read-ahead of the mapping would fetch pages that nobody wants.
+            # Reads are random: read-ahead of the mapping would fetch pages that no one wants.
             readahead=False,
             # Else what this process had in memory before, which may be a secret, would fill unused parts of pages.
             meminit=True,
@@ -131,6 +131,20 @@ def translated_errors() -> Iterator[None]:
         raise translate(exc) from exc
 
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def translated_disk_errors(no_room: tuple[int, ...] = NO_ROOM) -> Iterator[None]:
+    """Turn OSErrors of a file beside LMDB into the project's errors; those of `no_room` mean that the disk is full."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in no_room:
+            raise StoreFull(f"no space left for the cache ({exc.strerror})") from exc
+        raise StoreError(f"the cache cannot be used ({exc.strerror})") from exc
+
+
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -171,7 +185,8 @@ def _word(path: Path, absent: str) -> str:
 def release(directory: Path) -> None:
     """Flush the store to disk and remove the marker: what is there now survives a power loss."""
     for environment in _environments(directory):
-        for path in (environment / DATA_FILE, *environment.glob(f"{BLOCKS_DIRECTORY}/*")):
+        patterns = (DATA_FILE, f"{EXTENTS_FILE}*", f"{BLOCKS_DIRECTORY}/*")
+        for path in (path for pattern in patterns for path in environment.glob(pattern)):
             fd = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(fd)

@@ -1,8 +1,8 @@
 """The rows of the store's tables: how keys and values are packed, and which blocks of a file a table has.
 
 LMDB notices a missing page, but not a changed byte in a page. So every row is sealed with a checksum of its key and its
-value; a row that does not match its seal means that the store is corrupt. Only the table of contents has no seals,
-because contents have checksums of their own.
+value; a row that does not match its seal means that the store is corrupt. Contents have checksums of their own instead,
+but for the rows that say where they lie.
 """
 
 from __future__ import annotations

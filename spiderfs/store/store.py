@@ -14,7 +14,7 @@ may block on the writer lock: call them in threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 LANDING = "landing"
@@ -97,6 +97,19 @@ class Content(Protocol):
     def land_all(self, records: Sequence[tuple[ContentKey, bytes]]) -> list[bool]:
         """Land these records in this order, in one transaction; returns what `land` would return for each."""
 
+    def land_kept(
+        self,
+        records: Sequence[tuple[ContentKey, int, bytes]],
+        sections: Mapping[ContentKey, str],
+        drop: Iterable[ContentKey],
+    ) -> list[bool | None]:
+        """Drop records, then take in whole files, each with its size and its record, in one transaction.
+
+        `content.RecordWriter` and `content.chunked_record` make records. The files that `sections` names enter their
+        section at once, the others land. Returns for each file what `land` returns, or None if the store had it
+        already; then it stays in the section in which it lies. Raises StoreFull.
+        """
+
     def apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
         """Drop records, then move others to sections, in one transaction; returns the moves that found no record."""
 
@@ -138,7 +151,7 @@ class Records(Protocol):
     def put(self, rows: Iterable[Row], leave: Left | None = None, unless: Callable[[], bool] | None = None) -> None:
         """Write rows in one transaction, except where `leave` says to keep the value that is there.
 
-        `unless` is called when nobody else can write any more; if it returns True, nothing is written.
+        `unless` is called when no one else can write any more; if it returns True, nothing is written.
         """
 
     def get_many(self, table: str, keys: Sequence[bytes]) -> list[bytes | None]:

@@ -1,290 +1,229 @@
 """Traces: the files of recorded accesses that `-o trace=FILE` writes and `spiderfs simulate` reads.
 
-A trace is a header of 16 bytes (magic, version, bytes per record) and then records of 32 bytes, little-endian. Each
-record names its kind, and a reader skips the kinds that it does not know. A trace has four sorts of records:
-- the accesses;
-- what the scorer found (scores, hubs) and what else guided the policy (the ratio, pins, labels, ends of epochs): a
-  replay decides by the same;
-- what ranks told of their plans, and which samples they exchanged (`core/hints.py`);
-- the batches that trainers sent (`batch.py`): from them a replay can score anew (`simulation/hint_source.py`).
-A crash may cut the last record short. A reader ignores that record, and a writer that goes on with the file overwrites
-it.
+A trace is a stream of msgpack maps. The first is the header: "format", "version", and "options", a number for the
+mount's options. Each other map has a "kind" and a time "t", in seconds since any fixed moment:
+- "accesses": up to ROWS of them, as packed columns (`ACCESS`); a column that has its usual values is left out;
+- a kind of EVENTS: one hint, one message about a rank's plan (both `core/hints.py`), or one batch that was scored. A
+  replay decides by the same hints, or scores the batches again (`simulation/compare.py`).
+An event comes before the accesses that follow it. Readers skip kinds and names that they do not know. A crash may cut
+the last map short: a reader ignores it, and a writer that continues the file overwrites it.
 
 Users may also write a trace by hand, as text: one line `key size` for each access, where the key is any word and the
 size is in bytes; `#` starts a comment.
-
-The module is long because the writer and the reader of the format belong side by side.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
+import logging
 import os
 import stat
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple, get_args
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from spiderfs.core.accesses import Accesses
-from spiderfs.core.hints import (
-    AtHand,
-    Budget,
-    Candidates,
-    Disconnected,
-    Dispatched,
-    Epoch,
-    Hint,
-    Hub,
-    Labels,
-    Lost,
-    Pinning,
-    Planned,
-    Progressed,
-    Published,
-    RankNews,
-    Ratio,
-    Scored,
-    WarmUp,
-)
+from spiderfs.core.hints import Candidates, Epoch, Hint, Planned, RankNews
 from spiderfs.core.policy import Key
 from spiderfs.errors import SpiderfsError, UsageError
-from spiderfs.trace.batch import TracedBatch, byte_count, from_records, packed, records_for, to_records
+from spiderfs.linux import steady_clock
 
-MAGIC = b"SPIDERTR"
-VERSION = 2
-HEADER = struct.Struct("<8sHHI")
-RECORD = np.dtype(
-    [
-        ("time_s", "<f8"),
-        ("key", "<u8"),
-        ("size", "<u8"),
-        ("block", "<u4"),
-        ("kind", "u1"),
-        ("served", "u1"),
-        ("list", "<u2"),
-    ]
+FORMAT, VERSION = "spiderfs trace", 3
+# The first bytes of every trace, and of those of the versions that had records of fixed size.
+MAGIC, _OLD_MAGIC = b"\x83" + msgpack.packb("format") + msgpack.packb(FORMAT), b"SPIDERTR"
+
+# The columns of accesses. `given` is what the reader got: another sample, if a substitute was served. `unoffered`: the
+# engine was not notified, because the bytes were not stored; `unseen`: by `read_unseen`, as the kernel had the bytes.
+ACCESS = np.dtype(
+    [("time_s", "<f8")]
+    + [(name, "<u8") for name in ("key", "size", "block", "given", "given_size", "job_dataset")]
+    + [(name, "u1") for name in ("served", "unoffered", "unseen")]
 )
-RECORD_FIELDS = struct.Struct("<dQQIBBH")
+_ROW = struct.Struct("<d6Q3B")
+_COLUMNS = [name for name in ACCESS.names or () if name != "time_s"]
+# The usual values of a column are those of another one, or zeros.
+_SAME_AS = {"given": "key", "given_size": "size"}
+# Accesses in a map, at most: about 60 KiB, so a crash loses some seconds of training.
+ROWS = 4096
+# A batch of embeddings may be long; what waits is written once it is longer than this.
+_BUFFER_BYTES = 1 << 17
 
 # The largest size of one file, and of all accesses together, that a trace may have: larger ones mean a damaged trace.
 MOST_BYTES, _MOST_BYTES_IN_ALL = 1 << 50, 1 << 62
-# Records that the writer buffers, 128 KiB: it writes once in some seconds of training, and a crash loses little.
-BUFFERED_RECORDS = 4096
 
 
-class Kind(IntEnum):
-    """The kinds of records. Some hold a number other than a size in the field `size`: a float64 in its eight bytes."""
+@dataclass(frozen=True, slots=True, eq=False)
+class TracedBatch:
+    """A batch: the inodes of the samples whose bytes were served, with their embeddings and losses; one row each.
 
-    OPEN = 0
-    """A sample was opened."""
-    BLOCK = 1
-    """A block of a large file was read."""
-    REDIRECT = 2
-    """A reader asked for a sample and got a stand-in; `key` and `size` are those of the sample."""
-    STAND_IN = 3
-    """The stand-in of the REDIRECT before it; `key` and `size` are those of the stand-in."""
-    SCORE = 4
-    """A sample got a new score, the number in `size`; `served` is set in the first of those that came together."""
-    HUB = 5
-    """The scorer found a hub; `size` NEIGHBOUR records follow, the nearest first."""
-    NEIGHBOUR = 6
-    """One neighbour of the HUB before it; its distance is the number in `size`."""
-    RATIO = 7
-    """The ratio was set to the number in `size`."""
-    EPOCH = 8
-    """A trainer ended an epoch; if `served` is set, the accuracy is the number in `size`."""
-    LABEL = 9
-    """A sample of a list that a trainer declared; its label is the number in `size`. All samples of a list follow."""
-    BATCH = 10
-    """A batch was scored: `size` samples with embeddings of `block` numbers, and with losses if `served` is set.
-
-    Its `key` is 1 if it was scored together with the BATCH before it, else 0.
+    A trace has the half precision in which the trainer sent it: with 64 dimensions and a loss a sample takes 138 bytes.
+    `goes_on` means that it was scored together with the batch before it.
     """
-    CARRIER = 11
-    """Bytes of the BATCH before it."""
-    PINS = 12
-    """A trainer pinned samples, in place of those that it pinned before; `size` PINNED records follow."""
-    PINNED = 13
-    """One sample of the PINS before it."""
-    AT_HAND = 14
-    """The bytes of a sample, `size` of them, were at hand when the HUB or the PINS that come next were placed."""
-    BUDGET = 15
-    """The cache got a capacity of `size` bytes; `key` bytes of it are room for landing."""
-    LOST = 16
-    """A member, or its block, left the cache because the store lost it, or because the user evicted it."""
-    PUBLISHED = 17
-    """Workers learned of the redirects that had changed."""
-    WARM_UP = 18
-    """A trainer warms up, or, if `served` is not set, does so no more."""
-    PLAN = 19
-    """A rank published an epoch, which it begins if `served` is set, at position `block`; `size` DRAW records follow.
 
-    In this record and the next ones of a rank, `key` is the number of its trainer, plus 2^32 times that of the epoch.
-    """
-    DRAW = 20
-    """One sample of the PLAN or HANDED before it."""
-    COME = 21
-    """Of the rank's epoch, `size` positions were dispatched and `block` were taken."""
-    HANDED = 22
-    """The rank exchanges samples, and dispatched others than it had planned from position `block` on: `size` DRAWs."""
-    LEFT = 23
-    """The trainer has disconnected."""
+    job_dataset_id: str
+    inodes: NDArray[np.uint64]
+    embeddings: NDArray[np.floating]
+    losses: NDArray[np.floating] | None
+    goes_on: bool = False
 
 
-# What only a repetition needs (`testing/repetition.py`), and what was at hand when the engine placed a sample.
-ENGINE_KINDS = (Kind.AT_HAND, Kind.BUDGET, Kind.LOST, Kind.PUBLISHED)
-# A bit of the field `served` of an access: the engine did not hear of it. The lowest bit says whether it was served.
-NOT_OFFERED = 2
-# Another bit of it: the kernel had the bytes, so they were not at hand, and the engine heard that a member was read.
-UNSEEN = 4
+Event = Hint | RankNews | TracedBatch
 
-RANK_KINDS = (Kind.PLAN, Kind.COME, Kind.HANDED, Kind.LEFT)
-_EPOCH = 1 << 32  # in keys of these kinds
+# A kind has the name of its class; which sample of a batch becomes its hub is for a replay to decide.
+EVENTS: Mapping[str, type[Event]] = {
+    event.__name__: event for event in (*get_args(Hint), *get_args(RankNews), TracedBatch) if event is not Candidates
+}
+_FIELDS_OF = {kind: [field.name for field in fields(event)] for kind, event in EVENTS.items()}
 
-ACCESSES = (Kind.OPEN, Kind.BLOCK, Kind.REDIRECT)
-# The hints that no scoring finds.
-_LESSON_KINDS = (Kind.LABEL, Kind.EPOCH, Kind.RATIO, Kind.PINS, Kind.WARM_UP)
+
+class _Field(NamedTuple):
+    """How a field is packed and unpacked; `unpack` raises ValueError or TypeError for what no writer writes."""
+
+    pack: Callable[[Any], Any]
+    unpack: Callable[[Any], Any]
+
+
+def _array(dtype: str, fits: Callable[[NDArray[Any]], Any] = lambda values: True) -> _Field:
+    def unpack(packed: bytes) -> list[Any]:
+        values = np.frombuffer(packed, dtype)
+        if not np.all(fits(values)):
+            raise ValueError("no such number")
+        found: list[Any] = values.tolist()
+        return found
+
+    return _Field(lambda values: np.asarray(values, dtype).tobytes(), unpack)
+
+
+def _one(kind: type, fits: Callable[[Any], bool] = lambda value: True, optional: bool = False) -> _Field:
+    def unpack(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        if type(value) is not kind or not fits(value):
+            raise ValueError("no such value")
+        return value
+
+    return _Field(lambda value: value if value is None else kind(value), unpack)
+
+
+_INODES, _FLAG = _array("<u8"), _one(bool)
+_COUNT = _one(int, lambda value: 0 <= value <= MOST_BYTES)
+_INODE = _one(int, lambda value: 0 <= value < 1 << 64)
+_LABELS = _array("<i8")
+_KEY = _Field(
+    lambda key: [*key] if isinstance(key, tuple) else key,
+    lambda key: tuple(map(_INODE.unpack, key)) if isinstance(key, list) else _INODE.unpack(key),
+)
+_FIELDS: Mapping[str, _Field] = {
+    "job_dataset_id": _Field(int, lambda number: str(_COUNT.unpack(number))),
+    "key": _KEY,
+    **dict.fromkeys(("keys", "neighbours"), _INODES),
+    "scores": _array("<f8", lambda values: np.isfinite(values) & (values > 0)),
+    "distances": _array("<f8", lambda values: np.isfinite(values) & (values >= 0)),
+    "labels": _Field(
+        lambda labels: [_INODES.pack(list(labels)), _LABELS.pack(list(labels.values()))],
+        lambda packed: dict(zip(_INODES.unpack(packed[0]), _LABELS.unpack(packed[1]), strict=True)),
+    ),
+    "ratio": _one(float, lambda value: 0 <= value <= 1),
+    "accuracy": _one(float, lambda value: 0 <= value <= 1, optional=True),
+    **dict.fromkeys(("active", "begun", "goes_on"), _FLAG),
+    **dict.fromkeys(("size", "capacity_bytes", "landing_bytes"), _COUNT),
+    **dict.fromkeys(("rank", "epoch", "start", "dispatched", "taken", "position"), _COUNT),
+    "inodes": _Field(_INODES.pack, lambda packed: np.frombuffer(packed, "<u8")),
+    "embeddings": _Field(
+        lambda rows: [rows.shape[1], np.asarray(rows, "<f2").tobytes()],
+        lambda packed: np.frombuffer(packed[1], "<f2").reshape(-1, _COUNT.unpack(packed[0])),
+    ),
+    "losses": _Field(
+        lambda losses: None if losses is None else np.asarray(losses, "<f2").tobytes(),
+        lambda packed: None if packed is None else np.frombuffer(packed, "<f2"),
+    ),
+}
 
 
 class TraceWriter:
-    """Appends to a trace file. If the file exists it must be a trace; the writer goes on after its last record.
+    """Appends to a trace file. If the file exists it must be a trace; the writer continues after its last map.
 
     The methods may block on the disk. The constructor raises UsageError if it cannot begin; the other methods raise
     SpiderfsError if they cannot go on.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, options: int = 0) -> None:
+        """`options` is a number for the options of the mount, which is not 0; a file with another one is refused."""
         self._path = Path(path)
+        self._rows = bytearray()
         self._buffer = bytearray()
         try:
             # Opening a file to append creates it, and does not empty it if it exists.
             with self._path.open("ab"):
                 pass
-            # Unbuffered: records that `flush` has written survive the process.
+            # Unbuffered: what `flush` has written survives the process.
             self._file = self._path.open("r+b", buffering=0)
             try:
-                self._begin()
+                self._begin(options)
             except (OSError, UsageError):
                 self._file.close()
                 raise
         except OSError as exc:
             raise UsageError(f"cannot record a trace to {self._path}: {exc.strerror}") from exc
 
+    def _begin(self, options: int) -> None:
+        if self._file.seek(0, io.SEEK_END) == 0:
+            self._file.write(msgpack.packb({"format": FORMAT, "version": VERSION, "options": options}))
+            return
+        self._file.seek(0)
+        records = _records(self._file, self._path)
+        header, end = next(records)
+        if options and header.get("options") not in (0, options):
+            raise UsageError(
+                f"{self._path} is the trace of a mount with another source, capacity or policy, or with other options"
+                " of what is cached: name another file with -o trace=FILE, or delete it"
+            )
+        end = max((end for _, end in records), default=end)
+        self._file.truncate(end)
+        self._file.seek(end)
+
     def append(
         self,
         time_s: float,
         key: int,
         size: int,
-        kind: Kind = Kind.OPEN,
         block: int = 0,
         served: bool = False,
         list_number: int = 0,
         offered: bool = True,
         unseen: bool = False,
     ) -> None:
-        """Record one access. `served` means that the reader did not wait for the source.
+        """Record one access; a block of a large file has a number above 0.
 
-        `offered` is False if the engine did not hear of the access, because its bytes were not stored. `unseen` means
-        that the kernel had the bytes.
-
-        Times are in seconds since any fixed moment. `list_number` is the number of the list that the reader has
-        declared, or 0 if the reader may not get a stand-in.
+        `served` means that the reader did not wait for the source. `offered` is False if the engine was not notified of
+        the access, because its bytes were not stored. `unseen` means that the kernel had the bytes. `list_number` is
+        the number of the list that the reader has declared, or 0 if the reader may not get a substitute.
         """
-        flags = served | (0 if offered else NOT_OFFERED) | (UNSEEN if unseen else 0)
-        self._put(RECORD_FIELDS.pack(time_s, key, size, block, kind, flags, list_number))
+        self._put_row(_ROW.pack(time_s, key, size, block, key, size, list_number, served, not offered, unseen))
 
     def redirect(self, time_s: float, wanted: int, size: int, given: int, given_size: int, list_number: int) -> None:
-        """Record one access to the sample `wanted`, for which the reader got the bytes of the stand-in `given`."""
-        self.append(time_s, wanted, size, Kind.REDIRECT, served=True, list_number=list_number)
-        self.append(time_s, given, given_size, Kind.STAND_IN, served=True, list_number=list_number)
+        """Record one access to the sample `wanted`, for which the reader got the bytes of the substitute `given`."""
+        self._put_row(_ROW.pack(time_s, wanted, size, 0, given, given_size, list_number, True, False, False))
 
-    def hint(self, time_s: float, hint: Hint, number_of: Callable[[str], int]) -> None:
-        """Record what the cache was taught; its keys must be inodes. `number_of` a course is its number."""
-        assert not isinstance(hint, Candidates)
-        match hint:
-            case Scored(course_id, keys, scores):
-                number = number_of(course_id)
-                for place, (key, score) in enumerate(zip(keys, scores, strict=True)):
-                    first = place == 0
-                    self.append(time_s, _inode(key), _bits(score), Kind.SCORE, served=first, list_number=number)
-            case Hub(key, course_id, neighbours, distances):
-                number = number_of(course_id)
-                self.append(time_s, _inode(key), len(neighbours), Kind.HUB, list_number=number)
-                for neighbour, distance in zip(neighbours, distances, strict=True):
-                    self.append(time_s, _inode(neighbour), _bits(distance), Kind.NEIGHBOUR, list_number=number)
-            case Ratio(ratio):
-                self.append(time_s, 0, _bits(ratio), Kind.RATIO)
-            case Epoch(course_id, accuracy):
-                known, number = accuracy is not None, number_of(course_id)
-                self.append(time_s, 0, _bits(accuracy or 0.0), Kind.EPOCH, served=known, list_number=number)
-            case Labels(course_id, labels):
-                number = number_of(course_id)
-                for key, label in labels.items():
-                    self.append(time_s, _inode(key), _bits(label), Kind.LABEL, list_number=number)
-            case Pinning(course_id, keys):
-                number = number_of(course_id)
-                self.append(time_s, 0, len(keys), Kind.PINS, list_number=number)
-                for key in keys:
-                    self.append(time_s, _inode(key), 0, Kind.PINNED, list_number=number)
-            case WarmUp(course_id, active):
-                self.append(time_s, 0, 0, Kind.WARM_UP, served=active, list_number=number_of(course_id))
-            case AtHand(key, size):
-                self.append(time_s, _inode(key), size, Kind.AT_HAND)
-            case Budget(capacity_bytes, landing_bytes):
-                self.append(time_s, landing_bytes, capacity_bytes, Kind.BUDGET)
-            case Lost(key):
-                inode, block = key if isinstance(key, tuple) else (key, 0)
-                self.append(time_s, inode, 0, Kind.LOST, block)
-            case Published():
-                self.append(time_s, 0, 0, Kind.PUBLISHED)
-
-    def rank_news(self, time_s: float, news: RankNews, number_of: Callable[[str], int]) -> None:
-        """Record what a rank told of its plan; its keys must be inodes. `number_of` a course is its number."""
-        if isinstance(news, Disconnected):
-            self.append(time_s, news.rank, 0, Kind.LEFT)
-            return
-        key, number = news.rank + _EPOCH * news.epoch, number_of(news.course_id)
-        match news:
-            case Progressed(dispatched=dispatched, taken=taken):
-                self.append(time_s, key, dispatched, Kind.COME, taken, list_number=number)
-            case Planned(start=start, begun=begun, keys=keys):
-                self.append(time_s, key, len(keys), Kind.PLAN, start, begun, number)
-                self._draws(time_s, keys, number)
-            case Dispatched(position=position, keys=keys):
-                self.append(time_s, key, len(keys), Kind.HANDED, position, list_number=number)
-                self._draws(time_s, keys, number)
-
-    def _draws(self, time_s: float, keys: Sequence[Key] | NDArray[np.uint64], list_number: int) -> None:
-        # All at once: a plan may have millions of draws.
-        records = np.zeros(len(keys), RECORD)
-        records["time_s"], records["kind"], records["list"] = time_s, Kind.DRAW, list_number
-        records["key"] = keys
-        self._put(records.tobytes())
-
-    def batch(
-        self,
-        time_s: float,
-        list_number: int,
-        inodes: NDArray[np.uint64],
-        embeddings: NDArray[np.floating],
-        losses: NDArray[np.floating] | None,
-        goes_on: bool = False,
-    ) -> None:
-        """Record a batch of at least one row, in half precision; `inodes` are those whose bytes were served.
-
-        `goes_on` means that it was scored together with the batch that was recorded before it.
-        """
-        rows, dimension = embeddings.shape
-        head = RECORD_FIELDS.pack(time_s, goes_on, rows, dimension, Kind.BATCH, losses is not None, list_number)
-        self._put(head + to_records(packed(inodes, embeddings, losses), Kind.CARRIER))
+    def event(self, time_s: float, event: Event, number_of: Callable[[str], int] = int) -> None:
+        """Record a hint, a rank's message or a batch; its keys must be inodes. `number_of` a job dataset is its
+        number."""
+        kind = type(event).__name__
+        record: dict[str, Any] = {"t": time_s, "kind": kind}
+        for name in _FIELDS_OF[kind]:
+            value = getattr(event, name)
+            record[name] = _FIELDS[name].pack(number_of(value) if name == "job_dataset_id" else value)
+        self._pack_accesses()
+        self._put(msgpack.packb(record))
 
     def flush(self) -> None:
+        self._pack_accesses()
         try:
             while self._buffer:
                 del self._buffer[: self._file.write(self._buffer)]
@@ -300,213 +239,115 @@ class TraceWriter:
         finally:
             self._file.close()
 
-    def _put(self, records: bytes) -> None:
-        self._buffer += records
-        if len(self._buffer) >= BUFFERED_RECORDS * RECORD.itemsize:
+    def _put_row(self, row: bytes) -> None:
+        self._rows += row
+        if len(self._rows) == ROWS * _ROW.size:
             self.flush()
 
-    def _begin(self) -> None:
-        size = self._file.seek(0, io.SEEK_END)
-        if size == 0:
-            self._file.write(HEADER.pack(MAGIC, VERSION, RECORD.itemsize, 0))
+    def _pack_accesses(self) -> None:
+        if not self._rows:
             return
-        self._file.seek(0)
-        _check_header(self._file.read(HEADER.size), self._path)
-        self._file.truncate(size - (size - HEADER.size) % RECORD.itemsize)
-        self._file.seek(0, io.SEEK_END)
+        rows = np.frombuffer(bytes(self._rows), ACCESS)
+        self._rows.clear()
+        first = float(rows["time_s"][0])
+        record: dict[str, Any] = {"t": first, "kind": "accesses", "rows": len(rows)}
+        record["time_s"] = (rows["time_s"] - first).astype("<f4").tobytes()
+        for name in _COLUMNS:
+            column = rows[name]
+            if (column != (rows[_SAME_AS[name]] if name in _SAME_AS else 0)).any():
+                record[name] = column.astype(f"<u{np.min_scalar_type(column.max()).itemsize}").tobytes()
+        self._put(msgpack.packb(record))
+
+    def _put(self, packed: bytes) -> None:
+        self._buffer += packed
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self.flush()
 
 
-class Given(NamedTuple):
-    """What a reader got, its bytes, and whether the engine heard of it; `unseen`: by `read_unseen`."""
+@dataclass(frozen=True, slots=True)
+class Accesses:
+    """All accesses of a trace, as columns: one row for each, in the order in which they came; the four columns have the
+    same length."""
 
-    key: Key
-    size: int
-    offered: bool
-    unseen: bool
+    keys: Sequence[Key]
+    sizes: Sequence[int]
+    """In bytes."""
+    ids: NDArray[np.int64]
+    """The number of each key: keys are numbered from 0, in the order of their first access."""
+    job_dataset_ids: Sequence[str]
+    """The job dataset by which the reader may get a substitute; "" for a reader of no job dataset."""
+
+    @classmethod
+    def of(cls, keys: Sequence[Key], sizes: Sequence[int], job_dataset_ids: Sequence[str] | None = None) -> Accesses:
+        numbers: dict[Key, int] = {}
+        ids = (numbers.setdefault(key, len(numbers)) for key in keys)
+        return cls(keys, sizes, np.fromiter(ids, np.int64, len(keys)), job_dataset_ids or [""] * len(keys))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def distinct(self) -> int:
+        """Number of different samples and blocks."""
+        return int(self.ids.max()) + 1 if len(self) else 0
+
+    @property
+    def distinct_bytes(self) -> int:
+        """Bytes of all different samples and blocks, each counted once, with the size of its last access."""
+        sizes = np.zeros(self.distinct, np.int64)
+        sizes[self.ids] = self.sizes
+        return int(sizes.sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """All records of a trace, of all kinds; `records` has the fields of RECORD."""
+    """All that a trace holds."""
 
-    records: NDArray[np.void]
+    columns: Mapping[str, NDArray[Any]]
+    """The accesses, by the names of ACCESS."""
+    events: Sequence[tuple[int, Event]]
+    """Each with the number of the access before which it came."""
     recorded: bool
-    """Whether spiderfs recorded the trace: a text trace has no times, and does not say which accesses waited."""
+    """Whether spiderfs recorded the trace: a text trace has no times, and not which accesses waited."""
 
     def served_ratio(self) -> float:
         """The share of the accesses that did not wait for the source while the trace was recorded."""
-        accesses = self._accesses()
-        return float(np.mean(accesses["served"] & 1)) if len(accesses) else 0.0
+        served = self.columns["served"]
+        return float(np.mean(served)) if len(served) else 0.0
 
     def accesses(self) -> Accesses:
-        accesses = self._accesses()
-        keys: list[Key] = accesses["key"].tolist()
-        for index in np.flatnonzero(accesses["kind"] == Kind.BLOCK).tolist():
-            keys[index] = (keys[index], int(accesses["block"][index]))
-        course_ids = [str(number) if number else "" for number in accesses["list"].tolist()]
-        return Accesses.of(keys, accesses["size"].tolist(), course_ids)
-
-    def given(self) -> list[Given]:
-        """For each access, what the reader got when the trace was recorded."""
-        found = []
-        for index in np.flatnonzero(np.isin(self.records["kind"], ACCESSES)).tolist():
-            flags = int(self.records["served"][index])
-            if self.records["kind"][index] == Kind.REDIRECT and index + 1 < len(self.records):
-                index += 1
-            key, size, block = (int(self.records[field][index]) for field in ("key", "size", "block"))
-            found.append(Given((key, block) if block else key, size, not flags & NOT_OFFERED, bool(flags & UNSEEN)))
-        return found
+        keys: list[Key] = self.columns["key"].tolist()
+        blocks, job_datasets = self.columns["block"], self.columns["job_dataset"]
+        for index in np.flatnonzero(blocks).tolist():
+            keys[index] = (keys[index], int(blocks[index]))
+        name_of = {number: str(number) for number in np.unique(job_datasets).tolist()} | {0: ""}
+        return Accesses.of(keys, self.columns["size"].tolist(), [name_of[number] for number in job_datasets.tolist()])
 
     def hints(self) -> list[tuple[int, Hint]]:
         """All hints in the trace, in order, each with the number of the access before which it came."""
-        numbers, starts = self._numbers(), self._starts()
-        found = self._found(*_LESSON_KINDS, Kind.SCORE, Kind.HUB, *ENGINE_KINDS)
-        return [(before, self._hint_at(index, kind, numbers, starts)) for index, kind, before in found]
+        return [(before, event) for before, event in self.events if isinstance(event, Hint)]
 
     def rank_news(self) -> list[tuple[int, RankNews]]:
-        """What ranks told of their plans, in order, each with the number of the access before which it came.
-
-        A plan that a crash cut short is left out.
-        """
-        found: list[tuple[int, RankNews]] = []
-        for index, kind, before in self._found(*RANK_KINDS):
-            epoch, rank = divmod(int(self.records["key"][index]), _EPOCH)
-            course_id = str(self.records["list"][index])
-            size, block = int(self.records["size"][index]), int(self.records["block"][index])
-            if kind == Kind.LEFT:
-                found.append((before, Disconnected(rank)))
-            elif kind == Kind.COME:
-                found.append((before, Progressed(rank, course_id, epoch, size, block)))
-            elif len(keys := self.records["key"][self._following(index, Kind.DRAW)].tolist()) == size:
-                begun = bool(self.records["served"][index])
-                planned = Planned(rank, course_id, epoch, block, begun, keys)
-                found.append(
-                    (before, planned if kind == Kind.PLAN else Dispatched(rank, course_id, epoch, block, keys))
-                )
-        return found
+        """What ranks published of their plans, in order, each with the number of the access before which it came."""
+        return [(before, event) for before, event in self.events if isinstance(event, RankNews)]
 
     @property
     def has_plans(self) -> bool:
-        """Whether ranks told of plans while the trace was recorded."""
-        return bool((self.records["kind"] == Kind.PLAN).any())
-
-    def lessons(self) -> Iterator[tuple[int, TracedBatch | Hint]]:
-        """All batches, and the hints that no scoring finds, each with the number of the access before which it came.
-
-        Raises UsageError if the trace is damaged. A batch that a crash cut short is left out.
-        """
-        numbers, starts = self._numbers(), self._starts()
-        for index, kind, before in self._found(*_LESSON_KINDS, Kind.BATCH):
-            if kind != Kind.BATCH:
-                yield before, self._hint_at(index, kind, numbers, starts)
-            elif (batch := self._batch_at(index)) is not None:
-                yield before, batch
+        """Whether ranks published plans while the trace was recorded."""
+        return any(isinstance(event, Planned) for _, event in self.events)
 
     @property
     def has_batches(self) -> bool:
-        """Whether the trace has batches, so that a replay can score anew."""
-        return bool((self.records["kind"] == Kind.BATCH).any())
+        """Whether the trace has batches, which a replay can score again."""
+        return any(isinstance(event, TracedBatch) for _, event in self.events)
 
     def accuracies(self) -> dict[str, list[float]]:
         """For each list, by its number, the accuracies at the ends of its epochs, where they were known."""
-        known = (self.records["kind"] == Kind.EPOCH) & (self.records["served"] != 0)
         found: dict[str, list[float]] = {}
-        for course_id, accuracy in zip(self.records["list"][known].tolist(), self._numbers()[known], strict=True):
-            found.setdefault(str(course_id), []).append(float(accuracy))
+        for _, event in self.events:
+            if isinstance(event, Epoch) and event.accuracy is not None:
+                found.setdefault(event.job_dataset_id, []).append(event.accuracy)
         return found
-
-    def _found(self, *wanted: Kind) -> Iterator[tuple[int, int, int]]:
-        """The records of some kinds: index, kind, and number of accesses before.
-
-        Of LABELs and SCOREs that came together only the first is among them.
-        """
-        kinds, starts = self.records["kind"], self._starts()
-        indices = starts[np.isin(kinds[starts], wanted)]
-        before = np.cumsum(np.isin(kinds, ACCESSES))[indices]
-        return zip(indices.tolist(), kinds[indices].tolist(), before.tolist(), strict=True)
-
-    def _starts(self) -> NDArray[np.int64]:
-        """The records that do not go on with the LABEL or SCORE before them."""
-        kinds, lists = self.records["kind"], self.records["list"]
-        same = (kinds[1:] == kinds[:-1]) & (lists[1:] == lists[:-1])
-        more = (kinds[1:] == Kind.LABEL) | ((kinds[1:] == Kind.SCORE) & (self.records["served"][1:] == 0))
-        return np.flatnonzero(np.concatenate([np.ones(min(1, len(kinds)), bool), ~(same & more)]))
-
-    def _together(self, first: int, starts: NDArray[np.int64]) -> slice:
-        """The record `first`, one of `starts`, and those that go on with it."""
-        after = int(np.searchsorted(starts, first, side="right"))
-        return slice(first, int(starts[after]) if after < len(starts) else len(self.records))
-
-    def _hint_at(self, index: int, kind: int, numbers: NDArray[np.float64], starts: NDArray[np.int64]) -> Hint:
-        """The hint that begins with this record."""
-        key, size, block = (int(self.records[field][index]) for field in ("key", "size", "block"))
-        course_id, flag, number = str(self.records["list"][index]), bool(self.records["served"][index]), numbers[index]
-        match kind:
-            case Kind.HUB:
-                following = self._following(index, Kind.NEIGHBOUR)
-                return Hub(key, course_id, self.records["key"][following].tolist(), numbers[following].tolist())
-            case Kind.SCORE:
-                together = self._together(index, starts)
-                return Scored(course_id, self.records["key"][together].tolist(), numbers[together].tolist())
-            case Kind.LABEL:
-                together = self._together(index, starts)
-                keys, labels = self.records["key"][together].tolist(), numbers[together].astype(np.int64).tolist()
-                return Labels(course_id, dict(zip(keys, labels, strict=True)))
-            case Kind.PINS:
-                return Pinning(course_id, tuple(self.records["key"][self._following(index, Kind.PINNED)].tolist()))
-            case Kind.WARM_UP:
-                return WarmUp(course_id, flag)
-            case Kind.RATIO:
-                return Ratio(float(number))
-            case Kind.EPOCH:
-                return Epoch(course_id, float(number) if flag else None)
-            case Kind.AT_HAND:
-                return AtHand(key, size)
-            case Kind.BUDGET:
-                return Budget(size, key)
-            case Kind.PUBLISHED:
-                return Published()
-        return Lost((key, block) if block else key)
-
-    def _numbers(self) -> NDArray[np.float64]:
-        """The field `size` of every record read as a float64, which is what it holds in records of some kinds."""
-        return self.records["size"].copy().view("<f8")
-
-    def _batch_at(self, head: int) -> TracedBatch | None:
-        """The batch that begins with this record; None if a crash cut it short."""
-        rows, dimension = int(self.records["size"][head]), int(self.records["block"][head])
-        with_losses = bool(self.records["served"][head])
-        if rows == 0 or dimension == 0:
-            raise UsageError(
-                f"the trace is damaged at record {head}, a batch of {rows} samples of {dimension} dimensions:"
-                " record another, or replay it without scoring anew"
-            )
-        count = records_for(byte_count(rows, dimension, with_losses))
-        carriers = self.records[head + 1 : head + 1 + count]
-        if len(carriers) < count or (carriers["kind"] != Kind.CARRIER).any():
-            return None
-        course_id = str(self.records["list"][head])
-        goes_on = bool(self.records["key"][head])
-        return TracedBatch.from_bytes(course_id, rows, dimension, with_losses, goes_on, from_records(carriers))
-
-    def _following(self, head: int, kind: Kind) -> slice:
-        """The records of one kind that belong to the record `head`: a crash may have cut them short."""
-        promised = int(self.records["size"][head])
-        others = np.flatnonzero(self.records["kind"][head + 1 : head + 1 + promised] != kind)
-        return slice(head + 1, head + 1 + (int(others[0]) if len(others) else promised))
-
-    def _accesses(self) -> NDArray[np.void]:
-        return self.records[np.isin(self.records["kind"], ACCESSES)]
-
-
-def _bits(number: float) -> int:
-    """A float64 as the integer of the same eight bytes."""
-    return int.from_bytes(struct.pack("<d", number), "little")
-
-
-def _inode(key: Key) -> int:
-    assert isinstance(key, int)
-    return key
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -515,61 +356,97 @@ def read_trace(path: str | Path) -> Trace:
         with open(path, "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise UsageError(f"the trace {path} is not a regular file: name a file that -o trace=FILE has written")
-            content = file.read()
+            recorded = file.peek(len(MAGIC)).startswith((MAGIC, _OLD_MAGIC))
+            trace = _recorded(file, path) if recorded else _from_text(file.read(), path)
     except OSError as exc:
         raise UsageError(f"cannot read the trace {path}: {exc.strerror}") from exc
-    if not content.startswith(MAGIC):
-        return Trace(_from_text(content, path), recorded=False)
-    _check_header(content[: HEADER.size], path)
-    count = (len(content) - HEADER.size) // RECORD.itemsize
-    return Trace(_checked(np.frombuffer(content, RECORD, count, HEADER.size), path), recorded=True)
-
-
-def _checked(records: NDArray[np.void], path: str | Path) -> NDArray[np.void]:
-    """The same records; raises UsageError if a record has a number that no writer writes."""
-    kinds, numbers = records["kind"], records["size"].copy().view("<f8")
-    of_access = np.isin(kinds, (*ACCESSES, Kind.STAND_IN, Kind.AT_HAND, Kind.BUDGET))
-    is_share = (numbers >= 0) & (numbers <= 1)
-    good = np.select(
-        [
-            of_access,
-            kinds == Kind.SCORE,
-            kinds == Kind.NEIGHBOUR,
-            (kinds == Kind.RATIO) | ((kinds == Kind.EPOCH) & (records["served"] != 0)),
-            kinds == Kind.LABEL,
-        ],
-        [
-            records["size"] <= MOST_BYTES,
-            np.isfinite(numbers) & (numbers > 0),
-            np.isfinite(numbers) & (numbers >= 0),
-            is_share,
-            np.abs(numbers) < 2**53,
-        ],
-        True,
-    )
-    if not good.all():
-        number = int(np.argmin(good))
-        raise UsageError(f"the trace {path} is damaged at record {number}: record another")
-    _check_total(records["size"][of_access], path)
-    return records
-
-
-def _check_total(sizes: NDArray[np.uint64], path: str | Path) -> None:
-    if sizes.astype(np.float64).sum() > _MOST_BYTES_IN_ALL:
+    if any(trace.columns[name].sum(dtype=np.float64) > _MOST_BYTES_IN_ALL for name in ("size", "given_size")):
         raise UsageError(f"the trace {path} is damaged, its sizes add up to too much: record another")
+    return trace
 
 
-def _check_header(header: bytes, path: str | Path) -> None:
-    if len(header) < HEADER.size or not header.startswith(MAGIC):
+def _recorded(file: BinaryIO, path: str | Path) -> Trace:
+    parts: dict[str, list[NDArray[Any]]] = {name: [np.empty(0, "u1")] for name in ("time_s", *_COLUMNS)}
+    events: list[tuple[int, Event]] = []
+    count = 0
+    for number, (record, _) in enumerate(_records(file, path)):
+        kind: Any = record.get("kind")
+        try:
+            if kind == "accesses":
+                for name, column in _unpacked(record).items():
+                    parts[name].append(column)
+                count += record["rows"]
+            elif kind in EVENTS:
+                events.append((count, _event(kind, record)))
+            elif number and not isinstance(kind, str):
+                raise ValueError("no kind")
+        except (ValueError, TypeError, LookupError) as exc:
+            raise _damaged(path, number) from exc
+    return Trace({name: np.concatenate(parts.pop(name)) for name in ("time_s", *_COLUMNS)}, events, recorded=True)
+
+
+def _records(file: BinaryIO, path: str | Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """The header of a trace and its other maps, each with the offset of its end; raises UsageError."""
+    magic = file.read(len(MAGIC))
+    file.seek(0)
+    # The limits are those of what a writer writes: a damaged length reserves no memory.
+    unpacker = msgpack.Unpacker(file, max_buffer_size=0, max_map_len=64, max_array_len=2, max_ext_len=0)
+    for number in itertools.count():
+        try:
+            record = unpacker.unpack() if magic == MAGIC else None
+        except msgpack.OutOfData:
+            if number:
+                return
+            record = None
+        except (ValueError, msgpack.UnpackException) as exc:
+            raise _damaged(path, number) from exc
+        if not number:
+            _check_header(record or {}, magic, path)
+        if not isinstance(record, dict):
+            raise _damaged(path, number)
+        yield record, unpacker.tell()
+
+
+def _check_header(header: Mapping[str, Any], magic: bytes, path: str | Path) -> None:
+    if not header and not magic.startswith(_OLD_MAGIC):
         raise UsageError(f"{path} is not a trace: name a new file, or one that spiderfs recorded")
-    _, version, record_bytes, _ = HEADER.unpack(header)
-    if (version, record_bytes) != (VERSION, RECORD.itemsize):
+    version = header.get("version", "2 or older")
+    if version != VERSION:
         raise UsageError(
-            f"{path} is a trace of version {version}, and this spiderfs knows version {VERSION}: record another"
+            f"{path} is a trace of version {version}, and this spiderfs reads version {VERSION}: record another"
         )
 
 
-def _from_text(content: bytes, path: str | Path) -> NDArray[np.void]:
+def _unpacked(record: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """The columns of a map of accesses."""
+    rows = record["rows"]
+    if type(rows) is not int or not 0 < rows <= ROWS:
+        raise ValueError("no number of rows")
+    found = {"time_s": float(record["t"]) + np.frombuffer(record["time_s"], "<f4").astype("<f8")}
+    for name in _COLUMNS:
+        if name in record:
+            found[name] = np.frombuffer(record[name], f"<u{len(record[name]) // rows}")
+        else:
+            found[name] = found[_SAME_AS[name]] if name in _SAME_AS else np.zeros(rows, "u1")
+    if any(len(column) != rows for column in found.values()):
+        raise ValueError("columns of other lengths")
+    if max(found["size"].max(), found["given_size"].max()) > MOST_BYTES:
+        raise ValueError("a size beyond all files")
+    return found
+
+
+def _event(kind: str, record: Mapping[str, Any]) -> Event:
+    values = {name: _FIELDS[name].unpack(record[name]) for name in _FIELDS_OF[kind]}
+    if len({len(value) for value in values.values() if isinstance(value, list | np.ndarray)}) > 1:
+        raise ValueError("columns of other lengths")
+    return EVENTS[kind](**values)
+
+
+def _damaged(path: str | Path, number: int) -> UsageError:
+    return UsageError(f"the trace {path} is damaged at record {number}: record another")
+
+
+def _from_text(content: bytes, path: str | Path) -> Trace:
     numbers: dict[bytes, int] = {}
     keys: list[int] = []
     sizes: list[int] = []
@@ -581,8 +458,45 @@ def _from_text(content: bytes, path: str | Path) -> NDArray[np.void]:
             raise UsageError(f"{path} is not a trace: line {number} is not `key size`, a word and a number of bytes")
         keys.append(numbers.setdefault(words[0], len(numbers)))
         sizes.append(int(words[1]))
-    records = np.zeros(len(keys), RECORD)
-    records["key"] = keys
-    records["size"] = sizes
-    _check_total(records["size"], path)
-    return records
+    columns = {name: np.zeros(len(keys), "u1") for name in _COLUMNS}
+    return Trace(columns | {"key": np.array(keys, "<u8"), "size": np.array(sizes, "<u8")}, [], recorded=False)
+
+
+log = logging.getLogger(__name__)
+
+
+class Recording(TraceWriter):
+    """Nothing else depends on a trace, so no method raises once the recording has begun."""
+
+    _ended = False
+
+    def flush(self) -> None:
+        """Write what was recorded so far; the process may then die without a loss."""
+        try:
+            if not self._ended:
+                super().flush()
+        except SpiderfsError as exc:
+            log.warning("%s: the trace ends here", exc)
+            self._ended = True
+        if self._ended:
+            self._rows.clear()
+            self._buffer.clear()
+
+
+def noted_in(recording: Recording | None, number_of: Callable[[str], int] = int) -> Callable[[Event], None]:
+    """A function that records events as of now, if there is a recording; `number_of` a job dataset is its number."""
+    if recording is None:
+        return lambda event: None
+    return lambda event: recording.event(steady_clock.now(), event, number_of)
+
+
+def recording_to(path: Path | None) -> Recording | None:
+    """A recording that goes on with the file; None without a file, or where the file cannot be written any more."""
+    if path is None:
+        return None
+    try:
+        return Recording(path)
+    except SpiderfsError as exc:
+        # The file was writable when the mount began, and what has happened since must not stop a new manager.
+        log.warning("%s: no more accesses are recorded", exc)
+        return None

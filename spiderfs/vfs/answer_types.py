@@ -35,7 +35,7 @@ class Attributes(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """The answer to a look-up; the kernel may believe it for `timeout_s`. Inode 0: the name does not exist."""
+    """The answer to a look-up; the kernel may trust it for `timeout_s`. Inode 0: the name does not exist."""
 
     attributes: Attributes
     timeout_s: float

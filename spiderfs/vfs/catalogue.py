@@ -11,22 +11,22 @@ Tables:
     listing directory inode            -> when the directory was scanned, its mtime then, and when that has settled
     gone    inode                      -> nothing                   what a name meant, and does not mean any more
     form    inode                      -> size                      how long the view is that is shown of a file
+    link    inode                      -> text                      what a symbolic link says that a list has led to
     facts   name                       -> value                     what is known of the source, the policy's state
 
 Where a view is shown (`views/tree.py` says where), an inode stands for one view of one version: the hash is of the
 file's path at the source, and of the view's fingerprint. The hash of each directory in `.spiderfs/views` is of the
-fingerprint too, because a mount with another recipe must look up the names below it anew. The rows have the original's
+fingerprint too, because a mount with another recipe must look up the names below it again. The rows have the original's
 attributes, and what is known of a file is shown with the size of its view, once it was made.
 
 Dentries lie in the order of the hash of their name. readdir gives this hash to the kernel as the position of the name,
 so a listing goes on at the right place whatever has come or gone meanwhile. The `record` calls wait for LMDB's writer
 lock: call them in threads.
-
-The module is long because one has to see side by side how a name is recorded, found and forgotten.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import struct
@@ -37,17 +37,21 @@ import xxhash
 
 from spiderfs.errors import Stale
 from spiderfs.linux import steady_clock
-from spiderfs.sources.source import FIRST_INODE, HASH_MASK, SourceStat, Version, joined_time, split_time
+from spiderfs.protocol.extents import Extent
+from spiderfs.sources.ranges import stat_of
+from spiderfs.sources.source import FIRST_INODE, HASH_MASK, UNKNOWN, SourceStat, Version, joined_time, split_time
 from spiderfs.sources.source import version_hash as _version_hash
 from spiderfs.store.store import Records, Row
 from spiderfs.vfs.settling import MOST_BEHIND_S, behind_s, may_look_old, settles_at
 from spiderfs.views.recipe import ORIGINAL
 from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY, Forms
 
-TABLES = ("inode", "dentry", "listing", "facts", "redirect", "gone", "form")
+TABLES = ("inode", "dentry", "listing", "facts", "redirect", "gone", "form", "link")
 ROOT_INODE = 1
 # Set in the number by which the kernel knows a provisional version (`provisional_files.py`).
 PROVISIONAL = 1 << 63
+# When a name was checked that is to be checked at its next look-up.
+NEVER = -math.inf
 
 _INODE_KEY = struct.Struct(">Q")
 _DENTRY_KEY = struct.Struct(">QQ")
@@ -101,6 +105,10 @@ class Dentry(NamedTuple):
     checked_at: float
     position: int
     settles_at: float = 0.0
+
+    def below(self, directory: Node) -> Node:
+        """What the name means, which lies in this directory."""
+        return Node(self.inode, join(directory.path, self.name), self.stat, self.settles_at)
 
 
 class Listing(NamedTuple):
@@ -199,6 +207,12 @@ class Catalogue:
         rows = self._records.get_many("inode", [_INODE_KEY.pack(inode) for inode in inodes])
         return [b"?" if row is None else row[_STAT.size :] for row in rows]
 
+    def link_texts(self, inodes: Iterable[int]) -> dict[int, bytes]:
+        """The texts of those of these links that are recorded."""
+        wanted = list(inodes)
+        rows = self._records.get_many("link", [_INODE_KEY.pack(inode) for inode in wanted])
+        return {inode: row for inode, row in zip(wanted, rows, strict=True) if row is not None}
+
     def is_shown_as_view(self, inode: Any) -> bool | None:
         """Whether the root shows a view of this file; None if nothing is recorded of the inode."""
         row = self._records.get("inode", _INODE_KEY.pack(inode))
@@ -208,6 +222,11 @@ class Catalogue:
         return not place.root and place.form != ORIGINAL
 
     def find(self, parent: int, name: bytes) -> Dentry | None:
+        """What a name means, as far as is known; None also for a name that was listed without attributes."""
+        dentry = self._named(parent, name)
+        return dentry if dentry is not None and dentry.stat.mode else None
+
+    def _named(self, parent: int, name: bytes) -> Dentry | None:
         hashed = _name_hash(name)
         row = self._records.get("dentry", _DENTRY_KEY.pack(parent, hashed))
         if row is not None:
@@ -233,9 +252,9 @@ class Catalogue:
         return dentry._replace(stat=self._shown(dentry.inode, dentry.stat)) if dentry.stat.viewed else dentry
 
     def still_names(self, node: Node) -> bool:
-        """Whether the name of this version still means it, as far as is known, and need not be looked up anew."""
+        """Whether the name of this version still means it, as far as is known, and need not be looked up again."""
         known = self.find(*self.parent_of(node.path))
-        return known is not None and known.inode == node.inode and known.checked_at != 0
+        return known is not None and known.inode == node.inode and known.checked_at != NEVER
 
     def knows(self, path: bytes) -> bool:
         """Whether this is a name of the source, as far as is known."""
@@ -260,6 +279,11 @@ class Catalogue:
             for (directory, position), value in ((_DENTRY_KEY.unpack(key), value) for key, value in rows)
             if directory == parent
         ]
+
+    def names_of(self, parent: int) -> frozenset[tuple[bytes, int]]:
+        """The names of a directory whose attributes are known, each with its type (S_IFMT)."""
+        entries = self._all_entries(parent)
+        return frozenset((dentry.name, stat.S_IFMT(dentry.stat.mode)) for dentry in entries if dentry.stat.mode)
 
     def _all_entries(self, parent: int) -> Iterator[Dentry]:
         after = 0
@@ -310,18 +334,18 @@ class Catalogue:
     def record(self, parent: int, name: bytes, found: SourceStat, now: float, exactly: bool = False) -> Dentry:
         """Note the attributes of `name`, about which the source was asked at `now`.
 
-        Returns what is recorded of the name afterwards: it is newer than `found` if somebody else asked later, and was
-        answered sooner. `exactly`: returns `found` in any case, as a name that nobody is to believe if it was older.
+        Returns what is recorded of the name afterwards: it is newer than `found` if someone else asked later, and was
+        answered sooner. `exactly`: returns `found` in any case, as a name that no one is to trust if it was older.
         """
         rows = _Rows(self.node(parent), now, self._now)
         dentry = self._add_name(rows, self.find(parent, name), name, found)
         self._records.put(rows.rows, ("dentry", rows.is_newer))
         recorded = self.find(parent, name) or dentry
-        return dentry._replace(checked_at=0.0) if exactly and recorded.inode != dentry.inode else recorded
+        return dentry._replace(checked_at=NEVER) if exactly and recorded.inode != dentry.inode else recorded
 
     def record_gone(self, parent: int, name: bytes, now: float) -> None:
         """Note that `name` does not exist; the source was asked about it at `now`."""
-        known = self.find(parent, name)
+        known = self._named(parent, name)
         if known is not None:
             rows = _Rows(self.node(parent), now, self._now)
             rows.remove(known)
@@ -332,15 +356,22 @@ class Catalogue:
     ) -> None:
         """Note all names of a directory, and delete the names that it no longer has.
 
-        The scan began at `now`: a name that a look-up has recorded since then stays as it is.
+        The scan began at `now`: a name that a look-up has recorded since then stays as it is, and so does a known one
+        that comes as `UNKNOWN`. While a name has no attributes at all, the listing never settles.
         """
         node, before = self.node(parent), self.listing(parent)
         answered_at = self._now()
         # All known names are read at once: one look-up for each name would take as long as to write them.
         known = {dentry.name: dentry for dentry in self._all_entries(parent)}
         rows = _Rows(node, now, self._now)
+        complete = True
         for name, found in names:
-            self._add_name(rows, known.pop(name, None), name, found)
+            dentry = known.pop(name, None)
+            if found == UNKNOWN:
+                complete = complete and dentry is not None and dentry.stat != UNKNOWN
+                if dentry is not None:
+                    continue
+            self._add_name(rows, dentry, name, found)
             if len(rows.taken) >= _BATCH_NAMES:
                 self._records.put(rows.rows, ("dentry", rows.is_newer))
                 rows = _Rows(node, now, self._now)
@@ -355,7 +386,7 @@ class Catalogue:
         settles = self._settles_at(
             directory_mtime_ns, 0, now, answered_at, before.settles_at if before is not None and same else None
         )
-        listing = _LISTING.pack(now, *split_time(directory_mtime_ns), settles)
+        listing = _LISTING.pack(now, *split_time(directory_mtime_ns), settles if complete else math.inf)
         rows.rows.append(("listing", _INODE_KEY.pack(parent), listing))
         self._records.put(rows.rows, ("dentry", rows.is_newer))
 
@@ -363,6 +394,10 @@ class Catalogue:
         """Note the size of a file's view, unless one is noted; returns the size that is noted now."""
         self._records.put([("form", _INODE_KEY.pack(inode), _FORM.pack(size))], ("form", lambda _: True))
         return self._form_size(inode) or size
+
+    def record_link_texts(self, texts: Iterable[tuple[int, bytes]]) -> None:
+        """Note the texts of links, which are versions as files are."""
+        self._records.put([("link", _INODE_KEY.pack(inode), text) for inode, text in texts])
 
     def looked_at(self, limit: int) -> list[tuple[int, str]]:
         """Up to `limit` files that were looked at for a view: their inodes, and the form that is shown of each."""
@@ -387,7 +422,7 @@ class Catalogue:
             parent, name = self.parent_of(path)
             known = self.find(parent, name)
             if known is not None:
-                row = _dentry_row(known._replace(checked_at=0.0))
+                row = _dentry_row(known._replace(checked_at=NEVER))
                 rows.append(("dentry", _DENTRY_KEY.pack(parent, known.position), row))
             path = path.rpartition(b"/")[0] if whole else root
         self._records.put(rows)
@@ -418,7 +453,8 @@ class Catalogue:
             settles = self._settles_at(version.mtime_ns, version.size, rows.asked_at, rows.answered_at, settled_before)
         taken[parent.inode, position] = name
         taken[0, inode] = path
-        dentry = Dentry(name, inode, found, rows.asked_at, position, settles)
+        asked_at = 0.0 if found == UNKNOWN else rows.asked_at
+        dentry = Dentry(name, inode, found, asked_at, position, settles)
         rows.rows.append(("inode", _INODE_KEY.pack(inode), _node_row(path, found, settles)))
         rows.rows.append(("dentry", _DENTRY_KEY.pack(parent.inode, position), _dentry_row(dentry)))
         if known is not None and known.inode != inode:
@@ -430,7 +466,7 @@ class Catalogue:
         behind = 0.0
         if may_look_old(mtime_ns, size, asked_at) and (fact := self.fact(_BEHIND_FACT)) is not None:
             behind, found_at = _BEHIND.unpack(fact)
-            # Not for ever: somebody may have set the clock right since, or the mtime may have been set by hand.
+            # Not for ever: someone may have set the clock right since, or the mtime may have been set by hand.
             if not 0 <= answered_at - found_at <= MOST_BEHIND_S:
                 behind = 0.0
         return settles_at(mtime_ns, size, asked_at, answered_at, behind, known)
@@ -446,7 +482,7 @@ class Catalogue:
     def _free_position(
         self, taken: dict[tuple[int, int], bytes], parent: int, name: bytes
     ) -> tuple[int, Dentry | None]:
-        """A free position for a name that was unknown, and the name's dentry if somebody has recorded it since."""
+        """A free position for a name that was unknown, and the name's dentry if someone has recorded it since."""
         position = _name_hash(name)
         while True:
             other = taken.get((parent, position))
@@ -487,6 +523,29 @@ class Catalogue:
                 return inode, None
             inode = max((inode + 1) & HASH_MASK, FIRST_INODE)
 
+    # -- extents of large files
+
+    def record_extents(self, file: Node, extents: Iterable[Extent]) -> list[int]:
+        """Note extents of a file as small files that no directory lists; their inodes, 0 behind the file's end."""
+        inodes: list[int] = []
+        rows: list[Row] = []
+        for extent in extents:
+            found = stat_of(extent, file.stat)
+            inode = 0 if found is None else self._free_inode({}, extent.path, found.version)[0]
+            inodes.append(inode)
+            if found is not None:
+                rows.append(("inode", _INODE_KEY.pack(inode), _node_row(extent.path, found, file.settles_at)))
+            if len(rows) >= _BATCH_NAMES:
+                self._records.put(rows)
+                rows = []
+        self._records.put(rows)
+        return inodes
+
+    def extent(self, extent: Extent, of: SourceStat) -> Node | None:
+        """An extent of a file, if it was recorded; `of` are the attributes of the file or of another extent of it."""
+        version = of._replace(size=extent.end - extent.begin).version
+        return self.known(self._free_inode({}, extent.path, version)[0])
+
     # -- what is gone
 
     def gone(self, after: int, limit: int) -> list[int]:
@@ -514,7 +573,7 @@ class Catalogue:
             rows.append(("dentry", _DENTRY_KEY.pack(inode, entry.position), None))
             rows.append(("gone", _INODE_KEY.pack(entry.inode), b""))
         if not entries:
-            rows = [(table, key, None) for table in ("listing", "inode", "gone", "form")]
+            rows = [(table, key, None) for table in ("listing", "inode", "gone", "form", "link")]
         # A look-up may have found the name again since.
         self._records.put(rows, unless=lambda: self.is_current(inode))
 

@@ -4,8 +4,8 @@ The way of a read:
 
 1. The kernel opens the file. The worker asks the manager for the text, through its end of the control channel
    (`daemon/control/channel.py`).
-2. The manager finds the name in its table (`daemon/control/commands.py`), renders the text from the status of a
-   component, or from the store for a list of any length (`texts.py`), and sends it in pieces.
+2. The manager finds the name in its table (`daemon/control/commands.py`), renders the text from the status of its
+   components, or from the store for a list of any length (`daemon/control/texts.py`), and sends it in pieces.
 3. The worker writes the pieces to the snapshot of the handle (`snapshots.py`). So a list of millions of lines needs
    room on the disk, and none in memory.
 4. Each read that follows is answered from the snapshot, until the kernel releases the handle.
@@ -52,27 +52,21 @@ class ControlFile(NamedTuple):
 
 
 FILES = (
-    ControlFile(b"stats", 0o444, "what a person wants to know at a glance"),
-    ControlFile(b"stats.json", 0o444, "the same for programs"),
+    ControlFile(b"stats.json", 0o444, "all figures of the mount and its trainings; `spiderfs status` shows them"),
     ControlFile(b"metrics", 0o444, "every metric in Prometheus' text format"),
     ControlFile(b"config", 0o600, "every option; write `name=value` to change one that can be changed live"),
-    ControlFile(b"cache", 0o444, "what is cached: section, bytes, score, path"),
-    ControlFile(
-        b"warm", 0o600, "write paths or globs and they are fetched now; an empty line ends it; read the progress"
-    ),
+    ControlFile(b"warm", 0o600, "write paths or globs to fetch them now, an empty line to end it; read the progress"),
     ControlFile(b"pin", 0o600, "write paths or globs and they stay in the cache; read how many files are pinned"),
     ControlFile(b"unpin", 0o600, "write paths or globs and they are pinned no longer; read the last result"),
     ControlFile(b"evict", 0o600, "write paths or globs and they leave the cache; read the last result"),
+    ControlFile(b"ratio", 0o600, "write the share of the importance section to pin it, `auto` to let go; read why"),
+    ControlFile(b"cache", 0o444, "what is cached: section, bytes, score, path"),
     ControlFile(b"redirects", 0o444, "who is given which cached neighbour for which sample, now"),
     ControlFile(b"scores", 0o444, "importance of every scored sample"),
-    ControlFile(b"graph", 0o444, "the scorer: radius, neighbours, recall, time per batch"),
-    ControlFile(b"jobs", 0o444, "a line for each training that is attached: who it is, how far it is, what it reads"),
+    ControlFile(b"graph", 0o444, "the scorer: radius, neighbours, recall, time per batch; computed when it is read"),
     ControlFile(b"epochs", 0o444, "a line of JSON for each epoch of a training: its time, reads, waits and bytes"),
-    ControlFile(b"plan", 0o444, "what trainers will read: how far they are, how far ahead of them the cache is"),
-    ControlFile(b"ratio", 0o600, "share of the importance section and why; write a share to pin it, `auto` to let go"),
     ControlFile(b"log", 0o444, "recent accesses; `tail -f` follows them"),
     ControlFile(b"hook", 0o444, "path of the socket for a trainer's hook"),
-    ControlFile(b"version", 0o444, "version of spiderfs"),
 )
 _FIRST_INODE = CONTROL_INODE + 1
 # Inodes that each file can have beside its first one; no more than `snapshots.MAX_SNAPSHOTS` are read from.
@@ -240,7 +234,7 @@ class ImmutableControl(Control):
     """The directory of an immutable mount, where the kernel opens files without asking (`immutable_filesystem.py`).
 
     Each look-up of a name gives an inode of its own, which stands for one opening as a handle does in the other mode.
-    So nobody finds the pages or the text of another opening. Such an inode has no text until somebody reads from it.
+    So no one finds the pages or the text of another opening. Such an inode has no text until someone reads from it.
     The kernel then asks for the size first, because the size that it knows is 0, and that question makes the snapshot.
     When the inode is closed, the kernel forgets it, which stands for RELEASE.
     """
@@ -309,7 +303,7 @@ class ImmutableControl(Control):
             raise ReadOnly(f"{os.fsdecode(file.name)} can only be read")
 
     async def forget(self, inode: int) -> None:
-        """Nobody has the inode open, and the kernel does not know it any more."""
+        """No one has the inode open, and the kernel does not know it any more."""
         if inode >= _FIRST_INODE + len(FILES):
             await self.release(_handle(inode))
             await self.release(_handle(inode) | _WRITING)
@@ -320,7 +314,7 @@ class ImmutableControl(Control):
         await trio.to_thread.run_sync(self._forget_name, CONTROL_INODE, name, abandon_on_cancel=True)
 
     def _unused(self, inode: int) -> int:
-        """Another inode of the same file. It has no snapshot, so nobody reads from it."""
+        """Another inode of the same file. It has no snapshot, so no one reads from it."""
         while True:
             unused = inode + len(FILES) * (1 + secrets.randbelow(_FURTHER_INODES))
             if self._snapshots.size(_handle(unused)) is None:

@@ -10,8 +10,6 @@ where the store had no room for them or has already let them go. What READs at o
 the store lies in memory that all workers share (`unstored_bytes.py`). Where they are several, the small files fetched
 last lie there too, as they do in transit: the kernel may ask for one in several READs, the last of them long after the
 record has left the store again. (Four workers fetched files of 1 MB 1.7 times in a first epoch without this.)
-
-The module is long because one has to see in one place where the bytes of a fetch may lie.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.errors import SourceTimeout, StoreCorrupt, StoreError, StoreFull
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
+from spiderfs.shared.flights import MANAGER, Flights
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import Delivery, FromPeer, Version
@@ -166,14 +165,18 @@ class Fetcher:
         unstored: UnstoredBytes | None = None,
         lately: UnstoredBytes | None = None,
         passing: Container[int] = (),
+        flights: Flights | None = None,
+        process: int = MANAGER,
     ) -> None:
         """`alone`: no other process answers the READs of a file that this one has opened.
 
         `caught_up` returns once this process knows of every read that the reading process has answered by itself.
         `views`: the mount shows views, which are fetched in place of files that are read as a whole. `lately` holds the
         small files that all processes have fetched last. `passing`: the inodes of those that the store is not to take.
+        `flights` has the samples that the manager is fetching for plans; `process` is the number of this process there.
         """
         self._passing = passing
+        self._planned, self._process = flights or Flights(0), process
         self._views = views
         self._unstored = unstored or UnstoredBytes()
         self._lately = lately or UnstoredBytes(TRANSIT_BYTES)
@@ -270,6 +273,11 @@ class Fetcher:
 
     def under_way(self, key: ContentKey) -> bool:
         """Whether some process of the mount is fetching this key."""
+        planned = not key.block and key.inode in self._planned
+        return planned or self._flights.has(key) or self.locked(key)
+
+    def locked(self, key: ContentKey) -> bool:
+        """Whether a process of the mount is fetching this key for a reader, or for itself."""
         return self._flights.has(key) or self._fetch_lock.held(key)
 
     async def fetch(self, node: Node, block: int = 0) -> tuple[bytes, int]:
@@ -368,7 +376,7 @@ class Fetcher:
     async def _fetch_provisional(self, key: ContentKey, node: Node, read: Callable[[], Awaitable[bytes]]) -> Fetched:
         payload = await read()
         if node.settles_at == math.inf:
-            # The inode here is the handle of one open (`provisional_files.py`), so nobody else finds the bytes there.
+            # The inode here is the handle of one open (`provisional_files.py`), so no one else finds the bytes there.
             # The blocks of a large file would push out those of all others.
             kept = not key.block and self._unstored.keep(key, payload)
             if not kept:
@@ -389,6 +397,15 @@ class Fetcher:
                 return found
             # The other's fetch failed, or the store has no room. All that waited for it now ask the source side by
             # side: if they asked one after the other, the last would have no patience left.
+            self._fetch_lock.try_hold(key)
+        if not key.block and key.inode in self._planned:
+            self._fetch_lock.let_go(key)
+            waited = True
+            # The manager may stand still, and not the source: the other half of the patience is for a fetch from here.
+            with trio.move_on_at((trio.current_time() + patience.until) / 2):
+                await self._planned.wait(key.inode, self._process)
+            if (found := self._landed_by_another(key)) is not None:
+                return found
             self._fetch_lock.try_hold(key)
         try:
             # Since the caller looked, the record may have landed and the other process may have let the lock go.
@@ -435,7 +452,7 @@ class Fetcher:
         del self._on_their_way[key]
         self._fetch_lock.let_go(key)
         if isinstance(outcome, StoreCorrupt):
-            # Perhaps nobody waits for this fetch any more, so the next that asks the store is told.
+            # Perhaps no one waits for this fetch any more, so the next that asks the store is told.
             self._corrupt = outcome
             fetched.settle(outcome)
             return
@@ -443,11 +460,20 @@ class Fetcher:
             self._failed(outcome, landing=True)
             fetched.settle(UNSTORED)
             return
+        if outcome:
+            self.store_works()
+        fetched.settle(FETCHED if outcome else REFUSED)
+
+    def store_works(self) -> None:
+        """Note that the store has taken a record."""
         # Only after the pause: a fetch that was under way when the disk was found full may still have fitted.
-        if outcome and 0 < self._full_until <= time.monotonic():
+        if 0 < self._full_until <= time.monotonic():
             self._full_until = 0.0
             self._full_disk.end()
-        fetched.settle(FETCHED if outcome else REFUSED)
+
+    def store_failed(self, exc: StoreError) -> None:
+        """Note that the store did not take a record, and warn of it once."""
+        self._failed(exc, landing=True)
 
     def _failed(self, exc: StoreError, landing: bool = False) -> None:
         self._counters.add("store_failures")

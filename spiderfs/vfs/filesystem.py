@@ -1,16 +1,14 @@
 """The file system, whoever speaks FUSE for it: names become inodes, inodes become bytes.
 
 The way of a read, one method each: `lookup` answers from the catalogue, or asks the source; `open` makes a small file
-local; `read` takes its bytes out of the store. Other modules hold what these three need: who gets a stand-in
-(`stand_ins.py`), fetches that readers wait for (`on_demand.py`), files that are read as a whole (`small_files.py`) and
-in blocks (`large_files.py`), files that may still be written to (`provisional_files.py`), fetching (`fetcher.py`), and
-control files (`control_files.py`).
+local; `read` takes its bytes out of the store. Other modules hold what these three need: who gets a substitute
+(`substitutes.py`), fetches that readers wait for (`on_demand.py`), files that are read as a whole (`small_files.py`)
+and in blocks (`large_files.py`), files that may still be written to (`provisional_files.py`), fetching (`fetcher.py`),
+and control files (`control_files.py`).
 
 A file handle is the inode itself, so any worker can answer any request. Only control files wait for the manager. A
 failing cache is never the reader's error: the bytes then come from the source. A name vanishes only when the source
 itself says "does not exist"; while the source is unreachable, names are answered from what is known.
-
-The module is long because it has one method for each question of the kernel.
 """
 
 from __future__ import annotations
@@ -39,18 +37,19 @@ from spiderfs.linux import steady_clock
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.peers import asked_version
 from spiderfs.sources.single_flight import SingleFlight
-from spiderfs.sources.source import Delivery, Source, SourceStat
+from spiderfs.sources.source import UNKNOWN, Delivery, Source, SourceStat
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry, EventSink, Opened, OpenedDirectory
-from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node, join
+from spiderfs.vfs.catalogue import NEVER, PROVISIONAL, ROOT_INODE, VIEWS_INODE, Dentry, Node, join
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, Control, ControlAttributes, is_control_handle
 from spiderfs.vfs.large_files import LargeFiles, ReadAhead, Touches
 from spiderfs.vfs.on_demand import OnDemand, Part, Supply
 from spiderfs.vfs.provisional_files import ProvisionalFiles
+from spiderfs.vfs.range_reader import RangeReader
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import FOREVER_S, Settings, is_provisional, left_s
 from spiderfs.vfs.small_files import SmallFiles
-from spiderfs.vfs.stand_ins import StandIns
+from spiderfs.vfs.substitutes import Substitutes
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
 from spiderfs.vfs.walk_ahead import WalkAhead
 from spiderfs.vfs.xattrs import Xattrs
@@ -60,10 +59,13 @@ from spiderfs.views.tree import ROOT_LINK, VIEWS_DIRECTORY
 STALE_TTL_S = 1.0
 # NAME_MAX of limits.h; FUSE alone would let names of up to 1,024 bytes through.
 NAME_MAX = 255
-# For a name that is believed for a shorter time its directory is not listed.
+# A listing is read in pieces, for which it is not made again each time.
+_OPENED_S = 1.0
+# For a name that is trusted for a shorter time its directory is not listed.
 _LISTED_FOR_S = 60.0
 # Directories whose listing the kernel may keep; forgetting one costs a reading of its names.
 _LISTINGS_KEPT = 65536
+_WRITE_BITS = 0o222
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
 # The directories that are no names of the source: `.spiderfs`, and in it `views` with a directory for each form of the
 # files (`views/tree.py`). What lies below one of those are names of the source, like those below the root.
@@ -71,8 +73,11 @@ _OWN_DIRECTORIES = (CONTROL_INODE, VIEWS_INODE)
 _VIEWS = VIEWS_DIRECTORY.rpartition(b"/")[2]
 
 
+# Where no one can say whose READ it is.
+_NO_ONE = Caller(0, 0, 0)
+
+
 class Filesystem(Part):
-    # Longer than other functions: here a reader sees every part of the file system and what it needs, in one order.
     def __init__(
         self,
         *,
@@ -88,13 +93,15 @@ class Filesystem(Part):
         clock: Callable[[], float] = steady_clock.now,
         scattered: Callable[[], bool] = lambda: False,
         asked_by_peers: SharedSlots | None = None,
+        source_salt: int = 0,
     ) -> None:
         """`unstored`: the fetcher has the same. `scattered`: whether other processes may know names unknown here.
 
-        `asked_by_peers`: which versions other nodes have asked for; None where there are none.
+        `asked_by_peers`: which versions other nodes have asked for; None where there are none. `source_salt`: see
+        `sources.members.salt_of`.
         """
         super().__init__(supply, clock)
-        self._asked_by_peers = asked_by_peers
+        self._asked_by_peers, self._source_salt = asked_by_peers, source_salt
         self._flights = SingleFlight(supply.client.timeouts)
         self._read_ahead = read_ahead
         self._walk_ahead = walk_ahead
@@ -108,9 +115,10 @@ class Filesystem(Part):
         self._statvfs: os.statvfs_result | None = None
         self._mounted_at_ns = int(clock() * 1e9)
         self._on_demand = OnDemand(supply, scattered, clock)
-        self._stand_ins = StandIns(supply, redirects, lambda: self.settings, clock)
-        self._small_files = SmallFiles(supply, self._on_demand, redirects, self._stand_ins, events, clock)
+        self._substitutes = Substitutes(supply, redirects, lambda: self.settings, clock)
+        self._small_files = SmallFiles(supply, self._on_demand, redirects, self._substitutes, events, clock)
         self.large_files = LargeFiles(supply, self._on_demand, read_ahead, touches, redirects, events, clock)
+        self._ranges = RangeReader(supply, self._small_files, redirects, clock)
         self._unstored = unstored
         self._provisional_files = ProvisionalFiles(
             supply,
@@ -155,7 +163,7 @@ class Filesystem(Part):
             if known is None:
                 raise
             return self._stale_entry(known)
-        if found is not None and (again or (known is not None and known.checked_at == 0)):
+        if found is not None and (again or (known is not None and known.checked_at == NEVER)):
             directory = self._catalogue.node(parent).path
             read = partial(self._look_up_at_source, parent, name, reads=True)
             found = await self._provisional_files.bring_along(directory, found, caller, read)
@@ -167,9 +175,9 @@ class Filesystem(Part):
         """The entry of one version of a file, for another node (`sources/peers.py`); none if the name means another."""
         assert self._asked_by_peers is not None
         entry = await self.lookup(parent, name, caller)
-        if entry.attributes.inode != version:
+        if entry.attributes.inode != version ^ self._source_salt:
             return _no_entry(0.0)
-        self._asked_by_peers.put(version)
+        self._asked_by_peers.put(entry.attributes.inode)
         return entry._replace(timeout_s=0.0)
 
     async def _lookup_own(self, parent: int, name: bytes) -> Entry:
@@ -189,17 +197,17 @@ class Filesystem(Part):
         return Entry(self._attributes(VIEWS_INODE, self._catalogue.node(VIEWS_INODE).stat, FOREVER_S), FOREVER_S)
 
     def _left_s(self, name: Dentry) -> float:
-        """How many more seconds a name is believed; 0 or less: ask the source."""
+        """How many more seconds a name is trusted; 0 or less: ask the source."""
         settings = self.settings
         return left_s(name.checked_at, self._now(), settings.ttl_s, settings.checked_since_s, name.settles_at)
 
     async def _answer(self, dentry: Dentry, left: float, parent: int, caller: Caller) -> Entry:
-        """The entry of what the caller is given for a name: the file itself, or for a trainer perhaps a stand-in."""
+        """The entry of what the caller is given for a name: the file itself, or for a trainer perhaps a substitute."""
         if self._redirects.active and stat.S_ISREG(dentry.stat.mode):
-            stand_in = await self._stand_ins.given(dentry, parent, caller)
-            if stand_in is not None:
-                stand_in = await self._on_demand.sized(stand_in)
-                return Entry(self._attributes(stand_in.inode, stand_in.stat, FOREVER_S), 0.0)
+            substitute = await self._substitutes.given(dentry, parent, caller)
+            if substitute is not None:
+                substitute = await self._on_demand.sized(substitute)
+                return Entry(self._attributes(substitute.inode, substitute.stat, FOREVER_S), 0.0)
             if self._redirects.concerns(dentry.inode):
                 # The next reader of this name may be given another file, so the kernel has to ask for each of them.
                 left = 0.0
@@ -226,7 +234,7 @@ class Filesystem(Part):
             try:
                 found, content = look(self._client.source)
             except SourceNotADirectory as exc:
-                # The kernel looks the whole path up anew, and finds what has come in the directory's place.
+                # The kernel looks the whole path up again, and finds what has come in the directory's place.
                 self._catalogue.expire(path, whole=True)
                 raise Stale(f"{os.fsdecode(path)} has no directory any more") from exc
             except SourceNotFound:
@@ -240,7 +248,7 @@ class Filesystem(Part):
         """Whether a listing of an undated directory says what a name means now, or that it does not exist.
 
         A page of names costs an object store no more than one name, and whoever wants one wants others too. So a
-        directory is listed if its listing is as old as the name, and then believed for some time.
+        directory is listed if its listing is as old as the name, and then trusted for some time.
         """
         settings, is_known = self.settings, self._catalogue.find(directory.inode, name) is not None
         ttl_s = settings.ttl_s if is_known else settings.dir_ttl_s
@@ -275,6 +283,9 @@ class Filesystem(Part):
 
     def _attributes(self, inode: int, found: SourceStat, timeout_s: float) -> Attributes:
         mode, uid, gid = self.settings.ownership.shown(found)
+        if self.settings.checks_permissions and not stat.S_ISLNK(mode):
+            # The kernel answers access(2) by the mode alone, and in an immutable mount opens files to write.
+            mode &= ~_WRITE_BITS
         return Attributes(inode, mode, uid, gid, found.size, found.mtime_ns, timeout_s)
 
     def _control_attributes(self, found: ControlAttributes) -> Attributes:
@@ -293,7 +304,7 @@ class Filesystem(Part):
         return self._attributes(inode, node.stat, FOREVER_S)
 
     async def _directory(self, node: Node) -> tuple[SourceStat, float]:
-        """The present attributes of a directory, and for how many seconds they may be believed."""
+        """The present attributes of a directory, and for how many seconds they may be trusted."""
         ttl_s = self.settings.dir_ttl_s
         return self._lister.looked_up(node, ttl_s) or ((await self._lister.refresh(node)).stat, ttl_s)
 
@@ -327,7 +338,8 @@ class Filesystem(Part):
             if len(self._listings_kept) >= _LISTINGS_KEPT:
                 self._listings_kept.clear()
             self._listings_kept[inode] = scanned_at
-        return OpenedDirectory(inode, keeps=True, kept=kept)
+        # The kernel drops what it keeps page by page, and an empty listing has no page: it would be kept for good.
+        return OpenedDirectory(inode, keeps=bool(self._catalogue.entries(inode, 0, 1)), kept=kept)
 
     async def readdir(self, inode: int, after: int, limit: int) -> list[tuple[bytes, Entry, int]]:
         """Up to `limit` entries behind position `after`: name, entry, position."""
@@ -335,8 +347,9 @@ class Filesystem(Part):
             listed = enumerate(self._list_own(inode), 1)
             return [(name, entry, position) for position, (name, entry) in listed if position > after]
         if self._scattered():
-            # Another worker may have answered the opendir.
-            await self._lister.complete(self._catalogue.node(inode), self.settings.dir_ttl_s)
+            # Another worker may have answered the opendir, or the readdir before this one.
+            ttl_s = max(self.settings.dir_ttl_s, _OPENED_S if after else 0.0)
+            await self._lister.complete(self._catalogue.node(inode), ttl_s)
         return [
             (dentry.name, self._listed(dentry), dentry.position)
             for dentry in self._catalogue.entries(inode, after, limit)
@@ -353,7 +366,7 @@ class Filesystem(Part):
         return [*listed, (_VIEWS, self._views_entry())] if self._catalogue.forms.names else listed
 
     def _listed(self, dentry: Dentry) -> Entry:
-        if self._on_demand.is_unsized(dentry):
+        if dentry.stat == UNKNOWN or self._on_demand.is_unsized(dentry):
             return _without_inode(self._attributes(0, dentry.stat, 0.0), dentry.inode)
         if self._redirects.active and self._redirects.concerns(dentry.inode):
             return self._entry(dentry, 0.0)
@@ -373,7 +386,7 @@ class Filesystem(Part):
         once_more = self._unstored.opens_again(caller.pid)
         try:
             node = self._catalogue.node(inode)
-            opened = await self._open_file(node, inode, caller, delivery)
+            opened = await self._open_file(node, inode, caller, delivery, once_more)
         except Stale:
             read_at_lookup = self._provisional_files.open_unstored(inode, caller)
             if read_at_lookup is None:
@@ -384,20 +397,24 @@ class Filesystem(Part):
             self._unstored.open_succeeded(caller.pid)
         return opened
 
-    async def _open_file(self, node: Node, inode: int, caller: Caller, delivery: Delivery | None) -> Opened:
+    async def _open_file(
+        self, node: Node, inode: int, caller: Caller, delivery: Delivery | None, once_more: bool
+    ) -> Opened:
         if not node.is_regular:
             raise IsADirectory(os.fsdecode(node.path))
         if inode & PROVISIONAL:
-            return await self._provisional_files.open(node, caller)
+            return await self._provisional_files.open(node, caller, once_more)
         if node.settles_at and is_provisional(node.settles_at, self._now()):
             # The clock was set back before this mount. The look-up that the kernel makes at once says so to the kernel.
             raise Stale(f"{os.fsdecode(node.path)} may still be written to")
         if node.stat.size <= self.settings.sample_max_bytes:
             return await self._small_files.open(node, caller, delivery)
-        await self.large_files.open(node, caller)
+        await self.large_files.open(node, caller, once_more)
         return Opened(inode, direct_io=False, large=True)
 
-    async def read(self, handle: int, offset: int, size: int, inode: int = 0) -> memoryview | bytes:
+    async def read(
+        self, handle: int, offset: int, size: int, inode: int = 0, caller: Caller = _NO_ONE
+    ) -> memoryview | bytes:
         """Up to `size` bytes, short only at the end of the file; a view is valid until the next request.
 
         `inode` is what was opened, under the number that the kernel was told; it matters for provisional versions.
@@ -409,11 +426,17 @@ class Filesystem(Part):
         if inode & PROVISIONAL:
             piece = await self._provisional_files.read(inode, handle, offset, size)
         else:
-            piece = self._fetcher.local(ContentKey(handle), offset, size)
+            piece = self._ranges.read_again(handle, offset, size, caller)
+            if piece is None:
+                piece = self._fetcher.local(ContentKey(handle), offset, size)
             if piece is None:
                 node = self._catalogue.node(handle)
-                files = self.large_files if node.stat.size > self.settings.sample_max_bytes else self._small_files
-                piece = await files.read(node, offset, size)
+                if node.stat.size > self.settings.sample_max_bytes:
+                    piece = await self._ranges.read(node, offset, size, caller)
+                    if piece is None:
+                        piece = await self.large_files.read(node, offset, size)
+                else:
+                    piece = await self._small_files.read(node, offset, size)
         self._counters.add("read_bytes", len(piece))
         return piece
 

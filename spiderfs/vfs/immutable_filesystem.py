@@ -1,18 +1,18 @@
 """The file system of an immutable mount, where the kernel opens files without asking (`-o immutable`).
 
-The kernel has been told that there is no OPEN (`fuse/immutable_operations.py`). It opens a file by itself, keeps the
+The kernel has been told that there is no OPEN (`fuse/operations.py`). It opens a file by itself, keeps the
 pages of the file, and never says that the file was closed; each request about an open file names the inode alone. Other
 requests do the work of OPEN:
 
 - **The first READ**, the one at offset 0, makes a small file local and counts as an open of it. What the page cache
   answers is not seen.
 - **GETATTR** finds out that a name means another version. The kernel checks permissions by itself, so it asks for the
-  attributes of a file before it opens it, unless it believes those that it has. If the answer is ESTALE, it looks the
-  whole path up anew and opens what it gets. So where a READ was answered with ESTALE, the kernel is made to **doubt**
+  attributes of a file before it opens it, unless it trusts those that it has. If the answer is ESTALE, it looks the
+  whole path up again and opens what it gets. So where a READ was answered with ESTALE, the kernel is made to **doubt**
   the inode, which waits for nothing and concerns no other file. (fstat(2) sends the same request, and gets an error:
   so nothing but a change that was not to happen is told this way.)
-- **LOOKUP** gives a trainer its stand-in, and tells the policies so at once. While some trainer may be given one, names
-  are believed for 0 seconds; when that begins, the worker makes the kernel forget those that it knows.
+- **LOOKUP** gives a trainer its substitute, and tells the policies so at once. While some trainer may be given one,
+  names are trusted for 0 seconds; when that begins, the worker makes the kernel forget those that it knows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from spiderfs.vfs.rules import FOREVER_S
 
 log = logging.getLogger(__name__)
 
-_WRITE_BITS = 0o222
 # Files of which the log has said that they have changed; when there are more, it may say so again.
 _REPORTED = 4096
 # READs that have failed and may be sent once more, at most; and how soon, on a busy machine.
@@ -64,21 +63,21 @@ class ImmutableFilesystem(Filesystem):
     async def _answer(self, dentry: Dentry, left: float, parent: int, caller: Caller) -> Entry:
         gives = self._redirects.gives and stat.S_ISREG(dentry.stat.mode)
         if caller.pid in self._pusher_threads:
-            # Nobody is to be given a stand-in for what is read ahead, whoever has started the daemon.
+            # No one is to be given a substitute for what is read ahead, whoever has started the daemon.
             return self._entry(await self._sized_ahead(dentry), 0.0 if gives else left)
         if not gives:
             return await super()._answer(dentry, left, parent, caller)
         before = self._redirects.last_lookup(caller.pid)
-        stand_in = await self._stand_ins.given(dentry, parent, caller)
-        if stand_in is None:
+        substitute = await self._substitutes.given(dentry, parent, caller)
+        if substitute is None:
             return self._entry(await self._on_demand.sized_name(dentry), 0.0)
-        stand_in = await self._on_demand.sized(stand_in)
-        attributes = self._attributes(stand_in.inode, stand_in.stat, FOREVER_S)
+        substitute = await self._on_demand.sized(substitute)
+        attributes = self._attributes(substitute.inode, substitute.stat, FOREVER_S)
         # The kernel may look a name up twice for one open. If the thread had looked another name up meanwhile, its note
         # would be about that one.
-        if before != (dentry.inode, stand_in.inode):
+        if before != (dentry.inode, substitute.inode):
             trainer = self._redirects.trainer_of(caller.pid)
-            # No open will tell of the stand-in.
+            # No open will tell of the substitute.
             self._counters.add("redirects")
             number = trainer.number if trainer else 0
             self._events.record_access(
@@ -97,7 +96,7 @@ class ImmutableFilesystem(Filesystem):
         return FOREVER_S
 
     async def _directory(self, node: Node) -> tuple[SourceStat, float]:
-        # The kernel may ask for them again, and nobody below the directory may wait for a source that hangs.
+        # The kernel may ask for them again, and no one below the directory may wait for a source that hangs.
         if node.inode in (ROOT_INODE, VIEWS_INODE):
             if node.inode not in self._fixed:
                 self._fixed[node.inode], _ = await super()._directory(node)
@@ -106,14 +105,6 @@ class ImmutableFilesystem(Filesystem):
         if known is not None and known.inode == node.inode and self._left_s(known) > 0:
             return known.stat, FOREVER_S
         return (await super()._directory(node))[0], FOREVER_S
-
-    def _attributes(self, inode: int, found: SourceStat, timeout_s: float) -> Attributes:
-        """Without the permission to write: a writer could spoil the pages of all readers."""
-        # Not with _replace, which takes 1 us.
-        mode, uid, gid = self.settings.ownership.shown(found)
-        if stat.S_ISREG(mode):
-            mode &= ~_WRITE_BITS
-        return Attributes(inode, mode, uid, gid, found.size, found.mtime_ns, timeout_s)
 
     def _control_attributes(self, found: ControlAttributes) -> Attributes:
         # cp(1) leaves out a file whose number is another one when it is opened than it was before.
@@ -164,7 +155,7 @@ class ImmutableFilesystem(Filesystem):
                 self._counters.add("reads")
                 self._counters.add("read_bytes", len(piece))
                 return piece
-            return await self.read(inode, offset, size, inode)
+            return await self.read(inode, offset, size, inode, caller)
         except Stale as exc:
             self._doubt(inode)
             if self._catalogue.known(inode) is not None:
@@ -218,7 +209,7 @@ class ImmutableFilesystem(Filesystem):
         return None if opened.fetched is None else memoryview(opened.fetched)[:size]
 
     def _trainer_of(self, inode: int, caller: Caller) -> int:
-        """The number of the trainer for which a file is opened as itself, else 0: a stand-in was told before."""
+        """The number of the trainer for which a file is opened as itself, else 0: a substitute was told before."""
         if not self._redirects.attended or (trainer := self._redirects.trainer_of(caller.pid)) is None:
             return 0
         last = self._redirects.last_lookup(caller.pid)

@@ -77,7 +77,7 @@ class Landing:
             try:
                 outcomes = await self._thread.run(self._land, batch)
             except StoreCorrupt as exc:
-                # This task belongs to nobody, so it has to tell those whose processes are to end of it.
+                # This task belongs to no one, so it has to tell those whose processes are to end of it.
                 outcomes = [exc] * len(batch)
             self._bytes -= size
             self._running = bool(self._waiting)

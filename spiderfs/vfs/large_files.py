@@ -1,10 +1,12 @@
 """Opening and reading a file larger than `sample_max_bytes`: in blocks of 1 MiB, with read-ahead.
 
-An open waits for nothing, since only READ knows which blocks are wanted. A reader in order gets whole blocks, and those
-ahead of it. Of a reader that jumps nobody knows whether it will come back: the first time it gets the bytes that it
-asked for and nothing is kept; the second time the whole block is fetched. Random reads of 128 KiB would otherwise fetch
-eight times their bytes. Where all blocks are cached, the kernel may read the store's plain file by itself
-(`fuse/passthrough.py`): this module says which that is, and tells the policies of these blocks.
+An open waits for nothing, since only READ knows which blocks are wanted. A reader is **in order** if its READs have
+followed on each other since the beginning of the file, or for 512 KiB: a sample of some KiB takes the kernel several of
+them. It gets whole blocks, and those ahead of it, the more the longer it goes on. Of a reader that jumps no one knows
+whether it will come back: it gets the bytes that it asked for and nothing is kept, until pieces of half a block were
+read. Then the block is fetched. (Random reads of 8 to 64 KiB fetched 29 times their bytes while two READs in a row were
+in order, and the second piece brought the block.) Where all blocks are cached, the kernel may read the store's plain
+file by itself (`fuse/passthrough.py`): this module says which that is, and tells the policies of these blocks.
 """
 
 from __future__ import annotations
@@ -43,7 +45,13 @@ PASSED_PAUSE_S, PASSED_BLOCKS = 1.0, 4096
 _PASSED_FILES = 4096
 # Files whose reading position is remembered; forgetting one costs a restart of its read-ahead.
 _FILES = 1024
-# Blocks that are remembered as touched, 2 MiB of memory for 256 GiB of files; and ends of READs, as many as readers in
+# So many bytes in a row make a reader one in order: page faults and reads of a sample are fewer.
+IN_ORDER_BYTES = 512 << 10
+# So many bytes of a block that were read in pieces make it worth its whole.
+_WORTH_BYTES = BLOCK_BYTES // 2
+# Of what was read in order so much more is fetched ahead: all that `read_ahead` allows by default after 1 MiB.
+_AHEAD_TIMES = 8
+# Blocks that are remembered as touched, 4 MiB of memory for 256 GiB of files; and ends of READs, as many as readers in
 # order read side by side. With more ends, more random reads would be taken for reads in order. These are primes, since
 # offsets are multiples of powers of two.
 _TOUCHED, _ENDS = 262_139, 251
@@ -53,25 +61,26 @@ _NUMBERS = (1 << 63) - 1
 class Touches:
     """What the readers of large files have done lately; make it before the processes of a mount are forked.
 
-    Of two notes in one slot the earlier is lost: a block is then read once more without being kept.
+    Of two notes in one slot the earlier is lost: of a block some more is then read without being kept.
     """
 
     def __init__(self) -> None:
-        self._blocks = SharedSlots(_TOUCHED)
-        self._ends = SharedSlots(_ENDS)
+        self._blocks = SharedSlots(_TOUCHED, "Q")
+        self._ends = SharedSlots(_ENDS, "Q")
 
-    def goes_on(self, inode: int, offset: int, end: int) -> bool:
-        """Note a READ of the bytes from `offset` to `end`; whether it begins where another one ended."""
-        found = _number(inode, offset) in self._ends
-        self._ends.put(_number(inode, end))
-        return found
+    def in_a_row(self, inode: int, offset: int, end: int) -> int:
+        """Note a READ of the bytes from `offset` to `end`; how many bytes before it were read in a row."""
+        (before,) = self._ends.get(_number(inode, offset)) or (0,)
+        self._ends.put(_number(inode, end), before + end - offset)
+        return int(before)
 
-    def is_touched(self, key: ContentKey) -> bool:
-        """Whether a piece of the block was read since the block was fetched last."""
-        return _number(*key) in self._blocks
+    def touched_bytes(self, key: ContentKey) -> int:
+        """How many bytes were read in pieces of the block since it was fetched last."""
+        (touched,) = self._blocks.get(_number(*key)) or (0,)
+        return int(touched)
 
-    def touch(self, key: ContentKey) -> None:
-        self._blocks.put(_number(*key))
+    def touch(self, key: ContentKey, size: int) -> None:
+        self._blocks.put(_number(*key), self.touched_bytes(key) + size)
 
     def forget(self, key: ContentKey) -> None:
         self._blocks.discard(_number(*key))
@@ -97,32 +106,35 @@ class ReadAhead:
     def busy(self) -> bool:
         return self._started > 0
 
-    def is_next(self, node: Node, block: int) -> bool:
-        """Whether `block` follows the one that was read last, or is the first of a file."""
-        previous, _ = self._positions.get(node.inode, (0, 0))
-        return block == previous + 1
+    def has_reached(self, node: Node, block: int) -> bool:
+        """Whether `block` was fetched ahead of a reader that is about to come to it.
 
-    def wanted(self, node: Node, blocks: range, goes_on: bool) -> range:
-        """Note that a READ needs `blocks` now; those that should be fetched ahead of their turn.
+        READs of a reader in order may reach several workers in another order, and then do not follow on each other.
+        """
+        previous, asked = self._positions.get(node.inode, (0, 0))
+        return previous < block <= asked
 
-        `goes_on`: the READ begins where an earlier one ended, so it may be in order though it begins in the same block.
+    def wanted(self, node: Node, blocks: range, in_a_row: int) -> range:
+        """Note that a READ in order needs `blocks` now; those that should be fetched ahead of their turn.
+
+        `in_a_row`: how many bytes were read in a row, this READ's included.
         """
         first, last = blocks[0], blocks[-1]
         previous, asked = self._positions.pop(node.inode, (0, 0))
-        further = range(0)
-        if first == previous + 1 or (first == previous and goes_on):
-            until = min(last + self._depth_blocks, -(-node.stat.size // BLOCK_BYTES))
-            further = range(max(asked, first) + 1, until + 1)
-            asked = max(asked, until)
-        elif first != previous:
-            asked = last  # a jump, or a first read elsewhere than at the start
-        self._positions[node.inode] = (last, asked)
+        if not previous <= first <= asked + 1:
+            previous, asked = last, first  # another reader's, or the first READ
+        ahead = max(asked - previous, _AHEAD_TIMES * in_a_row // BLOCK_BYTES)
+        until = min(last + min(ahead, self._depth_blocks), -(-node.stat.size // BLOCK_BYTES))
+        further = range(max(asked, first) + 1, until + 1)
+        self._positions[node.inode] = (last, max(asked, until))
         if len(self._positions) > _FILES:
             self._positions.popitem(last=False)
         return further
 
     def start(self, node: Node, block: int) -> None:
-        if not self._fetcher.stored(ContentKey(node.inode, block)):
+        key = ContentKey(node.inode, block)
+        # Of several readers in one file one may have asked for it.
+        if not self._fetcher.stored(key) and not self._fetcher.under_way(key):
             self._counters.add("readahead_blocks")
             self._started += 1
             self._nursery.start_soon(self._fetch, node, block)
@@ -161,12 +173,15 @@ class LargeFiles(Part):
 
     # -- opening
 
-    async def open(self, node: Node, caller: Caller) -> None:
+    async def open(self, node: Node, caller: Caller, once_more: bool) -> None:
         """Account for an open; raises Stale for a version whose name is known to mean another one by now.
 
-        Only READ, which finds out that a large file has changed, could tell otherwise.
+        Only READ, which finds out that a large file has changed, could tell otherwise. `once_more`: the kernel opens
+        what it has just looked up because the first open was answered so. A second ESTALE would be the program's, so
+        this open takes whatever version it is, and a READ finds out.
         """
-        await self._on_demand.check_still_named(node)
+        if not once_more:
+            await self._on_demand.check_still_named(node)
         self.note_open(node, caller)
 
     def note_open(self, node: Node, caller: Caller) -> None:
@@ -188,13 +203,14 @@ class LargeFiles(Part):
             return await self._on_demand.read_uncached(node, offset, end - offset)
         blocks = range(offset // BLOCK_BYTES + 1, (end - 1) // BLOCK_BYTES + 2)
         self._counters.add("block_reads", len(blocks))
-        goes_on = self._touches.goes_on(node.inode, offset, end)
-        in_order = goes_on or self._read_ahead.is_next(node, blocks[0])
-        for further in self._read_ahead.wanted(node, blocks, goes_on):
-            self._read_ahead.start(node, further)
-        if not in_order:
-            whole = end - offset == min(blocks[-1] * BLOCK_BYTES, node.stat.size) - (blocks[0] - 1) * BLOCK_BYTES
-            if not whole and all(self._is_new(ContentKey(node.inode, block)) for block in blocks):
+        in_a_row = self._touches.in_a_row(node.inode, offset, end)
+        new: set[int] = set()
+        if in_a_row >= min(offset, IN_ORDER_BYTES) or self._read_ahead.has_reached(node, blocks[0]):
+            for further in self._read_ahead.wanted(node, blocks, in_a_row + end - offset):
+                self._read_ahead.start(node, further)
+        elif end - offset < min(blocks[-1] * BLOCK_BYTES, node.stat.size) - (blocks[0] - 1) * BLOCK_BYTES:
+            new.update(block for block in blocks if self._is_new(ContentKey(node.inode, block)))
+            if len(new) == len(blocks):
                 return await self._read_piece(node, offset, end - offset, blocks)
         pieces = []
         # One patience for the whole READ, whatever it has to wait for.
@@ -202,14 +218,23 @@ class LargeFiles(Part):
         for block in blocks:
             first = (block - 1) * BLOCK_BYTES
             start = max(offset - first, 0)
-            piece = await self._block(node, block, start, min(end - first, BLOCK_BYTES) - start, patience)
+            size = min(end - first, BLOCK_BYTES) - start
+            piece: memoryview | bytes
+            if block in new:
+                piece = await self._read_piece(node, first + start, size, range(block, block + 1))
+            else:
+                piece = await self._block(node, block, start, size, patience)
             # The next block may have to be awaited, and a view does not outlive that.
             pieces.append(piece if first + BLOCK_BYTES >= end else bytes(piece))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _is_new(self, key: ContentKey) -> bool:
-        """Whether the block is neither here nor coming, and nobody has read a piece of it. Raises StoreCorrupt."""
-        if self._touches.is_touched(key) or self._fetcher.stored(key) or self._fetcher.under_way(key):
+        """Whether the block is neither here nor coming, and little of it was read. Raises StoreCorrupt."""
+        if (
+            self._touches.touched_bytes(key) >= _WORTH_BYTES
+            or self._fetcher.stored(key)
+            or self._fetcher.under_way(key)
+        ):
             return False
         # Who asks once more for a block that was waited for in vain gets that error, and does not wait for a piece.
         if self._client.timeouts.has(key):
@@ -217,9 +242,11 @@ class LargeFiles(Part):
         return self._fetcher.passing(key, 0, 1) is None
 
     async def _read_piece(self, node: Node, offset: int, size: int, blocks: range) -> bytes:
-        """Read what was asked for and keep nothing of it, but remember that somebody wanted these blocks."""
+        """Read what was asked for and keep nothing of it, but remember how much of these blocks was wanted."""
         for block in blocks:
-            self._touches.touch(ContentKey(node.inode, block))
+            first = (block - 1) * BLOCK_BYTES
+            its = min(offset + size, first + BLOCK_BYTES) - max(offset, first)
+            self._touches.touch(ContentKey(node.inode, block), its)
         piece = await self._on_demand.read_uncached(node, offset, size)
         for block in blocks:
             self._note_block(node, block, UNSTORED)

@@ -1,15 +1,22 @@
 """Directories: keeping the catalogue's listings complete and fresh, and walking them.
 
+A directory that has the mtime of its last listing has the names of then, as a rule: where a program sets the mtime back
+(`tar -x`), or a server leaves it alone, names come and go unseen. So no mount trusts the listing of an earlier one,
+and no listing is trusted for 0 seconds: then the names alone are read again, and attributes are asked for of new ones.
+
 An undated directory (`Source.undated_directories`) has no mtime that could say that its names are still the same. So
-its attributes are never asked for, and its listing is made anew whenever it is older than the caller allows, or of an
-earlier mount that was told that nothing changes while mounted.
+its attributes are never asked for, and its listing is made again whenever it is older than the caller allows.
+
+Trainers name their samples by paths, which may have symbolic links at any place. They are followed as the kernel
+follows them for a reader of the mount. Where a link leads out of the mount, the mount has no file for it.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -19,14 +26,19 @@ from spiderfs.errors import SourceError, SourceNotFound, SourceUnavailable, Stal
 from spiderfs.linux import steady_clock
 from spiderfs.sources.client import SourceClient
 from spiderfs.sources.single_flight import SingleFlight
-from spiderfs.sources.source import SourceStat
-from spiderfs.vfs.catalogue import ROOT_INODE, VIEWS_INODE, Catalogue, Dentry, Node, join
-from spiderfs.vfs.rules import left_s
+from spiderfs.sources.source import UNKNOWN, SourceStat
+from spiderfs.vfs.catalogue import ROOT_INODE, VIEWS_INODE, Catalogue, Dentry, Node
+from spiderfs.vfs.rules import is_provisional, left_s
 
 K = TypeVar("K")
+V = TypeVar("V")
 
 # Names taken from the catalogue at a time by a walk.
 _CHUNK = 1000
+MOST_LINKS = 40
+"""How many links are followed for one path: as many as Linux follows (MAXSYMLINKS of namei.h)."""
+# Links that one thread reads in a row: in a millisecond from a local disk.
+_LINKS_IN_A_ROW = 64
 
 NotRead = Callable[[bytes, SourceError], object]
 """Hears of a directory that could not be read, and why."""
@@ -39,17 +51,22 @@ class Lister:
         client: SourceClient,
         clock: Callable[[], float] = steady_clock.now,
         since_s: float = 0.0,
+        mountpoint: bytes = b"/",
     ) -> None:
-        """`since_s`: no listing of an undated directory is believed that was made before."""
+        """`since_s`: no listing is trusted that was made before.
+
+        `mountpoint` is the absolute path at which readers see the root: a link may lead there.
+        """
         self._catalogue = catalogue
         self._client = client
         self._flights = SingleFlight(client.timeouts)
         self._now = clock
         self.undated = client.source.undated_directories
-        self._since_s = since_s if self.undated else 0.0
+        self._since_s = since_s
+        self._mountpoint = [name for name in mountpoint.split(b"/") if name]
         self._forms: dict[str, Dentry] = {}
         self.at_once = max(1, client.max_concurrent * 3 // 4)
-        """How many directories may be listed at a time for nobody who waits: readers have the other threads."""
+        """How many directories may be listed at a time for no one who waits: readers have the other threads."""
 
     @property
     def busy(self) -> bool:
@@ -83,25 +100,83 @@ class Lister:
         assert dentry is not None
         return Node(dentry.inode, place.root, dentry.stat), names
 
-    async def directory(self, path: bytes) -> Node:
-        """The directory at a path.
+    async def directory(self, path: bytes, links: int = MOST_LINKS) -> Node:
+        """The directory that a path leads to, by at most so many links.
 
         This lists each directory above it, so that their names are in the catalogue. Raises Stale if there is no
         directory, SourceError if the source fails.
         """
         node, names = await self.start(path)
-        for name in names:
+        for number, name in enumerate(names):
+            if name in (b"", b"."):
+                continue
             await self.complete(node, ttl_s=1.0)
-            entry = self._catalogue.find(node.inode, name)
-            if entry is None or not stat.S_ISDIR(entry.stat.mode):
-                raise Stale(f"{os.fsdecode(path)} is no directory")
-            node = Node(entry.inode, join(node.path, name), entry.stat)
+            entry = None if name == b".." else self._catalogue.find(node.inode, name)
+            if entry is not None and stat.S_ISDIR(entry.stat.mode):
+                node = entry.below(node)
+                continue
+            if name == b"..":
+                target = self._led_to(node.path, name)
+            elif entry is not None and stat.S_ISLNK(entry.stat.mode):
+                (target,) = await self.targets([entry.below(node)])
+            else:
+                target = None
+            if target is None or not links:
+                raise Stale(f"{os.fsdecode(path)} leads to no directory")
+            return await self.directory(b"/".join([target, *names[number + 1 :]]), links - 1)
         return node
+
+    async def targets(self, links: Sequence[Node]) -> list[bytes | None]:
+        """The path below the mount that each link leads to, perhaps by further links; None if there is none."""
+        texts = self._catalogue.link_texts(link.inode for link in links)
+        unread = [link for link in links if link.inode not in texts]
+
+        async def some(first: int) -> dict[int, bytes]:
+            return await self._client.call(self._read_links, unread[first : first + _LINKS_IN_A_ROW])
+
+        firsts = range(0, len(unread), _LINKS_IN_A_ROW)
+        for read in (await self._side_by_side(firsts, some, lambda first, exc: None)).values():
+            texts |= read
+        return [
+            self._led_to(link.path.rpartition(b"/")[0], texts[link.inode]) if link.inode in texts else None
+            for link in links
+        ]
+
+    def _read_links(self, links: Iterable[Node]) -> dict[int, bytes]:
+        """The texts of those links that are still there, recorded if they cannot change. In a thread."""
+        texts = {}
+        for link in links:
+            try:
+                texts[link.inode] = self._client.source.readlink(link.path)
+            except SourceUnavailable:
+                raise
+            except SourceError:
+                continue
+        now = self._now()
+        settled = [link.inode for link in links if link.inode in texts and not is_provisional(link.settles_at, now)]
+        self._catalogue.record_link_texts((inode, texts[inode]) for inode in settled)
+        return texts
+
+    def _led_to(self, directory: bytes, target: bytes) -> bytes | None:
+        """The path below the mount of a link's target, seen from the directory of the link, which has no links above.
+
+        None if it lies outside of the mount, where no links are looked for.
+        """
+        root = self._mountpoint
+        at = [] if target.startswith(b"/") else [*root, *directory.split(b"/")] if directory else [*root]
+        left = deque(target.split(b"/"))
+        while left and (left[0] in (b"", b".", b"..") or at[: len(root)] != root):
+            name = left.popleft()
+            if name == b"..":
+                del at[-1:]
+            elif name not in (b"", b"."):
+                at.append(name)
+        return b"/".join([*at[len(root) :], *left]) if at[: len(root)] == root else None
 
     async def directories(
         self, paths: Iterable[bytes], ttl_s: float, not_read: NotRead = lambda path, exc: None
     ) -> dict[bytes, Node]:
-        """The directories at these paths whose names can all be known, as of at most `ttl_s` ago; many at a time.
+        """The directories that paths lead to whose names can all be known, as of at most `ttl_s` ago; many at a time.
 
         `not_read` hears of those that there may be, and that could not be read.
         """
@@ -114,10 +189,10 @@ class Lister:
         return await self._side_by_side(paths, one, not_read)
 
     async def _side_by_side(
-        self, wanted: Iterable[K], ask: Callable[[K], Awaitable[Node]], not_read: Callable[[K, SourceError], object]
-    ) -> dict[K, Node]:
+        self, wanted: Iterable[K], ask: Callable[[K], Awaitable[V]], not_read: Callable[[K, SourceError], object]
+    ) -> dict[K, V]:
         """What `ask` finds for each of these, `at_once` at a time; what it cannot find is left out."""
-        found: dict[K, Node] = {}
+        found: dict[K, V] = {}
         left = iter(wanted)
 
         async def some() -> None:
@@ -166,7 +241,9 @@ class Lister:
         listing = self._catalogue.listing(node.inode)
         if listing is None:
             return False
-        if left_s(listing.scanned_at, self._now(), ttl_s, self._since_s) > 0:
+        if listing.scanned_at < self._since_s:
+            return False
+        if left_s(listing.scanned_at, self._now(), ttl_s) > 0:
             return True
         known = None if self.undated else self.looked_up(node, ttl_s)
         return known is not None and listing.is_settled and known[0].mtime_ns == listing.mtime_ns
@@ -178,21 +255,22 @@ class Lister:
         is unreachable an old listing must do; raises SourceUnavailable if there is none.
         """
         listing = self._catalogue.listing(node.inode)
+        unchanged = False
         if listing is not None:
             if self.is_fresh(node, ttl_s) or not self._client.reachable:
                 return
             asked_at, known = self._now(), node
             node = await self.refresh(node)
-            unchanged = not self.undated and node.stat.mtime_ns == listing.mtime_ns
+            unchanged = not self.undated and node.stat.mtime_ns == listing.mtime_ns and listing.is_settled
             # A reader that has just waited in vain for the attributes need not wait for a scan as well.
             if not self._client.reachable:
                 return
-            if unchanged and listing.is_settled:
+            if unchanged and ttl_s > 0 and listing.scanned_at >= self._since_s:
                 if ahead and node is not known:
                     await trio.to_thread.run_sync(self._record_name, node, asked_at)
                 return
         try:
-            await self._flights.run(("scan", node.inode), lambda: self._scan(node, ahead))
+            await self._flights.run(("scan", node.inode), lambda: self._scan(node, ahead, unchanged))
         except SourceUnavailable:
             if listing is None:
                 raise
@@ -204,9 +282,10 @@ class Lister:
         await trio.to_thread.run_sync(self._catalogue.expire, node.path, True)
         return Stale(f"{os.fsdecode(node.path)} is no longer a directory")
 
-    async def _scan(self, node: Node, ahead: bool) -> None:
+    async def _scan(self, node: Node, ahead: bool, names_alone: bool) -> None:
         now = self._now()
-        own, names = await self._client.scan(node.path)
+        known = await trio.to_thread.run_sync(self._catalogue.names_of, node.inode) if names_alone else ()
+        own, names = await self._client.scan(node.path, known)
 
         def record() -> None:
             # The mtime is from before the scan: a change during the scan makes it differ the next time.
@@ -238,7 +317,7 @@ class Lister:
         """All regular files, some at a time, of every directory at and below `roots` whose path is `wanted`.
 
         `roots` are those of the mount or of forms. A directory that vanishes meanwhile is left out, and so is one that
-        cannot be read; `not_read` hears of the latter.
+        cannot be read, or a name whose attributes cannot; `not_read` hears of these two.
         """
 
         async def complete(directory: Node) -> Node:
@@ -253,10 +332,10 @@ class Lister:
                 after = 0
                 while entries := self._catalogue.entries(directory.inode, after, _CHUNK):
                     after = entries[-1].position
-                    nodes = [
-                        Node(entry.inode, join(directory.path, entry.name), entry.stat, entry.settles_at)
-                        for entry in entries
-                    ]
+                    nodes = [entry.below(directory) for entry in entries]
                     waiting += [node for node in nodes if node.is_directory]
+                    for node in nodes:
+                        if node.stat == UNKNOWN and wanted(node.path):
+                            not_read(node.path, SourceUnavailable("the source does not give its attributes"))
                     yield [node for node in nodes if node.is_regular]
                     await trio.lowlevel.checkpoint()

@@ -10,8 +10,8 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 import trio
 
@@ -26,6 +26,7 @@ from spiderfs.errors import (
 )
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import Patience, SourceClient
+from spiderfs.sources.ranges import Grids
 from spiderfs.sources.source import Delivery
 from spiderfs.store.store import Content, Records
 from spiderfs.vfs.catalogue import Catalogue, Dentry, Node
@@ -52,6 +53,7 @@ class Supply:
     counters: Counters
     views: ShownViews | None = None
     """Where the mount shows views; see `Fetcher`."""
+    grids: Grids = field(default_factory=Grids)
 
 
 class Part:
@@ -121,11 +123,12 @@ class OnDemand(Part):
         delivery: Delivery | None = None,
         patience: Patience | None = None,
         is_read: bool = True,
+        read: Callable[[], Awaitable[bytes]] | None = None,
     ) -> Fetched:
-        """A whole file (block 0) or one block, as `Fetcher.bring` gives it. `is_read`: somebody waits for it."""
+        """A whole file (block 0) or one block, as `Fetcher.bring` gives it. `is_read`: someone waits for it."""
         started = time.perf_counter()
         try:
-            fetched = await self._fetcher.bring(node, block, delivery, patience)
+            fetched = await self._fetcher.bring(node, block, delivery, patience, read)
         except (SourceNotFound, SourceChanged) as exc:
             raise await self.stale(node, exc) from exc
         if is_read:
@@ -146,10 +149,10 @@ class OnDemand(Part):
         self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))
 
     async def check_still_named(self, node: Node) -> None:
-        """Raises Stale if the name of this version is known to mean another one, or to have to be looked up anew.
+        """Raises Stale if the name of this version is known to mean another one, or to have to be looked up again.
 
-        The kernel believes a name for its whole TTL. An open that is answered with ESTALE makes the kernel look the
-        name up anew and open again. A READ cannot do that: its ESTALE goes to the reader and leaves the name believed.
+        The kernel trusts a name for its whole TTL. An open that is answered with ESTALE makes the kernel look the
+        name up again and open again. A READ cannot do that: its ESTALE goes to the reader and leaves the name trusted.
         """
         if not self._catalogue.still_names(node) and not (self._scattered() and await self._is_at_source(node)):
             raise Stale(f"{os.fsdecode(node.path)} has changed at the source")

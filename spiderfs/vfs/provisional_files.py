@@ -1,7 +1,7 @@
 """Opening and reading a **provisional version**, whose bytes may still change under it (`vfs/settling.py`).
 
 The kernel is told of such a version under another number than the inode, with the bit PROVISIONAL, and for no longer
-than until it has settled; the next look-up then gives the inode itself. What one open reads of the version nobody else
+than until it has settled; the next look-up then gives the inode itself. What one open reads of the version no one else
 gets, the store and the kernel's pages included: the open's handle is a random number, by which all workers find its
 bytes (`unstored_bytes.py`). Everywhere else (events, lists, redirects) the version is its inode.
 """
@@ -123,12 +123,12 @@ class ProvisionalFiles(Part):
             self._small_files.note_fetched(node, caller.pid, trainer, wanted, self._now(), 0.0, UNSTORED)
         return Opened(handle, direct_io=False, keeps_pages=False)
 
-    async def open(self, node: Node, caller: Caller) -> Opened:
-        """Read the file for this open alone."""
+    async def open(self, node: Node, caller: Caller, once_more: bool) -> Opened:
+        """Read the file for this open alone; `once_more` as for `LargeFiles.open`."""
         self.note_open()
         handle = self._unstored.new_handle()
         if node.stat.size > self._settings().sample_max_bytes:
-            await self._large_files.open(node, caller)
+            await self._large_files.open(node, caller, once_more)
             return Opened(handle, direct_io=False, keeps_pages=False)
         trainer, wanted, _ = self._redirects.reader_of(caller.pid, node.inode)
         started, asked_s = time.perf_counter(), self._now()

@@ -1,15 +1,15 @@
-"""Chooses for one thread between the file that it asks for and a stand-in; workers and clients both choose so.
+"""Chooses for one thread between the file that it asks for and a substitute; workers and clients both choose so.
 
 The policy decides which sample stands in for which, and the manager writes a row of the table of redirects: which inode
-is the stand-in for which other one, for the readers of one course. The table lies in the store, so a new worker knows
-all redirects at once, and no worker has to ask the manager. A process that finds such a row still has to choose: it
-finds out whether the thread belongs to a trainer, and whether the file itself is at hand. `stand_ins.py` asks this
+is the substitute for which other one, for the readers of one job dataset. The table lies in the store, so a new worker
+knows all redirects at once, and no worker has to ask the manager. A process that finds such a row still has to choose:
+it finds out whether the thread belongs to a trainer, and whether the file itself is at hand. `substitutes.py` asks this
 module at the look-ups and opens of a worker.
 
-A thread of an attached trainer, or of a process below one, may be given a stand-in. The stand-in is another sample,
+A thread of an attached trainer, or of a process below one, may be given a substitute. The substitute is another sample,
 with the same label, of a list that this trainer has declared (the manager writes no other rows). Every other thread,
 and one that cannot be identified, gets the file that it asks for. With `substitute=all`, such a thread may be given the
-stand-ins of all attached trainers.
+substitutes of all attached trainers.
 
 A thread is identified by walking up /proc from it to a trainer's process. The result holds for a second, because a
 thread's number may be used again for another one (proc_pid_status(5)). A trainer may be the first process of its pid
@@ -32,8 +32,8 @@ from spiderfs.store.store import ContentKey, Records, Row
 from spiderfs.vfs.rules import Cached, Credentials, Settings, is_at_hand
 
 TABLE = "redirect"
-# A row's key: the inode that a reader asks for, and the number of the course. In this order all rows of an inode lie
-# side by side.
+# A row's key: the inode that a reader asks for, and the number of the job dataset. In this order all rows of an inode
+# lie side by side.
 _KEY = struct.Struct(">QI")
 _INODE = struct.Struct(">Q")
 _ROWS_AT_A_TIME = 1000
@@ -49,13 +49,13 @@ _REMEMBERED = 65536
 _DEPTH = 32
 
 
-def redirect_row(course_number: int, wanted: int, stand_in: int | None) -> Row:
-    """The row that gives the readers of a course `stand_in` for `wanted`; None deletes the row."""
-    return TABLE, _KEY.pack(wanted, course_number), None if stand_in is None else _INODE.pack(stand_in)
+def redirect_row(job_dataset_number: int, wanted: int, substitute: int | None) -> Row:
+    """The row that gives the readers of a job dataset `substitute` for `wanted`; None deletes the row."""
+    return TABLE, _KEY.pack(wanted, job_dataset_number), None if substitute is None else _INODE.pack(substitute)
 
 
 def redirect_rows(records: Records) -> list[tuple[int, int, int]]:
-    """All redirects: the wanted inode, the course's number, the stand-in."""
+    """All redirects: the wanted inode, the job dataset's number, the substitute."""
     return list(each_redirect(records))
 
 
@@ -68,14 +68,14 @@ def each_redirect(records: Records) -> Iterator[tuple[int, int, int]]:
         start = rows[-1][0] + b"\0"
 
 
-def stand_in_of(records: Records, wanted: int, course_number: int) -> int | None:
-    """The stand-in that the readers of one course may be given for an inode; None if there is none."""
-    row = records.get(TABLE, _KEY.pack(wanted, course_number))
+def substitute_of(records: Records, wanted: int, job_dataset_number: int) -> int | None:
+    """The substitute that the readers of one job dataset may be given for an inode; None if there is none."""
+    row = records.get(TABLE, _KEY.pack(wanted, job_dataset_number))
     return None if row is None else int(_INODE.unpack(row)[0])
 
 
-def stand_ins_of(records: Records, wanted: int, limit: int) -> list[int]:
-    """The stand-ins of an inode, one for each course that has one for it; `limit` of them at most."""
+def substitutes_of(records: Records, wanted: int, limit: int) -> list[int]:
+    """The substitutes of an inode, one for each job dataset that has one for it; `limit` of them at most."""
     rows = records.scan(TABLE, _KEY.pack(wanted, 0), limit)
     return [_INODE.unpack(value)[0] for key, value in rows if _KEY.unpack(key)[0] == wanted]
 
@@ -84,7 +84,7 @@ Who = Literal["off", "trainer", "all"]
 
 
 class Identity(NamedTuple):
-    """The trainer of a thread and the thread's status, believed until `until`; None stands for what is not known."""
+    """The trainer of a thread and the thread's status, trusted until `until`; None stands for what is not known."""
 
     trainer: Attached | None
     status: Status | None
@@ -135,19 +135,19 @@ class Redirects:
         self.active = False
         """Whether anybody may be redirected at all."""
         self.gives = False
-        """Whether some trainer may be given a stand-in, now or when it has come further."""
+        """Whether some trainer may be given a substitute, now or when it has come further."""
 
     def set_trainers(self, trainers: list[Attached], who: Who) -> None:
-        """Take over the attached trainers; `who` is the option `substitute`, which says to whom stand-ins are given."""
+        """Take over the attached trainers; `who` is the option `substitute`, which says who is given substitutes."""
         self._trainers = trainers
         self._proc_is_ours = is_our_own()
         self._identities.clear()
-        # A new manager begins to number its trainers anew.
+        # A new manager begins to number its trainers again.
         self._leases.clear()
         self._who = who
         self.attended = bool(trainers)
         self.active = self.attended and who != "off"
-        self.gives = self.active and any(trainer.teaches for trainer in trainers)
+        self.gives = self.active and any(trainer.sends_batches for trainer in trainers)
 
     def trainer_of(self, thread: int) -> Attached | None:
         """The trainer that a thread belongs to; None if it belongs to none, or cannot be identified."""
@@ -183,9 +183,9 @@ class Redirects:
                 # The thread, or a process above it, has ended.
                 pass
         if trainer is None and self._who == "all" and self._trainers:
-            # The reads count as nobody's (trainer 0), because no batch will come for them.
-            course_numbers = {number for trainer in self._trainers for number in trainer.course_numbers}
-            trainer = self._trainers[0]._replace(number=0, course_numbers=tuple(course_numbers))
+            # The reads count as no one's (trainer 0), because no batch will come for them.
+            job_dataset_numbers = {number for trainer in self._trainers for number in trainer.job_dataset_numbers}
+            trainer = self._trainers[0]._replace(number=0, job_dataset_numbers=tuple(job_dataset_numbers))
         return Identity(trainer, status, until)
 
     def _trainer_above(self, status: Status) -> Attached | None:
@@ -203,7 +203,7 @@ class Redirects:
     def reader_of(self, thread: int, inode: int) -> tuple[int, int, Attached | None]:
         """The reader that opens a file: its trainer's number (0: no trainer), and the inode that it had asked for.
 
-        The third value is the trainer itself, if the kernel still believed the name and did not ask; else None.
+        The third value is the trainer itself, if the kernel still trusted the name and did not ask; else None.
         """
         if self.attended and (trainer := self.trainer_of(thread)) is not None:
             asked = self.wanted(thread, inode)
@@ -211,12 +211,12 @@ class Redirects:
         return 0, inode, None
 
     def concerns(self, wanted: int) -> bool:
-        """Whether anybody may be given a stand-in for this file, so that the kernel must ask each time."""
-        return bool(self.stand_ins(wanted, 1))
+        """Whether anybody may be given a substitute for this file, so that the kernel must ask each time."""
+        return bool(self.substitutes(wanted, 1))
 
-    def stand_ins(self, wanted: int, limit: int = 64) -> list[int]:
-        """The stand-ins that readers may be given for a file now, one inode for each course that has one."""
-        return stand_ins_of(self._records, wanted, limit)
+    def substitutes(self, wanted: int, limit: int = 64) -> list[int]:
+        """The substitutes that readers may be given for a file now, one inode for each job dataset that has one."""
+        return substitutes_of(self._records, wanted, limit)
 
     def choose(self, wanted: int, trainer: Attached, at_hand: Callable[[int], bool]) -> int:
         """The inode that this trainer is to be given for `wanted`; `wanted` itself if that is `at_hand` anyway."""
@@ -227,17 +227,17 @@ class Redirects:
         given = wanted
         # This first: most files that are asked for are at hand, and to find that out takes half as long as a row.
         if not at_hand(wanted):
-            for course_number in trainer.course_numbers:
-                if (stand_in := stand_in_of(self._records, wanted, course_number)) is not None:
-                    given = stand_in
+            for job_dataset_number in trainer.job_dataset_numbers:
+                if (substitute := substitute_of(self._records, wanted, job_dataset_number)) is not None:
+                    given = substitute
                     break
         if len(self._leases) > _REMEMBERED:
             self._leases.clear()
         self._leases[trainer.number, wanted] = (given, now + LEASE_S)
         return given
 
-    def stand_in(self, wanted: int, trainer: Attached, cached: Cached, settings: Settings) -> int | None:
-        """The stand-in that this trainer is to be given for `wanted`; None if it is to be given the file itself."""
+    def substitute(self, wanted: int, trainer: Attached, cached: Cached, settings: Settings) -> int | None:
+        """The substitute that this trainer is to be given for `wanted`; None if it is to be given the file itself."""
         given = self.choose(wanted, trainer, lambda inode: inode in self._pushed or is_at_hand(inode, cached, settings))
         return given if given != wanted and cached.stored(ContentKey(given)) else None
 

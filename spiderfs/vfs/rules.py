@@ -1,4 +1,4 @@
-"""The rules for readers: how long a name is believed, and who may be given a stand-in. Pure: no clock, no I/O.
+"""The rules for readers: how long a name is trusted, and who may be given a substitute. Pure: no clock, no I/O.
 
 A reader is answered by a worker, through the kernel, or by the client in its own process (`spiderfs.client`). Both must
 give the same answer from the same records, so both ask here. A worker that finds no answer in the records goes on to
@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.store import ContentKey
 
-# Nobody believes anything for longer, the kernel included; `ttl=inf` is a year.
+# No one trusts anything for longer, the kernel included; `ttl=inf` is a year.
 FOREVER_S = 365 * 86400.0
 
 
@@ -27,15 +27,15 @@ class Credentials(NamedTuple):
 
 
 ANYBODY = Credentials(-1, frozenset(), may_read_all=True)
-"""A reader of a mount whose kernel compares nobody with owners and modes."""
+"""A reader of a mount whose kernel compares no one with owners and modes."""
 
 
 class Ownership(NamedTuple):
     """The owner and permissions that the mount shows instead of the source's; None leaves those as they are.
 
-    The kernel itself compares a reader that opens a file by its path with these. With a stand-in it cannot: the reader
-    has passed the directories above the file that it asked for, and only spiderfs compares it with those above the
-    stand-in.
+    The kernel itself compares a reader that opens a file by its path with these. With a substitute it cannot: the
+    reader has passed the directories above the file that it asked for, and only spiderfs compares it with those above
+    the substitute.
     """
 
     uid: int | None = None
@@ -75,16 +75,16 @@ class Settings(NamedTuple):
     dir_ttl_s: float = 1.0
     sample_max_bytes: int = 8 << 20
     wait_for_fetches: bool = True
-    """Give no stand-in for a file that is being fetched already."""
+    """Give no substitute for a file that is being fetched already."""
     ownership: Ownership = Ownership()
     checks_permissions: bool = False
     """Whether the kernel compares readers with owners and modes (allow_other, or an immutable mount)."""
     checked_since_s: float = 0.0
-    """No name is believed that was checked before; an immutable mount asks for each name itself."""
+    """No name is trusted that was checked before; an immutable mount asks for each name itself."""
 
 
 class Believed(NamedTuple):
-    """The times between which something is believed, in seconds since the epoch."""
+    """The times between which something is trusted, in seconds since the epoch."""
 
     since: float
     until: float
@@ -93,7 +93,7 @@ class Believed(NamedTuple):
         return self.since <= now < self.until
 
     def and_also(self, other: Believed) -> Believed:
-        """The times at which both are believed."""
+        """The times at which both are trusted."""
         return Believed(max(self.since, other.since), min(self.until, other.until))
 
 
@@ -108,12 +108,12 @@ class Cached(Protocol):
 
 
 def left_s(checked_at: float, now: float, ttl_s: float, since_s: float = 0.0, settles_at: float = 0.0) -> float:
-    """How many more seconds to believe a name that was checked at `checked_at`; 0 or less: ask the source.
+    """How many more seconds to trust a name that was checked at `checked_at`; 0 or less: ask the source.
 
-    If its version had not settled then, somebody may have been writing the file: the name is believed until it settles.
+    If its version had not settled then, someone may have been writing the file: the name is trusted until it settles.
 
-    A name that was checked in the future is not believed: the clock was set back before this mount. Nor is a name that
-    was checked at the beginning of time (`Catalogue.expire`), or before `since_s`, whatever the TTL.
+    A name that was checked in the future is not trusted: the clock was set back before this mount. Nor is a name that
+    was never checked (`Catalogue.expire`), or before `since_s`, whatever the TTL.
     """
     age_s = now - checked_at
     if age_s < 0 or checked_at < since_s:
@@ -122,8 +122,8 @@ def left_s(checked_at: float, now: float, ttl_s: float, since_s: float = 0.0, se
     return left if settles_at <= checked_at else min(left, settles_at - now)
 
 
-def believed(checked_at: float, ttl_s: float, since_s: float = 0.0) -> Believed:
-    """The times at which a name is believed: those for which `left_s` is more than 0."""
+def trusted(checked_at: float, ttl_s: float, since_s: float = 0.0) -> Believed:
+    """The times at which a name is trusted: those for which `left_s` is more than 0."""
     return Believed(checked_at, checked_at + min(ttl_s, FOREVER_S) if checked_at >= since_s else checked_at)
 
 
@@ -133,20 +133,20 @@ def is_provisional(settles_at: float, now: float) -> bool:
 
 
 def is_at_hand(inode: int, cached: Cached, settings: Settings) -> bool:
-    """Whether a file needs no stand-in: it is cached, or a fetch of it that has begun is waited for."""
+    """Whether a file needs no substitute: it is cached, or a fetch of it that has begun is waited for."""
     key = ContentKey(inode)
     return cached.stored(key) or (settings.wait_for_fetches and cached.under_way(key))
 
 
 def directories_to_pass(
-    who: Credentials, ownership: Ownership, stand_in: SourceStat, path: bytes, passed: bytes
+    who: Credentials, ownership: Ownership, substitute: SourceStat, path: bytes, passed: bytes
 ) -> list[bytes] | None:
-    """The directories that a reader must be allowed to pass before it is given a stand-in; None: it may not read that.
+    """The directories that a reader must be allowed to pass to be given a substitute; None: it may not read that.
 
-    A reader gets no stand-in that it could not open by the stand-in's own `path`. It has asked for a file in the
+    A reader gets no substitute that it could not open by the substitute's own `path`. It has asked for a file in the
     directory `passed`, so the kernel has let it through that one.
     """
-    if not ownership.may_read(who, stand_in):
+    if not ownership.may_read(who, substitute):
         return None
     above = path.rpartition(b"/")[0]
     if who.may_read_all or above == passed:

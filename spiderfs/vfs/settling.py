@@ -12,7 +12,7 @@ more. If the server's clock is behind, young versions look old. We find that out
 looks at it, and the new mtime lies before the first look; `behind_s` is the most that we have found so far.
 
 Three kinds of change escape this. A writer through mmap leaves the mtime alone until the kernel has written the page
-back (30 seconds and more, `dirty_expire_centisecs`). A single write(2) may take longer than the window. And somebody
+back (30 seconds and more, `dirty_expire_centisecs`). A single write(2) may take longer than the window. And someone
 may set the old mtime again after a change.
 
 All times are in seconds since 1970 (time(2)).
@@ -43,7 +43,7 @@ def settles_at(
     this function returned when we saw the same version before.
     """
     window = window_s(size)
-    # A time that lies more than a window ahead is not believed: our clock has been set back since.
+    # A time that lies more than a window ahead is not trusted: our clock has been set back since.
     if known is not None and known <= answered_at + window:
         return known
     if mtime_ns / 1e9 <= asked_at - behind_s - window:

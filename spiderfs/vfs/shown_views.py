@@ -1,7 +1,7 @@
 """What the parts of the file system that fetch know of views: which files have one, and how long it is.
 
 Where views are shown (`views/tree.py`), each regular file that is read as a whole is shown as its view, or as it is if
-there is none; a view that is as long as the original is the original. Until a file was fetched once, nobody knows
+there is none; a view that is as long as the original is the original. Until a file was fetched once, no one knows
 how long its view is. So a look-up of its name fetches it, and a listing leaves its attributes out. The length that is
 noted first counts, for all processes and for later mounts.
 
@@ -16,7 +16,7 @@ import trio
 
 from spiderfs.sources.source import SourceStat
 from spiderfs.vfs.catalogue import Catalogue, Node
-from spiderfs.views.source import unknown_length
+from spiderfs.views.tree import unknown_length
 
 
 class ShownViews:
@@ -33,7 +33,7 @@ class ShownViews:
         )
 
     def request(self, node: Node) -> tuple[int, bool]:
-        """The length to ask for a view (`views/source.py`), and whether the view has exactly that length."""
+        """The length to ask for a view (`views/tree.py`), and whether the view has exactly that length."""
         if node.stat.original_size is None:
             return unknown_length(self._longest_bytes), False
         return node.stat.size, True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from spiderfs.core.events import FETCHED, HIT
@@ -14,7 +14,7 @@ from spiderfs.vfs.answer_types import Caller, EventSink, Opened
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.on_demand import OnDemand, Part, Supply
 from spiderfs.vfs.redirects import Redirects
-from spiderfs.vfs.stand_ins import StandIns
+from spiderfs.vfs.substitutes import Substitutes
 
 # What an event has room for: more than an hour.
 _LONGEST_US = (1 << 32) - 1
@@ -28,7 +28,7 @@ class SmallFiles(Part):
         supply: Supply,
         on_demand: OnDemand,
         redirects: Redirects,
-        stand_ins: StandIns,
+        substitutes: Substitutes,
         events: EventSink,
         clock: Callable[[], float],
     ) -> None:
@@ -36,7 +36,7 @@ class SmallFiles(Part):
         self._on_demand = on_demand
         self._looked_into = on_demand.looked_into
         self._redirects = redirects
-        self._stand_ins = stand_ins
+        self._substitutes = substitutes
         self._events = events
 
     async def open(self, node: Node, caller: Caller, delivery: Delivery | None) -> Opened:
@@ -51,17 +51,18 @@ class SmallFiles(Part):
         delivery: Delivery | None,
         trainer: int,
         wanted: int,
-        believed: Attached | None = None,
+        trusted: Attached | None = None,
+        read: Callable[[], Awaitable[bytes]] | None = None,
     ) -> Opened:
-        """The same for a reader that is known; see `Redirects.reader_of`."""
+        """The same for a reader that is known; see `Redirects.reader_of`. `read` is as in `Fetcher.bring`."""
         started, asked_s = time.perf_counter(), self._now()
         fetched = self._looked_into.pop(node.inode, None)
         key = ContentKey(node.inode)
         there = fetched is not None or not node.stat.size or self._fetcher.stored(key)
         if not there and not await self._fetcher.has_arrived(key):
-            if believed is not None:
-                self._stand_ins.send_back(node, believed, caller)
-            fetched = await self._on_demand.fetch(node, delivery=delivery)
+            if trusted is not None:
+                self._substitutes.send_back(node, trusted, caller)
+            fetched = await self._on_demand.fetch(node, delivery=delivery, read=read)
         self._counters.add("opens")
         if wanted != node.inode:
             self._counters.add("redirects")

@@ -3,7 +3,7 @@
 A snapshot makes that one reader sees one state, whichever worker answers each of its reads. All snapshots together have
 one limit in number and in bytes: any user of the mount may open control files, and a list can take gigabytes of the
 cache's disk, which the capacity does not count. Of that, each user but the mount's own and root has a share, and all of
-them together have one, so nobody keeps others from reading. The manager writes few lists at a time
+them together have one, so no one keeps others from reading. The manager writes few lists at a time
 (`daemon/control/commands.py`), so the bytes exceed the limit by `_LOOK_AGAIN_BYTES` for each of these at most.
 
 Where the disk has no room, a worker keeps a short text in memory. Another worker, which cannot see it, asks the manager
@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import time
 from typing import Self
 
@@ -44,7 +45,7 @@ class Snapshots:
         self._trusted = {0, owner_uid}
         self._worker = worker
         self._unwritten: dict[int, bytes] = {}
-        self._warned_at_s = -_WARNING_INTERVAL_S
+        self._warned_at_s = -math.inf
         # Where the disk has broken down, the snapshots stay until the next mount.
         with contextlib.suppress(OSError):
             for path in run.unfinished_snapshots(worker):

@@ -14,6 +14,7 @@ that request until the end. The notes lie beside the bytes, and none pushes out 
 
 from __future__ import annotations
 
+import math
 import mmap
 import random
 import struct
@@ -43,8 +44,9 @@ class UnstoredBytes:
 
     def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
         self._records = RecentRecords(limit_bytes)
-        # Look-ups pass by here: it costs less than the thread's note to see that nobody was noted lately.
+        # Look-ups pass by here: it costs less than the thread's note to see that no one was noted lately.
         self._noted_at = memoryview(mmap.mmap(-1, 8)).cast("d")
+        self._noted_at[0] = -math.inf
 
     def new_handle(self) -> int:
         return random.getrandbits(_HANDLE_BITS)
@@ -66,16 +68,14 @@ class UnstoredBytes:
 
     def opens_again(self, thread: int) -> bool:
         """Whether a look-up of this thread is to read the file too."""
-        if not (noted_at := self._noted_at[0]):
-            return False
         since = time.monotonic() - _AGAIN_S
-        if noted_at < since or (failed_at := self._records.get(_THREAD.pack(thread))) is None:
+        if self._noted_at[0] < since or (failed_at := self._records.get(_THREAD.pack(thread))) is None:
             return False
         return bool(_FAILED_AT.unpack(failed_at)[0] >= since)
 
     def open_succeeded(self, thread: int) -> None:
         """Forget that an open of this thread had failed: what it looks up next is another affair."""
-        self._records.put(_THREAD.pack(thread), _FAILED_AT.pack(0.0))
+        self._records.put(_THREAD.pack(thread), _FAILED_AT.pack(-math.inf))
 
     def remember_read(self, thread: int, inode: int, handle: int, request: int = 0) -> None:
         """Note that a look-up of the thread has read this version, and the handle of the bytes that it has read."""

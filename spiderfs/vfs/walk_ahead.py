@@ -4,8 +4,8 @@ A reader that lists one directory after another waits for the source each time. 
 directory in one of two orders: in that of readdir, as os.walk does, or by name, as ImageFolder and `ls -R` do. So when
 a reader lists the first directory of its parent in one of these orders, or the next one after its last, those that
 follow are listed ahead: a few dozen, and one more for each that the reader has come to. They are fewer for a
-slow reader, since a listing is believed for a second only. A walk that stops leaves the rest alone, and so does a
-reader that lists single directories. Where the source answers at once, or a listing is believed for hardly longer than
+slow reader, since a listing is trusted for a second only. A walk that stops leaves the rest alone, and so does a
+reader that lists single directories. Where the source answers at once, or a listing is trusted for hardly longer than
 the source takes, nothing is gained, and nothing is listed ahead.
 
 A reader that wants one name of an undated directory waits a moment for a listing of all of it (`listed`).
@@ -45,7 +45,7 @@ _WALKS = 8
 _ENTRIES = 20_000
 # The first directory within another is looked for among so many entries, and within that so many times.
 _FIRST_ENTRIES, _DEPTH = 8, 4
-# A source that answers in less time need not be asked ahead; and a listing must be believed for so many times as long
+# A source that answers in less time need not be asked ahead; and a listing must be trusted for so many times as long
 # as an answer takes.
 _SLOW_S, _LASTING = 0.005, 8
 
@@ -66,7 +66,7 @@ class _Walk:
         return list({node.inode: node for node in found if node.inode != inode}.values())
 
     def _ahead(self, inode: int, ttl_s: float) -> int:
-        """How many directories a reader of this pace comes to while a listing is believed, with room to spare."""
+        """How many directories a reader of this pace comes to while a listing is trusted, with room to spare."""
         now = trio.current_time()
         asked_at_s, self._asked_at_s = self._asked_at_s, now
         if asked_at_s is None or any(order.place_of.get(inode) == 0 for order in self._orders):

@@ -39,9 +39,9 @@ class Xattrs(Part):
         self._settings = settings
 
     async def names(self, inode: int) -> list[str]:
-        node = self._catalogue.node(inode)
-        own = [_PREFIX + name for name in _OWN] if node.is_regular else []
-        return own + [name for name in await self._client.listxattr(node.path) if name.startswith("user.")]
+        """Those of the source alone: a program that copies a file with its attributes must not copy the cache's."""
+        names = await self._client.listxattr(self._catalogue.node(inode).path)
+        return [name for name in names if name.startswith("user.") and not name.startswith(_PREFIX)]
 
     async def value(self, inode: int, name: str) -> bytes:
         """Raises NoAttribute."""
@@ -90,7 +90,7 @@ class Xattrs(Part):
             return None
 
     def _served_by(self, node: Node) -> str:
-        paths = [self._catalogue.node(inode).path for inode in self._redirects.stand_ins(node.inode)]
+        paths = [self._catalogue.node(inode).path for inode in self._redirects.substitutes(node.inode)]
         return "\n".join(os.fsdecode(path) for path in paths) or "itself"
 
 

@@ -30,7 +30,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError, WebPImagePlugin
 from spiderfs.linux.process_table import end_with_parent
 from spiderfs.views.recipe import ANSWER, MADE, REQUEST_BYTES, Recipe, Unmade, parse_request
 
-# A change of this module that makes other bytes gets a new number: views that were made before are then made anew.
+# A change of this module that makes other bytes gets a new number: views that were made before are then made again.
 REVISION = 3
 # Pillow reads more, but turns some by itself (TIFF) or shows one of several pictures (GIF). WebP's reader loads late.
 _READ = ("JPEG", "PNG", "BMP", "PPM", WebPImagePlugin.WebPImageFile.format)

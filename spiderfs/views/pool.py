@@ -1,7 +1,7 @@
 """A pool of makers: processes that make views, so that no image can hurt or hold up a process of the mount.
 
 Threads call `make` and wait there. A maker that does not answer within its time is killed, and one that dies (of an
-image, or because somebody killed it) is replaced; both times the image is tried once more by a new maker. It is not if
+image, or because someone killed it) is replaced; both times the image is tried once more by a new maker. It is not if
 the maker had the processor for half of its time: then it was busy with the image, which is remembered. Nor is it if the
 maker could have run and others had the processor: then it gets the time of both tries at once. An image that is not
 made within a moment leaves its place to others; as many images again as there are makers may do so at a time. Processes
@@ -72,7 +72,7 @@ class MakerPool:
     def make(self, original: bytes, recipe: Recipe) -> bytes | Unmade:
         """What `making.make` gives; raises MakerLost if that cannot be found out. Waits for a free maker."""
         self._refuse_too_long(original, recipe)
-        with _Place(self._free, self._slow) as place:
+        with _MakerSlot(self._free, self._slow) as place:
             # Another thread may have found out meanwhile.
             self._refuse_too_long(original, recipe)
             for attempt in range(_ATTEMPTS):
@@ -125,7 +125,7 @@ class MakerPool:
             raise MakerLost(f"no maker can be started ({exc.strerror})") from exc
 
 
-class _Place:
+class _MakerSlot:
     """The place of a thread that has a view made: one of the `free` ones, until it gives way to another thread."""
 
     def __init__(self, free: threading.Semaphore, slow: threading.Semaphore) -> None:
@@ -137,7 +137,7 @@ class _Place:
             self._held.release()
             self._held = self._slow
 
-    def __enter__(self) -> _Place:
+    def __enter__(self) -> _MakerSlot:
         self._held.acquire()
         return self
 
@@ -211,7 +211,8 @@ class _Maker:
             raise Starved(f"{late}, for {waited_s:.1f} of which others had the processor")
 
     def _times(self) -> tuple[float, float]:
-        """For how many seconds the maker has had a processor, and waited for one; 0 if the kernel does not tell."""
+        """For how many seconds the maker has had a processor, and waited for one; 0 if the kernel does not report
+        it."""
         try:
             # The first two of three numbers, in nanoseconds (proc_pid_schedstat(5)).
             busy, waited, _ = Path(f"/proc/{self.pid}/schedstat").read_text("ascii").split()

@@ -11,15 +11,28 @@ directory of its own in `.spiderfs/views`.
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import xxhash
 
-from spiderfs.errors import SourceNotFound
-from spiderfs.sources.source import Source, SourceStat, Version
-from spiderfs.views.recipe import ORIGINAL, Recipe
+from spiderfs.errors import SourceNotFound, ViewFailed
+from spiderfs.sources.source import FromPeer, Source, SourceStat, Version
+from spiderfs.views.pool import MakerLost, MakerPool
+from spiderfs.views.recipe import ORIGINAL, Recipe, Unmade
+
+log = logging.getLogger(__name__)
+
+_LENGTH = "its view would have as many bytes as the file, or more than sample_max_bytes"
+
+
+def unknown_length(longest_bytes: int) -> int:
+    """The length that a reader asks for if it does not know a view's length: more than any file with a view has."""
+    return longest_bytes + 1
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,7 +45,7 @@ _BELOW = VIEWS_DIRECTORY + b"/"
 _HASHES = 1 << 64
 
 
-class Place(NamedTuple):
+class ViewPlace(NamedTuple):
     """What lies at a path of the mount: the `form` of the file `path` of the source, below the directory `root`.
 
     `root` is empty for the root of the mount.
@@ -83,19 +96,19 @@ class Forms:
         others = [_BELOW + name for name in self.names if os.fsdecode(name) != self.linked]
         return [b"", *others]
 
-    def place(self, path: bytes) -> Place:
+    def place(self, path: bytes) -> ViewPlace:
         """What lies at a path of the mount."""
         if not path.startswith(b".spiderfs"):
-            return Place(self._form_at_root(path), b"", path)
+            return ViewPlace(self._form_at_root(path), b"", path)
         if path.startswith(_BELOW):
             name, _, below = path[len(_BELOW) :].partition(b"/")
             form = os.fsdecode(name)
             if form == self.linked:
-                return Place(form, b"", below)
+                return ViewPlace(form, b"", below)
             if form == ORIGINAL or form in self.recipes:
-                return Place(form, _BELOW + name, below)
+                return ViewPlace(form, _BELOW + name, below)
         # The directories above show the attributes of the root. Nothing else of the source can be seen at such a path.
-        return Place(self._form_at_root(path), b"", b"" if path in _ABOVE else path)
+        return ViewPlace(self._form_at_root(path), b"", b"" if path in _ABOVE else path)
 
     def _form_at_root(self, path: bytes) -> str:
         if self.mixed and xxhash.xxh3_64_intdigest(path) >= self._below:
@@ -112,10 +125,10 @@ class Forms:
         """The fingerprint of a form, empty for originals; None if it has yet to be found out."""
         return self._fingerprints.get(form)
 
-    def fingerprint(self, form: str, told: bytes | None = None) -> bytes:
-        """The same, found out now unless another process has `told` it."""
+    def fingerprint(self, form: str, known: bytes | None = None) -> bytes:
+        """The same, found out now unless it is `known` from another process."""
         if form not in self._fingerprints:
-            self._fingerprints[form] = told or self._fingerprint_of(self.recipes[form])
+            self._fingerprints[form] = known or self._fingerprint_of(self.recipes[form])
         return self._fingerprints[form]
 
 
@@ -146,9 +159,9 @@ class TreeSource:
             raise SourceNotFound(f"{os.fsdecode(path)} is not shown")
         return self._inner.stat(path)
 
-    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+    def scan(self, path: bytes, known: Container[tuple[bytes, int]] = ()) -> Iterator[tuple[bytes, SourceStat]]:
         path = self._forms.place(path).path
-        entries = self._inner.scan(path)
+        entries = self._inner.scan(path, known)
         return entries if path else (entry for entry in entries if entry[0] not in self._hidden)
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
@@ -156,3 +169,66 @@ class TreeSource:
 
     def close(self) -> None:
         self._inner.close()
+
+
+class ViewSource(TreeSource):
+    """A `TreeSource` that gives the bytes of views where `forms` shows these; `makers` make them.
+
+    A view's file is identified by the original's version. It is read as a whole. Its length is part of what it is: a
+    reader who knows the length asks for that many bytes and gets exactly these, or ViewFailed. A reader who does not
+    know it asks for `unknown_length`, and gets the view, or the original as it is where there is none. So where makers
+    fail for a while, the first answer counts, and no reader gets bytes of two lengths for one version. A reader who
+    asks for as many bytes as the original has gets the original: so there is no view of exactly that length, and such a
+    file is shown as it is. So are files of more than `longest_bytes`; any piece of them may be read.
+    """
+
+    def __init__(
+        self, inner: Source, forms: Forms, makers: MakerPool, longest_bytes: int, count: Callable[[str], None]
+    ) -> None:
+        """`count` gets the name of a counter, from one thread at a time."""
+        super().__init__(inner, forms)
+        self._makers = makers
+        self._longest_bytes = longest_bytes
+        self._unknown_length = unknown_length(longest_bytes)
+        self._count = count
+        self._counting = threading.Lock()
+        self._reported: set[str] = set()
+
+    def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        """As `Source.read`; raises ViewFailed, too, if the view of this length cannot be made now."""
+        form, _, path = self._forms.place(path)
+        if form == ORIGINAL or length == version.size or version.size > self._longest_bytes:
+            return self._inner.read(path, offset, length, version)
+        original = self._inner.read(path, 0, version.size, version)
+        try:
+            view = self._makers.make(original, self._forms.recipes[form])
+        except MakerLost as exc:
+            self._report("view_makers_lost", path, str(exc), logging.WARNING)
+            if length != self._unknown_length:
+                raise ViewFailed(f"{os.fsdecode(path)}: the view cannot be made now: {exc}") from exc
+            return original
+        if isinstance(view, Unmade) or len(view) == version.size or len(view) > self._longest_bytes:
+            reason = view.reason if isinstance(view, Unmade) else _LENGTH
+            if length != self._unknown_length:
+                raise ViewFailed(f"{os.fsdecode(path)}: there was a view, and now there is none: {reason}")
+            self._report("views_as_they_are", path, reason, logging.INFO)
+            return original
+        if length not in (len(view), self._unknown_length):
+            raise ViewFailed(f"{os.fsdecode(path)}: the view has {len(view)} bytes now, and had {length}")
+        with self._counting:
+            self._count("views_made")
+        return (FromPeer if isinstance(original, FromPeer) else bytes)(view[offset:])
+
+    def close(self) -> None:
+        self._makers.close()
+        self._inner.close()
+
+    def _report(self, counter: str, path: bytes, reason: str, level: int) -> None:
+        """Count a file that is shown as it is, and name the first one of each reason."""
+        with self._counting:
+            self._count(counter)
+            first = reason not in self._reported
+            self._reported.add(reason)
+        if first:
+            message = "%s is shown as it is: %s (said once; the metrics count the others)"
+            log.log(level, message, os.fsdecode(path), reason)

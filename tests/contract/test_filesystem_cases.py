@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 import pytest
 import trio
-from mounting import Mounted, eventually, mounted, options_of
+from mounting import Mounted, dead_mount, eventually, mounted, options_of
+from serving import ServedDaemon, served
 
 from benchmarks.common.sources import make_older
 from benchmarks.fakes import FakeKernel, MemoryContent, bare_filesystem
@@ -27,8 +28,8 @@ from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.operations import Operations
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.content import LmdbContent
-from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.records import LmdbRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import Content, Records
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
@@ -57,7 +58,7 @@ class Shown(NamedTuple):
 class Subject(Protocol):
     """The calls of a reader; each raises OSError. Paths are bytes below the root of the source.
 
-    `immutable`: the kernel opens files without asking, and names are believed for good. `looks_into`: a look-up of a
+    `immutable`: the kernel opens files without asking, and names are trusted for good. `looks_into`: a look-up of a
     small file fetches it.
     """
 
@@ -66,6 +67,7 @@ class Subject(Protocol):
 
     def lstat(self, path: bytes) -> Shown: ...
     def scan(self, path: bytes) -> dict[bytes, Shown]: ...
+    def names(self, path: bytes) -> list[bytes]: ...
     def open(self, path: bytes, flags: int = os.O_RDONLY) -> int: ...
     def pread(self, handle: int, size: int, offset: int) -> bytes: ...
     def fstat(self, handle: int) -> Shown: ...
@@ -163,6 +165,9 @@ class Plain:
                 found[name] = Shown(*entry.attributes[:6])
         return found
 
+    def names(self, path: bytes) -> list[bytes]:
+        return list(self.scan(path))
+
     def open(self, path: bytes, flags: int = os.O_RDONLY) -> int:
         try:
             opened = self._open_once(path, flags)
@@ -241,6 +246,9 @@ class OnMount:
                 found[entry.name] = shown
         return found
 
+    def names(self, path: bytes) -> list[bytes]:
+        return os.listdir(self._path(path))
+
     def open(self, path: bytes, flags: int = os.O_RDONLY) -> int:
         return os.open(self._path(path), flags)
 
@@ -292,6 +300,65 @@ class OnMount:
             "removexattr": lambda: os.removexattr(here, "user.old"),
         }
         calls[what]()
+
+
+class OnSocket:
+    """What `spiderfs serve` serves, through `spiderfs.client`."""
+
+    immutable = looks_into = False
+
+    def __init__(self, daemon: ServedDaemon) -> None:
+        self.mount = daemon
+        self._files = daemon.files
+        self._opened: dict[int, Any] = {}
+
+    def lstat(self, path: bytes) -> Shown:
+        return _shown(self._files.stat(path, follow_symlinks=False))
+
+    def scan(self, path: bytes) -> dict[bytes, Shown]:
+        return {os.fsencode(name): _shown(found) for name, found in self._files.scandir(path)}
+
+    def names(self, path: bytes) -> list[bytes]:
+        return [os.fsencode(name) for name in self._files.listdir(path)]
+
+    def open(self, path: bytes, flags: int = os.O_RDONLY) -> int:
+        assert flags == os.O_RDONLY
+        file = self._files.open(path)
+        self._opened[id(file)] = (file, self._files.stat(path))
+        return id(file)
+
+    def pread(self, handle: int, size: int, offset: int) -> bytes:
+        file, _ = self._opened[handle]
+        file.seek(offset)
+        content: bytes = file.read(size)
+        return content
+
+    def fstat(self, handle: int) -> Shown:
+        return _shown(self._opened[handle][1])
+
+    def close(self, handle: int) -> None:
+        self._opened.pop(handle)[0].close()
+
+    def readlink(self, path: bytes) -> bytes:
+        return os.fsencode(self._files.readlink(path))
+
+    def access(self, path: bytes, mask: int) -> None:
+        pytest.skip("spiderfs.client has no such call")
+
+    def getxattr(self, path: bytes, name: str) -> bytes:
+        pytest.skip("spiderfs.client has no such call")
+
+    def listxattr(self, path: bytes) -> list[str]:
+        pytest.skip("spiderfs.client has no such call")
+
+    def statvfs(self) -> Any:
+        pytest.skip("spiderfs.client has no such call")
+
+    def change(self, what: str, path: bytes) -> None:
+        modes = {"open to write": "r+b", "open to append": "ab", "open to truncate": "wb", "create": "xb"}
+        if what not in modes:
+            pytest.skip("spiderfs.client has no such call")
+        self._files.open(path + b".new" if what == "create" else path, modes[what]).close()
 
 
 CHANGES = (
@@ -378,6 +445,10 @@ def subject_of(kind: str, root: Path, place: Path, **own: Any) -> Iterator[Subje
         return
     options: dict[str, Any] = {"ttl": TTL_S, "negative_ttl": TTL_S, "dir_ttl": 0, "capacity": CAPACITY_BYTES, **own}
     options |= {name: f"{value:04o}" for name, value in own.items() if name.endswith("_mode")}
+    if kind == "served":
+        with served(root, place, **options) as daemon:
+            yield OnSocket(daemon)
+        return
     workers, binding, below = MOUNTS[kind]
     with mounted(root, place, workers=workers, **options_of(binding), **options) as mount:
         if binding == "immutable":
@@ -385,7 +456,7 @@ def subject_of(kind: str, root: Path, place: Path, **own: Any) -> Iterator[Subje
         yield OnMount(mount, binding == "immutable", below)
 
 
-KINDS = ("memory", "lmdb", *MOUNTS)
+KINDS = ("memory", "lmdb", *MOUNTS, "served")
 CHANGED_AFTER_ALL = "has changed at the source, but the mount is `immutable`"
 
 
@@ -447,12 +518,12 @@ _SERIAL = itertools.count()
 def noticed(kind: str) -> None:
     """Changes at the source are noticed when a name's TTL has passed, or at an open."""
     if kind.startswith("immutable"):
-        pytest.skip("in an immutable mount, names are believed for good")
+        pytest.skip("in an immutable mount, names are trusted for good")
 
 
 def shown_mode(subject: Subject, mode: int) -> int:
-    """The mode of a file of the source, as it is shown."""
-    return mode & ~0o222 if subject.immutable and stat.S_ISREG(mode) else mode
+    """The mode of an entry of the source, as it is shown."""
+    return mode & ~0o222 if subject.immutable and not stat.S_ISLNK(mode) else mode
 
 
 def read(subject: Subject, path: bytes) -> bytes:
@@ -508,7 +579,7 @@ def test_a_file_has_nothing_below_it(subject: Subject, tree: Tree) -> None:
 
 def test_a_directory_cannot_be_read_as_a_file(subject: Subject, tree: Tree) -> None:
     tree.put(b"dir/file")
-    if isinstance(subject, Plain):
+    if isinstance(subject, Plain | OnSocket):
         assert error_of(subject.open, tree.shown(b"dir")) == errno.EISDIR
     else:
         handle = subject.open(tree.shown(b"dir"))
@@ -570,7 +641,7 @@ def test_hard_links_are_two_names_for_the_same_bytes(subject: Subject, tree: Tre
     assert set(subject.scan(tree.shown())) == {b"first", b"second"}
 
 
-@pytest.mark.parametrize("target", [b"file", b"../elsewhere", b"/etc/passwd", b"not/there", b"t" * 4000, NOT_UTF8])
+@pytest.mark.parametrize("target", [b"file", b"../remote", b"/etc/passwd", b"not/there", b"t" * 4000, NOT_UTF8])
 def test_symbolic_links_are_shown_as_they_are(subject: Subject, tree: Tree, target: bytes) -> None:
     tree.put(b"file", b"behind the link")
     os.symlink(target, tree.real(b"link"))
@@ -590,6 +661,38 @@ def test_sockets_and_pipes_are_not_shown(subject: Subject, tree: Tree) -> None:
     os.mkfifo(tree.real(b"pipe"))
     assert list(subject.scan(tree.shown())) == [b"file"]
     assert error_of(subject.lstat, tree.shown(b"pipe")) == errno.ENOENT
+
+
+def test_a_name_whose_attributes_fail_hides_no_other(subject: Subject, tree: Tree) -> None:
+    path = tree.put(b"dir/file", b"beside")
+    below = tree.put(b"dir/below/file", b"below")
+    os.mkdir(tree.real(b"dir/dead"))
+    if isinstance(subject, OnMount | OnSocket):
+        subject.mount.expect("Transport endpoint is not connected")
+    with dead_mount(os.fsdecode(tree.real(b"dir/dead"))):
+        assert sorted(subject.names(tree.shown(b"dir"))) == [b"below", b"dead", b"file"]
+        assert read(subject, path) == b"beside"
+        assert set(subject.scan(os.path.dirname(below))) == {b"file"}
+        assert error_of(subject.lstat, tree.shown(b"dir/dead")) == errno.EIO
+        assert error_of(subject.lstat, tree.shown(b"dir/dead/file")) == errno.EIO
+        tree.put(b"dir/new")
+        assert sorted(subject.names(tree.shown(b"dir"))) == [b"below", b"dead", b"file", b"new"]
+        assert read(subject, below) == b"below"
+    tree.put(b"dir/dead/file", b"alive")
+    assert read(subject, tree.shown(b"dir/dead/file")) == b"alive"
+
+
+def test_a_new_name_is_listed_though_the_directory_keeps_its_mtime(subject: Subject, tree: Tree) -> None:
+    tree.put(b"dir/old", b"x")
+    make_older(tree.real(b"dir"))
+    assert set(subject.names(tree.shown(b"dir"))) == {b"old"}
+    kept = os.stat(tree.real(b"dir")).st_mtime_ns
+    tree.put(b"dir/new", b"x")
+    os.utime(tree.real(b"dir"), ns=(kept, kept))
+    assert set(subject.names(tree.shown(b"dir"))) == {b"old", b"new"}, "dir_ttl is 0"
+    os.unlink(tree.real(b"dir/old"))
+    os.utime(tree.real(b"dir"), ns=(kept, kept))
+    assert set(subject.names(tree.shown(b"dir"))) == {b"new"}
 
 
 def test_access(subject: Subject, tree: Tree) -> None:
@@ -655,8 +758,9 @@ def test_extended_attributes(subject: Subject, tree: Tree) -> None:
     assert subject.getxattr(path, "user.spiderfs.inode") == b"%d" % shown.inode
     assert subject.getxattr(path, "user.spiderfs.version") == b"5 %d" % shown.mtime_ns
     assert subject.getxattr(path, "user.spiderfs.served_by") == b"itself"
-    own = {f"user.spiderfs.{name}" for name in ("state", "section", "score", "served_by", "inode", "version")}
-    assert set(subject.listxattr(path)) == own | {"user.label"}
+    os.setxattr(tree.real(b"file"), "user.spiderfs.state", b"copied from another mount")
+    assert subject.listxattr(path) == ["user.label"], "what is said of the cache is not copied with the file"
+    assert subject.getxattr(path, "user.spiderfs.state") == b"cached"
     assert subject.listxattr(tree.shown(b"dir")) == ["user.split"]
     assert subject.getxattr(tree.shown(b"dir"), "user.split") == b"train"
     for absent in ("user.none", "user.spiderfs.none", "trusted.x", "security.capability"):
@@ -768,7 +872,7 @@ def test_an_old_handle_whose_bytes_are_gone_is_stale(subject: Subject, tree: Tre
 
 @pytest.mark.usefixtures("noticed")
 def test_an_open_is_never_stale(subject: Subject, tree: Tree) -> None:
-    """The old version is still believed in and its bytes were never fetched: the open asks for the name once more."""
+    """The old version is still trusted in and its bytes were never fetched: the open asks for the name once more."""
     if subject.looks_into:
         pytest.skip("a look-up has fetched the bytes")
     for number in range(5):
@@ -780,7 +884,7 @@ def test_an_open_is_never_stale(subject: Subject, tree: Tree) -> None:
 
 
 def test_a_change_that_is_not_noticed_costs_one_reader_an_error(subject: Subject, tree: Tree) -> None:
-    """The old version is believed in, and its bytes were never fetched. No reader gets anything else for them."""
+    """The old version is trusted in, and its bytes were never fetched. No reader gets anything else for them."""
     if not subject.immutable or subject.looks_into:
         pytest.skip("an open notices the change, or a look-up has fetched the bytes")
     for number in range(5):

@@ -1,4 +1,4 @@
-"""What is promised of a home that is elsewhere: a node's web server, a server of Redis, or a cluster of these.
+"""What is promised of a home that is somewhere else: a node's web server, a server of Redis, or a cluster of these.
 
 Whatever becomes of it, readers get the right bytes, within its time limit and a fetch.
 """
@@ -26,14 +26,11 @@ from benchmarks.common.redis_server import RedisCluster, RedisServer
 from benchmarks.common.web_server import free_port, web_server
 from benchmarks.fakes import MemorySource
 from spiderfs.core.homes import GROUPS
-from spiderfs.sources import redis_survey
+from spiderfs.sources import redis_client
 from spiderfs.sources.members import FIELDS, Members, PeerStatus
 from spiderfs.sources.node_names import Node, as_named, is_server
-from spiderfs.sources.peer import FAILURES, PAUSE_S, Asked, Counts
-from spiderfs.sources.peers import PeerSource, asked_name
-from spiderfs.sources.redis_client import SLOTS, slot_of
-from spiderfs.sources.redis_peer import RedisPeer
-from spiderfs.sources.redis_survey import Survey
+from spiderfs.sources.peers import FAILURES, PAUSE_S, Asked, Counts, PeerSource, RedisPeer, asked_name
+from spiderfs.sources.redis_client import SLOTS, Survey, slot_of
 from spiderfs.sources.source import FromPeer, version_hash
 
 TIMEOUT_S = 0.3
@@ -45,10 +42,12 @@ CONTENT = os.urandom(20_000)
 class Home:
     """A server that is the home of all samples, and a source with it in front."""
 
-    def __init__(self, url: str, server: Any, put: Callable[[bytes, int, bytes], object]) -> None:
+    def __init__(
+        self, url: str, server: Any, put: Callable[[bytes, int, bytes], object], identity: str = "nas:/set"
+    ) -> None:
         self.url, self.server = url, server
         self.source = MemorySource()
-        self.members = Members()
+        self.members = Members(1, identity)
         self.survey = Survey(url, finds_room=True)
         self.node = Node(url, "localhost", ["127.0.0.1"])
         self.look()
@@ -63,12 +62,17 @@ class Home:
 
     def add(self, path: bytes, content: bytes = CONTENT, at_home: bytes | None = CONTENT) -> None:
         """A file of the source, and what the home has in its name."""
-        number = version_hash(path, self.source.add(path, content).version)
+        self.source.add(path, content)
         if at_home is not None:
-            self._put(path, number, at_home)
+            self._put(path, self.number(path), at_home)
 
     def number(self, path: bytes) -> int:
-        return version_hash(path, self.source.stat(path).version)
+        """By which the home knows the file's version."""
+        return version_hash(path, self.source.stat(path).version) ^ self.members.salt
+
+    def of_source(self, identity: str) -> Home:
+        """The same server, for a mount of another source."""
+        return Home(self.url, self.server, self._put, identity)
 
     def clients(self, stack: ExitStack) -> list[Any]:
         """One of each server of Redis."""
@@ -85,6 +89,10 @@ class Home:
     @property
     def status(self) -> PeerStatus:
         return self.members.statuses()[self.url]
+
+    def close(self) -> None:
+        self.reader.close()
+        self.survey.close()
 
 
 def made(kind: str, place: Path, stack: ExitStack, *settings: str, certificate: Path | None = None) -> Home:
@@ -134,6 +142,20 @@ def test_it_gives_exactly_the_version_that_is_asked_for(home: Home) -> None:
     assert home.status == PeerStatus(True, 1, len(CONTENT), 1, 0)
 
 
+def test_another_source_is_given_none_of_the_bytes_though_path_size_and_mtime_are_equal(home: Home) -> None:
+    home.add(b"a")
+    with closing(home.of_source("nas:/other")) as other:
+        other.add(b"a", CONTENT[::-1], at_home=None)
+        assert home.source.stat(b"a").version == other.source.stat(b"a").version
+        assert other.read(b"a")[:2] == (True, False)
+        if is_server(home.url):
+            until = time.monotonic() + 10
+            while not other.read(b"a")[1]:
+                assert time.monotonic() < until
+            assert other.read(b"a")[0]
+        assert home.read(b"a")[:2] == (True, True)
+
+
 def test_what_is_of_another_length_is_not_given_to_readers(home: Home) -> None:
     for number, wrong in enumerate((b"", CONTENT[:-1], CONTENT + b"!")):
         home.add(b"%d" % number, at_home=wrong)
@@ -166,7 +188,10 @@ def test_one_that_is_lost_costs_the_time_limit_a_few_times_and_is_asked_again(
         waits.append(wait_s)
     assert max(waits) < TIMEOUT_S + SLACK_S
     assert max(waits[FAILURES:]) < TIMEOUT_S, "it is not asked any more"
-    assert home.status == PeerStatus(False, 1, len(CONTENT), 0, FAILURES)
+    # One that refuses connections is left after one failure; the end of a connection that was kept may be another.
+    failures = home.status.timeouts
+    assert home.status == PeerStatus(False, 1, len(CONTENT), 0, failures)
+    assert failures <= (FAILURES if what == "stopped" else 2)
     if what == "stopped":
         home.server.signal(signal.SIGCONT)
         now = time.monotonic
@@ -239,7 +264,7 @@ def test_a_server_whose_address_is_not_known_any_more_is_given_files_when_it_is_
 def test_a_server_is_the_home_of_what_it_has_room_for(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_survey, "_SETTLED_S", 1)
+    monkeypatch.setattr(redis_client, "_SETTLED_S", 1)
     with ExitStack() as stack:
         home = made(kind, tmp_path, stack, "--maxmemory", "4mb")
         clients = home.clients(stack)
@@ -263,7 +288,7 @@ def test_a_server_is_the_home_of_what_it_has_room_for(
         assert rooms == sorted(rooms, reverse=True)
         assert given > 20 * len(clients)
         # All that it has room for it gives, it has nothing else, and the rest is at home here.
-        there = [path for path in paths if home.members.is_elsewhere(home.number(path))]
+        there = [path for path in paths if home.members.is_remote(home.number(path))]
         assert all(home.read(path)[1] == (path in there) for path in paths)
         kept = {key for client in clients for key in client.keys("*:????????????????")}
         assert len(kept) == len(there)
@@ -391,7 +416,8 @@ def test_a_shard_that_is_lost_keeps_nobody_from_the_others(cluster: Home, what: 
             waits.append(wait_s)
     assert max(waits) < TIMEOUT_S + SLACK_S
     assert sum(wait_s > TIMEOUT_S / 2 for wait_s in waits) <= FAILURES
-    assert (cluster.status.up, cluster.status.timeouts) == (False, FAILURES)
+    assert not cluster.status.up
+    assert cluster.status.timeouts <= (FAILURES if what == "stopped" else 2)
     # Also where the one that is named in the URL is lost.
     known = cluster.node
     cluster.look()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -14,28 +15,30 @@ import pytest
 import xxhash
 from archive_files import Link, patient_indexers, tar_of, zip_of
 from moto_store import client_of, moto_store
+from mounting import dead_mount
 from object_server import MODIFIED_S, ObjectServer, object_server
 from web_trees import web_source
 
 from benchmarks.fakes import MemorySource
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.source import ArchiveSource
-from spiderfs.errors import SourceChanged, SourceNotADirectory, SourceNotFound
-from spiderfs.sources.faults import FaultState, SlowSource
+from spiderfs.errors import SourceChanged, SourceNotADirectory, SourceNotFound, SourceUnavailable
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.members import Members
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import open_source
 from spiderfs.sources.peers import PeerSource
-from spiderfs.sources.source import Source, SourceStat, Version
+from spiderfs.sources.slow import SlowSettings, SlowSource
+from spiderfs.sources.source import UNKNOWN, Source, SourceStat, Version
 
 NOT_UTF8 = b"caf\xe9-\xff.bin"
 
 LINKS, XATTRS, ANY_NAMES = "links", "xattrs", "names that are not UTF-8"
 EMPTY_DIRECTORIES = "directories that outlive what is in them"
 MTIMES, WAYS = "versions by mtime", "tells a file on the way to a name from no name"
+DEAD_ENTRIES = "entries that the source lists and says nothing else of"
 BUCKETS = itertools.count()
-OF_DIRECTORIES = frozenset({LINKS, XATTRS, EMPTY_DIRECTORIES, ANY_NAMES, MTIMES, WAYS})
+OF_DIRECTORIES = frozenset({LINKS, XATTRS, EMPTY_DIRECTORIES, ANY_NAMES, MTIMES, WAYS, DEAD_ENTRIES})
 
 
 class Tree(Protocol):
@@ -47,11 +50,14 @@ class Tree(Protocol):
     def change(self, path: bytes, content: bytes) -> SourceStat: ...
     def remove(self, path: bytes) -> None: ...
     def set_xattr(self, path: bytes, name: str, value: bytes) -> None: ...
+    def break_entry(self, path: bytes) -> None: ...
+    def mend_entry(self, path: bytes) -> None: ...
 
 
 class DirectoryTree:
     def __init__(self, root: Path) -> None:
         self.root = os.fsencode(root)
+        self._dead = contextlib.ExitStack()
         self.mtime_ns = 1_700_000_000_000_000_000
 
     def add(self, path: bytes, content: bytes = b"", *, mtime_ns: int | None = None) -> SourceStat:
@@ -86,6 +92,12 @@ class DirectoryTree:
         except OSError as exc:
             pytest.skip(f"no extended attributes on this file system: {exc}")
 
+    def break_entry(self, path: bytes) -> None:
+        self._dead.enter_context(dead_mount(os.fsdecode(os.path.join(self.root, path))))
+
+    def mend_entry(self, path: bytes) -> None:
+        self._dead.close()
+
     def _prepared(self, path: bytes) -> bytes:
         target = os.path.join(self.root, path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -98,6 +110,12 @@ class DirectoryTree:
 
 class ObjectTree:
     """What the trees of object stores have in common: keys and bytes, and nothing else."""
+
+    def break_entry(self, path: bytes) -> None:
+        raise NotImplementedError
+
+    def mend_entry(self, path: bytes) -> None:
+        raise NotImplementedError
 
     def add(self, path: bytes, content: bytes = b"", *, mtime_ns: int | None = None) -> SourceStat:
         raise NotImplementedError
@@ -141,7 +159,13 @@ class BucketTree(ObjectTree):
 
 
 class ArchiveTree:
-    """What is in an archive, which is written anew at every change."""
+    """What is in an archive, which is written again at every change."""
+
+    def break_entry(self, path: bytes) -> None:
+        raise NotImplementedError
+
+    def mend_entry(self, path: bytes) -> None:
+        raise NotImplementedError
 
     def __init__(self, archive: bytes, put: Callable[[bytes], SourceStat], source: Source) -> None:
         self._pack = tar_of if archive.endswith(b".tar") else zip_of
@@ -211,7 +235,7 @@ def archive_subject(kind: str, directory: Path, indexers: Indexers) -> Subject:
         source = Within(source, b"d/set." + kind.encode())
         tree = ArchiveTree(b"set." + kind.encode(), lambda made: put(b"d/set." + kind.encode(), made), source)
     names = {ANY_NAMES} if kind == "zip" else set()
-    return Subject(source, tree, OF_DIRECTORIES - {XATTRS, MTIMES} - names)
+    return Subject(source, tree, OF_DIRECTORIES - {XATTRS, MTIMES, DEAD_ENTRIES} - names)
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +252,7 @@ class ServedTree(ObjectTree):
 
     def add(self, path: bytes, content: bytes = b"", *, mtime_ns: int | None = None) -> SourceStat:
         self._server.objects[self._prefix + path.decode()] = content
-        tag = xxhash.xxh3_64_intdigest(self._server.e_tag(content).strip('"').encode())
+        tag = xxhash.xxh3_64_intdigest(self._server.listed_tag(self._server.e_tag(content).strip('"')).encode())
         mode, mtime_ns = stat.S_IFREG | 0o444, MODIFIED_S * 10**9
         return SourceStat(mode, os.getuid(), os.getgid(), len(content), mtime_ns, tag=tag)
 
@@ -257,7 +281,22 @@ class Subject(NamedTuple):
 
 
 @pytest.fixture(
-    params=["local", "slow", "memory", "tagged", "s3", "gs", "az", "tar", "zip", "nested", "peers", "hub", "manifest"]
+    params=[
+        "local",
+        "slow",
+        "memory",
+        "tagged",
+        "s3",
+        "gs",
+        "az",
+        "other tags",
+        "tar",
+        "zip",
+        "nested",
+        "peers",
+        "hub",
+        "manifest",
+    ]
 )
 def subject(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
     if request.param == "s3":
@@ -272,10 +311,12 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     if request.param in ("tar", "zip", "nested"):
         yield archive_subject(request.param, tmp_path, request.getfixturevalue("indexers"))
         return
-    if request.param in ("gs", "az"):
+    if request.param in ("gs", "az", "other tags"):
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "account")
-        with object_server(dialect=request.param) as server:
-            url = f"{request.param}://bucket/some/prefix/"
+        with object_server(dialect="az" if request.param == "az" else "gs") as server:
+            url = f"{server.dialect}://bucket/some/prefix/"
+            if request.param == "other tags":
+                server.listed_tag = "other {}".format
             store = open_source(url, StoreSettings(endpoint=server.url, anonymous=True))
             yield Subject(store, ServedTree(server, b"some/prefix/"), frozenset())
             store.close()
@@ -291,7 +332,7 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     root = tmp_path / "root"
     root.mkdir()
     source: Source = LocalSource(str(root))
-    faults = FaultState.create(tmp_path / "faults")
+    faults = SlowSettings.create(tmp_path / "faults")
     if request.param == "slow":
         source = SlowSource(source, faults)
     if request.param == "peers":
@@ -368,6 +409,39 @@ def test_scan_gives_what_stat_gives(subject: Subject) -> None:
     assert len(found) == len(entries)
     assert found.keys() == names
     assert found == {name: subject.source.stat(b"d/" + name) for name in found}
+
+
+def test_an_entry_that_fails_hides_no_other(subject: Subject) -> None:
+    subject.needs(DEAD_ENTRIES)
+    subject.tree.add(b"d/file", b"x")
+    subject.tree.add_directory(b"d/dead")
+    subject.tree.add(b"d/below/file", b"x")
+    subject.tree.break_entry(b"d/dead")
+    try:
+        _, *entries = subject.source.scan(b"d")
+        beside = {name: subject.source.stat(b"d/" + name) for name in (b"file", b"below")}
+        assert dict(entries) == beside | {b"dead": UNKNOWN}
+        with pytest.raises(SourceUnavailable):
+            subject.source.stat(b"d/dead")
+    finally:
+        subject.tree.mend_entry(b"d/dead")
+    assert dict(subject.source.scan(b"d"))[b"dead"] == subject.source.stat(b"d/dead")
+
+
+def test_a_scan_for_the_names_has_all_of_them_and_attributes_of_the_unknown_ones(subject: Subject) -> None:
+    subject.tree.add(b"d/known", b"1")
+    subject.tree.add(b"d/new", b"12")
+    subject.tree.add(b"d/below/file", b"x")
+    subject.tree.add(b"d/other/file", b"x")
+    known = {b"known": stat.S_IFREG, b"below": stat.S_IFDIR, b"gone": stat.S_IFREG, b"other": stat.S_IFREG}
+    own, *entries = subject.source.scan(b"d", known.items())
+    assert own == (b".", subject.source.stat(b"d"))
+    found = dict(entries)
+    assert found.keys() == {b"known", b"new", b"below", b"other"}
+    for name in (b"new", b"other"):
+        assert found[name] == subject.source.stat(b"d/" + name), "its name or its type is new"
+    for name in (b"known", b"below"):
+        assert found[name] in (UNKNOWN, subject.source.stat(b"d/" + name))
 
 
 def test_names_need_not_be_utf8(subject: Subject) -> None:

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from benchmarks.fakes import MemoryContent
 from spiderfs.store.content import LmdbContent
-from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.records import LmdbRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import LANDING, Content, ContentKey, Keep, Member, Records
 
 PATIENCE_S = 20.0

@@ -58,7 +58,7 @@ class HubTree(_WebTree):
 
 
 class ManifestTree(_WebTree):
-    """Files of a web server, and their manifest, which is written anew with each change."""
+    """Files of a web server, and their manifest, which is written again with each change."""
 
     def __init__(self, server: FileServer) -> None:
         self._server = server

@@ -37,6 +37,8 @@ from mounting import (
     run_spiderfs,
 )
 
+from benchmarks.fakes.faulty_source import FAULTS, Faults, registering
+
 SIZES = {f"class{number % 3}/{number:02d}": 9_000 + 1_700 * number for number in range(36)} | {
     f"large/{name}": 2 * MIB + 777 for name in "ab"
 }
@@ -204,6 +206,7 @@ class _Trial:
         self._log = place / "log"
         self._cache = place / "cache"
         # The name that all processes of the mount inherit (proc_pid_comm(5)), of 15 bytes at most.
+        self._faults = Faults.made()
         self._mark = f"sf{os.getpid():x}.{place.name}"
         self._programs: list[_Program] = []
         self._doomed: _Program | None = None
@@ -233,9 +236,9 @@ class _Trial:
         options = OPTIONS | {"source.timeout_s": self._setting.timeout_s, "workers": self._setting.workers}
         text = options_text(options | {"cache_dir": self._cache, "log_file": self._log})
         named = f"open('/proc/self/comm', 'w').write({self._mark!r})"
-        done = run_spiderfs("mount", self._source, self._point, "-o", text, first=named)
+        done = run_spiderfs("mount", self._source, self._point, "-o", text, first=registering(self._faults) + named)
         assert done.returncode == 0, f"not mounted: {done.stderr.strip()}"
-        return attach(self._source, self._point, self._cache, self._log, self._setting.workers)
+        return attach(self._source, self._point, self._cache, self._log, self._setting.workers, self._faults)
 
     def _begin_reading(self) -> list[_Program]:
         """Start the readers, the training last."""
@@ -361,6 +364,8 @@ class _Trial:
 
     def _serve_again(self) -> None:
         """Check that the next mount, of a source without faults, shows every byte."""
+        for name in FAULTS:
+            self._faults.set(name, 0)
         mount = self._mount()
         for name, size in SIZES.items():
             if (self._point / name).read_bytes() != content(name, size):

@@ -182,13 +182,13 @@ def label_of(name: str) -> int:
 
 
 def train(reader: Reader, task: Task) -> None:
-    """Train over all small files; the embeddings of a label lie close together, so that there are stand-ins."""
+    """Train over all small files; the embeddings of a label lie close together, so that there are substitutes."""
     import logging
 
     import numpy as np
 
     from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
-    from trainer_hook.connection.client import Client
+    from trainer_hook.connection.client import HookClient
     from trainer_hook.connection.mounts import socket_finder
     from trainer_hook.connection.sample_list import Declaration
 
@@ -196,7 +196,7 @@ def train(reader: Reader, task: Task) -> None:
     logging.getLogger("trainer_hook").setLevel(logging.CRITICAL)
     names = sorted(name for name, size in task.sizes.items() if size < MIB)
     labels = np.array([label_of(name) for name in names], np.int32)
-    client = Client(socket_finder(Path(task.point), None), Hello("faults", "faults"))
+    client = HookClient(socket_finder(Path(task.point), None), Hello("faults", "faults"))
     client.declare(Declaration("train", "train", [os.fsencode(name) for name in names], labels))
     client.connected.wait(30)
     print("attached", flush=True)

@@ -1,4 +1,4 @@
-"""A cache disk that turns read-only under a mount: readers get the source's bytes, and new processes still start."""
+"""A cache disk that turns read-only or full: readers get the source's bytes, and new processes still start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mounting import as_root, detach, eventually, mounted
+from archive_files import tar_of, zip_of
+from mounting import Mounted, as_root, detach, eventually, mounted, run_spiderfs
+from test_damaged_store import FULL, fill, small_disk
+
+from spiderfs.shared.layout import DATA_FILE, CacheLayout
 
 pytestmark = [
     pytest.mark.opened_and_immutable,
@@ -77,7 +81,7 @@ def test_a_disk_that_turns_read_only_causes_no_error_for_readers(
         everything_is_right()
         (source / "new").write_bytes(b"came later")
         everything_is_right()
-        if binding != "immutable":  # where names are believed for good
+        if binding != "immutable":  # where names are trusted for good
             (source / "unseen 3").unlink()
             (source / "unseen 4").write_bytes(b"changed")
             everything_is_right()
@@ -118,3 +122,77 @@ def test_a_large_file_is_opened_at_a_worker_that_does_not_know_its_name(disk: Di
         names = [f"large {number}" for number in range(60) for _ in range(4)]
         with ThreadPoolExecutor(8) as pool:
             assert set(pool.map(first_bytes, names)) == {content[:100]}
+
+
+SHARDS = {
+    f"{shard}.tar": {b"%d/%02d" % (shard, number): b"%d" % shard * 3000 for number in range(40)} for shard in (0, 1)
+}
+
+
+def put_archives(source: Path) -> dict[str, bytes]:
+    """Two tars, one of them cut short, and a zip; returns the members of the whole ones by their paths."""
+    source.mkdir()
+    for name, members in SHARDS.items():
+        (source / name).write_bytes(tar_of(members))
+    (source / "2.zip").write_bytes(zip_of(SHARDS["0.tar"]))
+    (source / "cut.tar").write_bytes(tar_of(SHARDS["0.tar"])[:70_000])
+    shards = {**SHARDS, "2.zip": SHARDS["0.tar"]}
+    return {f"{name}/{member.decode()}": content for name, shard in shards.items() for member, content in shard.items()}
+
+
+def everything_is_right(mount: Mounted, wanted: dict[str, bytes]) -> None:
+    for name in ("0.tar", "1.tar", "2.zip"):
+        assert len([file for _, _, files in os.walk(mount.point / name, onerror=_raise) for file in files]) == 40
+    for path, content in wanted.items():
+        assert (mount.point / path).read_bytes() == content
+    with pytest.raises(OSError, match="Input/output"):
+        os.listdir(mount.point / "cut.tar")
+
+
+def _raise(exc: OSError) -> None:
+    raise exc
+
+
+def test_archives_are_entered_while_the_disk_is_read_only(disk: Disk, tmp_path: Path) -> None:
+    wanted = put_archives(tmp_path / "source")
+    cache = disk.point / "cache"
+    allowed = ["WARNING", "ERROR"]
+    with mounted(tmp_path / "source", tmp_path / "m", cache=cache, allowed=allowed, archives="tar+zip") as mount:
+        disk.break_down()
+        everything_is_right(mount, wanted)
+        os.kill(mount.workers()[0], signal.SIGKILL)
+        everything_is_right(mount, wanted)
+        assert len(mount.logged("takes no indices")) > 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_archives_are_entered_while_the_disk_is_full(tmp_path: Path, workers: int) -> None:
+    wanted = put_archives(tmp_path / "source")
+    allowed = [*FULL, "takes (no )?indices", "cut.tar cannot be shown"]
+    with (
+        small_disk(tmp_path / "disk", "80M") as disk,
+        mounted(
+            tmp_path / "source",
+            tmp_path / "m",
+            cache=disk / "cache",
+            allowed=allowed,
+            archives="tar+zip",
+            workers=workers,
+        ) as mount,
+    ):
+        names = CacheLayout(disk / "cache").names / DATA_FILE
+        eventually(lambda: names.stat().st_size > 32 << 20, what="the reserve")
+        fill(disk)
+        everything_is_right(mount, wanted)
+        kept = disk / "cache" / "archives"
+        assert list(kept.rglob("*.index")) == []
+        (disk / "filler").unlink()
+        member = mount.point / "0.tar" / "0" / "00"
+
+        def written() -> bool:
+            run_spiderfs("evict", mount.point, "0.tar", "1.tar", "2.zip")
+            everything_is_right(mount, wanted)
+            return len(list(kept.rglob("*.index"))) == 3
+
+        eventually(written, what="the disk takes the indices")
+        assert member.read_bytes() == wanted["0.tar/0/00"]

@@ -65,11 +65,11 @@ def test_without_its_source_a_mount_serves_what_it_knows(mount: Mounted, source:
     limit_s = TIMEOUT_S * mount.workers_wanted + SLACK_S
     allowed = {errno.EIO, errno.ETIMEDOUT}
     assert error_within(limit_s, mount.point / "other/0") in allowed
-    # Every worker has to find out for itself, in at most one time limit; then nobody waits for what is cached.
+    # Every worker has to find out for itself, in at most one time limit; then no one waits for what is cached.
     eventually(lambda: _quick(lambda: read_all(mount, "cached", wanted), SLACK_S / 2))
     assert sorted(os.listdir(mount.point)) == ["cached", "other"]
     assert len(os.listdir(mount.point / "cached")) == 10
-    # Known names keep their attributes; of an unknown name nobody can say that it is missing.
+    # Known names keep their attributes; of an unknown name no one can say that it is missing.
     assert (mount.point / "other/1").stat().st_size == 5_000
     assert error_within(limit_s, mount.point / "other/1") in allowed
     with pytest.raises(OSError) as caught:  # noqa: PT011
@@ -121,7 +121,7 @@ def test_readers_of_one_file_wait_no_longer_together_than_alone(mount: Mounted, 
     mount.change("source.hang", "off")
     assert len(answers) == 12
     assert {number for number, _ in answers} <= {errno.EIO, errno.ETIMEDOUT}
-    # A look-up and an open may each take the whole limit; nobody waits twice for a file that another worker fetches.
+    # A look-up and an open may each take the whole limit; no one waits twice for a file that another worker fetches.
     assert max(seconds for _, seconds in answers) < 2 * TIMEOUT_S + SLACK_S
 
 

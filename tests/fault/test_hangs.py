@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from mounting import NO_MANAGER, PATIENCE_S, Mounted, eventually, mounted, mounts_at, run_spiderfs
 from process_tree import descendants, threads_of
+from programs import program
 from reading import digest, readers, together
 
 CLASSES, EACH = 3, 40
@@ -33,14 +34,14 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from spiderfs.protocol import Batch, Hello
-from trainer_hook.connection.client import Client
+from trainer_hook.connection.client import HookClient
 from trainer_hook.connection.sample_list import Declaration
 from trainer_hook.connection.mounts import socket_finder
 
 point = Path(sys.argv[1])
 names = sorted(str(path.relative_to(point)) for path in point.glob("train/*/*"))
 labels = np.array([int(name.split("/")[1]) for name in names], np.int32)
-client = Client(socket_finder(point, None), Hello("test", "test"))
+client = HookClient(socket_finder(point, None), Hello("test", "test"))
 client.declare(Declaration("train", "train", [os.fsencode(name) for name in names], labels))
 rng = np.random.default_rng(1)
 number = 0
@@ -51,7 +52,7 @@ while not select.select([0], [], [], 0.01)[0]:
     made = Batch("train", 0, number, chosen, vectors, None)
     client.batch(lambda: made)
     number += 1
-# All names were opened before the trainer came, so the kernel believes that it knows what they mean.
+# All names were opened before the trainer came, so the kernel trusts that it knows what they mean.
 said, label_of = (point / ".spiderfs/redirects").read_text(), dict(zip(names, labels.tolist()))
 given = {name: (point / name).read_bytes().split(b"\n")[0].decode() for name in names}
 print(json.dumps({"redirects": said, "given": given}), flush=True)
@@ -69,8 +70,8 @@ assert libc.getdents64(os.open(sys.argv[1], os.O_RDONLY), names, len(names)) > 0
 
 
 @contextlib.contextmanager
-def program(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+def talking(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
+    with program(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:
@@ -111,7 +112,7 @@ def training_over_a_hanging_source(mount: Mounted) -> Iterator[subprocess.Popen[
     """Run a trainer whose redirects change, while in each of its directories a look-up waits for the source."""
     for path in sorted(mount.point.glob("train/*/*")):
         path.read_bytes()
-    with program(sys.executable, "-c", _TRAINER, mount.point) as trainer, contextlib.ExitStack() as waiting:
+    with talking(sys.executable, "-c", _TRAINER, mount.point) as trainer, contextlib.ExitStack() as waiting:
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == "training\n"
         eventually(lambda: redirects(mount), what="redirects")
@@ -126,6 +127,7 @@ def training_over_a_hanging_source(mount: Mounted) -> Iterator[subprocess.Popen[
 OPTIONS = {"capacity": 200_000, "ttl": "1h", "dir_ttl": "1h", "substitute_when": "miss"}
 
 
+@pytest.mark.clock
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_pending_look_up_holds_up_nobody_who_knows_the_names(source: Path, tmp_path: Path, workers: int) -> None:
     options = {**OPTIONS, "workers": workers}
@@ -189,13 +191,13 @@ def test_a_mount_that_is_told_to_stop_while_the_source_hangs_ends(
 
 
 @pytest.mark.parametrize("options", [{"workers": 2}, {"immutable": "on"}])
-def test_a_name_that_the_kernel_believes_still_gets_its_stand_in(
+def test_a_name_that_the_kernel_believes_still_gets_its_substitute(
     source: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     with mounted(source, tmp_path / "m", **OPTIONS, **options) as mount:
         for path in sorted(mount.point.glob("train/*/*")):
             path.read_bytes()
-        with program(sys.executable, "-c", _TRAINER, mount.point) as trainer:
+        with talking(sys.executable, "-c", _TRAINER, mount.point) as trainer:
             assert trainer.stdin is not None
             assert trainer.stdout is not None
             assert trainer.stdout.readline() == "training\n"
@@ -208,7 +210,7 @@ def test_a_name_that_the_kernel_believes_still_gets_its_stand_in(
         assert all(name.split("/")[1] == found.split()[0] for name, found in given.items()), "another label"
         assert mount.metric("redirects") == len(given)
         # The kernel has asked for what it was sent back for, with the directories above, and for those that had a
-        # stand-in when it was told of them.
+        # substitute when it was told of them.
         assert mount.metric("lookups") > looked_up
         # Everybody else gets what they ask for, by the names that the trainer was sent back for.
         for name in given:

@@ -14,12 +14,12 @@ from reading import readers, together, write_files
 from spiderfs.shared.layout import CacheLayout
 
 SIZES = {f"{number:03d}": 20_000 for number in range(40)} | {"large": (9 << 20) + 5}
-GONE = "has gone: the cache is made anew"
+GONE = "has gone: the cache is made again"
 # The supervisor may look while the directory is being deleted, a worker may fetch a block just while the directory of
 # blocks is gone, and the manager may need room for names.
 ALLOWED = [
     GONE,
-    "cannot be made anew",
+    "cannot be made again",
     "set them again",
     "reading from the source instead",
     "no room to keep for names",
@@ -35,18 +35,23 @@ def source(tmp_path: Path) -> Path:
 
 
 def delete(directory: Path) -> None:
-    """Delete a directory, even while processes of the mount write into it."""
+    """Delete a directory, even while processes of the mount write into it; one made in its place stays."""
+    number = directory.stat().st_ino
+
+    def is_there() -> bool:
+        return directory.exists() and directory.stat().st_ino == number
 
     def deleted() -> bool:
-        shutil.rmtree(directory, ignore_errors=True)
-        return not directory.exists()
+        if is_there():
+            shutil.rmtree(directory, ignore_errors=True)
+        return not is_there()
 
     eventually(deleted, what=f"the end of {directory}")
 
 
 LOSSES: dict[str, Callable[[Path], object]] = {
     "deleted": delete,
-    "moved": lambda cache: cache.rename(cache.with_name("elsewhere")),
+    "moved": lambda cache: cache.rename(cache.with_name("remote")),
     "run deleted": lambda cache: delete(CacheLayout(cache).run.directory),
     "store deleted": lambda cache: delete(CacheLayout(cache).store),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -69,3 +70,15 @@ def test_another_users_mount_is_not_reported_as_missing(
         with pytest.raises(MountError, match="may not unmount"):
             mounts.unmount(mount.point)
         monkeypatch.undo()
+
+
+def test_a_mount_outlives_the_directory_of_its_log(source: Path, tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "log"
+    log.parent.mkdir()
+    (source / "damaged.tar").write_bytes(b"no tar")
+    with mounted(source, tmp_path / "m", archives="tar", log_file=log) as mount:
+        shutil.rmtree(log.parent)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.listdir(mount.point / "damaged.tar")  # the log would name it
+        assert (mount.point / "file").read_bytes() == b"content"
+        assert mount.metric("worker_restarts") == 0

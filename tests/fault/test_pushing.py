@@ -1,11 +1,10 @@
-"""While samples are pushed ahead and the source hangs, nobody else does, whoever is killed and however it ends."""
+"""While samples are pushed ahead and the source hangs, no one else does, whoever is killed and however it ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 from mounting import Mounted, detach, eventually, mounted, mounts_at, run_spiderfs
 from planning import planned, pusher
 from process_tree import descendants, threads_of
+from programs import program
 from reading import digest, readers, together, write_files
 
 from benchmarks.common.sources import make_older
@@ -32,7 +32,6 @@ OPTIONS: dict[str, Any] = {"immutable": "on", "dir_ttl": "1h"}
 QUICK_S = 10.0
 STRESS_S = 3.0
 KILLED = ("ended", "starts again", "ended: another one starts", "took away what a crash had left")
-_ALL = re.compile(r"ahead +(\d+) under way, \1 at a time")
 _UMOUNT2 = "import ctypes, os, sys; sys.exit(ctypes.CDLL(None).umount2(os.fsencode(sys.argv[1]), 8))"
 # After the unmount, workers serve open handles for so long: by default 5 s.
 DRAINING_SOON = "from spiderfs.daemon import supervisor; supervisor.DRAIN_S = 0.5"
@@ -43,9 +42,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     write_files(source, dict.fromkeys([*CACHED, *HANGING], SIZE))
     for directory in (source, *source.iterdir()):
-        # What a directory holds is believed once it has settled.
+        # What a directory holds is trusted once it has settled.
         make_older(directory)
     return source
+
+
+def all_under_way(ahead: dict[str, int]) -> bool:
+    return ahead["under_way"] == ahead["limit"]
 
 
 @contextlib.contextmanager
@@ -56,7 +59,7 @@ def pushing(mount: Mounted) -> Iterator[None]:
         (mount.point / name).read_bytes()
     with planned(mount, HANGING, lambda: mount.change("source.hang", 1)):
         pusher(mount)
-        eventually(lambda: _ALL.search(mount.control("plan").read_text()), what="pushes under way")
+        eventually(lambda: all_under_way(mount.stats()["fetches_ahead"]), what="pushes under way")
         yield
 
 
@@ -132,9 +135,7 @@ def test_a_killed_supervisor_leaves_no_process(source: Path, tmp_path: Path) -> 
     with mounted(source, tmp_path / "m", **OPTIONS, allowed=KILLED) as mount, pushing(mount):
         pids = descendants(mount.supervisor.pid)
         read = "import os, sys; os.read(os.open(sys.argv[1], os.O_RDONLY), 1)"
-        with subprocess.Popen(
-            [sys.executable, "-c", read, mount.point / HANGING[-1]], stderr=subprocess.DEVNULL
-        ) as one:
+        with program(sys.executable, "-c", read, mount.point / HANGING[-1], stderr=subprocess.DEVNULL) as one:
             time.sleep(0.2)
             mount.supervisor.signal(signal.SIGKILL)
             assert one.wait(QUICK_S) != 0

@@ -59,7 +59,7 @@ def test_the_next_container_takes_over_under_a_running_reader(tmp_path: Path, sh
     def answers() -> bool:
         # A file may still be read after the end, as long as the kernel has it in memory.
         with contextlib.suppress(OSError):
-            return (point / ".spiderfs/version").read_bytes() != b""
+            return (point / ".spiderfs/stats.json").read_bytes() != b""
         return False
 
     with container(source, point, tmp_path / "cache", tmp_path / "log"):

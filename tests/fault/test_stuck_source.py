@@ -1,4 +1,4 @@
-"""Threads that wait in the kernel for the source, so that not even SIGKILL ends them: nobody waits for such threads.
+"""Threads that wait in the kernel for the source, so that not even SIGKILL ends them: no one waits for such threads.
 
 The source is a spiderfs mount itself, whose own source hangs: what a FUSE daemon has taken and not answered, the kernel
 waits for whatever happens to the asker (request_wait_answer in fs/fuse/dev.c), as on a hard NFS mount of old.
@@ -78,7 +78,7 @@ def make_stuck(below: Mounted, mount: Mounted) -> list[int]:
 
 # An ordinary user can end a connection only if the system has mounted fusectl (docs/design/architecture.md).
 _WITH_ABORT = pytest.mark.skipif(
-    os.geteuid() != 0 and not os.listdir("/sys/fs/fuse/connections"), reason="nobody has mounted fusectl"
+    os.geteuid() != 0 and not os.listdir("/sys/fs/fuse/connections"), reason="no one has mounted fusectl"
 )
 
 
@@ -131,7 +131,7 @@ def test_nobody_waits_for_a_process_that_cannot_end(
             ):
                 seen = together(one)
             assert (seen.wrong, seen.errors, seen.reads) == ([], [], len(files))
-        assert any(is_stuck(pid) for pid in asked), "nobody has waited for them"
+        assert any(is_stuck(pid) for pid in asked), "no one has waited for them"
     below.supervisor.signal(signal.SIGKILL)
     eventually(
         lambda: not any(is_stuck(pid) for pid in asked),

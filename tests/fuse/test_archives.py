@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import fsspec
 import pytest
 from archive_files import Link, tar_of, zip_of
 from mounting import children, eventually, mounted, run_spiderfs
@@ -74,14 +75,30 @@ def test_a_damaged_archive_is_an_error_and_the_others_are_not(source: Path, tmp_
         with pytest.raises(OSError, match="Input/output"):
             (mount.point / "set" / "train.tar" / "n00" / "000.jpg").read_bytes()
         assert sorted(os.listdir(mount.point / "set")) == ["plain", "test.zip", "train.tar"]
+        files = fsspec.filesystem("spiderfs", mountpoint=mount.point)
+        for search in (files.find, lambda path: files.glob(f"{path}/**")):
+            with pytest.raises(OSError, match="Input/output"):
+                search("/")
+        assert files.find("/all.tar") == ["/all.tar/link", "/all.tar/n01.tar"]
+        assert files.find("/none") == files.glob("/none/*") == []
+        assert [above for above, _, _ in files.walk("/", maxdepth=9, on_error="omit") if ".spider" not in above] == [
+            "/", "/all.tar", "/set"
+        ]  # fmt: skip
         assert (mount.point / "all.tar" / "n01.tar").is_file(), "without +nested it is one"
         assert len(mount.logged("cannot be shown as a directory")) == 1
+        done = run_spiderfs("warm", "--names", mount.point)
+        assert done.stderr == (
+            f"spiderfs: 1 paths could not be looked up, one is {mount.point}/set/train.tar (it ends within a member)\n"
+        )
+        for path in ("set/train.tar/n00", "all.tar", "set/plain"):
+            with pytest.raises(OSError, match="Input/output" if "train" in path else "No data available"):
+                os.getxattr(mount.point / path, "user.spiderfs.failure")
         assert mount.metric("source_reachable") == 1
 
 
 @pytest.mark.not_immutable
 def test_a_replaced_archive(source: Path, tmp_path: Path) -> None:
-    """Who has a file open goes on with its bytes; who opens it anew gets the new ones."""
+    """Who has a file open goes on with its bytes; who opens it again gets the new ones."""
     with mounted(source, tmp_path, archives="tar", ttl="0s", dir_ttl="0s") as mount:
         member = mount.point / "set" / "train.tar" / "n00" / "000.jpg"
         with member.open("rb") as before:

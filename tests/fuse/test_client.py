@@ -28,11 +28,12 @@ import fsspec
 import pytest
 from mounting import Mounted, as_root, eventually, mounted, refused_by_modes, settle
 from PIL import Image
+from programs import program
 from reading import digest, write_files
 
 from benchmarks.common.sources import make_older
 from spiderfs import client
-from spiderfs.shared.layout import DATA_FILE, CacheLayout
+from spiderfs.shared.layout import EXTENTS_FILE, CacheLayout
 
 SIZES = {
     "empty": 0,
@@ -252,7 +253,7 @@ def test_relative_paths(mount: Mounted, source: Path, monkeypatch: pytest.Monkey
 
 def test_a_control_file_is_read_through_the_mount(subject: Subject) -> None:
     with subject.counted(0):
-        assert subject.read(subject.mount.control("version")).strip()
+        assert subject.read(subject.mount.control("hook")).strip()
 
 
 def test_paths_outside_of_any_mount(tmp_path: Path) -> None:
@@ -403,7 +404,7 @@ def test_a_stale_name_is_looked_up_anew(own_source: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("way", OPENERS)
 def test_an_immutable_mount_asks_for_each_name_once(own_source: Path, tmp_path: Path, way: str) -> None:
-    """Whatever an earlier mount believes, and whatever `ttl` says."""
+    """Whatever an earlier mount trusts, and whatever `ttl` says."""
     for content in (b"old", b"newer"):
         (own_source / "file").write_bytes(content)
         with mounted(own_source, tmp_path / "m", binding="kernel", immutable="on") as mount:
@@ -616,19 +617,13 @@ def reading(mount: Mounted, wanted: dict[str, str]) -> Iterator[list[Any]]:
     """Another process that reads all files again and again; then [reads, wrong, errors] is in the list."""
     texts = json.dumps({os.fspath(mount.point / name): each for name, each in wanted.items()})
     found: list[Any] = []
-    with subprocess.Popen(
-        [sys.executable, "-c", _READER, texts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdin is not None
-            assert process.stdout.readline() == "reading\n"
-            yield found
-            process.stdin.close()
-            found += json.loads(process.stdout.read())
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with program(sys.executable, "-c", _READER, texts, text=True, **pipes) as process:
+        assert process.stdout.readline() == "reading\n"
+        yield found
+        process.stdin.close()
+        found += json.loads(process.stdout.read())
+        assert process.wait(30) == 0
 
 
 def more_client_opens(mount: Mounted) -> None:
@@ -676,7 +671,7 @@ def test_a_damaged_record_is_read_through_the_mount_and_mended(own_source: Path,
         mount.expect(r"worker \d+ ended")
         os.kill(mount.workers()[0], signal.SIGKILL)
         eventually(lambda: mount.metric("worker_restarts") == 1, what="another worker")
-        data = CacheLayout(mount.cache).content / DATA_FILE
+        data = CacheLayout(mount.cache).content / EXTENTS_FILE
         at = data.read_bytes().index(content[:64])
         with builtins.open(data, "r+b") as file:
             file.seek(at + 50_000)

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from mounting import Mounted, eventually, mounted, run_spiderfs
 from ordinary_user import let_everybody_in
+from programs import program
 from reading import read_afresh, write_files
 
 from spiderfs import __version__
 from spiderfs.metrics import COUNTERS, GAUGES, HISTOGRAMS
 
 FILES = {
-    "stats": 0o444,
     "stats.json": 0o444,
     "metrics": 0o444,
     "config": 0o600,
@@ -31,7 +31,6 @@ FILES = {
     "redirects": 0o444,
     "scores": 0o444,
     "graph": 0o444,
-    "plan": 0o444,
     "cache": 0o444,
     "warm": 0o600,
     "evict": 0o600,
@@ -40,8 +39,6 @@ FILES = {
     "epochs": 0o444,
     "log": 0o444,
     "hook": 0o444,
-    "jobs": 0o444,
-    "version": 0o444,
 }
 SIZES = {f"{part}/{kind}/{number}.bin": 4_000 for part in ("train", "val") for kind in "ab" for number in range(5)}
 
@@ -70,10 +67,10 @@ def lasting(
 
 def test_a_source_with_control_files_of_its_own_hides_none_of_the_mount(tmp_path: Path) -> None:
     """As a mount of spiderfs has: whoever lists the root must not give the kernel that directory for this one."""
-    write_files(tmp_path / "source", {".spiderfs/stats": 5, ".spiderfs/other": 5, "file": 5, "below/.spiderfs": 5})
+    write_files(tmp_path / "source", {".spiderfs/stats.json": 5, ".spiderfs/other": 5, "file": 5, "below/.spiderfs": 5})
     with mounted(tmp_path / "source", tmp_path / "m") as mount:
         for _ in range(2):
-            assert b"mount point" in mount.control("stats").read_bytes()
+            assert b"mountpoint" in mount.control("stats.json").read_bytes()
             assert not mount.control("other").exists()
             assert set(os.listdir(mount.point)) - {".spiderfs"} == {"file", "below"}
             subprocess.run(["ls", "-l", mount.point], check=True, capture_output=True, timeout=60)
@@ -119,6 +116,7 @@ def test_control_files_are_hidden_and_have_their_modes(lasting: Mounted, binding
 
 
 def test_stats_for_people_programs_and_prometheus(mount: Mounted, source: Path) -> None:
+    assert re.search(r"^opens +0$", mount.status(), re.MULTILINE), "a share of nothing is none"
     read_files(mount)
     # Readers get their bytes before the store does.
     eventually(lambda: mount.stats()["sections"]["importance"]["entries"] == len(SIZES))
@@ -132,13 +130,12 @@ def test_stats_for_people_programs_and_prometheus(mount: Mounted, source: Path) 
     assert stats["metrics"]["opens_hit"] == len(SIZES)
     assert stats["metrics"]["origin_bytes"] == stats["used_bytes"] == sum(SIZES.values())
     assert json.loads(mount.control("stats.json").read_text())["cache_dir"] == str(mount.cache)
-    text = mount.control("stats").read_text()
-    assert re.search(r"^opens +40, 50\.0% served without waiting for the source$", text, re.MULTILINE)
+    assert re.search(r"^opens +40, 50\.0% hits$", mount.status(), re.MULTILINE)
     metrics = mount.control("metrics").read_text()
     for definition in (*COUNTERS, *GAUGES, *HISTOGRAMS):
         assert re.search(rf"^spiderfs_{definition.name}(_total|_bucket)?[ {{]", metrics, re.MULTILINE), definition.name
     assert f"spiderfs_opens_total {2 * len(SIZES)}.0" in metrics
-    assert mount.control("version").read_text() == f"{__version__}\n"
+    assert stats["version"] == __version__
     assert mount.control("hook").read_text().rstrip("\n").endswith("hook.sock")
 
 
@@ -283,9 +280,8 @@ def test_a_long_list_of_files_can_be_warmed(mount: Mounted) -> None:
 def test_the_log_shows_accesses_and_can_be_followed(mount: Mounted) -> None:
     read_files(mount, "train/a/0.bin")
     assert eventually(lambda: re.search(r" fetched +4000 thread=\d+ train/a/0\.bin", mount.control("log").read_text()))
-    with subprocess.Popen(
-        ["tail", "-n", "+1", "-f", mount.control("log")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as follower:
+    tail = ("tail", "-n", "+1", "-f", mount.control("log"))
+    with program(*tail, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as follower:
         try:
             assert follower.stdout is not None
             pipe = follower.stdout.fileno()
@@ -322,7 +318,8 @@ def test_a_trace_is_recorded_and_can_be_simulated(source: Path, tmp_path: Path) 
 
 
 def test_ordinary_programs_read_and_write_them(lasting: Mounted, tmp_path: Path) -> None:
-    options, version = lasting.control("config"), lasting.control("version")
+    options, hook = lasting.control("config"), lasting.control("hook")
+    path = hook.read_text()
     assert os.stat(options).st_ino == os.stat(options).st_ino
     for command in (
         'cat "$1"',
@@ -336,9 +333,9 @@ def test_ordinary_programs_read_and_write_them(lasting: Mounted, tmp_path: Path)
         'exec 3< "$1"; cat <&3',
     ):
         done = subprocess.run(
-            ["sh", "-c", command, "sh", version], cwd=tmp_path, capture_output=True, text=True, check=False
+            ["sh", "-c", command, "sh", hook], cwd=tmp_path, capture_output=True, text=True, check=False
         )
-        assert (done.stdout, done.stderr) == (f"{__version__}\n", ""), command
+        assert (done.stdout, done.stderr) == (path, ""), command
     for command in ('echo "$2" > "$1"', 'echo "$2" >> "$1"', 'printf %s "$2" > "$1"', 'echo "$2" | tee "$1" > tee'):
         for ttl in ("7s", "8s"):
             subprocess.run(["sh", "-c", command, "sh", options, f"negative_ttl={ttl}"], cwd=tmp_path, check=True)
@@ -367,12 +364,12 @@ def test_another_user_does_not_keep_the_owner_from_reading(source: Path, tmp_pat
     with mounted(source, tmp_path / "m", **options) as mount, contextlib.ExitStack() as others:  # type: ignore[arg-type]
         for uid in range(65530, 65534):
             user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-            command = [*user, sys.executable, "-S", "-c", _GREEDY, mount.control("stats")]
-            other = others.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            command = [*user, sys.executable, "-S", "-c", _GREEDY, mount.control("metrics")]
+            other = others.enter_context(program(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
             assert other.stdout is not None
             number, _, why = other.stdout.readline().decode().strip().partition(" ")
             assert why in ("Resource temporarily unavailable", "Device or resource busy")
             # In an immutable mount the one that was refused is open too.
             assert int(number) in ((0, 1) if uid == 65533 else (64, 65))
-        with open(mount.control("stats")) as stats:
+        with open(mount.control("metrics")) as stats:
             assert stats.read()

@@ -19,6 +19,7 @@ from mounting import Mounted, children, eventually, is_running, mounted, refused
 from PIL import Image
 from reading import write_contents
 
+from benchmarks.fakes.faulty_source import GONE
 from spiderfs.views.making import make
 from spiderfs.views.recipe import READY, Recipe
 
@@ -101,7 +102,7 @@ def test_each_path_has_the_size_and_the_bytes_of_its_form(mount: Mounted) -> Non
     eventually(lambda: mount.stats()["forms"] == cached_forms(mount) == wanted)
     assert mount.metric("views_made") == 3 * len(PHOTOS)
     text = ", ".join(f"{count} {form}" for form, count in mount.stats()["forms"].items())
-    assert f"{text} samples\n" in mount.control("stats").read_text()
+    assert f"{text} samples\n" in mount.status()
 
 
 def test_what_has_no_view_is_shown_as_it_is(mount: Mounted) -> None:
@@ -192,7 +193,7 @@ def test_warm_and_evict_mean_the_form_that_a_line_names(mount: Mounted) -> None:
 def test_a_later_mount_has_all_forms_and_asks_no_source(source: Path, tmp_path: Path) -> None:
     forms = ("small", "bmp256", "original")
     for gone in ("off", "on"):
-        options = {"ttl": "1h", "views": "small:jpeg:64:80", "source__gone": gone}
+        options = {"ttl": "1h", "views": "small:jpeg:64:80", GONE: gone}
         with mounted(source, tmp_path / "m", **options) as mount:
             for view in forms:
                 for name, content in PHOTOS.items():
@@ -240,7 +241,7 @@ def test_a_cache_that_was_lost_costs_making_the_views_again(source: Path, tmp_pa
     with mounted(source, tmp_path / "m", views="small:jpeg:64:80", first=often, allowed=["WARNING"]) as mount:
         assert (views(mount) / "small" / name).read_bytes() == view_of(content, "small")
         shutil.rmtree(mount.cache / "store", ignore_errors=True)
-        eventually(lambda: mount.logged("the cache is made anew"))
+        eventually(lambda: mount.logged("the cache is made again"))
         for name, content in PHOTOS.items():
             eventually(lambda name=name, content=content: _small(mount, name) == view_of(content, "small"))  # type: ignore[misc]
 

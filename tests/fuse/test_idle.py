@@ -1,4 +1,4 @@
-"""A mount that nobody uses costs hardly anything."""
+"""A mount that no one uses costs hardly anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from mounting import Mounted, children, eventually, mounted
 from reading import write_files
 
-# In this time all of a mount's timers have gone off, and threads that nobody needs have ended.
+# In this time all of a mount's timers have gone off, and threads that no one needs have ended.
 WATCHED_S = 5.0
 
 

@@ -26,6 +26,7 @@ from mounting import (
     unmount,
 )
 from ordinary_user import let_everybody_in
+from programs import program
 from reading import read_afresh, readers, together, write_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,8 +73,8 @@ def test_a_cache_of_another_source_is_refused(source: Path, tmp_path: Path) -> N
     cache = tmp_path / "cache"
     with mounted(source, tmp_path / "m", cache=cache):
         pass
-    (tmp_path / "elsewhere").mkdir()
-    done = run_spiderfs("mount", tmp_path / "elsewhere", tmp_path / "m/mnt", "-o", f"cache_dir={cache}")
+    (tmp_path / "remote").mkdir()
+    done = run_spiderfs("mount", tmp_path / "remote", tmp_path / "m/mnt", "-o", f"cache_dir={cache}")
     assert_one_line(done, str(cache), "choose another one")
 
 
@@ -92,13 +93,11 @@ def test_the_foreground_ends_by_ctrl_c_and_logs_to_the_terminal(source: Path, tm
     point.mkdir()
     with (
         ending(tmp_path, point, cache),
-        subprocess.Popen(
-            [SPIDERFS, "mount", "--foreground", source, point, "-o", f"cache_dir={cache}"],
+        # In a process group of its own, as a terminal gives it: Ctrl-C reaches all processes of the mount.
+        program(
+            *(SPIDERFS, "mount", "--foreground", source, point, "-o", f"cache_dir={cache}"),
             stderr=subprocess.PIPE,
             text=True,
-            # A process group of its own, as a terminal gives it: Ctrl-C reaches all processes of the mount.
-            start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
         ) as daemon,
     ):
         eventually(lambda: mounts_at(point))
@@ -114,7 +113,7 @@ def test_the_foreground_ends_by_ctrl_c_and_logs_to_the_terminal(source: Path, tm
 def test_umount_and_status(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m") as mount:
         assert f"{source} on {mount.point}:" in run_spiderfs("status").stdout
-        assert "mount point" in run_spiderfs("status", mount.point).stdout
+        assert "\nopens " in run_spiderfs("status", mount.point).stdout
         with open(mount.point / "file"):
             assert_one_line(run_spiderfs("umount", mount.point), "in use")
         assert (mount.point / "file").read_bytes() == b"content"
@@ -143,23 +142,46 @@ def test_open_files_are_served_for_a_while_after_a_lazy_unmount(source: Path, tm
         assert mount.supervisor.ended(30)
 
 
-@pytest.mark.opened_and_immutable
-def test_mounting_over_the_source_itself(source: Path, tmp_path: Path, binding: str) -> None:
-    wanted = write_files(source, SIZES)
-    cache = tmp_path / "cache"
-    with mounted(source, tmp_path / "m", point=source, cache=cache, workers=2, ttl=0) as mount:
-        assert mounts_at(source) == 1
-        with readers(2, source, wanted, rounds=2) as some:
-            seen = together(some)
-        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
-        assert sorted(os.listdir(source)) == ["dir", "file"]
-        with pytest.raises(OSError) as caught:  # noqa: PT011
-            (source / "new").write_bytes(b"x")
-        assert caught.value.errno == errno.EROFS
-        # In an immutable mount the page cache may answer one reader with what the other has just read.
-        least = 1 if binding == "immutable" else 4
-        assert least * len(wanted) <= mount.metric("opens") <= 4 * len(wanted)
-    (source / "new").write_bytes(b"x")
+def test_a_mount_over_its_source_is_refused_in_one_line(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(source)
+    (source / "file").write_bytes(b"x")
+    for point in (source, tmp_path / "link"):
+        done = run_spiderfs("mount", source, point, "-o", f"cache_dir={tmp_path}/cache")
+        assert_one_line(done, f"the mount point {source} would hide the source {source}")
+    assert os.listdir(source) == ["file"]
+
+
+def test_what_belongs_to_a_mount_is_no_source(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "m") as mount:
+        (tmp_path / "other").mkdir()
+        inside = mount.point / ".spiderfs"
+        done = run_spiderfs("mount", inside, tmp_path / "other", "-o", f"cache_dir={tmp_path}/cache")
+        assert_one_line(done, f"belongs to the mount at {mount.point}: name {mount.point}")
+        assert_one_line(run_spiderfs("bench", inside, "-o", f"cache_dir={tmp_path}/cache"), "belongs to the mount")
+
+
+def test_a_cache_in_use_by_a_detached_mount_names_its_daemon(source: Path, tmp_path: Path) -> None:
+    (source / "file").write_bytes(b"x")
+    with mounted(source, tmp_path / "m") as mount:
+        with open(mount.point / "file", "rb"):
+            unmount(mount.point, "-l")
+            done = run_spiderfs("mount", source, mount.point, "-o", f"cache_dir={mount.cache}")
+            assert_one_line(done, f"process {mount.supervisor.pid} still serves files", f"kill {mount.supervisor.pid}")
+            assert "unmount it" not in done.stderr
+        assert mount.supervisor.ended(30)
+
+
+def test_a_trace_is_that_of_one_source_and_one_way_to_cache_it(source: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    for _ in range(2):
+        with mounted(source, tmp_path / "m", trace=trace, capacity="1MiB"):
+            pass
+    before = trace.read_bytes()
+    for other in ("capacity=2MiB", "capacity=1MiB,policy=lru"):
+        options = f"cache_dir={tmp_path}/cache,trace={trace},{other}"
+        done = run_spiderfs("mount", source, tmp_path / "m/mnt", "-o", options)
+        assert_one_line(done, f"{trace} is the trace of a mount with another source, capacity or policy")
+    assert trace.read_bytes() == before
 
 
 def test_a_warm_restart_keeps_the_cache_and_its_order(source: Path, tmp_path: Path) -> None:
@@ -346,7 +368,7 @@ def test_other_users_see_what_the_permissions_allow(source: Path, tmp_path: Path
     let_everybody_in(tmp_path)
     # By root, for whom allow_other needs no line in /etc/fuse.conf; in a namespace, so that it ends in any case.
     options = options_text({"cache_dir": cache, "log_file": log, "allow_other": "on", **options_of(binding)})
-    paths = [point / "file", point / "secret", *(point / ".spiderfs" / name for name in ("version", "config", "warm"))]
+    paths = [point / "file", point / "secret", *(point / ".spiderfs" / name for name in ("hook", "config", "warm"))]
     nobody = shlex.join(map(str, [sys.executable, "-I", "-S", "-c", _AS_NOBODY, *paths]))
     script = f"""
         set -e
@@ -402,12 +424,25 @@ def test_without_the_fuse_device_there_is_one_line(source: Path, tmp_path: Path)
     assert_one_line(done, "/dev/fuse is missing", "modprobe fuse")
 
 
+def test_at_a_terminal_a_mount_says_in_one_line_where_it_is(source: Path, tmp_path: Path) -> None:
+    point, cache = tmp_path / "mnt", tmp_path / "cache"
+    point.mkdir()
+    ours, theirs = os.openpty()
+    with ending(tmp_path, point, cache):
+        command = [SPIDERFS, "mount", source, point, "-o", f"cache_dir={cache},log_file={tmp_path}/daemon.log"]
+        subprocess.run(command, stdout=theirs, timeout=60, check=True)
+        told = os.read(ours, 4096).decode()
+        assert told == f"mounted at {point}, cache in {cache}: watch it with 'spiderfs top {point}'\r\n"
+    os.close(ours)
+    os.close(theirs)
+
+
 def test_without_fusermount3_an_ordinary_user_gets_one_line(source: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "mnt").mkdir()
     let_everybody_in(tmp_path)
     (tmp_path / "mnt").chmod(0o777)
-    # The checks of a mount, as the user nobody where the tests run as root.
+    # The checks of a mount, as the user no one where the tests run as root.
     script = f"""
 import os, sys
 if os.getuid() == 0:

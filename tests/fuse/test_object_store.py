@@ -1,4 +1,4 @@
-"""Real mounts of a bucket: what readers get, what the store is asked, and what nobody is told."""
+"""Real mounts of a bucket: what readers get, what the store is asked, and what no one is told."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from mounting import Mounted, children, eventually, mounted, options_text, run_spiderfs
-from object_server import ObjectServer, object_server
+from object_server import MODIFIED_S, ObjectServer, object_server
 from PIL import Image
 from reading import files_below
 
@@ -116,10 +116,21 @@ def test_an_object_that_was_replaced_since_the_listing_is_read_as_it_is_now(
         with pytest.raises(FileNotFoundError):
             (mount.point / "c0/003.jpg").read_bytes()
         server.objects["train/c0/000.jpg"] = b"a third"
-        assert (mount.point / "c0/000.jpg").read_bytes() == b"another", "the name is believed for its TTL"
+        assert (mount.point / "c0/000.jpg").read_bytes() == b"another", "the name is trusted for its TTL"
     with shown(server, tmp_path, ttl="0s", dir_ttl="0s") as mount:
         assert (mount.point / "c0/000.jpg").read_bytes() == b"a third"
         assert "003.jpg" not in os.listdir(mount.point / "c0")
+
+
+@OPENED_AND_IMMUTABLE
+def test_names_that_come_into_an_empty_directory_are_listed(
+    server: ObjectServer, tmp_path: Path, mode: dict[str, object]
+) -> None:
+    server.objects["train/empty/"] = b""
+    with shown(server, tmp_path, dir_ttl="0.2s", **mode) as mount:
+        assert os.listdir(mount.point / "empty") == []
+        server.objects["train/empty/new.jpg"] = b"new"
+        eventually(lambda: os.listdir(mount.point / "empty") == ["new.jpg"], 5, "the new name")
 
 
 def test_a_share_of_the_bucket_is_cached(server: ObjectServer, tmp_path: Path) -> None:
@@ -341,3 +352,52 @@ def test_a_bucket_of_google_or_microsoft_is_shown(
         with mounted(f"{scheme}://bucket/train", tmp_path, **options) as mount:
             assert files(mount) == server.objects
             assert other.asked("GET") == []
+
+
+@OPENED_AND_IMMUTABLE
+@pytest.mark.parametrize("has_tags", [False, True], ids=["times", "tags"])
+def test_names_of_a_list_spare_all_listings(
+    server: ObjectServer, tmp_path: Path, mode: dict[str, object], has_tags: bool
+) -> None:
+    names = tmp_path / "names"
+    names.write_text(
+        "".join(
+            f"{key.removeprefix('train/')}\t{len(content)}\t{server.e_tag(content) if has_tags else MODIFIED_S}\n"
+            for key, content in server.objects.items()
+        )
+    )
+    server.objects["train/c0/unlisted.jpg"] = b"absent"
+    with shown(server, tmp_path, names=names, **mode) as mount:
+        assert files(mount) == {key: content for key, content in server.objects.items() if "unlisted" not in key}
+        assert not (mount.point / "c0/unlisted.jpg").exists()
+        asked = Counter(server.asked())
+        # Whether there is anything is asked of the store; no directory is.
+        assert {request for request in asked if not request.startswith("GET")} <= {"LIST train/"}
+        assert sum(request.startswith("GET") for request in asked.elements()) == 60
+
+
+def test_a_file_that_was_replaced_since_its_list_was_written_is_read_as_it_is_now(
+    server: ObjectServer, tmp_path: Path
+) -> None:
+    names = tmp_path / "names"
+    names.write_text(f"one.jpg\t3\t{MODIFIED_S}\nlonger.jpg\t3\t{MODIFIED_S}\n")
+    server.objects |= {"train/one.jpg": b"new", "train/longer.jpg": b"longer"}
+    server.modified_s["train/one.jpg"] = MODIFIED_S + 5
+    with shown(server, tmp_path, names=names) as mount:
+        assert (mount.point / "one.jpg").read_bytes() == b"new"
+        assert (mount.point / "longer.jpg").read_bytes() == b"longer"
+    with shown(server, tmp_path / "immutable", names=names, immutable="on") as mount:
+        mount.expect("has changed at the source")
+        with pytest.raises(OSError, match="Stale file handle"):
+            (mount.point / "one.jpg").read_bytes()
+
+
+def test_a_wrong_list_of_names_is_one_line(server: ObjectServer, tmp_path: Path) -> None:
+    names, point = tmp_path / "names", tmp_path / "mnt"
+    names.write_text("one.jpg\t3\t5\ntwo.jpg 3\n")
+    point.mkdir()
+    options = options_text({"names": names, "cache_dir": tmp_path / "cache", "source__endpoint": server.url})
+    done = run_spiderfs("mount", "s3://bucket/train", point, "-o", options)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"spiderfs: names={names}: line 2 is not PATH, SIZE and TAG")
+    assert done.stderr.count("\n") == 1

@@ -11,7 +11,10 @@ from pathlib import Path
 import mounting
 import pytest
 from mounting import Mounted, eventually, mounted, run_spiderfs
+from programs import program
 from reading import write_files
+
+from spiderfs.options.units import round_size
 
 SMALL = {f"{kind}/{number:02d}": 4_000 for kind in ("rare", "often") for number in range(20)}
 SIZES = {**SMALL, "large": 5 << 19}
@@ -48,7 +51,7 @@ def test_pinned_files_stay_over_reads_and_mounts(source: Path, tmp_path: Path) -
         for _ in range(3):
             read_all(mount, "often")
         assert pinned(mount) == rare | {"often/00"}
-        stats = mount.control("stats").read_text()
+        stats = mount.status()
         assert "pinned           21 files, 82.0 KiB of at most " in stats
         # What no longer fits is named, and nothing of it is fetched.
         full = run_spiderfs("pin", mount.point, "often")
@@ -92,9 +95,15 @@ def test_a_mistyped_path_is_told_and_one_of_a_file_that_is_gone_is_not(tmp_path:
     write_files(source, {"a": 1000, "b": 1000})
     with mounted(source, tmp_path / "m", capacity="1MiB", ttl=0, dir_ttl=0) as mount:
         assert run_spiderfs("pin", mount.point, "a", "b").returncode == 0
-        for command, said in (("unpin", "0 files are pinned no longer\n"), ("evict", "0 records evicted\n")):
+        # Half of what is printed as the room for kept files: 1 MiB less the 5 % in which files land.
+        pinned = run_spiderfs("pin", mount.point).stdout
+        assert pinned.startswith("2 files are pinned, 2.0 KiB of at most "), pinned
+        limit = mount.stats()["pins"]["limit_bytes"]
+        assert f"of at most {round_size(limit)}, half of the room for kept files" in pinned
+        assert 0.45 * (1 << 20) < limit < 0.5 * (1 << 20)
+        for command in ("unpin", "evict"):
             done = run_spiderfs(command, mount.point, "typo", "other")
-            assert (done.returncode, done.stdout) == (1, said)
+            assert (done.returncode, done.stdout) == (1, "")
             assert f"2 paths mean no file of {mount.point}, the first is typo" in done.stderr
             assert run_spiderfs(command, mount.point, "typo*").returncode == 1, "as of `pin` and `warm`"
         (source / "a").unlink()
@@ -124,7 +133,8 @@ def test_a_version_that_is_gone_is_pinned_no_longer(tmp_path: Path) -> None:
 def test_ctrl_c_ends_the_fetching_and_leaves_the_mount_well(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m", capacity="10MiB", fetches=2, source__latency_ms=500) as mount:
         command = [mounting.SPIDERFS, "pin", mount.point]
-        with subprocess.Popen([*command, "rare"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with program(*command, "rare", text=True, **pipes) as process:
             eventually(lambda: "20 files found" in mount.control("warm").read_text())
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=30)

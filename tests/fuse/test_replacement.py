@@ -9,11 +9,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from mounting import Mounted, mounted
-from replacing import beside, read_on, replaced
+from replacing import beside, is_whole, read_on, replaced
 
 NAMES = [f"sample {number}" for number in range(12)]
 MOST_BYTES = 60_000
@@ -44,6 +45,30 @@ def test_a_file_that_is_replaced_faster_than_it_can_be_looked_up_is_read_without
         assert not outcome.errors, outcome
         assert not outcome.mixed, outcome
         assert outcome.right == 8 * 60
+
+
+def test_a_large_file_that_is_replaced_all_the_time_can_be_opened(tmp_path: Path) -> None:
+    """What is opened may be gone when it is read, which is then ESTALE: an open waits for no bytes."""
+
+    def open_and_read(reader: int) -> None:
+        for turn in range(150):
+            name = NAMES[(turn + reader) % 2]
+            with open(mount.point / name, "rb", buffering=0) as file:
+                try:
+                    content = file.read()
+                except OSError as exc:
+                    if exc.errno != errno.ESTALE:
+                        raise
+                else:
+                    assert is_whole(name, content, MOST_BYTES)
+
+    (source := tmp_path / "source").mkdir()
+    with (
+        mounted(source, tmp_path / "place", workers=2, ttl="0s", sample_max_bytes=1) as mount,
+        replaced(source, NAMES[:2], MOST_BYTES, pause_s=0.0),
+        ThreadPoolExecutor(4) as pool,
+    ):
+        list(pool.map(open_and_read, range(4)))
 
 
 @contextlib.contextmanager

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 from mounting import Mounted, ending, eventually, mounted, options_text, run_spiderfs
+from ordinary_user import UID, let_everybody_in
 
+from benchmarks.fakes.faulty_source import GONE
 from spiderfs import client
 
 SIZE = 3000
@@ -38,7 +41,7 @@ def use(mount: Mounted) -> None:
     with open(mount.control("log"), "rb") as log:
         log.read()
         os.listdir(mount.point)
-        with open(mount.control("stats"), "rb"):
+        with open(mount.control("stats.json"), "rb"):
             assert open_places(mount.cache) == []
 
 
@@ -55,12 +58,36 @@ def test_nothing_in_the_cache_is_open_to_others_whatever_the_umask(source: Path,
         os.umask(before)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize("immutable", ["on", "off"])
+def test_whoever_goes_by_the_modes_is_told_that_nothing_can_be_written(
+    source: Path, tmp_path: Path, immutable: str
+) -> None:
+    """Programs ask access(2) whether they may write beside the data; root, who may override modes, is told yes."""
+    (source / "labels").mkdir()
+    for place in (source, source / "labels", source / "file"):
+        place.chmod(0o777)
+    let_everybody_in(tmp_path)
+    with mounted(source, tmp_path / "m", allow_other="on", immutable=immutable) as mount:
+        let_everybody_in(mount.point.parent)
+        for name in (".", "labels", "file"):
+            assert _test_of_another_user("-r", mount.point / name)
+            assert not _test_of_another_user("-w", mount.point / name)
+        mount.control("config").write_text("policy=lru\n")
+
+
+def _test_of_another_user(question: str, path: Path) -> bool:
+    """What test(1) answers another user."""
+    asked = ["test", question, path]
+    return subprocess.run(asked, user=UID, group=UID, extra_groups=[], check=False, timeout=60).returncode == 0
+
+
 def test_a_cache_of_an_earlier_version_is_closed_and_kept(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m") as mount:
         (mount.point / "file").read_bytes()
     for place in (mount.cache, *mount.cache.rglob("*")):
         place.chmod(0o755 if place.is_dir() else 0o644)
-    with mounted(source, tmp_path / "m", source__gone="on") as mount:
+    with mounted(source, tmp_path / "m", **{GONE: "on"}) as mount:
         assert (mount.point / "file").read_bytes() == bytes(SIZE)
         assert open_places(mount.cache) == []
 
@@ -76,7 +103,7 @@ def test_a_cache_directory_that_is_a_link_is_one_line(source: Path, tmp_path: Pa
 
 
 def test_a_link_on_the_way_is_followed_once(source: Path, tmp_path: Path) -> None:
-    """Who may turn it elsewhere while the mount lasts does not turn the mount elsewhere."""
+    """Who may turn it somewhere else while the mount lasts does not turn the mount somewhere else."""
     for name in ("real", "other"):
         (tmp_path / name).mkdir(mode=0o755)
     way = tmp_path / "way"

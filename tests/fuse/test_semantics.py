@@ -1,8 +1,9 @@
-"""Every example of docs/reference/semantics.md, run in a shell against a mount made for it.
+"""What docs/reference/semantics.md promises: each example, run in a shell against a mount made for it.
 
-An example is a fenced ```console block: `$ command` lines (continued by `> ` lines), each followed by what it prints,
-in which `...` stands for anything. "Mounted with `-o ...`" in the paragraph before the block names its options. The
-shell has SOURCE, MOUNT and CACHE in its environment, and in SOURCE the files of FILES.
+The examples are in semantics_examples.txt, below the headings of the page. An example is a fenced ```console block:
+`$ command` lines (continued by `> ` lines), each followed by what it prints, in which `...` stands for anything.
+"Mounted with `-o ...`" in the paragraph before the block names its options. The shell has SOURCE, MOUNT and CACHE in
+its environment, and in SOURCE the files of FILES; `unplug`, `hang` and `replug` set faults of the source.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import doctest
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +22,13 @@ from typing import NamedTuple
 import pytest
 from mounting import SPIDERFS, options_of, options_text, refused_by_modes, run_spiderfs, settle
 
+from benchmarks.fakes.faulty_source import GONE, HANG, Faults, registering
+
 pytestmark = pytest.mark.opened_and_immutable
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "semantics.md"
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "reference" / "semantics.md"
+PROOFS = Path(__file__).with_name("semantics_examples.txt")
 FILES = {"cat.txt": "a cat\n", "dog.txt": "a dog\n", "train/1.txt": "one\n", "train/2.txt": "two\n"}
 
 # Examples that wait do so in a loop; this is their deadline.
@@ -59,7 +66,7 @@ def steps_of(lines: list[str]) -> list[Step]:
 
 
 def examples_of(text: str) -> Iterator[Example]:
-    """Every fenced block of a document; raises ValueError for one that is not an example."""
+    """Every fenced block of a text; raises ValueError for one that is not an example."""
     heading, count, paragraph = "", 0, ""
     block: list[str] | None = None
     above = False
@@ -85,7 +92,7 @@ def examples_of(text: str) -> Iterator[Example]:
             block.append(line)
 
 
-EXAMPLES = list(examples_of(DOCUMENT.read_text()))
+EXAMPLES = list(examples_of(PROOFS.read_text()))
 # What these sections promise, the manager and the engine do, and in the last ones the supervisor before it mounts.
 ALIKE = ("the-budget", "warm-pin-and-evict", "the-ratio-of-the-sections", "views")
 ALIKE += ("unmounting-and-crashes-4", "unmounting-and-crashes-5")
@@ -95,7 +102,7 @@ OTHERWISE = (
     "an-inode-is-a-version-1",
     "an-inode-is-a-version-3",
     "an-inode-is-a-version-4",
-    "versions-that-have-just-come-about-1",
+    "provisional-versions-1",
     "open-files-1",
     "read-only-2",
     "read-only-4",
@@ -162,7 +169,7 @@ def run(script: str, environment: dict[str, str]) -> subprocess.CompletedProcess
     "example",
     [pytest.param(example, id=example.name, marks=marks_of(example.name)) for example in EXAMPLES],
 )
-def test_the_example_prints_what_the_document_says(example: Example, environment: dict[str, str], binding: str) -> None:
+def test_the_example_prints_what_it_shows(example: Example, environment: dict[str, str], binding: str) -> None:
     if any("setpriv" in step.command for step in example.steps) and os.geteuid() != 0:
         pytest.skip("only root can read as another user")
     check(example, environment, binding)
@@ -171,11 +178,13 @@ def test_the_example_prints_what_the_document_says(example: Example, environment
 def check(example: Example, environment: dict[str, str], binding: str) -> None:
     """Mount as the example says, run its steps, and compare what they print."""
     options = f"cache_dir={environment['CACHE']},{options_text(options_of(binding))},{example.options}"
-    mounted = run_spiderfs("mount", environment["SOURCE"], environment["MOUNT"], "-o", options)
+    faults = Faults.made()
+    first = registering(faults)
+    mounted = run_spiderfs("mount", environment["SOURCE"], environment["MOUNT"], "-o", options, first=first)
     assert mounted.returncode == 0, mounted.stderr
 
     # One shell for all steps, since later ones use the variables and descriptors of earlier ones.
-    script = "\nprintf '\\001'\n".join(["cd /", *(step.command for step in example.steps)])
+    script = "\nprintf '\\001'\n".join([f"cd /\n{_faults_in_shell(faults)}", *(step.command for step in example.steps)])
     printed = run(script, environment).stdout.split(_MARK)[1:]
     assert len(printed) == len(example.steps), "the shell ended early"
     checker = doctest.OutputChecker()
@@ -190,6 +199,25 @@ def check(example: Example, environment: dict[str, str], binding: str) -> None:
         )
 
 
-def test_the_document_shows_the_files_that_every_example_starts_with() -> None:
+def _faults_in_shell(faults: Faults) -> str:
+    """Functions of a shell that set the faults, and a `spiderfs` that mounts sources which have them."""
+    python, module = shlex.quote(sys.executable), "benchmarks.fakes.faulty_source"
+    root = shlex.quote(str(ROOT))
+    setting = f"from {module} import Faults; import sys; faults = Faults.at({faults.path!r})"
+    words = {"unplug": {GONE: 1}, "hang": {HANG: 1}, "replug": {GONE: 0, HANG: 0}}
+    lines = [f'spiderfs() {{ PYTHONPATH={root} {python} -m {module} {faults.path} "$@"; }}']
+    for word, settings in words.items():
+        code = "; ".join([setting, *(f"faults.set({name!r}, {value})" for name, value in settings.items())])
+        lines.append(f"{word}() {{ PYTHONPATH={root} {python} -c {shlex.quote(code)}; }}")
+    return "\n".join(lines)
+
+
+def test_the_first_example_shows_the_files_that_every_example_starts_with() -> None:
     shown = EXAMPLES[0].steps[-1].output
     assert shown == "".join(f"./{name}:{text}" for name, text in FILES.items())
+
+
+def test_examples_stand_below_headings_of_the_document() -> None:
+    text = re.sub(r"^```console$.*?^```$", "", PROOFS.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ .*$", text, re.MULTILINE)
+    assert set(headings) <= set(DOCUMENT.read_text().splitlines())

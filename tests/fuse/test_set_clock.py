@@ -1,4 +1,4 @@
-"""Mounts whose system's clock is set while they last: nothing is believed longer or shorter, or waits, for that."""
+"""Mounts whose system's clock is set while they last: nothing is trusted longer or shorter, or waits, for that."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Rank:
         self._ask(Hello("test", "job", rank=rank, world_size=world_size), Ok)
         paths = np.frombuffer(b"".join(name.encode() + b"\0" for name in NAMES), np.uint8)
         labels = np.arange(len(NAMES), dtype=np.int32) % 3
-        self._ask(Samples("train", "train", len(NAMES), 0, labels=labels, paths=paths, teaches=True), Ok)
+        self._ask(Samples("train", "train", len(NAMES), 0, labels=labels, paths=paths, sends_batches=True), Ok)
 
     def _ask(self, message: Message, kind: type[Any]) -> Any:
         self._socket.sendall(encode(message))
@@ -85,9 +85,9 @@ def test_two_mounts_of_a_training_have_the_scores_of_one(tmp_path: Path) -> None
             second.train(*range(start + 8, start + 16))
         eventually(lambda: one.metric("cluster_rows_heard") == two.metric("cluster_rows_sent") == len(NAMES) // 2)
         eventually(lambda: alike(first, second), what="the same scores on both mounts")
-        lines = two.control("stats").read_text().splitlines()
+        lines = two.status().splitlines()
         assert f"{'cluster':16} {server.url} up" in lines
-        assert any("24 samples sent, 0 heard, 0 lost;" in line for line in lines)
+        assert any("24 samples sent, 0 received, 0 lost;" in line for line in lines)
         assert two.metric("cluster_up") == 1
 
         # The manager that scores for all is another one now; what was sent to it meanwhile waits for it.
@@ -108,7 +108,7 @@ def test_two_mounts_of_a_training_have_the_scores_of_one(tmp_path: Path) -> None
         second.train(*range(16))
         eventually(lambda: two.metric("cluster_up") == 0)
         assert np.array_equal(second.scores(), kept)
-        assert any("fails: this mount goes on" in line for line in two.control("stats").read_text().splitlines())
+        assert any("fails: this mount goes on" in line for line in two.status().splitlines())
         first.close()
         second.close()
 
@@ -124,7 +124,7 @@ def test_a_home_hears_what_a_job_on_another_node_reads(tmp_path: Path) -> None:
         first, second = Rank(one, 0, 1), Rank(two, 0, 1)
         first.plan(0)
         eventually(lambda: two.metric("cluster_plans_heard") == 1)
-        assert any("1 of jobs on other nodes" in line for line in two.control("stats").read_text().splitlines())
+        assert any("1 of jobs on other nodes" in line for line in two.status().splitlines())
         assert one.metric("cluster_plans_heard") == 0
         first.close()
         second.close()

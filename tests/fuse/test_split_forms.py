@@ -50,7 +50,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def shown(mount: Mounted) -> dict[str, str]:
-    """Each file's form, by its bytes, which are those of its size, and come from the mount anew."""
+    """Each file's form, by its bytes, which are those of its size, and come from the mount again."""
     found = {}
     for name, content in PHOTOS.items():
         fd = os.open(mount.point / name, os.O_RDONLY)
@@ -83,7 +83,7 @@ def test_the_cache_holds_of_each_form_what_the_split_says(source: Path, place: P
         assert stats["sections"]["views"] == {"bytes": sum(len(VIEWS[name]) for name in views), "entries": len(views)}
         assert stats["sections"]["samples"]["bytes"] > CAPACITY * 0.4
         assert stats["used_bytes"] <= CAPACITY
-        text = mount.control("stats").read_text()
+        text = mount.status()
         assert "50-50-0: 50% of the capacity for originals, 50% views, 0% augmented" in text
     with mounted(source, place, capacity=CAPACITY, forms="50-50-0", **OPTIONS) as mount:
         assert mount.stats()["forms"]["small"] == len(views)
@@ -167,7 +167,7 @@ def test_a_mount_keeps_its_forms_and_says_what_the_next_one_would_take(source: P
     save_record(replace(record, profile=PROFILE), record_path)
 
     def row(mount: Mounted) -> str:
-        text = mount.control("stats").read_text()
+        text = mount.status()
         return next((line for line in text.splitlines() if line.strip().startswith("when remounted")), "")
 
     with mounted(source, place, capacity=CAPACITY, forms="auto", **OPTIONS) as mount:

@@ -17,7 +17,7 @@ from mounting import eventually, mounted
 from spiderfs.client import Client
 
 YEAR_2400_S = 13_569_465_600
-# What a version needs to settle (`core/settling.py`), and some time for a busy machine.
+# What a version needs to settle (`vfs/settling.py`), and some time for a busy machine.
 SETTLED_WITHIN_S = 20.0
 
 
@@ -95,9 +95,10 @@ def test_the_state_of_a_file_of_terabytes_is_known_without_a_walk(source: Path, 
     os.truncate(source / "huge", 8 << 40)
     with mounted(source, tmp_path / "place", read_ahead=0) as mount:
         with open(mount.point / "huge", "rb") as file:
-            # The second read of a block fetches it.
-            for offset in (0, 1 << 19):
-                assert os.pread(file.fileno(), 1, (4 << 40) + offset) == b"\0"
+            # A block is fetched by the READ after pieces of half of it.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            for piece in (0, 2, 4, 6, 1):
+                assert os.pread(file.fileno(), 1 << 17, (4 << 40) + (piece << 17)) == bytes(1 << 17)
         started = time.monotonic()
         assert os.getxattr(mount.point / "huge", "user.spiderfs.state") == b"partial 1/8388608"
         assert time.monotonic() - started < 1
@@ -141,7 +142,7 @@ def test_each_open_of_a_version_that_has_not_settled_reads_it_anew(source: Path,
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_bytes_that_a_look_up_has_read_serve_only_the_next_open(source: Path, tmp_path: Path, workers: int) -> None:
-    """Names are believed for an hour: each open finds out that there is another version, and looks it up anew."""
+    """Names are trusted for an hour: each open finds out that there is another version, and looks it up again."""
     with mounted(source, tmp_path / "place", workers=workers) as mount:
         for number in range(200):
             content = b"version %3d" % number
@@ -166,7 +167,7 @@ def test_a_file_that_has_not_settled_is_warmed_when_it_has(source: Path, tmp_pat
 def test_a_file_that_was_read_before_it_was_complete_is_complete_when_it_has_settled(
     source: Path, tmp_path: Path
 ) -> None:
-    """Names are believed for an hour, but not that of a file that somebody is just writing."""
+    """Names are trusted for an hour, but not that of a file that someone is just writing."""
     whole = {"empty": b"all of it", "half": b"all of it", "large": b"all of the large one"}
     with mounted(source, tmp_path / "place", sample_max_bytes=10) as mount:
         (source / "empty").touch()
@@ -277,3 +278,30 @@ def test_versions_that_were_superseded_do_not_fill_the_cache(source: Path, tmp_p
             eventually(all_are_cached)
             assert kept.read() == content, "who has it open reads on, from the kernel's pages at least"
         assert mount.stats()["used_bytes"] <= 12 * size
+
+
+@pytest.mark.parametrize("options", [{"dir_ttl": "0s"}, {}], ids=["listed again", "not settled"])
+def test_the_listing_of_an_empty_directory_is_kept_no_longer_than_others(
+    source: Path, tmp_path: Path, options: dict[str, object]
+) -> None:
+    with mounted(source, tmp_path / "place", **options) as mount:
+        (source / "directory").mkdir()
+        made = os.stat(source / "directory")
+        assert os.listdir(mount.point / "directory") == []
+        (source / "directory" / "new").touch()
+        os.utime(source / "directory", ns=(made.st_atime_ns, made.st_mtime_ns))
+        eventually(lambda: os.listdir(mount.point / "directory") == ["new"], 5, "the new name")
+
+
+def test_a_listing_anew_has_the_types_of_then(source: Path, tmp_path: Path) -> None:
+    (source / "directory").mkdir()
+    (source / "directory" / "changed").touch()
+    (source / "directory" / "same").touch()
+    os.utime(source / "directory", (1e9, 1e9))
+    with mounted(source, tmp_path / "place", dir_ttl="0s", ttl="0s") as mount:
+        assert os.listdir(mount.point / "directory")
+        (source / "directory" / "changed").unlink()
+        (source / "directory" / "changed").mkdir()
+        os.utime(source / "directory", (1e9, 1e9))
+        with os.scandir(mount.point / "directory") as entries:
+            assert {entry.name: entry.is_dir() for entry in entries} == {"changed": True, "same": False}

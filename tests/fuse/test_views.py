@@ -97,7 +97,7 @@ def test_what_has_no_view_is_shown_as_it_is(small: Mounted) -> None:
     photo = next(iter(PHOTOS))
     (small.point / photo).read_bytes()
     eventually(lambda: small.stats()["forms"] == {"original": shown, "small": 1})
-    assert b"small (jpeg:64:80), 1 made" in small.control("stats").read_bytes()
+    assert "small (jpeg:64:80), 1 made" in small.status()
 
 
 def test_a_listing_makes_nothing(small: Mounted) -> None:
@@ -141,7 +141,7 @@ def test_warming_makes_views_and_a_later_mount_of_the_view_has_them(source: Path
                 expected = view_of(content, READY[view])
                 assert (mount.point / name).stat().st_size == len(expected)
                 assert (mount.point / name).read_bytes() == expected
-            # A cache that has shown another view meanwhile has kept the bytes, and looks at the names anew.
+            # A cache that has shown another view meanwhile has kept the bytes, and looks at the names again.
             assert mount.metric("views_made") == (len(PHOTOS) if view == "jpeg256" else 0)
     with mounted(source, tmp_path / "m") as mount:
         for name, content in PHOTOS.items():
@@ -227,7 +227,7 @@ def test_a_cache_that_was_lost_still_knows_its_view(source: Path, tmp_path: Path
     # The processes say what they miss, in one order or another; both mounts have one log.
     with mounted(source, tmp_path / "m", first=often, allowed=["WARNING"], **view) as mount:
         shutil.rmtree(mount.cache / "store", ignore_errors=True)
-        eventually(lambda: mount.logged("the cache is made anew"))
+        eventually(lambda: mount.logged("the cache is made again"))
         eventually((mount.cache / "store/view").exists)
         eventually(lambda: (mount.point / name).read_bytes() == view_of(content))
         (mount.point / "labels.csv").read_bytes()

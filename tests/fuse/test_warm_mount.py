@@ -10,10 +10,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import mounting
 import pytest
 from mounting import Mounted, eventually, mounted, run_spiderfs
+from programs import program
 from reading import write_files
 
 SIZES = {f"{part}/{kind}/{number:02d}": 4_000 for part in ("train", "val") for kind in "ab" for number in range(25)}
@@ -41,14 +43,11 @@ def progress(mount: Mounted) -> str:
     return mount.control("warm").read_text()
 
 
-def begin(*arguments: str | Path, **streams: int) -> subprocess.Popen[str]:
+def begin(
+    *arguments: str | Path, stdout: int = subprocess.PIPE
+) -> contextlib.AbstractContextManager[subprocess.Popen[Any]]:
     """The program itself, which is sent signals."""
-    return subprocess.Popen(
-        [mounting.SPIDERFS, "warm", *arguments],
-        stdout=streams.get("stdout", subprocess.PIPE),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return program(mounting.SPIDERFS, "warm", *arguments, stdout=stdout, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.opened_and_immutable
@@ -89,7 +88,7 @@ def test_ctrl_c_ends_the_daemons_work(slow: Mounted, number: int) -> None:
         out, err = command.communicate(timeout=30)
     assert (command.returncode, out) == (1, "")
     assert err.startswith("spiderfs: ended after ")
-    assert err.endswith(" of 100 files: the same command goes on from there\n")
+    assert err.endswith(" of 100 files: run it again to go on\n")
     assert progress(slow).startswith("ended: 100 files found, ")
     # Two files may still have come: those that the source had been asked for.
     time.sleep(1.0)
@@ -125,7 +124,7 @@ def test_on_a_terminal_it_shows_how_far_it_is(slow: Mounted) -> None:
             while b" of 50 files, " not in shown or b"B/s" not in shown:
                 shown += os.read(ours, 4096)
             slow.change("source.latency_ms", 0)
-            with contextlib.suppress(OSError):  # the terminal has nobody on its other side
+            with contextlib.suppress(OSError):  # the terminal has no one on its other side
                 while piece := os.read(ours, 4096):
                     shown += piece
             assert command.wait(30) == 0
@@ -144,7 +143,7 @@ def test_ctrl_c_ends_the_look_up_of_names_at_a_source_that_hangs(source: Path, t
             out, err = command.communicate(timeout=5)
         assert (command.returncode, out) == (1, "")
         assert err.startswith("spiderfs: ended after ")
-        assert err.endswith(": the same command goes on from there\n")
+        assert err.endswith(": run it again to go on\n")
         mount.change("source.hang", 0)
 
 
@@ -161,13 +160,13 @@ def test_names_alone_fetch_nothing(source: Path, tmp_path: Path) -> None:
         failed = run_spiderfs("warm", mount.point, "--names", "nothing")
         assert (failed.returncode, failed.stderr) == (
             1,
-            f"spiderfs: {mount.point} has no file nothing: write a path below it\n",
+            f"spiderfs: {mount.point} has no file or directory nothing: check the path\n",
         )
 
 
 def test_what_cannot_be_read_is_counted(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m", capacity="10MiB", source__attempts=1) as mount:
-        mount.expect("warming /", "drawn by source.error_rate")
+        mount.expect("warming /", "the source failed")
         mount.change("source.error_rate", 1)
         done = run_spiderfs("warm", mount.point, "train", "val")
         assert done.returncode == 1

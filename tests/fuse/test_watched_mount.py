@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -13,10 +14,13 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mounting import eventually, mounted
+from programs import program
 from reading import write_files
 
 
@@ -25,29 +29,23 @@ def test_files_just_written_are_said_not_to_be_cached_yet(tmp_path: Path) -> Non
     source = tmp_path / "source"
     write_files(source, {"old": 1000})
     with mounted(source, tmp_path / "m", capacity="10MiB", dir_ttl=0) as mount:
-        assert "too new" not in mount.control("stats").read_text()
+        assert "too new" not in mount.status()
         for number in range(5):
             (source / f"{number}").write_bytes(b"young")
             assert (mount.point / f"{number}").read_bytes() == b"young"
         assert mount.metric("opens_young") == 5
-        assert "too new          5 of the opens, of files younger than 2 s: not cached yet\n" in (
-            mount.control("stats").read_text()
-        )
+        assert "  too new        5 of the opens, of files younger than 2 s: not cached yet\n" in (mount.status())
         eventually(lambda: len(mount.logged("may still change: they are served, but not cached yet")) == 1)
 
 
 class Terminal:
     """A terminal of 80 columns and 24 lines on which `spiderfs top` draws; `screen` is what stands there now."""
 
-    def __init__(self, *mountpoints: Path, timeout_s: float = 5.0) -> None:
-        """`timeout_s`: after which a mount counts as one that hangs."""
-        self._ours, self._theirs = pty.openpty()
+    def __init__(self, ours: int, theirs: int) -> None:
+        self._ours, self._theirs = ours, theirs
         fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.before = termios.tcgetattr(self._theirs)
-        program = "from spiderfs.cli import control_files, main; control_files.ANSWER_TIMEOUT_S = {}; main.main()"
-        command = [sys.executable, "-c", program.format(timeout_s), "top", *mountpoints]
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), self._theirs)
-        self.process = subprocess.Popen(command, env={**os.environ, "TERM": "xterm"}, **streams)
+        self.process: subprocess.Popen[Any]
         self.drawn = ""
 
     def press(self, keys: str) -> None:
@@ -79,17 +77,30 @@ class Terminal:
         self.read()
         assert "\x1b[?1049l" in self.drawn
         assert termios.tcgetattr(self._theirs) == self.before
-        os.close(self._ours)
-        os.close(self._theirs)
-        return self.process.returncode
+        status: int = self.process.returncode
+        return status
+
+
+@contextlib.contextmanager
+def top(*mountpoints: Path, timeout_s: float = 5.0) -> Iterator[Terminal]:
+    """`timeout_s`: after which a mount counts as one that hangs."""
+    runs = f"from spiderfs.cli import control_files, main; control_files.ANSWER_TIMEOUT_S = {timeout_s}; main.main()"
+    ours, theirs = pty.openpty()
+    try:
+        terminal, streams = Terminal(ours, theirs), dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+        command = (sys.executable, "-c", runs, "top", *mountpoints)
+        with program(*command, env={**os.environ, "TERM": "xterm"}, **streams) as terminal.process:
+            yield terminal
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, "q"])
 def test_top_draws_pages_that_fit_the_terminal_and_leaves_it_as_it_was(tmp_path: Path, end: int | str) -> None:
     source = tmp_path / "source"
     write_files(source, {f"{number}": 1000 for number in range(20)})
-    with mounted(source, tmp_path / "m", capacity="10MiB") as mount:
-        terminal = Terminal(mount.point)
+    with mounted(source, tmp_path / "m", capacity="10MiB") as mount, top(mount.point) as terminal:
         terminal.shows("q quit   v view (overview)", "hit rate")
         for path in source.iterdir():
             (mount.point / path.name).read_bytes()
@@ -98,7 +109,7 @@ def test_top_draws_pages_that_fit_the_terminal_and_leaves_it_as_it_was(tmp_path:
             terminal.process.send_signal(end)
         else:
             terminal.press("v")
-            terminal.shows("view (peers and sections)", "no peers", "section")
+            terminal.shows("view (status)   space more", "policy spider", "on disk", "troubles none")
             terminal.press("\x1b[C\x1bOQxv")  # an arrow, F2 and x say nothing
             terminal.shows("view (metrics)   space more", "opens ")
             terminal.press(end)
@@ -108,8 +119,11 @@ def test_top_draws_pages_that_fit_the_terminal_and_leaves_it_as_it_was(tmp_path:
 def test_top_goes_from_mount_to_mount_and_leaves_one_that_hangs(tmp_path: Path) -> None:
     source = tmp_path / "source"
     write_files(source, {"a": 1000})
-    with mounted(source, tmp_path / "one") as one, mounted(source, tmp_path / "two") as two:
-        terminal = Terminal(one.point, two.point, timeout_s=0.5)
+    with (
+        mounted(source, tmp_path / "one") as one,
+        mounted(source, tmp_path / "two") as two,
+        top(one.point, two.point, timeout_s=0.5) as terminal,
+    ):
         terminal.shows("mount", "n next mount (list)", str(one.point)[-20:], str(two.point)[-20:])
         terminal.press("n")
         terminal.shows(f"pid {one.supervisor.pid}", "n next mount (1 of 2)")

@@ -1,4 +1,4 @@
-"""Real mounts of data sets of a hub, and of files behind a manifest: what readers get, and what nobody is told."""
+"""Real mounts of data sets of a hub, and of files behind a manifest: what readers get, and what no one is told."""
 
 from __future__ import annotations
 

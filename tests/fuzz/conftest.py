@@ -1,6 +1,6 @@
 """The profile of Hypothesis with which the fuzz tests run for long; in the suite they take seconds.
 
-.venv/bin/python -m pytest tests/fuzz --hypothesis-profile=long
+.venv-dev/bin/python -m pytest tests/fuzz --hypothesis-profile=long
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import select
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ NAMES = (
     b"..",
     b"absent",
 )
-CONTROL = tuple(b"/.spiderfs/" + name for name in (b"version", b"graph", b"redirects", b"ratio", b"none", b""))
+CONTROL = tuple(b"/.spiderfs/" + name for name in (b"epochs", b"graph", b"redirects", b"ratio", b"none", b""))
 ONE_BINDING_ALONE = b"views"  # in `.spiderfs`
 ATTRIBUTES = ("user.label", "user.none", "user.spiderfs.inode", "user.spiderfs.version", "user.spiderfs.none")
 ATTRIBUTES += ("trusted.x", "security.capability", "system.posix_acl_access", "odd", "user." + "n" * 250)
@@ -289,8 +290,7 @@ class Source:
         path = os.path.join(self._root, path)
         try:
             with open(path, "wb") as file:
-                file.write(bytes((seed + number) % 251 for number in range(256)) * (size // 256 + 1))
-                file.truncate(size)
+                file.write(Random(seed).randbytes(size))
             at = os.stat(path).st_mtime - next(self._ages)
             os.utime(path, (at, at))
         except OSError:

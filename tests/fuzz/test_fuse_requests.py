@@ -24,7 +24,7 @@ from spiderfs.fuse.operations import Operations
 from spiderfs.fuse.wire import Opcode
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceLimits
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.control_files import CONTROL_INODE

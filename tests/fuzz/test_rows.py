@@ -121,7 +121,7 @@ def test_damaged_rows_of_contents_give_no_wrong_byte(
         change(path, made)
         with limited(), contextlib.closing(LmdbContent(path)) as content:
             for action, key in actions:
-                # The supervisor then builds the store anew.
+                # The supervisor then builds the store again.
                 with contextlib.suppress(StoreCorrupt):
                     _act(content, action, key)
                 content.end_read()

@@ -17,12 +17,12 @@ from spiderfs.scorer.scoring import ScorerOptions, Scoring
 
 LABELS = np.arange(60) % 5
 DIMENSION = 4
-KINDS: tuple[Literal["exact", "cells", "graph"], ...] = ("exact", "cells", "graph")
+KINDS: tuple[Literal["exact", "cells", "hnsw"], ...] = ("exact", "cells", "hnsw")
 OPTIONS = {kind: ScorerOptions(index=kind, neighbours=5) for kind in KINDS}
-CASES = [("graph", "exact"), ("graph", "cells"), ("graph", "graph"), ("rank", "exact"), ("loss", "exact")]
+CASES = [("graph", "exact"), ("graph", "cells"), ("graph", "hnsw"), ("rank", "exact"), ("loss", "exact")]
 
 
-def taught(scoring: Scoring) -> Scoring:
+def learned(scoring: Scoring) -> Scoring:
     rng = np.random.default_rng(1)
     embeddings = rng.normal(size=(60, DIMENSION)).astype(np.float16)
     scoring.batch(np.arange(60), embeddings, rng.random(60).astype(np.float16))
@@ -36,7 +36,7 @@ def saved(
 ) -> tuple[str, str, dict[str, bytes]]:
     name, index = request.param
     directory = tmp_path_factory.mktemp("scores")
-    taught(SCORINGS[name](LABELS, DIMENSION, OPTIONS[index])).save(directory)
+    learned(SCORINGS[name](LABELS, DIMENSION, OPTIONS[index])).save(directory)
     return name, index, {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
@@ -52,7 +52,7 @@ def test_damaged_files_are_not_taken_up(saved: tuple[str, str, dict[str, bytes]]
         found = SCORINGS[name].saved(LABELS, OPTIONS[index], Path(directory))
         if found is None:
             return
-        wanted = taught(SCORINGS[name](LABELS, DIMENSION, OPTIONS[index]))
+        wanted = learned(SCORINGS[name](LABELS, DIMENSION, OPTIONS[index]))
         assert np.array_equal(found.scores, wanted.scores)
-        taught(found)
+        learned(found)
         found.described()

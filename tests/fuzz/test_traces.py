@@ -3,45 +3,76 @@
 from __future__ import annotations
 
 import functools
-import struct
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 
+import msgpack
 import numpy as np
 from fuzzing import damaged, examples, integers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiderfs.core.hints import Epoch, Hub, Labels, Pinning, Ratio, Scored, WarmUp
+from spiderfs.core.hints import Epoch, Labels, Pinning, Ratio, Scored, WarmUp
+from spiderfs.core.policy import Hub
 from spiderfs.errors import UsageError
 from spiderfs.options.units import Capacity
-from spiderfs.simulation.compare import chosen_policies, compare
-from spiderfs.simulation.hint_source import chosen_settings
-from spiderfs.trace.format import HEADER, MAGIC, RECORD, RECORD_FIELDS, VERSION, Kind, TraceWriter, read_trace
+from spiderfs.simulation.compare import chosen_policies, chosen_settings, compare
+from spiderfs.trace.format import ACCESS, EVENTS, FORMAT, VERSION, TracedBatch, TraceWriter, read_trace
 
-NUMBERS = st.floats(allow_nan=True, allow_infinity=True).map(lambda x: int.from_bytes(struct.pack("<d", x), "little"))
-LIKELY = st.floats(0, 1, width=32).map(lambda x: int.from_bytes(struct.pack("<d", x), "little"))
-RECORDS = st.builds(
-    RECORD_FIELDS.pack,
-    st.floats(0, 1e9),
-    st.integers(1, 8) | integers(64),
-    st.integers(0, 9) | LIKELY | NUMBERS | integers(64),
-    st.integers(0, 4) | integers(32),
-    st.sampled_from(Kind).map(int) | st.integers(0, 255),
-    st.integers(0, 1) | st.integers(0, 255),
-    st.integers(0, 2) | st.integers(0, 65535),
-)
+NUMBERS = st.floats(0, 1) | st.floats() | st.integers(0, 9) | integers(64) | st.none()
+ARRAYS = st.lists(st.integers(1, 8), max_size=4).map(lambda keys: np.array(keys, "<u8").tobytes())
+FLOATS = st.lists(st.floats(0, 1), max_size=4).map(lambda numbers: np.array(numbers, "<f8").tobytes())
+PAIRS = st.lists(ARRAYS | st.integers(0, 9), max_size=2)
+ANY = NUMBERS | st.booleans() | ARRAYS | FLOATS | PAIRS | st.binary(max_size=20)
+# Each kind has its fields, most of which are as here.
+LIKELY = {
+    "job_dataset_id": st.integers(0, 2),
+    "key": st.integers(1, 8),
+    "active": st.booleans(),
+    "goes_on": st.booleans(),
+    "ratio": st.floats(0, 1),
+    "accuracy": st.floats(0, 1),
+    "size": st.integers(0, 100),
+    "keys": ARRAYS,
+    "neighbours": ARRAYS,
+    "inodes": ARRAYS,
+    "scores": FLOATS,
+    "distances": FLOATS,
+    "labels": st.lists(ARRAYS, min_size=2, max_size=2),
+}
+
+
+@st.composite
+def events(draw: st.DrawFn) -> bytes:
+    kind = draw(st.sampled_from(sorted(EVENTS)) | st.text(max_size=9))
+    record: dict[str, object] = {"t": draw(NUMBERS), "kind": kind}
+    for field in fields(EVENTS[kind]) if kind in EVENTS else ():
+        record[field.name] = draw(LIKELY.get(field.name, ANY) if draw(st.integers(0, 5)) else ANY)
+    packed: bytes = msgpack.packb(record)
+    return packed
+
+
+@st.composite
+def accesses(draw: st.DrawFn) -> bytes:
+    rows = draw(st.integers(0, 5))
+    record: dict[str, object] = {"t": 0.0, "kind": "accesses", "rows": rows, "time_s": bytes(4 * rows)}
+    for name in draw(st.sets(st.sampled_from(sorted(set(ACCESS.names or ()) - {"time_s"})))):
+        record[name] = draw(st.binary(min_size=rows, max_size=rows) if draw(st.integers(0, 9)) else ANY)
+    packed: bytes = msgpack.packb(record)
+    return packed
+
+
 # As spiderfs writes them, so that more than the first of them is looked at.
 GOOD = st.builds(
-    RECORD_FIELDS.pack,
-    st.just(1.0),
-    st.integers(1, 8),
+    lambda keys, size: msgpack.packb(
+        {"t": 1.0, "kind": "accesses", "rows": len(keys), "time_s": bytes(4 * len(keys)), "key": bytes(keys)}
+        | {"size": bytes([size]) * len(keys)}
+    ),
+    st.lists(st.integers(1, 8), min_size=1, max_size=5),
     st.integers(1, 100),
-    st.just(0),
-    st.sampled_from([int(Kind.OPEN), int(Kind.BLOCK)]),
-    st.integers(0, 1),
-    st.integers(0, 2),
 )
+HEADER = msgpack.packb({"format": FORMAT, "version": VERSION, "options": 0})
 
 
 @functools.cache
@@ -51,19 +82,19 @@ def written() -> bytes:
     with tempfile.TemporaryDirectory(prefix="trace") as directory:
         writer = TraceWriter(Path(directory) / "trace")
         inodes = np.arange(1, 9, dtype=np.uint64)
-        writer.hint(0.0, Labels("1", {int(inode): int(inode) % 2 for inode in inodes}), int)
-        writer.hint(0.0, Ratio(0.9), int)
+        writer.event(0.0, Labels("1", {int(inode): int(inode) % 2 for inode in inodes}))
+        writer.event(0.0, Ratio(0.9))
         for epoch in range(2):
             for inode in inodes.tolist():
                 writer.append(1.0, inode, 100 * inode, list_number=1)
-                writer.hint(1.0, Scored("1", [inode], [0.5]), int)
-            writer.batch(1.5, 1, inodes, rng.normal(size=(8, 3)), rng.random(8))
-            writer.hint(2.0, Hub(1, "1", [3, 5], [0.1, 0.2]), int)
+                writer.event(1.0, Scored("1", [inode], [0.5]))
+            writer.event(1.5, TracedBatch("1", inodes, rng.normal(size=(8, 3)), rng.random(8)))
+            writer.event(2.0, Hub(1, "1", [3, 5], [0.1, 0.2]))
             writer.redirect(2.0, 3, 300, 1, 100, 1)
-            writer.append(2.5, 77, 1 << 20, Kind.BLOCK, block=1)
-            writer.hint(2.5, Pinning("1", [1, 3]), int)
-            writer.hint(2.5, WarmUp("1", epoch == 0), int)
-            writer.hint(3.0, Epoch("1", 0.25 * epoch), int)
+            writer.append(2.5, 77, 1 << 20, block=1)
+            writer.event(2.5, Pinning("1", [1, 3]))
+            writer.event(2.5, WarmUp("1", epoch == 0))
+            writer.event(3.0, Epoch("1", 0.25 * epoch))
         writer.close()
         return (Path(directory) / "trace").read_bytes()
 
@@ -73,7 +104,7 @@ TEXT = st.text(st.sampled_from("ab1 90#\n\t-.\x00é"), max_size=60).map(str.enco
 
 @examples(60)
 @given(
-    records=st.lists(GOOD | RECORDS, max_size=30),
+    records=st.lists(GOOD | accesses() | events(), max_size=30),
     epoch=st.none() | st.integers(1, 40) | integers(63).filter(bool),
     anew=st.booleans(),
     data=st.data(),
@@ -81,7 +112,7 @@ TEXT = st.text(st.sampled_from("ab1 90#\n\t-.\x00é"), max_size=60).map(str.enco
 def test_any_records_are_simulated_or_refused(
     records: list[bytes], epoch: int | None, anew: bool, data: st.DataObject
 ) -> None:
-    trace = HEADER.pack(MAGIC, VERSION, RECORD.itemsize, 0) + b"".join(records)
+    trace = HEADER + b"".join(records)
     if data.draw(st.integers(0, 4)) == 0:
         trace = data.draw(damaged(trace))
     _simulate(trace, epoch, anew)
@@ -106,7 +137,7 @@ def test_any_text_is_simulated_or_refused(text: bytes) -> None:
 def _simulate(content: bytes, epoch: int | None, anew: bool) -> None:
     with tempfile.NamedTemporaryFile(prefix="trace") as file:
         Path(file.name).write_bytes(content)
-        settings = chosen_settings("auto,0.5", 5) if anew else chosen_settings(None, None)
+        settings = chosen_settings("nearest,0.5", 5) if anew else chosen_settings(None, None)
         try:
             report = compare(
                 read_trace(file.name), "trace", chosen_policies("all"), [Capacity.parse("50%")], epoch, None, settings

@@ -55,7 +55,7 @@ class Way:
 
     @property
     def stale_s(self) -> float:
-        """The longest for which the kernel's client may believe old attributes: nfs(5), actimeo, acdirmax."""
+        """The longest for which the kernel's client may trust old attributes: nfs(5), actimeo, acdirmax."""
         return 1.0 if self.short else 60.0
 
 

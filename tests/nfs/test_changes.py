@@ -113,7 +113,7 @@ def test_files_that_are_replaced_all_the_time(
 
 
 def test_root_squash(way: Way, server: Server, at_server: Path, source: Path, tmp_path: Path, note: list[str]) -> None:
-    """The server takes root for nobody: what nobody may not read answers EACCES, and no other error."""
+    """The server takes root for no one: what no one may not read answers EACCES, and no other error."""
     write(at_server, ["open to all", "private"])
     write_below = at_server / "closed"
     write_below.mkdir()

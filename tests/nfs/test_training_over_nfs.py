@@ -29,7 +29,7 @@ def test_a_planned_training(
                 # Each sample is compared with its name by the data set.
                 assert process.hear() == FILES
                 eventually(lambda: mount.stats()["plans"][0]["taken"] == FILES, 60, "the end of the epoch")
-                assert mount.stats()["plans"][0]["believed"]
+                assert mount.stats()["plans"][0]["trusted"]
                 if epoch == 0:
                     first = mount.metric("origin_reads")
                 process.tell("go on")

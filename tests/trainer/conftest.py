@@ -7,4 +7,4 @@ from __future__ import annotations
 
 import multiprocessing
 
-multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "trainer_hook.attaching"])
+multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", "trainer_hook.hook"])

@@ -13,12 +13,12 @@ import pytest
 import trio
 
 from benchmarks.fakes import RecordingSink
-from spiderfs.daemon.training.connection.hook_connection import ServerLimits
-from spiderfs.daemon.training.connection.hook_server import HookServer, listen
+from spiderfs.daemon.training.connection.hook_server import HookServer, ServerLimits, listen
 from trainer_hook.connection import introduce
-from trainer_hook.connection.client import Client
+from trainer_hook.connection.client import HookClient
 
-PATIENCE_S = 20.0
+# Only a test that fails waits for so long; beside others an epoch with loader workers has taken 18 s.
+PATIENCE_S = 90.0
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -28,7 +28,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-class Connected(Client):
+class Connected(HookClient):
     """A client that is connected before the training goes on.
 
     A daemon that is connected to later hears nothing of the epochs that are over, and the epochs of tests take a few
@@ -62,7 +62,7 @@ class HookDaemon:
         self._thread = threading.Thread(target=trio.run, args=(self._main,))
         self._thread.start()
         assert self._began.wait(PATIENCE_S)
-        self._patch.setattr(introduce, "Client", Connected)
+        self._patch.setattr(introduce, "HookClient", Connected)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ from mounting import Mounted, eventually
 from reading import read_afresh
 
 from spiderfs.protocol import Batch, EpochEnd, Hello
-from trainer_hook import Client, Declaration
+from trainer_hook import Declaration, HookClient
 from trainer_hook.connection.mounts import socket_finder
 
 
@@ -35,7 +35,7 @@ class Training:
         self._losses = losses
         self._batch = batch
         self._vectors = np.ones((len(names), 4)) if vectors is None else vectors
-        self._client = Client(socket_finder(point, None), Hello("test", "test"))
+        self._client = HookClient(socket_finder(point, None), Hello("test", "test"))
         self._client.declare(Declaration("train", "train", [name.encode() for name in names], labels))
         self.scores = self._client.scores("train", 20.0)
         self.given: Counter[tuple[int, int]] = Counter()

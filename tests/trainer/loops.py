@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset
 
 import trainer_hook
-from trainer_hook import SpiderSampler
+from trainer_hook import HookOptions, SpiderSampler
 
 EPOCHS = 2
 
@@ -121,13 +121,13 @@ class Training:
             options["batch_size"] = size
         return DataLoader(dataset, **options)
 
-    def follow(self, loader: Any, model: nn.Module | None = None, **options: Any) -> Any:
+    def follow(self, loader: Any, model: nn.Module | None = None, **arguments: Any) -> Any:
         """The line of ours in the script."""
         if self.way is Way.PLAN:
-            options = {name: options[name] for name in ("samples", "split") if name in options}
-            self.hooks.append(trainer_hook.plan(self.mount, loader, **options))
+            arguments = {name: arguments[name] for name in ("samples", "split") if name in arguments}
+            self.hooks.append(trainer_hook.plan(self.mount, loader, **arguments))
         elif self.way in (Way.ATTACH, Way.ATTACH_SAMPLER):
-            self.hooks.append(trainer_hook.attach(self.mount, model or self.model, loader, **options))
+            self.hooks.append(trainer_hook.attach(self.mount, model or self.model, loader, **arguments))
         return loader
 
     def step(self, loss: Tensor) -> None:
@@ -209,7 +209,7 @@ def single_samples(t: Training) -> None:
 
 
 def forked_workers(t: Training) -> None:
-    # Their reads are counted elsewhere.
+    # Their reads are counted somewhere else.
     options = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}
     loader = t.follow(t.loader(**options))
     for _ in range(EPOCHS):
@@ -266,7 +266,7 @@ def parts_on_a_device(t: Training) -> None:
 
 
 def parts_copied(t: Training) -> None:
-    """Nobody can say which rows a copy of some rows has."""
+    """No one can say which rows a copy of some rows has."""
     _in_parts(t, lambda inputs: inputs, lambda rows: [part.clone() for part in rows.split(3)])
 
 
@@ -326,14 +326,14 @@ def two_views(t: Training) -> None:
 
 
 def two_views_in_one_forward(t: Training) -> None:
-    """Twice as many rows as samples, of which nobody can say how they lie."""
+    """Twice as many rows as samples, of which no one can say how they lie."""
     loader = t.follow(t.loader(t.data(views=2)))
     for (one, other), labels in loader:
         t.step(cross_entropy(t.model(torch.cat([one, other])), torch.cat([labels, labels])))
 
 
 def two_views_on_a_device(t: Training) -> None:
-    """Nobody can say that both are of the batch."""
+    """No one can say that both are of the batch."""
     loader = t.follow(t.loader(t.data(views=2)))
     for (one, other), labels in loader:
         one, other = one.clone(), other.clone()
@@ -560,7 +560,7 @@ def _collated(t: Training, labels_of: Callable[[Tensor], Any], **options: Any) -
 
 
 def numbered_from_one(t: Training) -> None:
-    """Nobody knows the numbers of its classes before the second batch."""
+    """No one knows the numbers of its classes before the second batch."""
     _collated(t, lambda labels: labels + 1)
 
 
@@ -606,7 +606,7 @@ def numbered_samples(t: Training) -> None:
 
 
 def labels_at_random(t: Training) -> None:
-    """What has the noise of labels drawn anew cannot be told from what gives other samples."""
+    """What has the noise of labels drawn again cannot be told from what gives other samples."""
     _collated(t, lambda labels: torch.where(torch.rand(len(labels)) < 0.8, labels.roll(1), labels))
 
 
@@ -702,7 +702,7 @@ def early_break(t: Training) -> None:
 
 
 def early_break_and_others(t: Training) -> None:
-    """The batch at which the loop breaks off is not trained on; copies of others are, which nobody follows."""
+    """The batch at which the loop breaks off is not trained on; copies of others are, which no one follows."""
     loader, others = t.follow(t.loader()), DataLoader(Numbered(size=8, first=SIZE), 8)
     for _ in range(EPOCHS):
         for step, (inputs, labels) in enumerate(loader):
@@ -729,8 +729,8 @@ def skipped(t: Training) -> None:
                 t.step(cross_entropy(t.model(inputs), labels))
 
 
-def _ahead(t: Training, ahead: int, given: Callable[[Tensor], Tensor], **options: Any) -> None:
-    loader = t.follow(t.loader(), **options)
+def _ahead(t: Training, ahead: int, given: Callable[[Tensor], Tensor], lookahead: int | None = None) -> None:
+    loader = t.follow(t.loader(), options=HookOptions(lookahead=lookahead))
     for _ in range(EPOCHS):
         waiting: list[Any] = []
         for inputs, labels in loader:
@@ -1113,7 +1113,7 @@ def _repeating(kind: type[DataLoader[Any]], workers: int, size: int | None, rese
             if reset and epoch == 1:
                 loader.reset()
         if workers:
-            # Their reads are counted elsewhere.
+            # Their reads are counted somewhere else.
             t.reads += [*range(SIZE)] * 4
 
     return train
@@ -1134,7 +1134,7 @@ class SequenceFirst(nn.Module):
 
 
 class Sequences(Numbered):
-    """As many steps as a batch has rows, so that nobody can say by the shape which is which."""
+    """As many steps as a batch has rows, so that no one can say by the shape which is which."""
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         row, label = super().__getitem__(index)
@@ -1155,7 +1155,7 @@ def sequence_first_on_a_device(t: Training) -> None:
         t.step(cross_entropy(t.model(inputs.transpose(0, 1).contiguous()), labels))
 
 
-# -- what has rows elsewhere than one thinks
+# -- what has rows somewhere else than one thinks
 
 
 def one_buffer_for_all(t: Training) -> None:
@@ -1436,10 +1436,10 @@ LOOPS: dict[str, Loop] = {
     "a sampler with a model": Loop(_shared_with_a_copy(OfAModel), ways=FOLLOWED),
     "infinite loader": Loop(_repeating(InfiniteDataLoader, 0, 8, reset=False)),
     "infinite loader with workers": Loop(_repeating(InfiniteDataLoader, 2, 4, reset=False), Sent.SOME),
-    "infinite loader that is made anew": Loop(_repeating(InfiniteDataLoader, 2, 4, reset=True), Sent.SOME),
+    "infinite loader that is made again": Loop(_repeating(InfiniteDataLoader, 2, 4, reset=True), Sent.SOME),
     "late infinite loader": Loop(_repeating(LateInfiniteDataLoader, 0, 8, reset=True)),
     "late infinite loader with workers": Loop(_repeating(LateInfiniteDataLoader, 2, 4, reset=False)),
-    "late infinite loader that is made anew": Loop(_repeating(LateInfiniteDataLoader, 2, 4, reset=True)),
+    "late infinite loader that is made again": Loop(_repeating(LateInfiniteDataLoader, 2, 4, reset=True)),
     "late multi-epochs loader": Loop(_repeating(LateMultiEpochsDataLoader, 0, 8, reset=False)),
     "late multi-epochs loader with workers": Loop(_repeating(LateMultiEpochsDataLoader, 2, 4, reset=False)),
     "multi-epochs loader": Loop(_repeating(MultiEpochsDataLoader, 0, 8, reset=False)),

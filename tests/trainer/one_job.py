@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from vector_files import WIDTH
 
-from trainer_hook import attach
+from trainer_hook import HookOptions, attach
 
 BATCH = 10
 # Of each model: the seed of its weights, that of its order, and its layers.
@@ -46,7 +46,7 @@ def main(connection: Connection, mount: Path, name: str) -> None:
     model = nn.Sequential(*layers())
     files = Files(mount)
     loader = DataLoader(files, BATCH, shuffle=True, generator=torch.Generator().manual_seed(order))
-    hook = attach(mount, model, loader, job_name=f"model {name}", epochs=5)
+    hook = attach(mount, model, loader, options=HookOptions(job_name=f"model {name}", epochs=5))
     client: Any = hook._client
 
     def scores() -> str:
@@ -57,7 +57,7 @@ def main(connection: Connection, mount: Path, name: str) -> None:
     connection.send({"job": hook.job, "scores": scores()})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     batches, losses = iter(loader), []
-    # Nobody tells it anything any more when the test has ended.
+    # No one tells it anything any more when the test has ended.
     with contextlib.suppress(EOFError):
         while command := connection.recv():
             if command == "epoch":

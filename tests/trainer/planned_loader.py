@@ -30,12 +30,14 @@ class Task:
     keeps: bool = False
     """Whether the data set reads each file once, and keeps it in memory."""
     share: bool = False
+    files: str = "*/*"
+    """The files of the list, as a glob below the mount."""
 
 
 class Files(Dataset[Any]):
     def __init__(self, task: Task) -> None:
         root = Path(task.point)
-        self.samples = [(str(path), 0) for path in sorted(root.glob("*/*"))]
+        self.samples = [(str(path), 0) for path in sorted(root.glob(task.files))]
         order = torch.randperm(len(self.samples), generator=torch.Generator().manual_seed(9)).tolist()
         self.read = (
             [self.samples[index][0] for index in order] if task.reads == "wrong" else [path for path, _ in self.samples]

@@ -1,4 +1,4 @@
-"""Repeats what a recorded mount did: readers get what they got then, and the engine decides anew.
+"""Repeats what a recorded mount did: readers get what they got then, and the engine decides again.
 
 A replay (`simulation/replay.py`) asks what another cache would have served. A repetition asks whether the same cache
 decides the same again. It does if the mount began with an empty cache, followed no plan, fetched nothing ahead of
@@ -13,11 +13,11 @@ from typing import NamedTuple
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Budget, Hint, Lost, Published
 from spiderfs.core.policy import Key, Policy
-from spiderfs.simulation.replay import Teacher, read
+from spiderfs.simulation.replay import ReplayedFeed, read
 from spiderfs.trace.format import Trace
 
 
-class _Repeating(Teacher):
+class _Repeating(ReplayedFeed):
     """Tells the engine too what it heard beside accesses, and keeps the table of redirects as workers have it."""
 
     def __init__(self, engine: Engine, hints: Sequence[tuple[int, Hint]]) -> None:
@@ -31,11 +31,11 @@ class _Repeating(Teacher):
             case Lost(key):
                 self._engine.forget(key)
             case Published():
-                for course_id, wanted, stand_in in self._teaching.redirects_changed():
-                    if stand_in is None:
-                        self.redirects.pop((course_id, wanted), None)
+                for job_dataset_id, wanted, substitute in self._feed.redirects_changed():
+                    if substitute is None:
+                        self.redirects.pop((job_dataset_id, wanted), None)
                     else:
-                        self.redirects[course_id, wanted] = stand_in
+                        self.redirects[job_dataset_id, wanted] = substitute
             case _:
                 super()._give(hint)
 
@@ -43,23 +43,25 @@ class _Repeating(Teacher):
 class Repeated(NamedTuple):
     engine: Engine
     redirects: Mapping[tuple[str, Key], Key]
-    """The published stand-ins, by course and sample."""
+    """The published substitutes, by job dataset and sample."""
 
 
 def repeated(trace: Trace, policy: Policy) -> Repeated:
     """What the mount had at the end of the trace; `policy` is a new one, as the mount made it."""
     engine, accesses = Engine(policy, 0), trace.accesses()
-    teacher = _Repeating(engine, trace.hints())
-    columns = zip(accesses.keys, accesses.course_ids, trace.given(), strict=True)
-    for number, (key, course_id, given) in enumerate(columns):
-        teacher.give(number)
-        if not given.offered:
+    feed = _Repeating(engine, trace.hints())
+    columns = (trace.columns[name].tolist() for name in ("given", "given_size", "block", "unoffered", "unseen"))
+    rows = zip(accesses.keys, accesses.job_dataset_ids, *columns, strict=True)
+    for number, (key, job_dataset_id, inode, size, block, unoffered, unseen) in enumerate(rows):
+        feed.give(number)
+        if unoffered:
             continue
-        if course_id:
-            teacher.served(course_id, key, given.key)
-        if given.unseen:
-            engine.read_unseen(given.key, given.size)
+        given = (inode, block) if block else inode
+        if job_dataset_id:
+            feed.served(job_dataset_id, key, given)
+        if unseen:
+            engine.read_unseen(given, size)
         else:
-            read(engine, given.key, given.size)
-    teacher.give(len(accesses))
-    return Repeated(engine, teacher.redirects)
+            read(engine, given, size)
+    feed.give(len(accesses))
+    return Repeated(engine, feed.redirects)

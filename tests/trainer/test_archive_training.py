@@ -119,7 +119,7 @@ def test_with_a_fifth_cached_neighbours_save_requests_of_later_epochs(tmp_path: 
     contents = {b"%04d" % number: b"%04d" % number * (MEMBER_BYTES // 4) for number in range(MEMBERS)}
     (source / "train.tar").write_bytes(tar_of(contents))
     # A window of 2 s would be most of an epoch.
-    first = "from spiderfs.daemon.caching import bringing; bringing._AHEAD_S = 0.05"
+    first = "from spiderfs.daemon.caching import prefetch_backend; prefetch_backend._AHEAD_S = 0.05"
     chosen = {"archives": "tar", "fetches": 4, "source__latency_ms": 2, "capacity": MEMBERS * MEMBER_BYTES // 5}
     with mounted(source, tmp_path / "m", first=first, **chosen) as mount:
         loader = DataLoader(
@@ -187,3 +187,84 @@ def test_shards_that_say_too_little(
         (tmp_path / os.fsdecode(name)).write_bytes(content)
     with pytest.raises(ValueError, match=said):
         webdataset_samples(tmp_path, **arguments)
+
+
+def put(root: Path, members: dict[str, bytes]) -> None:
+    """Files below shards as a mount shows them, and beside them."""
+    for name, content in members.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+
+
+PLAIN = {f"{shard}.tar/{number}.{kind}": b"7" for shard in (0, 1) for number in (0, 1) for kind in ("jpg", "cls")}
+CAPTIONS = {f"0.tar/{number}.{kind}": b'{"width": 7}' for number in (0, 1) for kind in ("jpg", "txt", "json")}
+
+
+@pytest.mark.parametrize(
+    ("members", "arguments", "expected"),
+    [
+        ({**PLAIN, "0.parquet": b"x", "0_stats.json": b"{}", "nshards.txt": b"2"}, {}, ["0.tar/0.jpg", "0.tar/1.jpg"]),
+        ({**{f"test/{name}": b"7" for name in PLAIN}, "README.md": b"x"}, {}, ["test/0.tar/0.jpg", "test/0.tar/1.jpg"]),
+        ({**PLAIN, "0.tar/._0.jpg": b"mac", "0.tar/.DS_Store": b"ds"}, {}, ["0.tar/0.jpg", "0.tar/1.jpg"]),
+        ({**PLAIN, ".cache/x.tar/0.lock": b"", "0.tar/.d/2.jpg": b"", "0.tar/.d/2.cls": b"7"}, {},
+         ["0.tar/0.jpg", "0.tar/1.jpg", "0.tar/.d/2.jpg"]),
+        ({"a.tar/0.image.jpg": b"", "a.tar/0.label.cls": b"7"}, {"label": "label.cls"}, ["a.tar/0.image.jpg"]),
+        ({"a.zip/0.image.jpg": b"", "a.zip/0.depth.png": b"", "a.zip/0.meta.json": b'{"a.b": "7"}'},
+         {"sample": "image.jpg", "label": "meta.json.a.b"}, ["a.zip/0.image.jpg"]),
+        (CAPTIONS, {"label": "json.width"}, ["0.tar/0.jpg", "0.tar/1.jpg"]),
+        ({**PLAIN, "annotations.zip": b"PK"}, {}, ["0.tar/0.jpg", "0.tar/1.jpg"]),
+    ],
+    ids=["beside shards", "beside directories", "macOS", "hidden", "dots", "fields of dots", "captions", "other kinds"],
+)  # fmt: skip
+def test_usual_layouts_of_shards(
+    tmp_path: Path, members: dict[str, bytes], arguments: dict[str, str], expected: list[str]
+) -> None:
+    put(tmp_path, members)
+    samples = webdataset_samples(tmp_path, **arguments)
+    assert samples[: len(expected)] == [(str(tmp_path / path), 7) for path in expected]
+    assert len(samples) == sum(".tar/" in name or ".zip/" in name for name in members if name.endswith(".jpg")) - (
+        "0.tar/._0.jpg" in members
+    )
+
+
+def test_samples_without_classes(tmp_path: Path) -> None:
+    put(tmp_path, CAPTIONS)
+    with pytest.raises(ValueError, match=r"0 has no \.cls: say .* or that there are none with label=None"):
+        webdataset_samples(tmp_path)
+    assert webdataset_samples(tmp_path, label=None) == [
+        (str(tmp_path / f"0.tar/{number}.jpg"), -1) for number in (0, 1)
+    ]
+
+
+def test_shards_of_a_directory_that_is_a_link(tmp_path: Path) -> None:
+    put(tmp_path / "remote", PLAIN)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "part").symlink_to("../remote")
+    assert len(webdataset_samples(tmp_path / "set")) == 4
+
+
+def test_no_shard_is_left_out_in_silence(tmp_path: Path) -> None:
+    put(tmp_path, PLAIN)
+    for path, error in ((tmp_path / "none", FileNotFoundError), (tmp_path / "0.tar" / "0.jpg", NotADirectoryError)):
+        with pytest.raises(error):
+            webdataset_samples(path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"no samples at or below .*/empty: name the directory"):
+        webdataset_samples(tmp_path / "empty")
+    (tmp_path / "2.tar").symlink_to("0.tar/0.jpg")
+    with pytest.raises(ValueError, match=r"2\.tar is a file: mount with -o archives=tar"):
+        webdataset_samples(tmp_path)
+    put(tmp_path / "files", {"0.tar": b"x"})
+    with pytest.raises(ValueError, match=r"0\.tar is a file: mount with -o archives=tar"):
+        webdataset_samples(tmp_path / "files")
+
+
+def test_a_shard_that_was_cut_short_is_an_error(tmp_path: Path) -> None:
+    (source := tmp_path / "source").mkdir()
+    whole = tar_of({b"0.jpg": bytes(900), b"0.cls": b"1"})
+    (source / "0.tar").write_bytes(whole)
+    (source / "1.tar").write_bytes(whole[:2000])
+    with mounted(source, tmp_path, archives="tar", allowed=["1.tar cannot be shown"]) as mount:
+        with pytest.raises(OSError, match=r"Errno 5\] it has no end: it may have been cut short: .*/1\.tar"):
+            webdataset_samples(mount.point)
+        assert len(webdataset_samples(mount.point / "0.tar")) == 1

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from hook_daemon import HookDaemon
-from tiny_training import SIZE, WIDTH, Network, loader, recorded, train
+from hook_daemon import HookDaemon, until
+from tiny_training import SIZE, WIDTH, Network, Numbered, loader, recorded, train
 from torch.utils.data import DataLoader
 
 from trainer_hook import SpiderSampler, attach, plan
@@ -144,3 +144,48 @@ def test_a_model_can_be_traced_and_exported(daemon: HookDaemon) -> None:
     hook.close()
     assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
     torch.jit.script(model)  # type: ignore[attr-defined]
+
+
+def test_arguments_in_another_order_are_refused(daemon: HookDaemon) -> None:
+    with pytest.raises(ValueError, match=r"^the model is a DataLoader, no torch module: give directory, model, then"):
+        attach(daemon.mount, loader(), Network())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^the loader is a Network, no torch DataLoader"):
+        attach(daemon.mount, Network(), Network())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^the loader is a PosixPath, no torch DataLoader: give the mount"):
+        plan(loader(), daemon.mount)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [Numbered(SIZE - 1).samples, Numbered(SIZE + 1).samples])
+def test_a_list_of_another_length_than_the_data_set_is_refused_at_once(daemon: HookDaemon, given: Any) -> None:
+    said = f"^the Numbered has {SIZE} samples, and its list {len(given)}: give samples="
+    for call in (lambda: plan(daemon.mount, loader(), samples=given), lambda: attach_with(daemon, given)):
+        with pytest.raises(ValueError, match=said):
+            call()
+
+
+def attach_with(daemon: HookDaemon, given: Any) -> None:
+    attach(daemon.mount, Network(), loader(), samples=given)
+
+
+def test_where_there_is_no_mount_that_is_all_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = Numbered()
+    data.samples = [(f"/nfs/{name}", label) for name, label in data.samples]
+    with plan(tmp_path / "none", loader(data)):
+        until(lambda: bool(caplog.records))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"spiderfs: the daemon cannot be reached ({tmp_path}/none lies in no spiderfs mount): "
+        "training goes on without it"
+    ]
+
+
+def test_a_plan_that_works_says_so(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "trainer_hook")
+    with plan(daemon.mount, batches := loader()) as planning:
+        hello = planning._connection.hello
+        assert repr(planning) == f"Planning({daemon.mount}, 50 samples, job {hello.job})"
+        for _ in range(3):
+            assert len([*batches]) == BATCHES
+        until(lambda: "has the plan" in caplog.text)
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.INFO] == [
+        "spiderfs: the mount has the plan of the list 'train': 50 samples"
+    ]

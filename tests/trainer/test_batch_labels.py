@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer_hook.model.labels import MIXED, OTHERS, Labels
+from trainer_hook.model.attribution import MIXED, OTHERS, LabelCheck
 
 SIZE = 1000
 ROWS = 16
@@ -22,7 +22,7 @@ def doubts(batch_of: Batch, batches: int = 40, classes: int = 10) -> list[str | 
     """What is said of each batch; `batch_of` makes it of the labels that the list has."""
     torch.manual_seed(1)
     declared = torch.arange(SIZE) % classes
-    labels = Labels(declared.numpy().astype(np.int32))
+    labels = LabelCheck(declared.numpy().astype(np.int32))
     found = []
     for _ in range(batches):
         drawn = torch.randperm(SIZE)[:ROWS]

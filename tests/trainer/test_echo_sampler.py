@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from two_ranks import in_two_ranks, join_two_ranks
 
-from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.policies import POLICIES
 from spiderfs.simulation.replay import policy_for, replay
+from spiderfs.trace.format import Accesses
 from trainer_hook import EchoSampler
-from trainer_hook.samplers.echo import NEAREST
+from trainer_hook.samplers.epoch import NEAREST
 
 
 def cycle_of(sampler: EchoSampler, times: int) -> list[int]:

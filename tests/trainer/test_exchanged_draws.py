@@ -153,7 +153,7 @@ def test_what_a_sampler_draws_counts_where_it_changes_its_mind(daemon: HookDaemo
         for number, batch in enumerate(loader):
             found += batch.tolist()
             if number + 1 == batches:
-                # It draws some samples that it would not have drawn, in the place of some that nobody has had yet.
+                # It draws some samples that it would not have drawn, in the place of some that no one has had yet.
                 left = sorted(set(sampler.order) - set(found))[-5:]
                 sampler.order = [SIZE - 1 - left.index(one) if one in left else one for one in sampler.order]
                 assert planning.state_dict()

@@ -1,4 +1,4 @@
-"""Revamper's schedule: each generation is used so many times, and each batch makes as many samples anew."""
+"""Revamper's schedule: each generation is used so many times, and each batch makes as many samples again."""
 
 from __future__ import annotations
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import importlib
+import inspect
 import logging
 import os
 import weakref
@@ -23,7 +25,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 from two_ranks import in_two_ranks, join_two_ranks
 
-from trainer_hook import attach
+from trainer_hook import HookOptions, attach
+from trainer_hook.model.capture import projection
 
 BATCHES = 7  # of 50 samples in eights
 
@@ -163,7 +166,7 @@ def test_a_loop_that_takes_batches_ahead_and_says_so(daemon: HookDaemon, ahead: 
         yield from waiting
 
     model, batches = Network(), loader(num_workers=1, multiprocessing_context="fork")
-    hook = attach(daemon.mount, model, batches, lookahead=ahead)
+    hook = attach(daemon.mount, model, batches, options=HookOptions(lookahead=ahead))
     for _ in train(model, prefetched(batches)):
         pass
     hook.close()
@@ -180,7 +183,7 @@ def test_a_loop_that_takes_batches_ahead_without_saying_so_is_noticed(
         pass
     hook.epoch_end()
     hook.close()
-    assert "attach with lookahead=" in caplog.text
+    assert "attach with HookOptions(lookahead=)" in caplog.text
     assert not daemon.sink.batches
     assert hook.counts["unmatched"] == BATCHES
     until(lambda: daemon.counted["hook_forwards_unmatched"] == BATCHES)
@@ -276,7 +279,7 @@ def test_wide_embeddings_are_projected_alike_everywhere(daemon: HookDaemon) -> N
     model = nn.Sequential(nn.Linear(WIDTH, 200), nn.ReLU(), nn.Linear(200, CLASSES))
     batches = loader(shuffle=False, batch_size=SIZE)
     for _ in range(2):
-        hook = attach(daemon.mount, model, batches, embed_dim=16)
+        hook = attach(daemon.mount, model, batches, options=HookOptions(embed_dim=16))
         inputs, _ = next(iter(batches))
         model(inputs)
         hook.close()
@@ -291,7 +294,7 @@ def test_wide_embeddings_are_projected_alike_everywhere(daemon: HookDaemon) -> N
 def test_wide_embeddings_are_sent_as_they_are_if_embed_dim_has_room(daemon: HookDaemon) -> None:
     model = nn.Sequential(nn.Linear(WIDTH, 200), nn.ReLU(), nn.Linear(200, CLASSES))
     batches = loader(shuffle=False, batch_size=SIZE)
-    hook = attach(daemon.mount, model, batches, embed_dim=512)
+    hook = attach(daemon.mount, model, batches, options=HookOptions(embed_dim=512))
     inputs, _ = next(iter(batches))
     model(inputs)
     hook.close()
@@ -302,11 +305,29 @@ def test_wide_embeddings_are_sent_as_they_are_if_embed_dim_has_room(daemon: Hook
     np.testing.assert_allclose(batch.embeddings, expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("embed_dim", [16, 512])
+def test_raw_embeddings_keep_their_lengths(daemon: HookDaemon, embed_dim: int) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, 200), nn.ReLU(), nn.Linear(200, CLASSES))
+    batches = loader(shuffle=False, batch_size=SIZE)
+    hook = attach(daemon.mount, model, batches, options=HookOptions(embed_dim=embed_dim, embeddings="raw"))
+    inputs, _ = next(iter(batches))
+    model(100 * inputs)
+    hook.close()
+    until(lambda: len(daemon.sink.batches) == 1)
+    ((_, batch),) = daemon.sink.batches
+    with torch.no_grad():
+        expected = model[1](model[0](100 * inputs))
+        if embed_dim < 200:
+            expected = expected @ projection(200, embed_dim)
+    assert np.linalg.norm(batch.embeddings.astype(np.float32), axis=1).mean() > 2
+    np.testing.assert_allclose(batch.embeddings, expected, rtol=2e-3, atol=2e-2)
+
+
 @pytest.mark.parametrize("shape", [(4, 5), (4, 2, 2)])
 def test_classifiers_over_positions_are_averaged(daemon: HookDaemon, shape: tuple[int, ...]) -> None:
     layer: nn.Module = nn.Linear(5, CLASSES) if len(shape) == 2 else nn.Conv2d(4, CLASSES, 1)
     model = nn.Sequential(layer)
-    hook = attach(daemon.mount, model, None, samples=[("a", 0), ("b", 1)], classifier="0")
+    hook = attach(daemon.mount, model, None, samples=[("a", 0), ("b", 1)], options=HookOptions(classifier="0"))
     hook.batch([1, 0])
     model(torch.ones(2, *shape))
     hook.close()
@@ -381,16 +402,27 @@ def test_arguments_that_can_never_work_are_refused_at_once(tmp_path: Path) -> No
         ("iterable data set", (model, DataLoader(Stream())), {}),
         ("in order", (model, loader(in_order=False, num_workers=1, multiprocessing_context="fork")), {}),
         ("no Linear", (nn.Conv2d(1, 1, 1), loader()), {}),
-        ("no layer 'head'", (model, loader()), {"classifier": "head"}),
-        ("embed_dim=4097", (model, loader()), {"embed_dim": 4097}),
-        ("lookahead=-1", (model, loader()), {"lookahead": -1}),
-        ("queue_batches=0: give 1", (model, loader()), {"queue_batches": 0}),
+        ("no layer 'head'", (model, loader()), {"options": HookOptions(classifier="head")}),
         ("epoch=None: give the number", (model, loader()), {"epoch": None}),
         ("split of 1025 bytes: give at most", (model, loader()), {"split": "x" * 1025}),
         ("no samples", (model, None), {"samples": []}),
     ]:
         with pytest.raises(ValueError, match=words):
             attach(tmp_path, *arguments, **options)  # type: ignore[arg-type]
+    for words, rare in [
+        ("embed_dim=4097", {"embed_dim": 4097}),
+        ("lookahead=-1", {"lookahead": -1}),
+        ("queue_batches=0: give 1", {"queue_batches": 0}),
+        ("embeddings='long': give 'unit' or 'raw'", {"embeddings": "long"}),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            HookOptions(**rare)
+
+
+def test_attach_takes_at_most_ten_arguments_and_the_rest_as_options() -> None:
+    assert len(inspect.signature(attach).parameters) <= 10
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        HookOptions().lookahead = 1  # type: ignore[misc]
 
 
 def test_warns_when_the_classifier_does_not_run(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:

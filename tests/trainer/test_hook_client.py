@@ -16,20 +16,24 @@ import pytest
 from hook_daemon import PATIENCE_S, HookDaemon, until
 
 from benchmarks.fakes import RecordingSink
-from spiderfs.daemon.training.connection.hook_connection import ServerLimits
+from spiderfs.daemon.training.connection.hook_server import ServerLimits
 from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd, Hello, Plan, Progress
-from trainer_hook import Client, Declaration
-from trainer_hook.connection import lists_and_plans
-from trainer_hook.connection.lists_and_plans import PROGRESS_EVERY_S
-from trainer_hook.connection.mounts import Patience, find_mount, socket_finder
+from trainer_hook import Declaration, HookClient
+from trainer_hook.connection import client
+from trainer_hook.connection.client import PROGRESS_EVERY_S
+from trainer_hook.connection.mounts import ConnectPatience, find_mount, socket_finder
 
-QUICK = Patience(first_pause_s=0.01, longest_pause_s=0.05)
+pytestmark = pytest.mark.clock
+
+QUICK = ConnectPatience(first_pause_s=0.01, longest_pause_s=0.05)
 # What does not wait for the daemon takes milliseconds; two busy cores may add seconds.
 STALL_S = 5.0
 
 
-def client(directory: Path, queue_batches: int = 64) -> Client:
-    return Client(socket_finder(directory, None), Hello("test", "test"), queue_batches=queue_batches, patience=QUICK)
+def client_of(directory: Path, queue_batches: int = 64) -> HookClient:
+    return HookClient(
+        socket_finder(directory, None), Hello("test", "test"), queue_batches=queue_batches, patience=QUICK
+    )
 
 
 def declaration(size: int = 2, name: str = "train") -> Declaration:
@@ -54,7 +58,7 @@ def test_finds_the_mount_above_a_directory(tmp_path: Path) -> None:
 
 def test_a_long_list_is_declared_in_several_messages(tmp_path: Path) -> None:
     with HookDaemon(tmp_path) as daemon:
-        talking = client(tmp_path)
+        talking = client_of(tmp_path)
         talking.declare(declaration(150_000))
         until(lambda: len(daemon.sink.lists) == 1)
         talking.close()
@@ -64,7 +68,7 @@ def test_a_long_list_is_declared_in_several_messages(tmp_path: Path) -> None:
 
 def test_requests_are_answered(tmp_path: Path) -> None:
     with HookDaemon(tmp_path, RecordingSink(scores_given=np.array([1, 2], np.float32))) as daemon:
-        talking = client(tmp_path)
+        talking = client_of(tmp_path)
         talking.declare(declaration())
         scores, cached = talking.scores("train", 10), talking.cached("train", 10)
         assert scores is not None
@@ -79,7 +83,7 @@ def test_requests_are_answered(tmp_path: Path) -> None:
 
 def test_an_answer_that_nobody_waits_for_is_not_kept(tmp_path: Path) -> None:
     with HookDaemon(tmp_path) as daemon:
-        talking = client(tmp_path)
+        talking = client_of(tmp_path)
         talking.declare(declaration())
         talking.exchange("train", 0, 0, 0, (), (0,))
         until(lambda: len(daemon.sink.questions) == 1 and not talking._answers)
@@ -87,7 +91,7 @@ def test_an_answer_that_nobody_waits_for_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_daemon_that_was_never_there_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    talking = client(tmp_path, queue_batches=3)
+    talking = client_of(tmp_path, queue_batches=3)
     talking.declare(declaration())
     until(lambda: "cannot be reached" in caplog.text)
     for step in range(10):
@@ -104,7 +108,7 @@ def test_connects_again_and_sends_lists_and_plans_again(tmp_path: Path, caplog: 
     caplog.set_level(logging.WARNING)
     daemon = HookDaemon(tmp_path)
     with daemon:
-        talking = client(tmp_path)
+        talking = client_of(tmp_path)
         talking.declare(declaration())
         talking.plan(Plan("train", 4, 0, True, np.array([1, 0], np.uint32)))
         talking.batch(lambda: batch(0))
@@ -118,7 +122,7 @@ def test_connects_again_and_sends_lists_and_plans_again(tmp_path: Path, caplog: 
         until(lambda: len(daemon.sink.ends) == 1)
         talking.close()
     assert [record.getMessage().partition(" (")[0] for record in caplog.records] == [
-        "the spiderfs daemon cannot be reached"
+        "spiderfs: the daemon cannot be reached"
     ]
     assert not daemon.counted["hook_malformed"]
 
@@ -126,7 +130,7 @@ def test_connects_again_and_sends_lists_and_plans_again(tmp_path: Path, caplog: 
 def test_a_withdrawn_list_is_not_declared_again(tmp_path: Path) -> None:
     daemon = HookDaemon(tmp_path)
     with daemon:
-        talking = client(tmp_path)
+        talking = client_of(tmp_path)
         for name in ("train", "val"):
             talking.declare(declaration(name=name))
             talking.plan(Plan(name, 4, 0, True, np.array([1, 0], np.uint32)))
@@ -151,7 +155,7 @@ def test_progress_is_told_now_and_then_and_the_last_of_it_always(tmp_path: Path)
     order = np.arange(1000, dtype=np.uint32)
     daemon = HookDaemon(tmp_path)
     with daemon:
-        talking = client(tmp_path)
+        talking = client_of(tmp_path)
         talking.declare(declaration(1000))
         talking.set_progress("train", 7, 7)
         talking.plan(Plan("train", 0, 0, True, order))
@@ -192,14 +196,14 @@ def test_progress_is_told_now_and_then_and_the_last_of_it_always(tmp_path: Path)
 def test_the_last_progress_is_sent_though_the_end_comes_while_the_sending_thread_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    monkeypatch.setattr(lists_and_plans, "PROGRESS_EVERY_S", 3600.0)
+    monkeypatch.setattr(client, "PROGRESS_EVERY_S", 3600.0)
     with HookDaemon(tmp_path) as daemon:
-        talking = client(tmp_path)
+        talking = client_of(tmp_path)
         talking.declare(declaration())
         talking.plan(Plan("train", 0, 0, True, np.array([1, 0], np.uint32)))
         talking.set_progress("train", 1, 1)
         until(lambda: said(daemon) == [("train", 0, 1, 1)])
-        look, ended = talking._told.progress, threading.Event()
+        look, ended = talking._published.progress, threading.Event()
 
         def look_and_end(now_s: float, hurry: bool) -> Progress | None:
             found = look(now_s, hurry)
@@ -213,7 +217,7 @@ def test_the_last_progress_is_sent_though_the_end_comes_while_the_sending_thread
                     assert talking._closing.wait(PATIENCE_S)
             return found
 
-        monkeypatch.setattr(talking._told, "progress", look_and_end)
+        monkeypatch.setattr(talking._published, "progress", look_and_end)
         until(lambda: ("detached" if ending == "close" else "epoch_end") in [name for name, _ in daemon.sink.calls])
         calls = [name for name, _ in daemon.sink.calls]
         talking.close()
@@ -223,7 +227,7 @@ def test_the_last_progress_is_sent_though_the_end_comes_while_the_sending_thread
 
 def test_nothing_is_sent_of_a_list_that_was_withdrawn_before_it_was_declared(tmp_path: Path) -> None:
     daemon = HookDaemon(tmp_path)
-    talking = client(tmp_path)
+    talking = client_of(tmp_path)
     for name in ("one", "two"):
         talking.declare(declaration(name=name))
     talking.plan(Plan("one", 0, 0, True, np.array([1, 0], np.uint32)))
@@ -259,7 +263,7 @@ def test_when_the_daemon_does_not_read_batches_are_dropped_and_the_training_does
         deaf.bind(f"/proc/self/fd/{directory}/deaf.sock")
         os.close(directory)
         deaf.listen()
-        talking = client(tmp_path, queue_batches=8)
+        talking = client_of(tmp_path, queue_batches=8)
         large = Batch("train", 0, 0, np.zeros(8192, np.uint32), np.zeros((8192, 64), np.float16))
         begin = time.monotonic()
         for _ in range(100):
@@ -273,7 +277,7 @@ def test_when_the_daemon_does_not_read_batches_are_dropped_and_the_training_does
 
 def test_each_refusal_of_the_daemon_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with HookDaemon(tmp_path, RecordingSink(known=frozenset([b"0"])), ServerLimits(lists=1)) as daemon:
-        talking = client(tmp_path)
+        talking = client_of(tmp_path)
         talking.declare(declaration())
         for name in ("a", "b"):
             talking.declare(declaration(name=name))
@@ -298,7 +302,8 @@ def test_the_hook_imports_nothing_of_the_daemon() -> None:
         "import sys\n"
         "from trainer_hook import attach\n"
         "spider = {name for name in sys.modules if name.startswith('spiderfs')}\n"
-        "protocol = {'spiderfs.protocol', 'spiderfs.protocol.frames', 'spiderfs.protocol.messages'}\n"
+        "protocol = {'extents', 'messages', 'requests'}\n"
+        "protocol = {'spiderfs.protocol', *(f'spiderfs.protocol.{name}' for name in protocol)}\n"
         "assert spider == {'spiderfs', 'spiderfs.errors'} | protocol, spider\n"
         f"assert not {daemon_side} & set(sys.modules)\n"
     )

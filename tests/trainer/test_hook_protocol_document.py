@@ -1,4 +1,4 @@
-"""The page of the hook protocol: its byte examples are what the code makes, its tables name all messages and fields."""
+"""The page of the hook protocol: its tables name all fields, and its frames are what the code makes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from spiderfs.protocol import MESSAGES, Batch, Decoder, Hello, Message, encode
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "reference" / "hook-protocol.md").read_text()
+FRAMES = (ROOT / "docs" / "examples" / "hook_frames.txt").read_text()
 
 EXAMPLES: tuple[Message, ...] = (
     Hello("numpy", "20261122-1"),
@@ -35,13 +36,12 @@ def hexdump(data: bytes) -> str:
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: message.TYPE)
 def test_the_bytes_of_an_example(message: Message) -> None:
-    assert f"`{message.TYPE}`:\n\n```\n{hexdump(encode(message))}\n```\n" in DOCUMENT
+    assert f"\n{message.TYPE}\n{hexdump(encode(message))}\n" in FRAMES
 
 
 def test_the_dumps_can_be_decoded() -> None:
-    dumps = re.findall(r"```\n(00000000 .*?)```", DOCUMENT, re.DOTALL)
-    frames = [bytes.fromhex("".join(line[10:58] for line in dump.splitlines())) for dump in dumps]
-    received = Decoder().feed(b"".join(frames))
+    lines = re.findall(r"^[0-9a-f]{8}  (.{48})", FRAMES, re.MULTILINE)
+    received = Decoder().feed(bytes.fromhex("".join(lines)))
     assert [type(message) for message in received] == [type(message) for message in EXAMPLES]
 
 

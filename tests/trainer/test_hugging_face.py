@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ import torch
 import transformers
 from accelerate import Accelerator
 from hook_daemon import HookDaemon, until
-from mounting import mounted
+from mounting import eventually, mounted
 from pictures import EPOCHS, PICTURES, Classifier, Pictures, check_recorded, make_pictures
 from tiny_training import SIZE, Network, Numbered, features, loader, recorded, train
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 
-from trainer_hook import SpiderSampler, attach, hugging_face_callback, plan
+from trainer_hook import InfoBatchSampler, SpiderSampler, attach, hugging_face_callback, plan
 
 BATCHES = 7  # of 50 samples in eights
 
@@ -37,8 +38,10 @@ class Model(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def forward(self, inputs: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         scores = self.network(inputs)
+        if labels is None:
+            return {"logits": scores}
         return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
 
 
@@ -107,6 +110,37 @@ def test_every_sample_is_recorded_as_itself(daemon: HookDaemon, options: dict[st
     assert daemon.sink.ends[-1][1].accuracy is not None
     assert daemon.sink.lists[0][0].hello.client == "transformers"
     assert callback.attachment.hook is None
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 3}])
+def test_losses_are_weighted(daemon: HookDaemon, options: dict[str, Any]) -> None:
+    """A step has the gradient of the mean of weight times loss, and an evaluation that of no weights."""
+    callback = hugging_face_callback(daemon.mount)
+    pruned: list[int] = []
+
+    class Pruned(transformers.Trainer):  # type: ignore[misc]
+        sampler = InfoBatchSampler(SIZE, epochs=100)
+
+        def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> InfoBatchSampler:
+            return self.sampler
+
+    def checked(outputs: dict[str, Tensor], labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        found = callback.weighted_loss(outputs, labels, num_items_in_batch)
+        losses = nn.functional.cross_entropy(outputs["logits"], labels, reduction="none")
+        if torch.is_grad_enabled():
+            weights = Pruned.sampler.weights(callback.attachment.hook.indices)
+            pruned.append(int((weights == 2).sum()))
+            losses = losses * weights
+        count = len(labels) if num_items_in_batch is None else num_items_in_batch
+        assert float(found.detach()) == pytest.approx(float(losses.detach().sum() / count), rel=1e-5)
+        return found  # type: ignore[no-any-return]
+
+    training = trainer(daemon.mount, callback, kind=Pruned, num_train_epochs=4, **options)
+    training.compute_loss_func = checked
+    training.train()
+    assert sum(pruned[:BATCHES]) == 0
+    assert sum(pruned[BATCHES:]) > 10
+    assert training.evaluate()["eval_loss"] > 0
 
 
 @pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 3}])
@@ -277,3 +311,21 @@ def test_over_a_mount(tmp_path: Path) -> None:
         loading = {"gradient_accumulation_steps": 2, "dataloader_num_workers": 2}
         trainer(tmp_path, callback, pictures, Classifier(), Scored, **loading).train()
         check_recorded(mount)
+
+
+@pytest.mark.opened_and_immutable
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_epoch_has_its_samples_and_there_is_no_other(tmp_path: Path, workers: int) -> None:
+    make_pictures(tmp_path / "source")
+    with mounted(tmp_path / "source", tmp_path / "m") as mount:
+        pictures = Pictures(mount.point / "train")
+        callback = hugging_face_callback(mount.point)
+        loading: dict[str, Any] = {"eval_strategy": "no", "dataloader_num_workers": workers}
+        trainer(tmp_path, callback, pictures, Classifier(), **loading).train()
+
+        def samples() -> list[tuple[int, int]]:
+            rows = map(json.loads, mount.control("epochs").read_text().splitlines())
+            return [(row["epoch"], row["samples"]) for row in rows]
+
+        eventually(lambda: not mount.stats()["trainers"], what="the end of the training")
+        assert samples() == [(epoch, PICTURES) for epoch in range(EPOCHS)]

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from two_ranks import in_two_ranks, join_two_ranks
 
 from benchmarks.fakes import RecordingSink
-from trainer_hook import Client, ImpactSampler, attach
-from trainer_hook.samplers.impact import WarmUp, chances_of
+from trainer_hook import HookClient, ImpactSampler, attach
+from trainer_hook.samplers.impact import ImpactWarmUp, chances_of
 
 LOSSES = np.linspace(0.1, 2, 100).astype(np.float32)
 
@@ -49,7 +49,7 @@ class Daemon:
 
 def bound(sampler: ImpactSampler, losses: npt.NDArray[np.float32] = LOSSES) -> Daemon:
     daemon = Daemon(losses)
-    sampler.bind(cast(Client, daemon), "train")
+    sampler.bind(cast(HookClient, daemon), "train")
     return daemon
 
 
@@ -112,7 +112,7 @@ class TestSubset:
 class TestWarmUp:
     def test_finds_the_samples_whose_rank_varies_and_ends_when_they_stay_the_same(self) -> None:
         rng = np.random.default_rng(1)
-        warm_up = WarmUp(100, 30)
+        warm_up = ImpactWarmUp(100, 30)
         for _ in range(20):
             losses = LOSSES.copy()
             losses[40:45] = rng.uniform(0, 3, 5)
@@ -124,7 +124,7 @@ class TestWarmUp:
 
     def test_ends_at_its_limit(self) -> None:
         rng = np.random.default_rng(1)
-        warm_up = WarmUp(100, 4)
+        warm_up = ImpactWarmUp(100, 4)
         for _ in range(4):
             assert not warm_up.over
             warm_up.observe(rng.random(100).astype(np.float32), 10)

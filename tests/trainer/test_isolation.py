@@ -14,12 +14,12 @@ from tiny_training import CLASSES, SIZE, WIDTH, Network, Numbered, features, loa
 from torch import Tensor, nn
 
 from trainer_hook import attach, plan
-from trainer_hook.connection.client import Client
+from trainer_hook.connection.client import HookClient
 from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.planner import Planner
 from trainer_hook.model.capture import Capture
 
-SAID = "the spiderfs hook has failed: the training goes on without it; please report the error below"
+SAID = "spiderfs: the hook has failed: the training goes on without it; please report the error below"
 BATCHES = 7  # of 50 samples in eights
 
 
@@ -33,10 +33,10 @@ def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
     ("kind", "method"),
     [
         (Capture, "shown"),
-        (Client, "batch"),
-        (Client, "epoch_end"),
-        (Client, "plan"),
-        (Client, "set_progress"),
+        (HookClient, "batch"),
+        (HookClient, "epoch_end"),
+        (HookClient, "plan"),
+        (HookClient, "set_progress"),
         (Planner, "taken"),
         (Planner, "left"),
         (Planner, "_foresee"),
@@ -74,7 +74,7 @@ def test_a_failure_of_the_hook_ends_the_hook_and_not_the_training(
 def test_a_plan_that_fails_steps_aside_too(
     daemon: HookDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Client, "plan", lambda *_: 1 / 0)
+    monkeypatch.setattr(HookClient, "plan", lambda *_: 1 / 0)
     batches = loader()
     with plan(daemon.mount, batches):
         assert len([*batches]) == BATCHES

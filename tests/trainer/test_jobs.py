@@ -18,11 +18,11 @@ from tiny_training import Network, loader, train
 from two_ranks import in_two_ranks, join_two_ranks
 
 from spiderfs.protocol import VERSION, Batch, Decoder, EpochEnd, Error, Hello, Plan, encode
-from trainer_hook import Client, Declaration, attach, plan
+from trainer_hook import Declaration, HookClient, HookOptions, attach, plan
 from trainer_hook.connection.introduce import hooks_job
-from trainer_hook.connection.mounts import Patience, socket_finder
+from trainer_hook.connection.mounts import ConnectPatience, socket_finder
 
-QUICK = Patience(first_pause_s=0.01, longest_pause_s=0.05)
+QUICK = ConnectPatience(first_pause_s=0.01, longest_pause_s=0.05)
 
 
 @pytest.fixture
@@ -39,7 +39,8 @@ def hellos(daemon: HookDaemon, count: int) -> list[Hello]:
 
 def test_the_daemon_is_told_of_the_training(daemon: HookDaemon) -> None:
     told = {"job": "run-7", "epoch": 4, "epochs": 90, "resume": True, "scores_from": "run-6"}
-    hook = attach(daemon.mount, Network(), loader(), job_name="the best one", **told)
+    options = HookOptions(job_name="the best one", epochs=90, resume=True, scores_from="run-6")
+    hook = attach(daemon.mount, Network(), loader(), job="run-7", epoch=4, options=options)
     (hello,) = hellos(daemon, 1)
     assert {name: getattr(hello, name) for name in told} == told
     assert (hello.name, hello.rank, hello.world_size) == ("the best one", 0, 1)
@@ -68,11 +69,11 @@ def test_epochs_count_from_the_one_that_begins(daemon: HookDaemon) -> None:
         ({"job": "two words"}, "job 'two words'"),
         ({"job": "x" * 129}, "128 bytes"),
         ({"job": 7}, "job: str, not 7"),
-        ({"scores_from": "a\nb"}, "scores_from"),
-        ({"job_name": "a\nb"}, "name"),
+        ({"options": HookOptions(scores_from="a\nb")}, "scores_from"),
+        ({"options": HookOptions(job_name="a\nb")}, "name"),
         ({"epoch": -1}, "epoch: int, not -1"),
-        ({"epochs": 0}, "epochs 0: give 1 or more"),
-        ({"resume": True}, "give the id of the training that goes on, as job="),
+        ({"options": HookOptions(epochs=0)}, "epochs 0: give 1 or more"),
+        ({"options": HookOptions(resume=True)}, "give the id of the training that goes on, as job="),
     ],
 )
 def test_what_can_be_no_job_is_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
@@ -104,13 +105,13 @@ def _lists_of(daemon: HookDaemon, job: str) -> set[str]:
 
 def test_a_hook_says_with_its_list_that_it_will_teach_and_a_plan_does_not(daemon: HookDaemon) -> None:
     def declared() -> list[tuple[str, bool]]:
-        return [(samples.name, samples.teaches) for _, samples in daemon.sink.lists]
+        return [(samples.name, samples.sends_batches) for _, samples in daemon.sink.lists]
 
     train, held_out = loader(), loader()
     first = plan(daemon.mount, train)
     until(lambda: declared() == [("train", False)])
     hook = attach(daemon.mount, Network(), loader(), job="a")
-    # The hook's job is another one, which declares the list anew.
+    # The hook's job is another one, which declares the list again.
     until(lambda: declared()[-1:] == [("train", True)])
     others = plan(daemon.mount, held_out, split="val"), plan(daemon.mount, loader())
     until(lambda: declared()[-2:] == [("val", False), ("train", True)])
@@ -138,7 +139,7 @@ def test_a_hook_beside_another_leaves_the_epoch_to_the_daemon(daemon: HookDaemon
     loaders = loader(), loader()
     first = attach(daemon.mount, Network(), loaders[0], job="a", epoch=4)
     first.epoch_end(0.5)
-    second = attach(daemon.mount, Network(), loaders[1], split="other", epochs=9)
+    second = attach(daemon.mount, Network(), loaders[1], split="other", options=HookOptions(epochs=9))
     before, after = hellos(daemon, 2)
     assert (before.job, before.epoch, before.epochs) == ("a", 4, None)
     assert (after.job, after.epoch, after.epochs) == ("a", None, 9)
@@ -168,7 +169,7 @@ def test_a_hook_that_was_freed_does_not_hold_its_job(daemon: HookDaemon) -> None
 
 def test_what_was_said_before_belongs_to_the_job_before(tmp_path: Path) -> None:
     with HookDaemon(tmp_path) as daemon:
-        client = Client(socket_finder(tmp_path, None), Hello("test", "one"), patience=QUICK)
+        client = HookClient(socket_finder(tmp_path, None), Hello("test", "one"), patience=QUICK)
         client.declare(Declaration("train", "train", [b"a", b"b"], np.zeros(2, np.int32)))
         for epoch in range(20):
             client.epoch_end(EpochEnd(epoch, None))
@@ -186,7 +187,7 @@ def test_what_was_said_before_belongs_to_the_job_before(tmp_path: Path) -> None:
 
 
 def test_what_waits_for_the_job_before_keeps_the_list_of_that_job(tmp_path: Path) -> None:
-    client = Client(socket_finder(tmp_path, None), Hello("test", "0"), patience=QUICK)
+    client = HookClient(socket_finder(tmp_path, None), Hello("test", "0"), patience=QUICK)
     for job in range(3):
         if job:
             client.become(Hello("test", str(job)), set())
@@ -213,7 +214,7 @@ def test_what_waits_for_the_job_before_keeps_the_list_of_that_job(tmp_path: Path
 
 def test_a_daemon_that_comes_back_is_told_the_job_and_the_epoch_by_then(tmp_path: Path, caplog: Any) -> None:
     daemon = HookDaemon(tmp_path)
-    client = Client(socket_finder(tmp_path, None), Hello("test", "one", epoch=3, epochs=9), patience=QUICK)
+    client = HookClient(socket_finder(tmp_path, None), Hello("test", "one", epoch=3, epochs=9), patience=QUICK)
     with daemon:
         client.declare(Declaration("train", "train", [b"a", b"b"], np.zeros(2, np.int32)))
         client.plan(Plan("train", 3, 0, True, np.array([1, 0], np.uint32)))
@@ -311,7 +312,7 @@ def answered_by_the_test(mount: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(mount / "s"))
         listening.listen()
-        client = Client(socket_finder(mount, None), Hello("test", "one"), patience=QUICK)
+        client = HookClient(socket_finder(mount, None), Hello("test", "one"), patience=QUICK)
         yield listening
         client.close()
 
@@ -326,7 +327,7 @@ def test_a_mount_of_another_version_costs_one_warning(tmp_path: Path, caplog: py
             stream.close()
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert warnings == [
-        "the spiderfs daemon cannot be reached (its answer cannot be understood: it speaks version 1 of the hook "
+        "spiderfs: the daemon cannot be reached (its answer cannot be understood: it speaks version 1 of the hook "
         f"protocol, and this is {VERSION}: update the older spiderfs): training goes on without it"
     ]
 
@@ -339,5 +340,5 @@ def test_an_answer_about_the_version_is_one_warning(tmp_path: Path, caplog: pyte
         until(lambda: "cannot be reached" in caplog.text)
         stream.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "the spiderfs daemon cannot be reached (update spiderfs where the training runs): training goes on without it"
+        "spiderfs: the daemon cannot be reached (update spiderfs where the training runs): training goes on without it"
     ]

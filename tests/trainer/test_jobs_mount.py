@@ -1,6 +1,6 @@
 """Jobs on a real mount: each has the scores that it has alone, comes back to them, and is listed.
 
-Stand-ins are off, so that a training is served the same bytes whatever else runs. No row is left out (`one_job.py`).
+Substitutes are off, so that a training is served the same bytes whatever else runs. No row is left out (`one_job.py`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from training_process import TrainingProcess, training_process
 from vector_files import write_vectors
 
 from spiderfs.protocol import Batch, EpochEnd, Hello
-from trainer_hook import Client, Declaration
-from trainer_hook.connection.mounts import Patience, socket_finder
+from trainer_hook import Declaration, HookClient
+from trainer_hook.connection.mounts import ConnectPatience, socket_finder
 
 CLASSES, EACH = 2, 20
 STEPS = CLASSES * EACH // 10
@@ -77,7 +77,6 @@ def test_two_models_on_one_list_have_the_scores_that_they_have_alone(source: Pat
             # In turns, three steps of the one for two of the other: their epochs end at different times.
             for model in ["one", "two", "one", "two", "one"] * 20:
                 together[model] += [found for found in [next(going[model], None)] if found is not None]
-            listed = mount.control("jobs").read_text().splitlines()
             figures = {job["job"]: job for job in mount.stats()["jobs"]}
             told = {name: (job["name"], job["epoch"], job["epochs"]) for name, job in figures.items()}
             assert mount.metric("hook_rows_left_out") == 0
@@ -85,14 +84,13 @@ def test_two_models_on_one_list_have_the_scores_that_they_have_alone(source: Pat
         assert together == alone
         assert together["one"][-1]["scores"] != together["two"][-1]["scores"]
         assert told == {one.begun["job"]: ("model one", 3, 5), two.begun["job"]: ("model two", 2, 5)}
-        for begun, line in zip((one, two), listed, strict=True):
+        for begun in (one, two):
             job = figures[begun.begun["job"]]
             assert job["pids"] == [begun.pid]
             # With a plan the loader's next epoch may have begun.
             assert job["samples"] >= len(together["one" if begun is one else "two"]) - 3
-            assert line.startswith(f"{begun.begun['job']} (model ")
-            assert f"pid {begun.pid}; rank 0 of 1; train with 40 samples; epoch" in line
-        eventually(lambda: mount.control("jobs").read_bytes() == b"no trainer is attached\n", what="both to have left")
+            assert (job["ranks"], job["world_size"], job["lists"]) == ([0], 1, {"train": 40})
+        eventually(lambda: mount.stats()["jobs"] == [], what="both to have left")
 
 
 class Job:
@@ -100,7 +98,7 @@ class Job:
 
     def __init__(self, mount: Mounted, job: str, **told: Any) -> None:
         hello = Hello("test", job, **told)
-        self.client = Client(socket_finder(mount.point, None), hello, patience=Patience(first_pause_s=0.05))
+        self.client = HookClient(socket_finder(mount.point, None), hello, patience=ConnectPatience(first_pause_s=0.05))
         paths = [b"class%d/%02d.npy" % (kind, number) for kind in range(CLASSES) for number in range(EACH)]
         labels = np.repeat(np.arange(CLASSES, dtype=np.int32), EACH)
         self.client.declare(Declaration("train", "train", paths, labels))
@@ -150,4 +148,4 @@ def test_jobs_come_back_after_a_remount_and_after_their_manager_died(source: Pat
         with job(mount, "new") as new, job(mount, "heir", scores_from="two") as heir:
             assert new.scores() is None
             assert heir.scores() == learned[1]
-        assert b"job     one\n" in mount.control("ratio").read_bytes()
+        assert "one" in [found["job_id"] for found in mount.stats()["ratio"]["jobs"]]

@@ -105,7 +105,7 @@ def test_every_sample_is_recorded_as_itself(
     assert all(end.accuracy is not None for _, end in daemon.sink.ends)
     hellos = [trainer.hello for trainer, _ in daemon.sink.lists]
     assert {(hello.client, hello.epochs) for hello in hellos} == {("lightning", EPOCHS)}
-    assert len({hello.job for hello in hellos}) == 1, "a loader that is made anew does not begin another job"
+    assert len({hello.job for hello in hellos}) == 1, "a loader that is made again does not begin another job"
     assert {(batch.epoch, step) for step, (_, batch) in enumerate(daemon.sink.batches)} == {
         (step // BATCHES, step) for step in range(EPOCHS * BATCHES)
     }
@@ -222,6 +222,37 @@ def test_a_training_goes_on_in_the_middle_of_its_epoch(
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`", "ignore:You're resuming from a checkpoint")
+@pytest.mark.parametrize("after", [2, 3, 5, 6])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_an_epoch_is_over_when_the_trainer_takes_no_more_of_it(daemon: HookDaemon, after: int, sampled: bool) -> None:
+    """With `limit_train_batches`, and a checkpoint at an epoch's last batch, or within it."""
+
+    def batches() -> Any:
+        return loader(sampler=SpiderSampler(SIZE, seed=1), shuffle=False) if sampled else loader()
+
+    saver = ModelCheckpoint(daemon.mount / "saved", save_top_k=-1, every_n_train_steps=after)
+    callback, first = lightning_callback(daemon.mount), Read()
+    settings: dict[str, Any] = {"max_epochs": 3, "limit_train_batches": 3}
+    fit = trainer(daemon.mount, callback, callbacks=[callback, saver], enable_checkpointing=True, **settings)
+    fit.fit(first, batches(), loader(shuffle=False))
+    checkpoint = next(path for path in (daemon.mount / "saved").iterdir() if path.name.endswith(f"step={after}.ckpt"))
+    daemon.sink.plans.clear()
+    again, second = trainer(daemon.mount, lightning_callback(daemon.mount), **settings), Read()
+    again.fit(second, batches(), loader(shuffle=False), ckpt_path=checkpoint, weights_only=False)
+    assert len(second.read) == 9 - after
+    assert again.global_step == 9
+    assert again.current_epoch == 3
+    behind = first.read[after // 3 * 3 : after]
+    epoch = [*behind, *second.read[: 3 - len(behind)]]
+    assert len({*itertools.chain(*epoch)}) == 24
+    if not behind:
+        until(lambda: any(one.begun and len(one.order) for _, one in daemon.sink.plans))
+        assert all(len(one.order) in (0, SIZE) for _, one in daemon.sink.plans), "whole epochs"
+    if sampled:
+        assert second.read[-3:] == first.read[-3:], "the draws follow from the number of the epoch"
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`", "ignore:You're resuming from a checkpoint")
 @pytest.mark.filterwarnings("ignore:.*fit.ckpt_path=.*:UserWarning")
 @pytest.mark.parametrize("first", [True, False])
 def test_a_batch_at_which_a_training_failed_is_read_again(daemon: HookDaemon, first: bool) -> None:
@@ -250,7 +281,7 @@ def test_a_checkpoint_of_another_list_begins_its_epoch_anew(
     (checkpoint,) = (daemon.mount / "saved").iterdir()
     again = trainer(daemon.mount, lightning_callback(daemon.mount), max_epochs=1)
     again.fit(Read(), loader(Numbered(40)), loader(shuffle=False), ckpt_path=checkpoint, weights_only=False)
-    assert "begins anew" in caplog.text
+    assert "begins again" in caplog.text
 
 
 @pytest.mark.parametrize("loading", [{}, WORKERS])

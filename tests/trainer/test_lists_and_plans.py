@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from spiderfs.protocol import Plan, Progress, Samples
 from trainer_hook import Declaration
-from trainer_hook.connection.lists_and_plans import ListsAndPlans
+from trainer_hook.connection.client import ListsAndPlans
+
+pytestmark = pytest.mark.clock
 
 
 def lists() -> ListsAndPlans:
@@ -28,7 +31,7 @@ def plan(epoch: int) -> Plan:
 
 
 def test_a_plan_that_is_sent_late_begins_where_its_epoch_began() -> None:
-    """Else what was taken meanwhile would be counted by nobody, where the daemon does not see the reads."""
+    """Else what was taken meanwhile would be counted by no one, where the daemon does not see the reads."""
     first = lists()
     for epoch in range(2):
         first.plan(plan(epoch))
@@ -68,3 +71,13 @@ def test_a_plan_that_came_after_its_list_was_asked_for_is_sent_before_its_progre
     assert [(finished.epoch, finished.taken), following.epoch, (come.epoch, come.taken)] == [(0, 100), 1, (1, 8)]
     assert told.next() is None
     assert told.progress(1.0, hurry=True) is None
+
+
+def test_the_first_progress_is_sent_at_once_on_a_machine_that_has_just_booted() -> None:
+    told = lists()
+    told.plan(plan(0))
+    told.set_progress("train", 64, 56)
+    assert sent_plan(told).epoch == 0
+    assert isinstance(told.progress(0.0, hurry=False), Progress)
+    told.set_progress("train", 72, 64)
+    assert told.progress(0.0, hurry=False) is None, "some was sent a moment ago"

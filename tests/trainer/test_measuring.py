@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainer_hook.refurbishing.profiled_loader import Measuring, Unusable, function_named, loader_of
+from trainer_hook.refurbishing.profiled_loader import LoaderUnusable, Measuring, function_named, loader_of
 
 SLOW_S = 0.004
 
@@ -117,7 +117,7 @@ def test_a_loader_without_batches_of_its_own_gives_samples() -> None:
     ],
 )
 def test_what_cannot_be_measured_is_named(made: Any, reason: str) -> None:
-    with pytest.raises(Unusable, match=reason):
+    with pytest.raises(LoaderUnusable, match=reason):
         loader_of(lambda directory: made, "/mnt")
 
 
@@ -132,9 +132,9 @@ def test_a_function_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         ("failing_training:loader", "has no function loader"),
         ("failing_training:other", "has no function other"),
     ):
-        with pytest.raises(Unusable, match=reason):
+        with pytest.raises(LoaderUnusable, match=reason):
             function_named(named)
-    with pytest.raises(Unusable, match="RuntimeError: b"):
+    with pytest.raises(LoaderUnusable, match="RuntimeError: b"):
         loader_of(function_named("failing_training:make"), "/mnt")
 
 
@@ -146,7 +146,7 @@ def test_what_a_training_prints_is_no_answer_and_what_it_reads_no_question(tmp_p
         "    try:\n"
         "        input('a question to whoever is there')\n"
         "    except EOFError:\n"
-        "        print('nobody is there')\n"
+        "        print('no one is there')\n"
         "    return torch.utils.data.DataLoader(list(range(6)), 2)\n"
     )
     questions = [{"directory": "/mnt"}, {"first": 0, "count": 4, "kept": "no"}]
@@ -164,4 +164,4 @@ def test_what_a_training_prints_is_no_answer_and_what_it_reads_no_question(tmp_p
     assert facts["samples"] == 6
     assert figures["samples"] == 4
     assert "imported" in done.stderr
-    assert "nobody is there" in done.stderr
+    assert "no one is there" in done.stderr

@@ -18,14 +18,16 @@ def test_every_name_is_there() -> None:
 
 def test_the_client_does_without_torch() -> None:
     script = (
-        "import sys; from trainer_hook import Client, Declaration; assert 'torch' not in sys.modules;"
+        "import sys; from trainer_hook import HookClient, Declaration; assert 'torch' not in sys.modules;"
         "from trainer_hook import attach; assert 'torch' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_what_needs_torch_says_so_where_it_is_missing() -> None:
-    script = "import sys; sys.modules['torch'] = None; from trainer_hook import Client; from trainer_hook import attach"
+    script = (
+        "import sys; sys.modules['torch'] = None; from trainer_hook import HookClient; from trainer_hook import attach"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     said = done.stderr.splitlines()[-1]
     assert said == (

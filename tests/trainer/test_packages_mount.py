@@ -10,12 +10,13 @@ import pytest
 from known_losses import Training
 from mounting import Mounted, eventually, mounted, run_spiderfs
 
-CLASSES, EACH, BYTES = 2, 60, 40_000
+CLASSES, EACH, BYTES = 2, 120, 40_000
 SAMPLES = CLASSES * EACH
 NAMES = [f"train/{label}/{number:03d}" for number in range(EACH) for label in range(CLASSES)]
 LABELS = np.arange(SAMPLES, dtype=np.int32) % CLASSES
 LOSSES = np.where(np.arange(SAMPLES) < SAMPLES // 2, 0.1, 2.0) + np.arange(SAMPLES) / 1000
-# More than half of the samples: the part of those with low losses, a quarter of it, has room for most of a package.
+# The part of the samples with low losses, a quarter of the cache, has room for most of a package, and holds so few of
+# them that a package still has many that are not cached, also where a tenth of its files has changed.
 OPTIONS: dict[str, object] = {"capacity": "3MB", "policy": "impact", "plan": "off", "ttl": "1s"}
 DIRECTORY = ".spiderfs-packages"
 
@@ -39,7 +40,7 @@ def training_on(mount: Mounted) -> Training:
 
 def train_until_loaded(mount: Mounted, training: Training, packages: int) -> None:
     def enough() -> bool:
-        # As ImpactSampler draws: few of the easy samples, so that others are left to stand in for them.
+        # As ImpactSampler draws: few of the easy samples, so that others are left to substitute for them.
         training.epoch(0.4 if mount.metric("packages_written") else 1.0)
         return mount.metric("packages_loaded") >= packages
 
@@ -75,7 +76,7 @@ def test_a_changed_file_is_read_anew_over_a_remount(source: Path, tmp_path: Path
     written = len(os.listdir(source / DIRECTORY))
     assert written >= 1
     # All easy ones but some, so that packages are of use still.
-    changed = range(0, SAMPLES // 2, 4)
+    changed = range(0, SAMPLES // 2, 10)
     for number in changed:
         (source / NAMES[number]).write_bytes(content(number, version=7))
     with mounted(source, tmp_path, packages="source", **OPTIONS) as mount:

@@ -32,7 +32,7 @@ from torch.utils.data import (
 
 import trainer_hook
 from spiderfs.protocol import Plan, Progress
-from trainer_hook.connection import client, lists_and_plans
+from trainer_hook.connection import client
 from trainer_hook.samplers.epoch import EpochSampler
 
 OF_THE_MODULE = np.random.default_rng(2)
@@ -244,7 +244,7 @@ def test_the_daemon_hears_how_far_the_loader_and_the_loop_are(
     if not batches.num_workers:
         # This test waits after each batch. With workers, the hook would often be asked just while it takes one batch
         # and dispatches another.
-        monkeypatch.setattr(lists_and_plans, "PROGRESS_EVERY_S", 0.002)
+        monkeypatch.setattr(client, "PROGRESS_EVERY_S", 0.002)
         monkeypatch.setattr(client, "COLLECT_MS", 2)
     seed()
     at_rest = []
@@ -304,7 +304,10 @@ def test_epochs_left_early_are_those_of_the_loader_without_a_plan(
     gc.collect()
     # What a sampler draws bit by bit depends on what the training draws in between: that is found out, and said once.
     assert [record.message for record in caplog.records] == (
-        ["the loader's epochs are not planned any more: its sampler draws something else than a copy of it did"]
+        [
+            "spiderfs: the loader's epochs are not planned any more: "
+            "its sampler draws something else than a copy of it did"
+        ]
         if kind == "bit by bit"
         else []
     )
@@ -313,7 +316,7 @@ def test_epochs_left_early_are_those_of_the_loader_without_a_plan(
 def test_a_sampler_that_shares_its_generator_with_a_copy_is_not_planned(
     daemon: HookDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
-    elsewhere = random.Random(1)
+    remote = random.Random(1)
 
     class OfItsClass(Sampler[int]):
         generator = np.random.default_rng(1)
@@ -326,7 +329,7 @@ def test_a_sampler_that_shares_its_generator_with_a_copy_is_not_planned(
 
     class OfItsScope(Sampler[int]):
         def __iter__(self) -> Iterator[int]:
-            yield from sorted(range(SIZE), key=lambda number: elsewhere.random())
+            yield from sorted(range(SIZE), key=lambda number: remote.random())
 
         def __len__(self) -> int:
             return SIZE
@@ -350,7 +353,7 @@ def test_a_sampler_that_shares_its_generator_with_a_copy_is_not_planned(
 
     for sampler, reason in (
         (OfItsClass(), "OfItsClass draws by generator"),
-        (OfItsScope(), "OfItsScope draws by elsewhere"),
+        (OfItsScope(), "OfItsScope draws by remote"),
         (OfItsModule(), "OfItsModule draws by OF_THE_MODULE"),
         (NotToBeCopied(), "BatchSampler cannot be copied"),
     ):

@@ -15,7 +15,7 @@ from tiny_training import SIZE, loader
 
 from benchmarks.fakes import RecordingSink
 from trainer_hook import PoolSampler, plan
-from trainer_hook.samplers.pool import through_pool
+from trainer_hook.samplers.epoch import through_pool
 
 
 @pytest.fixture

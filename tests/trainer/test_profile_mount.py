@@ -95,7 +95,7 @@ def test_ctrl_c_while_the_loader_imports_what_it_needs(tmp_path: Path) -> None:
         "import os, pathlib, time\npathlib.Path('asleep').write_text(str(os.getpid()))\ntime.sleep(1000)\n"
     )
     with mounted(source, tmp_path / "m") as mount:
-        words = ["env", "--default-signal=INT", SPIDERFS, "profile", mount.point, "--loader", "my_training:make"]
+        words = [SPIDERFS, "profile", mount.point, "--loader", "my_training:make"]
         profile = subprocess.Popen(
             words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
@@ -109,7 +109,10 @@ def test_ctrl_c_while_the_loader_imports_what_it_needs(tmp_path: Path) -> None:
         assert not is_running(loader)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.thorough) for number in (signal.SIGTERM, signal.SIGKILL))],
+)
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -121,9 +124,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, number: signal.Signa
         "    time.sleep(1000)\n"
     )
     with mounted(source, tmp_path / "m") as mount:
-        # Whoever started the tests may ignore some of these signals, as nohup does.
-        defaults = ["env", "--default-signal=INT,TERM,HUP"]
-        words = [*defaults, SPIDERFS, "profile", mount.point, "--loader", "my_training:make"]
+        words = [SPIDERFS, "profile", mount.point, "--loader", "my_training:make"]
         profile = subprocess.Popen(
             words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )

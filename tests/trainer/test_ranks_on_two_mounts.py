@@ -47,8 +47,8 @@ def _rank(rank: int, place: str) -> None:
     for _ in range(EPOCHS):
         for _ in train(model, batches):
             pass
-        assert sampler._order is not None
-        epochs.append({"order": sampler._order.tolist(), "scored": sampler._scores is not None})
+        assert sampler.current is not None
+        epochs.append({"order": sampler.current.order.tolist(), "scored": sampler._scores is not None})
         hook.epoch_end()
         # What was sent is heard before the next epoch ends.
         time.sleep(0.3)

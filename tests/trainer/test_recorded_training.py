@@ -13,7 +13,7 @@ import pytest
 from mounting import PATIENCE_S, eventually, mounted, run_spiderfs
 from vector_files import write_vectors
 
-from spiderfs.trace.format import Kind, read_trace
+from spiderfs.trace.format import read_trace
 
 ROOT = Path(__file__).parents[2]
 CLASSES, EACH = 2, 60
@@ -28,7 +28,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def recorded(source: Path, place: Path, **options: object) -> Path:
-    """The trace of docs/examples/hook_numpy.py, which knows neither torch nor stand-ins."""
+    """The trace of docs/examples/hook_numpy.py, which knows neither torch nor substitutes."""
     trace = place / "trace"
     with mounted(source, place, capacity="20KiB", trace=trace, **options) as mount:
         example = [sys.executable, str(ROOT / "docs" / "examples" / "hook_numpy.py"), str(mount.point)]
@@ -49,16 +49,16 @@ def simulated(trace: Path, *options: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("policy", ["spider", "lru"])
 def test_a_recorded_training_is_scored_anew_with_other_radii(source: Path, tmp_path: Path, policy: str) -> None:
-    # Without stand-ins every sample is read, and its embedding recorded, whatever the policy was.
+    # Without substitutes every sample is read, and its embedding recorded, whatever the policy was.
     trace = recorded(source, tmp_path / policy, policy=policy, substitute="off", **SHARED)
     assert len(read_trace(trace).accuracies()["1"]) == EPOCHS
-    report = simulated(trace, "--radius", "0.02,auto,1.2")
+    report = simulated(trace, "--radius", "0.02,nearest,1.2")
     redirects = {row["radius"]: row["redirects"] for row in report["results"] if row["policy"] == "spider"}
-    assert redirects["0.02"] == 0, "nobody is so near"
-    assert min(redirects["auto"], redirects["1.2"]) > 20
-    (auto,) = (scoring for scoring in report["scorings"] if scoring["radius"] == "auto")
-    assert auto["scores"] > EPOCHS * EACH
-    assert auto["scores_as_recorded"] == (auto["scores"] if policy == "spider" else 0)
+    assert redirects["0.02"] == 0, "no one is so near"
+    assert min(redirects["nearest"], redirects["1.2"]) > 20
+    (nearest,) = (scoring for scoring in report["scorings"] if scoring["radius"] == "nearest")
+    assert nearest["scores"] > EPOCHS * EACH
+    assert nearest["scores_as_recorded"] == (nearest["scores"] if policy == "spider" else 0)
     if policy == "spider":
         # The mount's hubs, against those that a cache of another size finds in the same batches.
         assert simulated(trace)["results"][0]["redirects"] > 20
@@ -69,7 +69,7 @@ def test_a_report_has_the_epochs_of_an_earlier_mount_and_a_replay_of_its_trace(s
     with mounted(source, tmp_path / "m", capacity="20KiB", trace=trace, **SHARED) as mount:
         epochs = [json.loads(line) for line in mount.control("epochs").read_text().splitlines()]
         assert [epoch["epoch"] for epoch in epochs] == [*range(EPOCHS)]
-        # What is opened before workers know of the trainer is nobody's.
+        # What is opened before workers know of the trainer is no one's.
         assert 0.9 < sum(epoch["samples"] for epoch in epochs) / (EPOCHS * CLASSES * EACH) <= 1
         assert all(epoch["seconds"] > 0 for epoch in epochs)
         # Each wait is one of the counter of all waits.
@@ -81,9 +81,10 @@ def test_a_report_has_the_epochs_of_an_earlier_mount_and_a_replay_of_its_trace(s
         assert "spider, as mounted" in page
 
 
-def test_with_stand_ins_the_scores_are_those_of_the_samples_that_were_served(source: Path, tmp_path: Path) -> None:
+def test_with_substitutes_the_scores_are_those_of_the_samples_that_were_served(source: Path, tmp_path: Path) -> None:
     trace = recorded(source, tmp_path / "mount", substitute_when="miss", radius=0.8, **SHARED)
-    assert (read_trace(trace).records["kind"] == Kind.REDIRECT).any()
+    columns = read_trace(trace).columns
+    assert (columns["given"] != columns["key"]).any()
     (scoring,) = simulated(trace, "--radius", "0.8")["scorings"]
     assert scoring["scores_as_recorded"] == scoring["scores"] > 0
 

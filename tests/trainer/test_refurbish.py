@@ -31,9 +31,9 @@ from torch.utils.data import (
 
 import trainer_hook
 from trainer_hook.connection.sample_list import declaration
-from trainer_hook.refurbishing.directory_store import Missing, PartialStore, pickled
 from trainer_hook.refurbishing.loader import RefurbishedDataset
-from trainer_hook.refurbishing.sampler import Draw
+from trainer_hook.refurbishing.sampler import RefurbishedDraw
+from trainer_hook.refurbishing.stores import Missing, PartialStore, pickled
 
 SAMPLES, BATCH = 40, 10
 
@@ -131,7 +131,7 @@ def test_the_rest_of_the_training_draws_what_it_would_have_drawn() -> None:
     expected = torch.rand(1), np.random.rand(), random.random()
     for seed in (torch.manual_seed, np.random.seed, random.seed):
         seed(5)
-    refurbished[Draw(3, 0)]
+    refurbished[RefurbishedDraw(3, 0)]
     assert (torch.rand(1), np.random.rand(), random.random()) == expected
 
 
@@ -208,7 +208,7 @@ def test_a_named_tuple_stays_one() -> None:
 
 
 def test_a_draw_is_an_index_and_the_data_set_is_what_it_was() -> None:
-    draw = pickle.loads(pickle.dumps(Draw(7, 3)))
+    draw = pickle.loads(pickle.dumps(RefurbishedDraw(7, 3)))
     assert (draw, draw.generation, draw + 1, [*range(9)][draw]) == (7, 3, 8, 7)
     dataset, first, _ = numbers()
     loader = trainer_hook.refurbish(loader_of(dataset), split=1)
@@ -373,7 +373,7 @@ def test_what_is_no_plain_loader_or_refurbished_already_is_refused() -> None:
 
 
 def test_a_training_that_was_killed_leaves_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer_hook.refurbishing.directory_store._MEMORY", tmp_path)
+    monkeypatch.setattr("trainer_hook.refurbishing.stores._MEMORY", tmp_path)
     ours = PartialStore.in_memory()
     said, say = os.pipe()
     killed = os.fork()

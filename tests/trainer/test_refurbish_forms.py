@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 import trainer_hook
 from spiderfs.views.making import make
 from spiderfs.views.recipe import NO_VIEW, Recipe
-from trainer_hook.refurbishing.directory_store import PartialStore
-from trainer_hook.refurbishing.mount_store import MountStore
+from trainer_hook.refurbishing.stores import MountStore, PartialStore
 
 sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
 from images import image_file, picture
@@ -101,7 +100,7 @@ def test_augmented_samples_have_their_part_and_no_more(
         for epoch in range(1, 4):
             now = epoch_of(loader)
             again = {index for index in now if now[index] == before[index]}
-            # Of what is kept half is used again, and all else is made anew.
+            # Of what is kept half is used again, and all else is made again.
             assert again <= kept
             assert len(kept) // 2 <= len(again) <= len(kept) // 2 + 1
             stats, before = mount.stats(), now

@@ -16,7 +16,7 @@ from noisy_files import BATCH, NUMBERS, SAMPLES, Noise, Numbers, write_numbers
 from torch.utils.data import DataLoader, DistributedSampler
 
 import trainer_hook
-from trainer_hook.refurbishing.mount_store import MountStore
+from trainer_hook.refurbishing.stores import MountStore
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_jobs_use_what_one_of_them_has_made_each_once_and_then_it_is_replaced(mo
     # One more was put to try it out. What the mount was too slow to take, it takes another time.
     eventually(lambda: mount.stats()["sections"]["partials"]["entries"] == SAMPLES + 1 or not epochs_of(*jobs))
     assert mount.stats()["sections"]["partials"]["bytes"] < 1.2 * SAMPLES * 8 * NUMBERS
-    # A job that is alone makes each sample anew.
+    # A job that is alone makes each sample again.
     for job in (jobs.pop(), jobs.pop()):
         del job
     alone = job_of(mount.point)

@@ -16,9 +16,8 @@ from noisy_files import BATCH, NUMBERS, SAMPLES, LastNoise, Noise, Numbers, writ
 from torch.utils.data import DataLoader
 
 import trainer_hook
-from trainer_hook.refurbishing.directory_store import Missing, PartialStore
-from trainer_hook.refurbishing.mount_store import MountStore, Unusable, mount_of
-from trainer_hook.refurbishing.pipeline import fingerprint
+from trainer_hook.refurbishing.loader import fingerprint
+from trainer_hook.refurbishing.stores import Missing, MountStore, PartialStore, StoreUnusable, mount_of
 
 PARTIAL_BYTES = 8 * NUMBERS
 
@@ -153,7 +152,7 @@ def test_files_outside_of_mounts_and_mounts_of_others_leave_memory(
         path = [str(mount.point / "000.npy")]
         assert mount_of(path) == mount.point
         monkeypatch.setattr("os.geteuid", lambda: 4321)
-        with pytest.raises(Unusable, match="that of user"):
+        with pytest.raises(StoreUnusable, match="that of user"):
             mount_of(path)
         monkeypatch.undo()
     with mounted(source, tmp_path, capacity="4MB", partials_share=0) as mount:
@@ -175,7 +174,7 @@ def test_a_name_stands_for_what_makes_a_sample(tmp_path: Path) -> None:
     resized.shape = (3, 4)  # type: ignore[attr-defined]
     names |= {fingerprint(dataset, Noise(1), 0) for dataset in (shifted, resized)}
     assert len(names) == 7
-    # Nobody can tell what a lambda does.
+    # No one can tell what a lambda does.
     assert fingerprint(one, lambda sample: sample) != fingerprint(one, lambda sample: sample)
 
 

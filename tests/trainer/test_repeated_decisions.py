@@ -11,10 +11,10 @@ from known_losses import Training
 from mounting import Mounted, eventually, mounted
 from repetition import repeated
 
-from spiderfs.core.guided import Divided
+from spiderfs.core.hints import Epoch, Lost, Published, Ratio
 from spiderfs.core.policy import Policy
 from spiderfs.policies import POLICIES
-from spiderfs.trace.format import ACCESSES, Kind, Trace, read_trace
+from spiderfs.trace.format import Trace, read_trace
 
 SAMPLES, CLASSES, BATCH, EPOCHS = 150, 3, 10, 4
 NAMES = [f"{number:03d}" for number in range(SAMPLES)]
@@ -39,31 +39,36 @@ def source(tmp_path: Path) -> Path:
     return made
 
 
+def _ratio_text(ratio: float | None) -> str:
+    return "none" if ratio is None else f"{ratio:.4f}"
+
+
 def decided_by(mount: Mounted, inodes: dict[str, int]) -> Decided:
     rows = (line.split() for line in mount.control("cache").read_text().splitlines())
     members = {inodes[path]: section for section, _, _, path in rows if section != "landing"}
     pairs = (line.split(" ", 1)[1].split(" -> ") for line in mount.control("redirects").read_text().splitlines())
     redirects = {inodes[wanted]: inodes[given] for wanted, given in pairs}
-    return Decided(members, redirects, mount.control("ratio").read_text().split()[1])
+    return Decided(members, redirects, _ratio_text(mount.stats()["ratio"]["ratio"]))
 
 
 def decided_again(trace: Trace, policy: Policy) -> Decided:
     engine, table = repeated(trace, policy)
     members = {int(str(key)): member.section for key, member in engine.members.items()}
     redirects = {int(str(wanted)): int(str(given)) for (_, wanted), given in table.items()}
-    return Decided(members, redirects, f"{policy.ratio:.4f}" if isinstance(policy, Divided) else "none:")
+    return Decided(members, redirects, _ratio_text(policy.ratio))
 
 
 def up_to(trace: Trace, epochs: int, accesses: int) -> Trace:
     """The trace up to the end of so many epochs, with so many accesses."""
-    kinds = trace.records["kind"]
-    end = max(
-        int(np.flatnonzero(kinds == Kind.EPOCH)[epochs - 1]),
-        int(np.flatnonzero(np.isin(kinds, ACCESSES))[accesses - 1]),
-    )
-    while end + 1 < len(kinds) and kinds[end + 1] in (Kind.STAND_IN, Kind.RATIO, Kind.LOST, Kind.PUBLISHED):
+    events = trace.events
+    end = [number for number, (_, event) in enumerate(events) if isinstance(event, Epoch)][epochs - 1]
+    accesses = max(accesses, events[end][0])
+    while end + 1 < len(events):
+        before, event = events[end + 1]
+        if before >= accesses and not (before == accesses and isinstance(event, Ratio | Lost | Published)):
+            break
         end += 1
-    return Trace(trace.records[: end + 1], recorded=True)
+    return Trace({name: column[:accesses] for name, column in trace.columns.items()}, events[: end + 1], recorded=True)
 
 
 @pytest.mark.parametrize("policy", ["spider", "shade", "impact"])
@@ -76,14 +81,14 @@ def test_a_trace_repeats_what_the_mount_decided(source: Path, tmp_path: Path, po
     reads, path, decided = 0, tmp_path / "trace", list[tuple[int, Decided]]()
     # Room for a fifth of the samples, of which two are pushed out of landing now and then.
     with mounted(source, tmp_path, capacity="40KiB", policy=policy, trace=path, **options) as mount:
-        # Before this process is a trainer, which looks up stand-ins.
+        # Before this process is a trainer, which looks up substitutes.
         inodes = {name: (mount.point / name).stat().st_ino for name in NAMES}
         training = Training(mount.point, NAMES, LABELS, losses, BATCH, vectors)
         for epoch in range(EPOCHS):
             training.epoch()
             reads += sum(training.given.values())
             if binding == "immutable":
-                # There a look-up tells what was given, and the READ of the stand-in is told besides.
+                # There a look-up tells what was given, and the READ of the substitute is told besides.
                 reads += sum(count for (wanted, given), count in training.given.items() if wanted != given)
             training.given.clear()
             eventually(lambda reads=reads: mount.metric("events_folded") == reads, what="all events")

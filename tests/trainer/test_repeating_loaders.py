@@ -144,7 +144,7 @@ def test_such_an_epoch_cannot_go_on(daemon: HookDaemon, caplog: pytest.LogCaptur
         assert planning.state_dict() == {}
         next(iter(batches))
         assert planning.state_dict() == {}
-        assert "as the loader repeats its sampler: it begins anew" in caplog.text
+        assert "as the loader repeats its sampler: it begins again" in caplog.text
         with pytest.raises(ValueError, match="none can go on"):
             planning.load_state_dict({"order": np.arange(SIZE), "consumed": 8})
     with pytest.raises(ValueError, match="a MultiEpochsDataLoader repeats its sampler"):

@@ -31,14 +31,15 @@ from two_ranks import in_processes
 
 import trainer_hook
 from benchmarks.fakes import RecordingSink
-from trainer_hook import EchoSampler, ImpactSampler, PoolSampler, ShadeSampler, SpiderSampler
+from trainer_hook import EchoSampler, ImpactSampler, InfoBatchSampler, PoolSampler, ShadeSampler, SpiderSampler
 from trainer_hook.ranks import share_of_rank
-from trainer_hook.resuming import JobOrder, Progress, restored
+from trainer_hook.resuming import EpochProgress, JobOrder, restored
 
 # On how many ranks a training goes on after which.
 RANKS = {1: (1, 4), 2: (1, 2), 4: (2,)}
 MOST_RANKS = max(RANKS)
-KINDS = ("spider", "echo", "shade", "impact", "plan", "shuffled", "share", "stateful", "accelerate", "lightning")
+SAMPLERS = ("spider", "echo", "infobatch", "shade", "impact")
+KINDS = (*SAMPLERS, "plan", "shuffled", "share", "stateful", "accelerate", "lightning")
 TAKEN = 3
 """After so many batches of each rank the state is saved."""
 
@@ -47,6 +48,7 @@ def loader_of(kind: str, data: Dataset[Any], **options: Any) -> DataLoader[Any]:
     samplers: dict[str, Any] = {
         "spider": lambda: SpiderSampler(SIZE, seed=2),
         "echo": lambda: EchoSampler(SIZE, seed=2),
+        "infobatch": lambda: InfoBatchSampler(SIZE, epochs=9, seed=2),
         "shade": lambda: ShadeSampler(SIZE, seed=2),
         "impact": lambda: ImpactSampler(SIZE, seed=2),
     }
@@ -82,6 +84,9 @@ def train(kind: str, mount: str, state: dict[str, Any] | None, most: int | None)
         iterator = iter(batches)
         for batch in itertools.islice(iterator, most):
             taken += batch.tolist()
+            if kind == "plan" and rank == 0:
+                # One rank alone looks at a batch.
+                assert len(next(iter(batches))) == 3
         # As the sum of all gradients does, this waits for all ranks.
         torch.distributed.barrier()
         saved = planning.state_dict() if rank == 0 and most is not None else {}
@@ -89,7 +94,7 @@ def train(kind: str, mount: str, state: dict[str, Any] | None, most: int | None)
         if state is not None:
             following = [one for batch in batches for one in batch.tolist()]
             assert len(following) >= SIZE // torch.distributed.get_world_size(), kind
-            assert planning.state_dict() == {} or kind in KINDS[:4]
+            assert planning.state_dict() == {} or kind in SAMPLERS
     return taken, saved
 
 
@@ -203,7 +208,7 @@ def test_no_sample_is_lost_or_repeated(
     epoch = Counter(torch.as_tensor(state["order"]).tolist())
     if kind == "accelerate":
         assert set(epoch) == set(range(SIZE))
-    elif kind in KINDS[4:]:
+    elif kind not in SAMPLERS:
         assert epoch == Counter(range(SIZE))
     begun = taken[f"{kind} {before}"]
     assert len(begun) == state["consumed"] == TAKEN * 3 * before
@@ -327,7 +332,7 @@ def test_a_loader_that_drops_its_last_batch_drops_it_of_the_rest(daemon: HookDae
     for options, left in (({"drop_last": True}, 3), ({}, 4)):
         batches = DataLoader(Indexed(), batch_size=8, **options)  # type: ignore[arg-type]
         with trainer_hook.plan(daemon.mount, batches) as planning:
-            planning.load_state_dict({"order": [*range(SIZE)], "consumed": 20})
+            planning.load_state_dict(planning.planner._list | {"order": [*range(SIZE)], "consumed": 20})
             assert [len(batch) for batch in batches] == [8, 8, 8, 6][:left]
             assert planning.state_dict() == {}
 
@@ -348,7 +353,7 @@ def test_a_sampler_whose_smaller_epoch_cannot_hold_the_rest_is_named(
 ) -> None:
     batches = DataLoader(Indexed(), batch_size=8, sampler=range(16))
     with trainer_hook.plan(daemon.mount, batches) as planning:
-        planning.load_state_dict({"order": [*range(SIZE)], "consumed": 20})
+        planning.load_state_dict(planning.planner._list | {"order": [*range(SIZE)], "consumed": 20})
         assert [one for batch in batches for one in batch.tolist()] == [*range(20, 36)]
     assert "14 samples of the epoch that went on are not read" in caplog.text
 
@@ -361,7 +366,7 @@ def test_an_epoch_that_is_not_planned_has_no_place(daemon: HookDaemon, caplog: p
         assert planning.state_dict() == {}
         assert "no place in the epoch" in caplog.text
         with pytest.raises(ValueError, match="not planned"):
-            planning.load_state_dict({"order": [0], "consumed": 0})
+            planning.load_state_dict(planning.planner._list | {"order": [0], "consumed": 0})
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2), (3, 4, 5), (2, 3, 4)])
@@ -397,7 +402,54 @@ def test_a_state_that_is_none_of_a_sampler_is_refused(wrong: Any) -> None:
 
 def test_draws_are_dealt_to_this_one_rank() -> None:
     assert share_of_rank(np.arange(5, dtype=np.uint32)).tolist() == [0, 1, 2, 3, 4]
-    assert restored(Progress(np.arange(5, dtype=np.uint32), 2).state(), 5).consumed == 2
+    assert restored(EpochProgress(np.arange(5, dtype=np.uint32), 2).state() | {"samples": 5}, 5).consumed == 2
     order = JobOrder("train", np.array([7], np.uint32), np.array([3, 1, 2], np.uint32), None)
     assert order.progress(1).order.tolist() == [7, 3, 1, 2]
     assert order.progress(1).consumed == 2
+
+
+class Listed(Indexed):
+    """Its list has these names."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.samples = [(name, 0) for name in names]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_state_says_of_which_list_it_is(daemon: HookDaemon, sampled: bool) -> None:
+    """One file more, another order, other names: an epoch of another list would lose samples, and repeat others."""
+    names = [f"{number:03}.png" for number in range(1, SIZE + 1)]
+
+    def planned(names: list[str]) -> tuple[DataLoader[int], trainer_hook.Planning]:
+        drawn = {"sampler": PoolSampler(len(names))} if sampled else {"shuffle": True}
+        batches = DataLoader(Listed(names), 8, **drawn)  # type: ignore[arg-type]
+        return batches, trainer_hook.plan(daemon.mount, batches)
+
+    batches, planning = planned(names)
+    with planning:
+        next(iter(batches))
+        state = planning.state_dict()
+    wrong = {
+        "it has 50 samples, and this list 51": ["000.png", *names],
+        "its files have other names, or another order": names[::-1],
+        "its files have other names": [f"other/{name}" for name in names],
+    }
+    for why, others in wrong.items():
+        _, planning = planned(others)
+        with planning, pytest.raises(ValueError, match=f"^the state is of another list: {why}") as refused:
+            planning.load_state_dict(state)
+        assert "\n" not in str(refused.value)
+    batches, planning = planned(names)
+    with planning, pytest.raises(ValueError, match=r"^the state does not name its list") as refused:
+        planning.load_state_dict({name: value for name, value in state.items() if name not in ("samples", "names")})
+    with planned(names)[1] as planning:
+        planning.load_state_dict(state)
+
+
+def test_a_sampler_says_of_how_many_samples_its_state_is() -> None:
+    state = PoolSampler(48).state_dict() | {"order": [*range(48)], "consumed": 16}
+    with pytest.raises(ValueError, match=r"^the state is of another list: it has 48 samples, and this list 60"):
+        PoolSampler(60).load_state_dict(state)

@@ -100,7 +100,7 @@ def test_samples_outside_of_the_mount_are_said_early_and_declared_as_no_file(cap
     dataset = Data([("/nfs/a.png", 0), ("/m/b.png", 1), ("/nfs/c.png", 0)])
     declared = declaration(dataset, Path("/m"), Path("/m"), "train", "train")
     assert [record.getMessage() for record in caplog.records] == [
-        "2 of 3 samples of the list 'train' lie outside of /m, such as /nfs/a.png: have the data set read "
+        "spiderfs: 2 of 3 samples of the list 'train' lie outside of /m, such as /nfs/a.png: have the data set read "
         "the files below /m"
     ]
     (chunk,) = declared.chunks()
@@ -113,6 +113,20 @@ def test_samples_outside_of_the_mount_are_said_early_and_declared_as_no_file(cap
 
 def paths(root: Path, directory: Path, *names: str) -> list[bytes]:
     return declaration(None, root, directory, "train", "train", [(name, 0) for name in names]).paths
+
+
+def test_links_of_files_lead_into_the_mount_too(tmp_path: Path) -> None:
+    mount, outside = tmp_path / "mount", tmp_path / "outside"
+    (mount / "train").mkdir(parents=True)
+    outside.mkdir()
+    (mount / "train" / "1.png").touch()
+    (outside / "first").symlink_to("second")
+    (outside / "second").symlink_to("../mount/train/1.png")
+    (outside / "loop").symlink_to("loop")
+    (outside / "away").symlink_to("/etc/hostname")
+    found = paths(mount, mount, *(f"{outside}/{name}" for name in ("first", "second", "loop", "away")))
+    assert found[:2] == [b"train/1.png"] * 2
+    assert all(path.startswith(b"../") for path in found[2:])
 
 
 def test_paths_may_lead_into_the_mount_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +149,7 @@ def test_paths_may_lead_into_the_mount_in_any_way(tmp_path: Path, monkeypatch: p
         b"train/cat/2.png",
     ]
     assert paths(mount, mount / "train", "cat/1.png") == [b"train/cat/1.png"]
-    assert paths(mount, mount, "/elsewhere/1.png") == [os.fsencode(os.path.relpath("/elsewhere/1.png", mount))]
+    assert paths(mount, mount, "/remote/1.png") == [os.fsencode(os.path.relpath("/remote/1.png", mount))]
 
 
 def test_a_name_that_no_message_can_carry_is_refused(tmp_path: Path) -> None:

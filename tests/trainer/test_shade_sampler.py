@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from two_ranks import in_two_ranks, join_two_ranks
 
 from benchmarks.fakes import RecordingSink
-from trainer_hook import Client, ShadeSampler, attach
+from trainer_hook import HookClient, ShadeSampler, attach
 from trainer_hook.samplers.shade import REPEATED_MAX, Trend, repeated
 
 SCORES = np.linspace(0.1, 2, SIZE).astype(np.float32)
@@ -45,7 +45,7 @@ class Daemon:
 
 
 def bound(sampler: ShadeSampler, scores: npt.ArrayLike, cached: npt.ArrayLike | None, improves: bool) -> ShadeSampler:
-    sampler.bind(cast(Client, Daemon(scores, cached)), "train")
+    sampler.bind(cast(HookClient, Daemon(scores, cached)), "train")
     for loss in (2.0, 1.9 if improves else 2.1):
         sampler.observe(loss)
     return sampler
@@ -108,13 +108,28 @@ class TestDraws:
         counts = Counter(sampler)
         return sum(counts[sample] for sample in range(20)) / 50_000, len(counts) / 103
 
-    def test_shuffles_while_the_training_does_not_improve(self) -> None:
-        sampler = bound(ShadeSampler(103, draws=50_000, coverage=0), self.scores, self.cached, improves=False)
-        assert sampler.repeats == 1
-        assert self.shares(sampler)[0] == pytest.approx(40 / 124.5, abs=0.01)
+    def test_can_repeat_only_while_the_training_improves(self) -> None:
+        shuffling, repeating = (
+            bound(ShadeSampler(103, draws=50_000, coverage=0, while_improving=True), self.scores, self.cached, improves)
+            for improves in (False, True)
+        )
+        assert (shuffling.repeats, repeating.repeats) == (1, 3)
+        assert self.shares(shuffling)[0] == pytest.approx(40 / 124.5, abs=0.01)
 
-    def test_repeats_while_the_training_improves(self) -> None:
-        sampler = bound(ShadeSampler(103, draws=50_000, coverage=0, repeats=2), self.scores, self.cached, improves=True)
+    @pytest.mark.parametrize("improves", [False, True])
+    def test_draws_what_is_cached_before_all_else(self, improves: bool) -> None:
+        first, mixed = (
+            bound(ShadeSampler(103, seed=4, cached_first=option), self.scores, self.cached, improves)
+            for option in (True, False)
+        )
+        drawn, others = list(first), list(mixed)
+        assert drawn == sorted(others, key=lambda sample: not self.cached[sample])
+        assert drawn != others
+        assert self.cached[drawn[0]] > self.cached[drawn[-1]]
+
+    @pytest.mark.parametrize("improves", [False, True])
+    def test_repeats_in_every_epoch(self, improves: bool) -> None:
+        sampler = bound(ShadeSampler(103, draws=50_000, coverage=0, repeats=2), self.scores, self.cached, improves)
         assert sampler.repeats == 2
         share, seen = self.shares(sampler)
         assert share == pytest.approx(80 / 124.5, abs=0.01)
@@ -162,12 +177,12 @@ def test_resumes_where_it_was() -> None:
     first = [next(begun) for _ in range(10)]
     sampler.unbind()
     again.load_state_dict(sampler.state_dict() | {"consumed": 10})
-    assert again.repeats == 3
+    assert again.trend.improves
     assert first + list(again) == first + list(begun)
 
 
 def test_an_epoch_is_drawn_and_the_choice_made_when_it_begins() -> None:
-    sampler = bound(ShadeSampler(103), TestDraws.scores, TestDraws.cached, improves=False)
+    sampler = bound(ShadeSampler(103, while_improving=True), TestDraws.scores, TestDraws.cached, improves=False)
     assert (sampler.settled, sampler.draw_ahead()) == (1.0, None)
     next(iter(sampler))
     # The epoch that has just ended decides.
@@ -184,9 +199,13 @@ def test_an_epoch_is_drawn_and_the_choice_made_when_it_begins() -> None:
 LOSSES_OF_RANKS = {0: (2.0, 1.9), 1: (2.0, 2.4)}
 
 
+# Rank 0 asks the daemon, and all ranks go by its answer.
+CACHED_OF_RANKS = {0: [True, False, False, False], 1: [False, False, False, True]}
+
+
 def _rank(rank: int, mount: str) -> None:
     join_two_ranks(rank, mount)
-    sampler = bound_alone(ShadeSampler(4, seed=1))
+    sampler = bound_alone(ShadeSampler(4, draws=40, seed=1), CACHED_OF_RANKS[rank])
     for epoch, loss in enumerate(LOSSES_OF_RANKS[rank]):
         list(sampler)
         sampler.trained(np.array([0, 1], np.uint32), np.full(2, loss, np.float16))
@@ -197,12 +216,14 @@ def _rank(rank: int, mount: str) -> None:
     drawn = list(sampler)
     trend = sampler.trend
     found = {"losses": trend.losses, "accuracies": trend.accuracies, "drawn": drawn, "pending": before is not None}
+    # The next epoch's samples that are cached come first, though this rank's client knows of others.
+    found["next"] = list(sampler)
     Path(mount, f"trend-{rank}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 
 
-def bound_alone(sampler: ShadeSampler) -> ShadeSampler:
-    sampler.bind(cast(Client, Daemon([2.0, 1.0, 1.0, 1.0], [True, False, False, False])), "train")
+def bound_alone(sampler: ShadeSampler, cached: list[bool]) -> ShadeSampler:
+    sampler.bind(cast(HookClient, Daemon([2.0, 1.0, 1.0, 1.0], cached)), "train")
     return sampler
 
 
@@ -212,6 +233,9 @@ def test_the_loss_is_the_mean_over_all_ranks(tmp_path: Path) -> None:
     assert one["losses"] == other["losses"] == [pytest.approx(2.0), pytest.approx(2.15, abs=0.01)]
     assert one["accuracies"] == other["accuracies"] == [0.5, 0.5]
     assert (one["pending"], other["pending"]) == (True, False)
+    for found in (one, other):
+        assert found["next"] == sorted(found["next"], key=lambda sample: sample != 0)
+        assert {*found["next"][:2], found["next"][-1]} > {0}
 
 
 def test_repeats_are_at_least_one() -> None:
@@ -225,8 +249,10 @@ def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
         yield daemon
 
 
-def test_the_hook_passes_losses_and_accuracies(daemon: HookDaemon) -> None:
-    sampler = ShadeSampler(SIZE)
+@pytest.mark.parametrize("while_improving", [False, True])
+def test_the_hook_passes_losses_and_accuracies(daemon: HookDaemon, while_improving: bool) -> None:
+    """With `while_improving`, the third epoch alone repeats, by the trend of the first two."""
+    sampler = ShadeSampler(SIZE, while_improving=while_improving, cached_first=not while_improving)
     model, batches = Network(), loader(shuffle=False, sampler=sampler)
     hook = attach(daemon.mount, model, batches, plan=False)
     for epoch in range(3):
@@ -240,8 +266,7 @@ def test_the_hook_passes_losses_and_accuracies(daemon: HookDaemon) -> None:
     assert len(sampler.trend.losses) == 3
     assert all(0 < loss < 3 for loss in sampler.trend.losses)
     asked = Counter(name for name, _ in daemon.sink.calls)
-    # The third epoch was drawn by the trend of the first two.
-    assert (asked["scores"], asked["cached"]) == (3, 1)
+    assert (asked["scores"], asked["cached"]) == (3, 1 if while_improving else 3)
 
 
 # -- on a mount
@@ -250,7 +275,7 @@ EASY, HARD = 60, 20
 
 
 class Files(Dataset[tuple[Tensor, int]]):
-    """Files of which the last ones teach nothing."""
+    """Files of which the last ones feed nothing."""
 
     def __init__(self, root: Path) -> None:
         self.samples = [(root / f"train/{number:03d}", number % 2) for number in range(EASY + HARD)]
@@ -308,9 +333,7 @@ def test_hard_samples_are_cached_and_repeated(source: Path, tmp_path: Path, plan
         training = Training(mount, plan)
         for _ in range(8):
             training.epoch()
-        # Of so few samples the loss is noisy: in an epoch or two it may seem to fall steeply.
-        assert training.repeats[:2] == [1, 1]
-        assert training.repeats.count(3) >= 3
+        assert {*training.repeats} == {3}
         if not plan:
             hard = sum(count for number, count in training.drawn.items() if number >= EASY)
             assert hard / training.drawn.total() > 0.3

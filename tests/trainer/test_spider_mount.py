@@ -1,4 +1,4 @@
-"""Two trainers and plain readers on one mount: trainers get stand-ins of the same label, others each file itself."""
+"""Two trainers and plain readers on one mount: trainers get substitutes of the same label, others each file itself."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from mounting import Mounted, eventually, mounted
+from programs import program
 from reading import digest, readers, together
 
 from spiderfs import client as around_fuse
@@ -31,7 +32,7 @@ from pathlib import Path
 import numpy as np
 from spiderfs import client as around_fuse
 from spiderfs.protocol import Batch, EpochEnd, Hello
-from trainer_hook.connection.client import Client
+from trainer_hook.connection.client import HookClient
 from trainer_hook.connection.sample_list import Declaration
 from trainer_hook.connection.mounts import socket_finder
 
@@ -39,7 +40,7 @@ point, seed, samples = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[
 names = [name for name, _ in samples]
 validation = sorted(str(path.relative_to(point)) for path in (point / "val").iterdir())
 rng, order = np.random.default_rng(seed), random.Random(seed)
-client = Client(socket_finder(point, None), Hello("test", "test"))
+client = HookClient(socket_finder(point, None), Hello("test", "test"))
 labels = np.array([label for _, label in samples], np.int32)
 client.declare(Declaration("train", "train", [os.fsencode(name) for name in names], labels))
 scores = client.scores("train", 20.0)
@@ -159,14 +160,14 @@ def redirected(mount: Mounted, more_than: float) -> None:
 OPTIONS: dict[str, object] = {"capacity": "20KiB", "policy": "spider", "ratio_start": 0.5, "ratio_end": 0.5}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "index"), [(1, "hnsw"), (2, "auto")])
 @pytest.mark.opened_and_immutable
 @pytest.mark.both_bindings
-def test_stand_ins_have_the_trainers_own_label_and_other_readers_get_none(
-    source: Path, tmp_path: Path, workers: int
+def test_substitutes_have_the_trainers_own_label_and_other_readers_get_none(
+    source: Path, tmp_path: Path, workers: int, index: str
 ) -> None:
     one, two = lists()
-    with mounted(source, tmp_path, workers=workers, **OPTIONS) as mount:
+    with mounted(source, tmp_path, workers=workers, index=index, **OPTIONS) as mount:
         with (
             readers(1, mount.point, digests(source)) as outside,
             training(mount.point, 1, one) as first,
@@ -189,7 +190,7 @@ def test_stand_ins_have_the_trainers_own_label_and_other_readers_get_none(
             assert (mount.point / name).read_bytes() == (source / name).read_bytes()
 
 
-def test_trainers_that_read_around_fuse_get_the_same_stand_ins(source: Path, tmp_path: Path) -> None:
+def test_trainers_that_read_around_fuse_get_the_same_substitutes(source: Path, tmp_path: Path) -> None:
     one, two = lists()
     with mounted(source, tmp_path, **OPTIONS) as mount:
         with (
@@ -227,21 +228,17 @@ json.dump(sorted(seen), sys.stdout)
 def as_nobody(point: Path, names: list[str], until: Callable[[], object]) -> list[list[str]]:
     """What another user reads from these files until a condition becomes true."""
     command = [sys.executable, "-I", "-S", "-c", _NOBODY, json.dumps([str(point / name) for name in names])]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            until()
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            last = process.stdout.read().splitlines()[-1]
+    with program(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        until()
+        process.stdin.close()
+        last = process.stdout.read().splitlines()[-1]
     found: list[list[str]] = json.loads(last)
     return found
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-def test_stand_ins_are_only_those_that_the_reader_could_open(source: Path, tmp_path: Path) -> None:
+def test_substitutes_are_only_those_that_the_reader_could_open(source: Path, tmp_path: Path) -> None:
     """One class, of which a part lies in a directory that is closed after a while."""
     names = [f"train/0/{number:03d}" for number in range(EACH)]
     closed = [name for name in names if int(name[-3:]) % 2]
@@ -264,7 +261,9 @@ def test_stand_ins_are_only_those_that_the_reader_could_open(source: Path, tmp_p
             redirected(mount, mount.metric("redirects") + 100)
 
         # The directory is open still.
-        eventually(lambda: foreign(as_nobody(mount.point, open_names, redirects)), what="stand-ins from that directory")
+        eventually(
+            lambda: foreign(as_nobody(mount.point, open_names, redirects)), what="substitutes from that directory"
+        )
         (source / "train/closed").chmod(0o700)
         # The kernel would trust the old mode for as long.
         wait = time.monotonic() + 1.5
@@ -275,8 +274,8 @@ def test_stand_ins_are_only_those_that_the_reader_could_open(source: Path, tmp_p
             assert foreign(given) == []
             return any(not name.endswith(content) for name, content in given)
 
-        # All stand-ins of a moment may lie in the closed directory.
-        eventually(given_what_lies_beside, what="stand-ins that lie beside it")
+        # All substitutes of a moment may lie in the closed directory.
+        eventually(given_what_lies_beside, what="substitutes that lie beside it")
         assert foreign(trainer.told()["given"]), "root may open all of them"
 
 
@@ -311,17 +310,18 @@ def test_the_ratio_can_be_fixed(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, **OPTIONS) as mount:
         ratio = mount.control("ratio")
         ratio.write_bytes(b"0.25\n")
-        assert b"pinned  0.25\n" in ratio.read_bytes()
-        assert b"ratio   0.2500\n" in ratio.read_bytes()
+        assert json.loads(ratio.read_bytes()) == {"ratio": 0.25, "pinned": 0.25, "jobs": []}
         ratio.write_bytes(b"auto\n")
-        assert b"pinned  no\n" in ratio.read_bytes()
+        assert json.loads(ratio.read_bytes())["pinned"] is None
         for nonsense in (b"1.5\n", b"half\n", b"nan\n"):
             with pytest.raises(OSError, match="Invalid argument"):
                 ratio.write_bytes(nonsense)
 
 
 @pytest.mark.parametrize("immutable", ["off", "on"])
-def test_the_kernel_looks_up_a_name_again_when_it_gets_a_stand_in(source: Path, tmp_path: Path, immutable: str) -> None:
+def test_the_kernel_looks_up_a_name_again_when_it_gets_a_substitute(
+    source: Path, tmp_path: Path, immutable: str
+) -> None:
     # The trainer looks every name up before there are hubs, with a TTL that never ends: without invalidation it would
     # be given the file itself for ever.
     with mounted(source, tmp_path, ttl="inf", immutable=immutable, **OPTIONS) as mount:

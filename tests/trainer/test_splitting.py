@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 import trainer_hook
-from trainer_hook.refurbishing.pipeline import SplitDataset
+from trainer_hook.refurbishing.loader import SplitDataset
 
 
 class Image:

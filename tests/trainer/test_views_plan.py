@@ -76,7 +76,7 @@ def test_a_planned_training_reads_views_that_were_made_once(
         assert job["origin_bytes"] == metrics["origin_bytes"]
 
 
-def test_a_training_gets_stand_ins_of_the_view_that_it_reads(tmp_path: Path) -> None:
+def test_a_training_gets_substitutes_of_the_view_that_it_reads(tmp_path: Path) -> None:
     source, count = tmp_path / "source", 90
     source.mkdir()
     for number in range(count):
@@ -144,7 +144,7 @@ def test_a_planned_training_of_two_forms_reads_each_sample_in_its_own(tmp_path: 
         eventually(lambda: mount.stats()["forms"] == {"original": len(names) - views, "small": views})
 
 
-def test_a_stand_in_has_the_bytes_of_its_own_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_substitute_has_the_bytes_of_its_own_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = images(tmp_path / "source", tmp_path / "m/cache", 90)
     numbers = {content: b"%08d" % number for number, (_, *forms) in enumerate(made) for content in forms}
     monkeypatch.setattr(known_losses, "read_afresh", lambda path: numbers[read_afresh(path)])

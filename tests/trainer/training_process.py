@@ -44,7 +44,7 @@ class TrainingProcess:
         self._connection.send(what)
 
     def ended_well(self, within_s: float) -> bool:
-        """Whether it ends in time and without an error; it hears first that nobody tells it any more."""
+        """Whether it ends in time and without an error; it hears first that no one tells it any more."""
         self._connection.close()
         self._process.join(within_s)
         return self._process.exitcode == 0

@@ -2,21 +2,23 @@
 
 The training's threads put messages into a queue of limited length, and go on. When the queue is full, batches are
 dropped and counted. Only the sending thread uses the socket. When the daemon dies, the client logs that once and tries
-to connect again, with growing pauses. It is told anew then what `lists_and_plans.py` keeps.
+to connect again, with growing pauses. What `ListsAndPlans` keeps is then published again.
 
 Locks are held for a few instructions only and never while waiting, so that a data loader can fork at any time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import select
 import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -41,16 +43,159 @@ from spiderfs.protocol import (
     Pin,
     Pinned,
     Plan,
+    Progress,
     ProtocolError,
+    Samples,
     Scores,
     ScoresRequest,
     WarmUp,
     Warn,
     encode,
 )
-from trainer_hook.connection.lists_and_plans import ListsAndPlans
-from trainer_hook.connection.mounts import DEFAULT_PATIENCE, Patience, connect
+from trainer_hook.connection.mounts import DEFAULT_PATIENCE, ConnectPatience, connect
 from trainer_hook.connection.sample_list import Declaration
+
+# The progress in a list's plan is sent at most once in this time. The sending thread looks 20 times a second, and each
+# time it looks it is to find that it is time.
+PROGRESS_EVERY_S = 0.04
+
+
+class ListsAndPlans:
+    """What a daemon has to know at any time: the lists of a training, and its latest plans.
+
+    A connection may end, and a daemon that comes back knows nothing. So each connection gets them once more, the
+    current plan from the position that the training has reached by then. The training's threads change them, and the
+    sending thread alone takes messages from them. No method waits.
+    """
+
+    def __init__(self) -> None:
+        self._declarations: dict[str, Declaration] = {}
+        # The current plan of each list, and the plans of later epochs: by list and number of the epoch.
+        self._plans: dict[tuple[str, int], Plan] = {}
+        # The current plan of each list, and how far the training has come in it.
+        self._begun: dict[str, Plan] = {}
+        self._progress_of: dict[str, Progress] = {}
+        # The progress of lists that has not been sent, when it was sent last, and the last one in epochs that are over.
+        # Who takes what is unsaid takes it out in one step: both the training's threads and the sending thread do.
+        self._unsaid: dict[str, Progress] = {}
+        self._said_at: dict[str, float] = {}
+        self._finished: deque[Progress] = deque()
+        # The names of the lists and plans that have not been sent through this connection.
+        self._undeclared: deque[str] = deque()
+        self._unplanned: deque[tuple[str, int]] = deque()
+        # The plans among these that began before this connection; its daemon has not seen what was read by then.
+        self._begun_before: set[tuple[str, int]] = set()
+        # The lists that were declared through this connection. No plan is sent for a list that was withdrawn before it
+        # was declared.
+        self._declared: set[str] = set()
+        self._chunks: Iterator[Samples] = iter(())
+
+    # -- the training's threads
+
+    def of_lists(self, names: Collection[str]) -> ListsAndPlans:
+        """A copy with these lists and their plans, for another job."""
+        following = ListsAndPlans()
+        following._declarations = {name: found for name, found in self._declarations.items() if name in names}
+        following._plans = {key: plan for key, plan in self._plans.items() if key[0] in names}
+        following._begun = {name: plan for name, plan in self._begun.items() if name in names}
+        following._progress_of = {name: come for name, come in self._progress_of.items() if name in names}
+        return following
+
+    def declare(self, declaration: Declaration) -> None:
+        self._declarations[declaration.name] = declaration
+        self._undeclared.append(declaration.name)
+
+    def withdraw(self, name: str) -> Plan | None:
+        """No longer declare a list; returns its current plan, if it has one."""
+        self._declarations.pop(name, None)
+        return self._begun.get(name)
+
+    def plan(self, plan: Plan) -> None:
+        key = plan.list, plan.epoch
+        if plan.begun:
+            drawn_ahead, last = self._plans.get(key), self._begun.get(plan.list)
+            as_expected = (last is None or last.epoch <= plan.epoch) and (
+                drawn_ahead is None or drawn_ahead.begun or np.array_equal(drawn_ahead.order, plan.order)
+            )
+            for name, epoch in list(self._plans):
+                if name == plan.list and not (as_expected and epoch > plan.epoch):
+                    del self._plans[name, epoch]
+            if (unsaid := self._unsaid.pop(plan.list, None)) is not None:
+                self._finished.append(unsaid)
+            self._begun_before.discard(key)
+            self._begun[plan.list] = plan
+            self._progress_of[plan.list] = Progress(plan.list, plan.epoch, plan.position, plan.position)
+        self._plans[key] = plan
+        # If the plan replaces one that waits to be sent, it must not be sent before plans that came earlier.
+        with contextlib.suppress(ValueError):
+            self._unplanned.remove(key)
+        self._unplanned.append(key)
+
+    def set_progress(self, name: str, dispatched: int, taken: int) -> None:
+        """Keep how far the training is in the list's current plan, if the list has one."""
+        plan = self._begun.get(name)
+        if plan is not None:
+            self._progress_of[name] = self._unsaid[name] = Progress(name, plan.epoch, dispatched, taken)
+
+    # -- the sending thread
+
+    def begin(self) -> None:
+        """A connection begins, whose daemon knows nothing."""
+        # `declare` and `plan` write their table before the queue, so a name may come twice here but is never missing.
+        self._declared = set()
+        self._undeclared = deque(self._declarations)
+        self._unplanned = deque(sorted(key for key in list(self._plans) if key[0] in self._declarations))
+        self._begun_before = set(self._unplanned)
+        self._finished.clear()
+        for name, come in list(self._progress_of.items()):
+            self._unsaid.setdefault(name, come)
+        self._said_at = {}
+        self._chunks = iter(())
+
+    def next(self) -> Message | None:
+        """The next message of a list, or else of a plan, that has not been sent; None if there is none.
+
+        What is left to say of the progress in an epoch comes before the plan of the next one.
+        """
+        chunk = next(self._chunks, None)
+        while chunk is None and self._undeclared:
+            declaration = self._declarations.get(self._undeclared.popleft())
+            if declaration is not None:
+                self._declared.add(declaration.name)
+                self._chunks = declaration.chunks()
+                chunk = next(self._chunks, None)
+        while chunk is None and self._finished:
+            finished = self._finished.popleft()
+            if finished.list in self._declared:
+                return finished
+        while chunk is None and self._unplanned:
+            key = self._unplanned.popleft()
+            plan = self._plans.get(key)
+            if plan is not None and plan.list in self._declared:
+                if not plan.begun:
+                    return plan
+                # How far the training has come meanwhile is said next.
+                self._said_at.pop(plan.list, None)
+                position = self._progress_of[plan.list].taken if key in self._begun_before else plan.position
+                return replace(plan, position=min(position, len(plan.order)))
+        return chunk
+
+    def progress(self, now_s: float, hurry: bool) -> Progress | None:
+        """Some progress that has not been sent; None if there is none. The caller asks `next` first.
+
+        Without `hurry` the progress of a list waits if some of it was sent a moment ago.
+        """
+        for name in list(self._unsaid):
+            due = hurry or now_s >= self._said_at.get(name, -math.inf) + PROGRESS_EVERY_S
+            if not due or name not in self._declared or (said := self._unsaid.pop(name, None)) is None:
+                continue
+            if (name, said.epoch) not in self._unplanned:
+                self._said_at[name] = now_s
+                return said
+            # Its plan came after `next` was asked, and is sent first.
+            self._unsaid.setdefault(name, said)
+        return None
+
 
 log = logging.getLogger("trainer_hook")
 
@@ -62,7 +207,7 @@ _RECEIVE_BYTES = 1 << 18
 COLLECT_MS = 50
 
 
-class Client:
+class HookClient:
     """A trainer's connection to the daemon.
 
     Every attempt to connect calls `find_socket`; it raises OSError while there is no socket. `counts` has the number of
@@ -76,15 +221,15 @@ class Client:
         hello: Hello,
         *,
         queue_batches: int = QUEUE_BATCHES,
-        patience: Patience = DEFAULT_PATIENCE,
+        patience: ConnectPatience = DEFAULT_PATIENCE,
     ) -> None:
         self._find_socket = find_socket
         self._hello = hello
         self._queue_batches = queue_batches
         self._patience = patience
-        # Those of the training's job, and those of the job that the daemon is told of: an earlier job, while messages
-        # of it still wait.
-        self._lists = self._told = ListsAndPlans()
+        # Those of the training's job, and those of the job that is published to the daemon: an earlier job, while
+        # messages of it still wait.
+        self._lists = self._published = ListsAndPlans()
         # Messages to build, and whether all plans and progress are sent before.
         self._queue: deque[tuple[bool, Callable[[], Message | None]]] = deque()
         # Where the answer to each question is awaited, by its number; None stands for no answer.
@@ -111,12 +256,12 @@ class Client:
     def become(self, hello: Hello, lists: Collection[str]) -> None:
         """Begin another job, which goes on with these lists and their plans.
 
-        The daemon is told so after all messages of the job before.
+        The daemon is notified after all messages of the job before.
         """
         following = self._lists.of_lists(lists)
 
         def change() -> Message:
-            self._hello, self._told = hello, following
+            self._hello, self._published = hello, following
             return Goodbye()
 
         self._lists = following
@@ -144,7 +289,7 @@ class Client:
             self.plan(Plan(name, plan.epoch + 1, 0, True, np.empty(0, np.uint32)))
 
     def set_progress(self, name: str, dispatched: int, taken: int) -> None:
-        """Say how far the training is in the list's current plan; the daemon is told some 20 times a second.
+        """Say how far the training is in the list's current plan; the daemon is notified some 20 times a second.
 
         The loader's workers were given `dispatched` samples of the plan, and the training has taken `taken` of them.
         """
@@ -219,7 +364,7 @@ class Client:
     # -- the queue
 
     def _put(self, build: Callable[[], Message], last: bool = False) -> None:
-        """`last`: after all plans and progress that were told until now, however lately."""
+        """`last`: after all plans and progress that were set until now, however lately."""
         if not self._is_here():
             return
         self._queue.append((last, build))
@@ -300,7 +445,7 @@ class Client:
     def _lost(self, exc: OSError) -> None:
         self.connected.clear()
         if not self._gone_said:
-            log.warning("the spiderfs daemon cannot be reached (%s): training goes on without it", exc)
+            log.warning("the daemon cannot be reached (%s): training goes on without it", exc)
         self._gone_said = True
         # Wake all who wait for an answer: none will come.
         for answer in list(self._answers.values()):
@@ -309,7 +454,7 @@ class Client:
     def _talk(self, stream: socket.socket) -> None:
         """Send and receive until the daemon has answered a goodbye; raises OSError if it dies."""
         stream.setblocking(False)
-        self._told.begin()
+        self._published.begin()
         decoder = Decoder()
         unsent = memoryview(encode(self._hello))
         poll = select.poll()
@@ -328,7 +473,7 @@ class Client:
                     data = stream.recv(_RECEIVE_BYTES)
                     if not data:
                         raise ConnectionResetError("it closed the connection")
-                    if self._hear(decoder.feed(data)):
+                    if self._receive(decoder.feed(data)):
                         return
                 elif event & select.POLLOUT:
                     unsent = unsent[stream.send(unsent) :]
@@ -336,10 +481,10 @@ class Client:
     def _next_frame(self) -> bytes:
         while True:
             try:
-                # In this order: what was told before the close, or before what waits, is seen when it is asked for.
+                # In this order: what was put before the close, or before what waits, is seen when it is asked for.
                 closing = self._closing.is_set()
                 last, build = self._queue[0] if self._queue else (closing, None)
-                message = self._told.next() or self._told.progress(time.monotonic(), hurry=last)
+                message = self._published.next() or self._published.progress(time.monotonic(), hurry=last)
                 if message is None and build is not None:
                     self._queue.popleft()
                     message = build()
@@ -349,6 +494,9 @@ class Client:
                     message = Goodbye()
                 if message is not None:
                     frame = encode(message)
+                    if isinstance(message, Plan) and message.begun and len(message.order):
+                        text = f"the mount has the plan of the list {message.list!r}: {len(message.order):,} samples"
+                        self._say_once(f"plan {message.list}", text, logging.INFO)
                     if isinstance(message, Batch):
                         self.counts["sent"] += 1
                     self._leaving = isinstance(message, Goodbye)
@@ -358,14 +506,14 @@ class Client:
                 self.counts["unusable"] += 1
                 self._say_once("unusable", f"a message could not be sent: {exc}")
 
-    def _hear(self, received: list[Any]) -> bool:
+    def _receive(self, received: list[Any]) -> bool:
         """Act on the daemon's answers; returns whether it has answered the goodbye."""
         for message in received:
             match message:
                 case Ok(answers=Hello.TYPE):
                     self.connected.set()
                     if self._gone_said:
-                        log.info("the spiderfs daemon is back")
+                        log.info("the daemon is back")
                     self._gone_said = False
                 case Ok(answers=Goodbye.TYPE):
                     return True
@@ -373,7 +521,7 @@ class Client:
                     raise ConnectionAbortedError(message.text)
                 case Error():
                     self.counts["errors"] += 1
-                    self._say_once(message.code, f"the spiderfs daemon refused a message: {message.text}")
+                    self._say_once(message.code, f"the daemon refused a message: {message.text}")
                 case Warn():
                     self._say_once(message.text, message.text)
                 case Scores() | Cached() | Pinned() | Given():
@@ -386,7 +534,7 @@ class Client:
                     raise ConnectionAbortedError(f"its answer cannot be understood: {message}")
         return False
 
-    def _say_once(self, kind: str, text: str) -> None:
+    def _say_once(self, kind: str, text: str, level: int = logging.WARNING) -> None:
         if kind not in self._said:
             self._said.add(kind)
-            log.warning("%s", text)
+            log.log(level, "%s", text)

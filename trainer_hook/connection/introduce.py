@@ -2,7 +2,7 @@
 
 Each training has an id, by which the daemon keeps what its model learns apart from what others learn. If the user gives
 none, rank 0 chooses one at random and leaves it in torch.distributed's store, where the other ranks find it. Reading
-the store is no collective call: a rank that never attaches keeps nobody waiting, except where rank 0 is that rank.
+the store is no collective call: a rank that never attaches keeps no one waiting, except where rank 0 is that rank.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import logging
 import os
 import uuid
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from spiderfs.protocol import Hello, ProtocolError, encode
-from trainer_hook.connection.client import QUEUE_BATCHES, Client
-from trainer_hook.connection.mounts import find_mount, socket_finder
-from trainer_hook.connection.sample_list import Declaration, Sample, declaration
+from trainer_hook.connection.client import QUEUE_BATCHES, HookClient
+from trainer_hook.connection.mounts import root_of, socket_finder
+from trainer_hook.connection.sample_list import Declaration, Sample, declaration, range_declaration
+from trainer_hook.ranges.files import rows_of_dataset
+from trainer_hook.ranges.sample_ranges import SampleRanges
 from trainer_hook.ranks import count_of, rank_and_world, shared_store
 
 log = logging.getLogger("trainer_hook")
@@ -36,7 +37,7 @@ _ID_DIGITS = 12
 
 @dataclass(frozen=True)
 class Job:
-    """What `attach` was told of a training; None stands for what it was not told (`attach` explains the names).
+    """What `attach` was given of a training; None stands for what it was not given (`attach` explains the names).
 
     Raises ValueError for what the daemon would refuse.
     """
@@ -107,27 +108,28 @@ def _of_rank_0(store: Any, key: str, own: str | None, advice: str, timeout_s: fl
 
 @dataclass
 class _Connection:
-    """The only connection of this process to a mount. There is one, because the daemon tells readers by process.
+    """The only connection of this process to a mount. There is one, because the daemon distinguishes readers by
+    process.
 
     `hello` says which job the process belongs to: that of its hooks, or one of its own while it has only plans.
     """
 
-    key: tuple[int, Path, str]
-    client: Client
+    key: tuple[int, str, str]
+    client: HookClient
     hello: Hello
     uses: list[Introduced] = field(default_factory=list)
 
     def begin(self, job: Job, client_name: str) -> None:
         """A hook is attached: its job is this process's job from now on. Raises ValueError if others have another."""
         before = vars(self.hello)
-        agreed = hooks_job(job.id, self.hello.job if self.taught else None)
-        if not self.taught:
+        agreed = hooks_job(job.id, self.hello.job if self.learned else None)
+        if not self.learned:
             self.hello = job.hello(client_name, agreed)
         elif job.id in (None, self.hello.job):
-            told = {name: value for name, value in vars(job).items() if name != "id" and value}
-            if told:
+            given = {name: value for name, value in vars(job).items() if name != "id" and value}
+            if given:
                 # The job has gone on since its hello, and the daemon knows which epoch runs.
-                self.hello = replace(self.hello, **({"epoch": None} | told))
+                self.hello = replace(self.hello, **({"epoch": None} | given))
         else:
             raise ValueError(
                 f"job={job.id!r}: a hook of this process belongs to the job {self.hello.job!r}: "
@@ -137,9 +139,9 @@ class _Connection:
             self.client.become(self.hello, {use.declaration.split for use in self.uses})
 
     @property
-    def taught(self) -> bool:
+    def learned(self) -> bool:
         """Whether a hook uses this connection, and not plans alone."""
-        return any(use.declaration.teaches for use in self.uses)
+        return any(use.declaration.sends_batches for use in self.uses)
 
     def has_another(self, declared: Declaration) -> bool:
         """Whether another list of this name is in use."""
@@ -154,12 +156,12 @@ class _Connection:
                 self.client.withdraw(use.declaration.split)
 
 
-_connections: dict[tuple[int, Path, str], _Connection] = {}
+_connections: dict[tuple[int, str, str], _Connection] = {}
 
 
 @dataclass(eq=False)
 class Introduced:
-    """One loader's use of a list that was declared, for a hook if the list `teaches`.
+    """One loader's use of a list that was declared, for a hook if the list `sends_batches`.
 
     `loader` returns None when that loader has been freed.
     """
@@ -182,26 +184,40 @@ def introduce(
     loader: DataLoader[Any] | None,
     *,
     samples: Iterable[Sample] | None,
+    ranges: SampleRanges | Iterable[Any] | None = None,
     split: str,
     socket: str | os.PathLike[str] | None,
     client_name: str,
     job: Job | None = None,
     queue_batches: int = QUEUE_BATCHES,
 ) -> Introduced:
-    """Declare the list of a loader's data set to the daemon of the mount at or above `directory`.
+    """Declare the list of a loader's data set to the daemon of the mount at or above `directory`, or `spiderfs://NAME`.
 
     `job` is a hook's; a plan has none, and belongs to the job of this process's hooks. Raises ValueError if another
     loader uses another list of the same name, or another hook has another job.
     """
     if not isinstance(directory, str | os.PathLike):
         raise ValueError(f"the directory is a {type(directory).__name__}, no path: give the directory of the mount")
-    directory = Path(os.path.abspath(directory))
-    root = find_mount(directory) or Path(os.path.realpath(directory))
-    declared = declaration(None if loader is None else loader.dataset, root, directory, split, split, samples)
-    key = (os.getpid(), root, "" if socket is None else os.fspath(socket))
+    root = root_of(directory)
+    dataset, is_mount = None if loader is None else loader.dataset, root.has_daemon or socket is not None
+    if ranges is None and samples is None:
+        ranges = rows_of_dataset(dataset)
+    if ranges is None:
+        declared = declaration(dataset, root.path, root.directory, split, split, samples, is_mount=is_mount)
+    elif samples is not None:
+        raise ValueError("samples and ranges: give ranges alone where samples are ranges of files")
+    else:
+        length = len(dataset) if isinstance(dataset, Sized) else None
+        declared = range_declaration(SampleRanges.of(ranges), length, root.path, split)
+    key = (os.getpid(), root.path, "" if socket is None else os.fspath(socket))
     connection = _connections.get(key)
-    if connection is not None and (connection.has_another(declared) or (job is not None and connection.taught)):
-        _release_collected(connection)
+    if connection is not None and (connection.has_another(declared) or (job is not None and connection.learned)):
+        # End the uses of loaders that were freed without a close, such as those of earlier folds (k-fold validation).
+        # A model and its hook refer to each other, so only the garbage collector frees them.
+        gc.collect()
+        for use in list(connection.uses):
+            if use.loader() is None:
+                connection.end(use)
         # If the last user was a hook that was freed just now, the connection has ended with it.
         connection = _connections.get(key)
     if connection is None:
@@ -211,7 +227,7 @@ def introduce(
         else:
             agreed = hooks_job(job.id)
         hello = (job or Job()).hello(client_name, agreed)
-        client = Client(socket_finder(directory, socket), hello, queue_batches=queue_batches)
+        client = HookClient(socket_finder(root.directory, socket), hello, queue_batches=queue_batches)
         connection = _connections[key] = _Connection(key, client, hello)
     else:
         if connection.has_another(declared):
@@ -221,20 +237,14 @@ def introduce(
         if job is not None:
             connection.begin(job, client_name)
     loader_of = (lambda: connection) if loader is None else weakref.ref(loader)
-    use = Introduced(replace(declared, teaches=job is not None), loader_of, connection)
+    # No score is of a part of a file, so no batch of ranges is sent.
+    use = Introduced(replace(declared, sends_batches=job is not None and ranges is None), loader_of, connection)
     connection.uses.append(use)
-    teaches = any(other.declaration.teaches for other in connection.uses if other.declaration.split == split)
-    connection.client.declare(replace(declared, teaches=teaches))
+    sends_batches = any(
+        other.declaration.sends_batches for other in connection.uses if other.declaration.split == split
+    )
+    connection.client.declare(replace(declared, sends_batches=sends_batches))
     return use
-
-
-def _release_collected(connection: _Connection) -> None:
-    """End the uses of loaders that were freed without a close, such as those of earlier folds (k-fold validation)."""
-    # A model and its hook refer to each other, so only the garbage collector frees them.
-    gc.collect()
-    for use in list(connection.uses):
-        if use.loader() is None:
-            connection.end(use)
 
 
 def when_collected(owner: object, release: Callable[[float], None]) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""Finding the daemon: the mount in which a directory lies, and the socket that the mount names."""
+"""Finding the daemon: the mount in which a directory lies, or what is served as a name, and the hook's socket."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+from spiderfs.protocol.requests import SCHEME, address_of, hook_socket_of
 
 # A file of every mount, below its root; it holds the path of the socket.
 _HOOK_FILE = ".spiderfs/hook"
 
 
 @dataclass(frozen=True)
-class Patience:
+class ConnectPatience:
     """How long a client waits to connect, and between two attempts, in seconds."""
 
     connect_s: float = 5.0
@@ -22,7 +25,26 @@ class Patience:
     longest_pause_s: float = 30.0
 
 
-DEFAULT_PATIENCE = Patience()
+DEFAULT_PATIENCE = ConnectPatience()
+
+
+class Root(NamedTuple):
+    """The directory below which a data set's files lie for the daemon, and the place there that the user has named."""
+
+    path: str
+    """The real path of a mount, or `spiderfs://NAME`; any other real path if there is no daemon."""
+    directory: str
+    has_daemon: bool
+
+
+def root_of(directory: str | os.PathLike[str]) -> Root:
+    """Raises ValueError for an impossible name. What is served need not be served now."""
+    address = address_of(directory)
+    if address is not None:
+        return Root(f"{SCHEME}{address.name}", os.fspath(directory).rstrip("/"), has_daemon=True)
+    here = os.path.abspath(directory)
+    mount = find_mount(here)
+    return Root(os.fspath(mount or os.path.realpath(here)), here, has_daemon=mount is not None)
 
 
 def find_mount(directory: str | os.PathLike[str]) -> Path | None:
@@ -57,6 +79,8 @@ def socket_finder(directory: str | os.PathLike[str], given: str | os.PathLike[st
     def find() -> Path:
         if given is not None:
             return Path(given)
+        if (address := address_of(directory)) is not None:
+            return hook_socket_of(address.name, DEFAULT_PATIENCE.connect_s)
         mount = find_mount(directory)
         if mount is None:
             raise FileNotFoundError(f"{os.fspath(directory)} lies in no spiderfs mount")

@@ -6,13 +6,15 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from spiderfs.protocol import DEFAULT_LIMITS, Samples
+from spiderfs.protocol.requests import address_of
+from trainer_hook.ranges.mappings import read_no_pages_around
+from trainer_hook.ranges.sample_ranges import SampleGrid, SampleRanges
 
 log = logging.getLogger("trainer_hook")
 
@@ -33,8 +35,10 @@ class Declaration:
     labels: npt.NDArray[np.int32]
     numbered: bool = True
     """Whether a label is also the index of its class in the model's output."""
-    teaches: bool = False
+    sends_batches: bool = False
     """Whether batches of the list will be sent."""
+    grid: SampleGrid | None = None
+    """The extents of files that are the list's entries, where samples are ranges."""
 
     @property
     def targets(self) -> npt.NDArray[np.int32] | None:
@@ -48,17 +52,24 @@ class Declaration:
             paths = b"".join((b"" if _is_outside(path) else path) + b"\0" for path in some)
             labels = self.labels[first : first + _CHUNK]
             encoded = np.frombuffer(paths, np.uint8)
-            yield Samples(self.name, self.split, len(self.paths), first, labels, encoded, self.teaches)
+            yield Samples(self.name, self.split, len(self.paths), first, labels, encoded, self.sends_batches)
 
 
 def declaration(
-    dataset: Any, root: Path, directory: Path, name: str, split: str, given: Iterable[Sample] | None = None
+    dataset: Any,
+    root: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    name: str,
+    split: str,
+    given: Iterable[Sample] | None = None,
+    *,
+    is_mount: bool = True,
 ) -> Declaration:
-    """The list of a data set whose files lie in the mount `root`, which is a real path.
+    """The list of a data set whose files lie in the mount `root`, which is a real path, if it `is_mount`.
 
-    Relative paths start at the working directory if that leads into the mount, and otherwise at `directory`. Raises
-    ValueError if the data set does not say which files it reads and they are not `given` either, or for a `split` that
-    no message can carry.
+    `root` may also be `spiderfs://NAME`. Relative paths start at the working directory if that leads into the mount,
+    and otherwise at `directory`. Raises ValueError if the data set does not say which files it reads and they are not
+    `given` either, or for a `split` that no message can carry.
     """
     try:
         split_bytes = len(split.encode())
@@ -69,13 +80,13 @@ def declaration(
     if given is not None and not isinstance(given, Iterable):
         raise ValueError(f"samples is a {type(given).__name__}: {_GIVE_SAMPLES}")
     samples = _with_labels(list(given), None) if given is not None else samples_of(dataset)
-    _check_length(dataset, samples)
+    _check_length(dataset, samples, exactly=given is not None)
     if not samples:
         raise ValueError("the data set has no samples")
-    relative = _Relative(root, directory)
+    relative = (_Relative if address_of(root) is None else _ServedRelative)(root, directory)
     paths = [relative.path(os.fsencode(path)) for path, _ in samples]
     outside = [number for number, path in enumerate(paths) if _is_outside(path)]
-    if outside:
+    if outside and is_mount:
         log.warning(
             "%d of %d samples of the list %r lie outside of %s, such as %s: have the data set read the files below %s",
             *(len(outside), len(paths), name, root, os.fspath(samples[outside[0]][0]), directory),
@@ -84,6 +95,28 @@ def declaration(
     if classes.remark:
         log.warning("%s", classes.remark)
     return Declaration(name, split, paths, classes.labels, classes.numbered)
+
+
+def range_declaration(
+    ranges: SampleRanges, samples: int | None, root: str | os.PathLike[str], name: str
+) -> Declaration:
+    """The list of a data set whose samples are ranges of files in the mount `root`, which is a real path.
+
+    Raises ValueError for files outside of it, ranges outside of their file, or another number of samples.
+    """
+    if address_of(root) is not None:
+        raise ValueError(f"ranges of {root}: give paths in a mount, for what is served by name has no pages")
+    ranges.check(samples)
+    # A file of the Hub is a link to where its bytes are.
+    real = [os.path.realpath(os.fsencode(path)) for path in ranges.paths]
+    relative = _Relative(root, root)
+    names = [relative.path(path) for path in real]
+    for path, below in zip(ranges.paths, names, strict=True):
+        if _is_outside(below):
+            raise ValueError(f"{os.fsdecode(path)} does not lie below {root}: give ranges of files in the mount")
+    read_no_pages_around(frozenset(real))
+    grid = SampleGrid(ranges, names)
+    return Declaration(name, name, grid.paths, np.full(len(grid.paths), UNLABELLED, np.int32), False, grid=grid)
 
 
 def samples_of(dataset: Any) -> list[Sample]:
@@ -112,13 +145,16 @@ def samples_of(dataset: Any) -> list[Sample]:
 _GIVE_SAMPLES = "give samples=[(path, label), ...] in the order of its indices"
 
 
-def _check_length(dataset: Any, samples: list[Sample]) -> None:
-    """Raise ValueError if the list is longer than the data set: its indices mean some of the list, but not which."""
+def _check_length(dataset: Any, samples: list[Sample], exactly: bool = False) -> None:
+    """Raise ValueError if the list is longer than the data set: its indices mean some of the list, but not which.
+
+    With `exactly`, it must not be shorter either.
+    """
     try:
         length = len(dataset)
     except (TypeError, NotImplementedError):
         return
-    if length < len(samples):
+    if length < len(samples) or (exactly and length != len(samples)):
         kind = type(dataset).__name__
         raise ValueError(f"the {kind} has {length} samples, and its list {len(samples)}: {_GIVE_SAMPLES}")
 
@@ -151,7 +187,7 @@ class Classes(NamedTuple):
 def classes_of(labels: Sequence[Any]) -> Classes:
     """The classes that labels name: whole numbers from 0 on, or texts.
 
-    A sample without a class never stands in, and has no stand-in. If one label is neither (a fraction, a vector), then
+    A sample without a class is never a substitute, and has none. If one label is neither (a fraction, a vector), then
     all labels are targets of a regression, and no sample has a class.
     """
     plain = [_plain(label) for label in labels]
@@ -170,12 +206,12 @@ def classes_of(labels: Sequence[Any]) -> Classes:
             np.array(numbers, np.int32),
             False,
             f"the labels are not numbers of classes: the hook numbers the {len(number_of)} different labels "
-            "itself, which is enough for stand-ins; if your policy or sampler needs losses, call hook.losses",
+            "itself, which is enough for substitutes; if your policy or sampler needs losses, call hook.losses",
         )
     return Classes(
         np.full(len(plain), UNLABELLED, np.int32),
         False,
-        "the labels are not classes (whole numbers or texts), so no sample stands in for another; if your policy or "
+        "the labels are not classes (whole numbers or texts), so no sample substitutes for another; if your policy or "
         "sampler needs losses, call hook.losses",
     )
 
@@ -208,7 +244,7 @@ def _is_outside(path: bytes) -> bool:
 class _Relative:
     """Makes paths relative to the mount: a million per second if they begin with the mount's path."""
 
-    def __init__(self, root: Path, directory: Path) -> None:
+    def __init__(self, root: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
         self._root = os.fsencode(root)
         self._directory = os.fsencode(directory)
         # Beginnings of paths, and the directory in the mount that each of them leads to.
@@ -239,16 +275,36 @@ class _Relative:
             self._base = here if lies_here and (not lies_there or os.path.lexists(found)) else self._directory
         return self._base
 
-    def _resolved(self, path: bytes) -> bytes:
-        """The path with all links resolved except its last name: the mount knows a link by its own name."""
+    def _resolved(self, path: bytes, links: int = 40) -> bytes:
+        """The path with all links resolved outside of the mount, which knows a last name by itself."""
         directory, name = os.path.split(path)
         if name in (b"", b".", b".."):
             return os.path.realpath(path)
         if directory not in self._real:
             self._real[directory] = os.path.realpath(directory)
-        return os.path.join(self._real[directory], name)
+        resolved = os.path.join(self._real[directory], name)
+        # What lies outside of the mount may be a link into it.
+        if links and self._inside(resolved) is None and os.path.islink(resolved):
+            return self._resolved(os.path.join(self._real[directory], os.readlink(resolved)), links - 1)
+        return resolved
 
     def _inside(self, path: bytes) -> bytes | None:
         if path == self._root:
             return b""
         return path[len(self._root) + 1 :] if path.startswith(self._root + b"/") else None
+
+
+class _ServedRelative:
+    """Makes `spiderfs://NAME/a` relative to what is served as NAME; other paths start at the directory there."""
+
+    def __init__(self, root: str | os.PathLike[str], directory: str | os.PathLike[str]) -> None:
+        self._beginning = os.fsencode(root) + b"/"
+        self._directory = os.fsencode(directory) + b"/"
+
+    def path(self, path: bytes) -> bytes:
+        if b"://" not in path and not path.startswith(b"/"):
+            path = self._directory + path
+        if not path.startswith(self._beginning):
+            return b"../" + path
+        below = path[len(self._beginning) :]
+        return os.path.normpath(below) if b"." in below or b"//" in below else below

@@ -9,18 +9,18 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from trainer_hook.connection.client import Client
+from trainer_hook.connection.client import HookClient
 from trainer_hook.loader.epoch_order import EpochOrder, Indices
 from trainer_hook.loader.repeating import is_repeating
 from trainer_hook.refurbishing.sampler import RefurbishSampler
-from trainer_hook.samplers.epoch import EpochSampler
-from trainer_hook.samplers.pool import PoolSampler
+from trainer_hook.samplers.epoch import EpochSampler, PoolSampler
 
 log = logging.getLogger("trainer_hook")
 
@@ -29,37 +29,31 @@ log = logging.getLogger("trainer_hook")
 ANSWER_S = 0.1
 
 
+@dataclass(eq=False)
 class Exchanging:
     """`drawn` is the epoch as a copy of the sampler drew it; None if the epoch goes on in a saved order.
 
     `handed` is called with each batch that is handed on.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        name: str,
-        epoch: int,
-        order: EpochOrder,
-        drawn: Indices | None,
-        handed: Callable[[list[int]], None],
-    ) -> None:
-        self._client = client
-        self._name = name
-        self._epoch = epoch
-        self.order = order
+    client: HookClient
+    name: str
+    epoch: int
+    order: EpochOrder
+    drawn: Indices | None
+    handed: Callable[[list[int]], None]
+    taken = 0
+    """How many samples of the epoch the loop has taken."""
+
+    def __post_init__(self) -> None:
         self._given: Callable[[float], Sequence[int] | None] | None = None
         self._patience_s = ANSWER_S
         self._asks = True
-        self._drawn = drawn
-        self._handed = handed
         self.follows_sampler = False
         """Whether the sampler's own draws count from now on, because its copy drew something else, or less."""
         # Then: what was handed on before its turn, and what was not, though its turn has come.
         self._early: set[int] = set()
         self._late: list[int] = []
-        self.taken = 0
-        """How many samples of the epoch the loop has taken."""
 
     def stop(self) -> None:
         """Ask no more: the rest of the epoch goes on as it is planned now."""
@@ -70,18 +64,18 @@ class Exchanging:
 
         A saved order counts whatever the sampler draws.
         """
-        if self._drawn is None or self.follows_sampler:
+        if self.drawn is None or self.follows_sampler:
             return
         self.stop()
         self.follows_sampler = True
-        handed, drawn = (whole[: self.order.position] for whole in (self.order.order, self._drawn))
+        handed, drawn = (whole[: self.order.position] for whole in (self.order.order, self.drawn))
         self._early = set(np.setdiff1d(handed, drawn).tolist())
         self._late = np.setdiff1d(drawn, handed).tolist()
 
     def batch(self, drawn: Sequence[int]) -> list[int]:
         """The next samples of the epoch, as many as the sampler has drawn for the batch, or fewer at the end."""
         if self.order.position == len(self.order):
-            if self._drawn is None:
+            if self.drawn is None:
                 return []
             self.follow_sampler()
         if self.follows_sampler:
@@ -92,7 +86,7 @@ class Exchanging:
         given = None if self._given is None else self._given(self._patience_s)
         self._patience_s = 0.0 if given is None else ANSWER_S
         batch = self.order.hand_on(given or (), count)
-        self._handed(batch)
+        self.handed(batch)
         self._ask(batch, count)
         return batch
 
@@ -107,7 +101,7 @@ class Exchanging:
             return
         wanted = self.order.coming(count)
         position = self.order.position
-        self._given = self._client.exchange(self._name, self._epoch, position, self.taken, dispatched, wanted)
+        self._given = self.client.exchange(self.name, self.epoch, position, self.taken, dispatched, wanted)
 
 
 def like(drawn: Any, batch: Sequence[int]) -> Any:
@@ -159,7 +153,7 @@ def refuse_repetition(loader: DataLoader[Any]) -> None:
         sampler = getattr(owner, "sampler", None)
         if isinstance(sampler, RefurbishSampler):
             raise ValueError(
-                "share=True: the order of a refurbished loader says what is made anew, so its samples cannot be "
+                "share=True: the order of a refurbished loader says what is made again, so its samples cannot be "
                 "exchanged: leave share out"
             )
         if isinstance(sampler, PoolSampler):

@@ -1,7 +1,7 @@
 """Following a data loader: to know which samples are in the batch that the training loop has just taken.
 
 Following changes two things. The loader's batch sampler becomes one that draws through a `Planner`, and its draws are
-recorded. The loader's class becomes one whose iterator tells us when the loop takes a batch, and when it leaves the
+recorded. The loader's class becomes one whose iterator reports when the loop takes a batch, and when it leaves the
 iterator. Attributes, isinstance and length answer as before. Nothing here keeps the loader alive: when a loader with
 persistent workers was freed by the garbage collector, ending each worker took 5 s.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copyreg
 import logging
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
@@ -17,17 +18,11 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainer_hook.isolation import ErrorBoundary
+from trainer_hook.loader.accelerate import AccelerateAdapter, drawing_loader, is_wrapper, track_skipping
 from trainer_hook.loader.epoch_order import Indices
-from trainer_hook.loader.iterating import (
-    FollowedIterator,
-    FollowedIteratorAround,
-    Iteration,
-    Listener,
-    Passes,
-    follow_skipping,
-)
-from trainer_hook.loader.planner import Planner, epoch_sampler, has_state, indices_of
-from trainer_hook.loader.repeating import Kept, Rounds, index_sampler_of, is_repeating
+from trainer_hook.loader.iterating import Listener, LoaderPass, TrackedIterator, Tracker
+from trainer_hook.loader.planner import PlannedPass, Planner, epoch_sampler, has_state, indices_of
+from trainer_hook.loader.repeating import KeptIterator, Rounds, index_sampler_of, is_repeating
 
 log = logging.getLogger("trainer_hook")
 
@@ -35,14 +30,8 @@ log = logging.getLogger("trainer_hook")
 _MARK = "_followed_by_spiderfs"
 
 
-def drawing_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The loader that draws batches: accelerate's `prepare` wraps it in another loader."""
-    inner = getattr(loader, "base_dataloader", None)
-    return inner if isinstance(inner, DataLoader) else loader
-
-
-class Follower(Passes):
-    """Tells the planner, and then the listener, when the loop takes a batch from `loader`.
+class Follower(Tracker):
+    """Notifies the planner, and then the listener, when the loop takes a batch from `loader`.
 
     Raises ValueError for a loader that `check` refuses.
     """
@@ -52,21 +41,23 @@ class Follower(Passes):
     ) -> None:
         self.check(loader)
         super().__init__(planner, boundary, listener)
-        self.early = Iteration()
+        self.early = LoaderPass()
         """The next pass, if the loader makes its iterator before the loop asks for it (`StatefulDataLoader`)."""
+        self.latest: Callable[[], TrackedIterator | None] = lambda: None
         self._said = False
         drawing = drawing_loader(loader)
         self.loader = weakref.ref(drawing)
         self._loaders = [self.loader]
         self._name = "sampler" if drawing.batch_sampler is None else "batch_sampler"
         self._original = index_sampler_of(drawing)
-        self.rounds = Rounds(planner.draw, planner.missed, self.samples_of) if is_repeating(drawing) else None
+        self.rounds = (
+            Rounds(planner.draw, planner.missed, self.samples_of, PlannedPass) if is_repeating(drawing) else None
+        )
         self._set_sampler(drawing, _followed_sampler(self._original, self))
         _become(drawing, _followed_class(type(drawing), weakref.ref(self), _follow))
-        # Accelerate's loader that gives whole batches; its other loader cuts batches up for ranks.
-        if loader is not drawing and any(kind.__name__ == "DataLoaderShard" for kind in type(loader).__mro__):
+        if is_wrapper(loader):
             self._loaders.append(weakref.ref(loader))
-            _become(loader, _followed_class(type(loader), weakref.ref(self), _follow_around))
+            _become(loader, _followed_class(type(loader), weakref.ref(self), _follow_wrapper))
 
     @staticmethod
     def check(loader: DataLoader[Any]) -> None:
@@ -107,8 +98,8 @@ class Follower(Passes):
                     self._set_sampler(loader, self._original)
                 _become(loader, getattr(type(loader), _MARK))
 
-    def samples_of(self, iteration: object, drawn: Any) -> Indices | None:
-        """The samples of a batch that was drawn; the planner is told how many there are."""
+    def samples_of(self, iteration: PlannedPass, drawn: Any) -> Indices | None:
+        """The samples of a batch that was drawn; the planner gets their number."""
         if (indices := indices_of(drawn)) is not None:
             self.boundary.call(self.planner.dispatched, iteration, len(indices))
         return indices
@@ -162,7 +153,7 @@ def _followed_class(
     def state_dict(self: Any) -> dict[str, Any]:
         follower = _known(followed_by)
         if getattr(self, "_iterator", None) is None:
-            follower.early = follower.now = Iteration()
+            follower.early = follower.now = LoaderPass()
         try:
             return kind.state_dict(self)  # type: ignore[attr-defined, no-any-return]
         finally:
@@ -190,23 +181,28 @@ def _known(followed_by: weakref.ref[Follower]) -> Follower:
     return follower
 
 
-def _follow(follower: Follower, kind: type[DataLoader[Any]], loader: DataLoader[Any]) -> FollowedIterator:
+def _follow(follower: Follower, kind: type[DataLoader[Any]], loader: DataLoader[Any]) -> TrackedIterator:
     early = getattr(loader, "_initial_iter_for_state_dict", False)
-    iteration = follower.early if early else Iteration(follower.around)
+    iteration = follower.early if early else follower.new_pass()
     source = None
     if follower.rounds is not None:
-        source, iteration.drawn = Kept(loader), follower.rounds.follow(loader)
+        source, iteration.drawn = KeptIterator(loader), follower.rounds.follow(loader)
     # The loader iterates over its batch sampler now; or at its first batch, if its `__iter__` is a generator.
     follower.now = iteration
     try:
         iterator = kind.__iter__(loader)
     finally:
         follower.now = None
-    return FollowedIterator(iterator, follower, iteration, iterator if source is None else source)
+    before = follower.latest()
+    if before is not None:
+        before.hand_over(iterator, iteration)
+    made = TrackedIterator(iterator, follower, iteration, iterator if source is None else source)
+    follower.latest = weakref.ref(made)
+    return made
 
 
-def _follow_around(follower: Follower, kind: type[DataLoader[Any]], loader: DataLoader[Any]) -> FollowedIteratorAround:
-    return FollowedIteratorAround(kind.__iter__(loader), follower)
+def _follow_wrapper(follower: Follower, kind: type[DataLoader[Any]], loader: DataLoader[Any]) -> AccelerateAdapter:
+    return AccelerateAdapter(kind.__iter__(loader), follower)
 
 
 class _FollowedSampler:
@@ -220,7 +216,7 @@ class _FollowedSampler:
         follower = self._follower
         if follower.rounds is not None:
             return follower.rounds.begin()
-        iteration = follower.now or follower.boundary.call(follow_skipping, follower, self)
+        iteration = follower.now or follower.boundary.call(track_skipping, follower, self)
         if iteration is None:
             follower.boundary.call(follower.warn_of_other_loader)
             return iter(self._sampler)
@@ -248,7 +244,7 @@ class _FollowedSampler:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A copy is not followed.
-        return _itself, (self._sampler,)
+        return operator.getitem, ((self._sampler,), 0)
 
 
 def _followed_sampler(sampler: Any, follower: Follower) -> _FollowedSampler:
@@ -262,7 +258,3 @@ def _followed_sampler(sampler: Any, follower: Follower) -> _FollowedSampler:
     made: _FollowedSampler = object.__new__(followed)
     made._sampler, made._follower = sampler, follower
     return made
-
-
-def _itself(sampler: Any) -> Any:
-    return sampler

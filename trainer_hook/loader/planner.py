@@ -20,32 +20,33 @@ epoch in another order. The sampler still draws its batches, but only how many s
 If samples are drawn with replacement, the epoch after the next is foreseen too, because the cache has room for many
 samples that the next epoch does not draw. (With three quarters cached that saves 7 % of the bytes:
 benchmarks/training/lookahead.py.) If each sample is drawn once per epoch, the daemon has no use for that.
-
-The module is long because each draw passes all of these ways: to see that a loader gets each draw once, one has to see
-them side by side.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import DataLoader
 
 from spiderfs.protocol import DEFAULT_LIMITS, Plan
-from trainer_hook.connection.client import Client
+from trainer_hook.connection.client import HookClient
 from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.epoch_order import EpochOrder, Indices
 from trainer_hook.loader.exchange import Exchanging, like, repeats, why_not_exchanged, why_not_replaced
 from trainer_hook.loader.rehearsal import NextEpoch, Rehearsal, batches_of, why_not
 from trainer_hook.loader.repeating import index_sampler_of, is_repeating, recorded
+from trainer_hook.ranges.sample_ranges import SampleGrid
 from trainer_hook.ranks import share_of_rank
-from trainer_hook.resuming import JobOrder, Progress, restored
-from trainer_hook.samplers.epoch import EpochSampler
+from trainer_hook.resuming import EpochProgress, JobOrder, Pass, Passes, check_list, hash_of, number_of_run, restored
+from trainer_hook.samplers.epoch import EpochSampler, SampledEpoch
 
 log = logging.getLogger("trainer_hook")
 
@@ -78,10 +79,35 @@ def _order(batches: Iterable[Any]) -> Indices | None:
     return np.concatenate([np.empty(0, np.uint32), *known])
 
 
+class PlannedPass(Pass):
+    """What the planner knows of one pass over the loader."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+        self.order: Indices = np.empty(0, np.uint32)
+        """What this rank reads in its epoch, if that was planned."""
+        # The number of samples in its plan, how many of them the loader's workers were given, how many the loop has
+        # taken, and how many of these with its last batch.
+        self.planned = self.dispatched = self.taken = self.last = 0
+        # Where samples are ranges: the position of each in the plan of extents.
+        self.positions: npt.NDArray[np.int64] | None = None
+        # What the loader gets in the place of the samples of a draw; None if it gets those.
+        self.replace: Callable[[Sequence[int]], list[int]] | None = None
+        self.exchanging: Exchanging | None = None
+        # What this and other ranks read in the epoch; None if that is not known.
+        self.job_order: JobOrder | None = None
+        # The epoch as an EpochSampler has it.
+        self.sampled: SampledEpoch | None = None
+        # The state with whose epoch it goes on.
+        self.progress: EpochProgress | None = None
+        # Whether the training has said that its epoch is over, and whether the sampler has drawn to its end.
+        self.is_done = self.has_drawn = False
+
+
 class Planner:
     """Stands between a loader and its index sampler, and publishes plans for the list `name` through `client`.
 
-    `samples` is the length of the list. With `publish` false, nothing is drawn beforehand and nothing is published; a
+    `names` are those of the list. With `publish` false, nothing is drawn beforehand and nothing is published; a
     EpochSampler still gets its scores and its position. With `draw_ahead` the sampler draws its next epoch before the
     current one has ended. The first epoch has the number `first_epoch`.
     """
@@ -89,19 +115,21 @@ class Planner:
     def __init__(
         self,
         loader: DataLoader[Any],
-        client: Client,
+        client: HookClient,
         name: str,
         *,
         boundary: ErrorBoundary,
-        samples: int,
+        names: Sequence[bytes],
         publish: bool = True,
         draw_ahead: bool = False,
         first_epoch: int = 0,
         share: bool = False,
+        grid: SampleGrid | None = None,
     ) -> None:
         self._client = client
         self.boundary = boundary
-        self._samples = samples
+        self._grid = grid
+        self.names, self._samples = names, len(names) if grid is None else grid.samples
         self._name = name
         self._index_sampler = index_sampler_of(loader)
         self._repeats = is_repeating(loader)
@@ -113,16 +141,9 @@ class Planner:
         self._next_epoch = NextEpoch(loader, self._index_sampler)
         self._publish = publish and self._can_be_planned()
         self._shares = share and self._publish
-        self._exchanging: Exchanging | None = None
-        # The progress with which the training goes on, until the epoch begins; then whether it is this epoch.
-        self._restored: Progress | None = None
-        self._goes_on = False
-        # What the loader gets in the place of the samples of a draw; None if it gets those.
-        self._replace: Callable[[Sequence[int]], list[int]] | None = None
-        # What this and other ranks read in the current epoch; None if that is not known.
-        self._order: JobOrder | None = None
-        # Whether the training has said that the epoch is over.
-        self._over = False
+        # The progress with which the training goes on, until the epoch begins.
+        self._restored: EpochProgress | None = None
+        self._may_be_look = False
         # How many samples a further batch needs: a full batch if the loader drops an incomplete last one, else 1.
         drops_last = getattr(self._index_sampler, "drop_last", False)
         self._whole = int(getattr(self._index_sampler, "batch_size", 1)) if drops_last else 1
@@ -131,23 +152,20 @@ class Planner:
         # The published plans of later epochs, by their numbers.
         self._foreseen: dict[int, Indices] = {}
         self._mistakes = 0
-        # The iteration that began last, its epoch, the number of samples in its plan, and how many of them the loader's
-        # workers were given and the loop has taken.
-        self._current: object = None
+        self._passes: Passes[PlannedPass] = Passes()
+        # The pass whose plan the daemon has, and the number of its epoch.
+        self._current = PlannedPass()
         self._epoch = first_epoch - 1
-        self._planned = 0
-        self._dispatched = 0
-        self._taken = self._last = 0
-        # Whether that iteration has drawn to its end.
-        self._ended = False
+        # Which planner of the list's this is, as all ranks count them.
+        self._number: int | None = None
         if self.sampler is not None:
             self.sampler.bind(client, name, self._whole)
 
     def close(self) -> None:
         """Publish nothing more."""
         self._publish = False
-        if self._exchanging is not None:
-            self._exchanging.stop()
+        if self._current.exchanging is not None:
+            self._current.exchanging.stop()
         if self.sampler is not None:
             self.sampler.unbind()
 
@@ -155,18 +173,27 @@ class Planner:
 
     def state_dict(self, done: bool = True) -> dict[str, Any]:
         """See `Planning.state_dict`. To be called by the training's thread."""
-        taken = self._taken - (0 if done else self._last)
+        now = self._passes.now or PlannedPass()
+        taken = now.taken - (0 if done else now.last)
         if self.sampler is not None:
-            return self.sampler.state_dict() if done else self.sampler.at_position(taken, self.sampler.state_dict)
+            # A pass of which nothing was taken yet may have begun to draw.
+            self._settle_sampler()
+            ask = self.sampler.state_dict
+            return self._list | (ask() if done else self.sampler.at_position(taken, ask))
         if self._restored is not None:
-            return self._restored.state()
-        if self._current is None or self._over or (self._repeats and not self._taken):
+            return self._restored.state() | self._list
+        if self._passes.now is None or now.is_done or (self._repeats and not now.taken):
             return {}
-        if self._order is None or self._repeats:
-            why = "the loader repeats its sampler" if self._repeats else "the mount was told no plan of it"
-            log.warning("the state has no place in the epoch, as %s: it begins anew", why)
+        if now.job_order is None or self._repeats:
+            why = "the loader repeats its sampler" if self._repeats else "the mount has no plan of it"
+            log.warning("the state has no place in the epoch, as %s: it begins again", why)
             return {}
-        return {} if taken >= len(self._order) else self._order.progress(taken).state()
+        return {} if taken >= len(now.job_order) else now.job_order.progress(taken).state() | self._list
+
+    @functools.cached_property
+    def _list(self) -> dict[str, Any]:
+        """What a state says of its list. To hash a million names takes a tenth of a second."""
+        return {"samples": self._samples, "names": hash_of(self.names)}
 
     @property
     def batches_left(self) -> int | None:
@@ -182,26 +209,41 @@ class Planner:
         """See `Planning.load_state_dict`; raises ValueError, too, if this loader is not planned."""
         if self.sampler is not None:
             if state:
+                if "names" in state:
+                    check_list(state, **self._list)
                 self.sampler.load_state_dict(state)
+            self._passes, self._may_be_look = Passes(), bool(state)
             return
-        progress = restored(state, self._samples) if state else None
-        if progress is not None and (not self._publish or self._repeats):
-            raise ValueError("the loader's epochs are not planned, so none can go on: begin the epoch anew")
+        if state and (not self._publish or self._repeats):
+            raise ValueError("the loader's epochs are not planned, so none can go on: begin the epoch again")
+        progress = restored(state, **self._list) if state else None
         if progress is not None and self._shares and repeats(progress.order):
             raise ValueError(
                 "the state has a sample more than once, so its samples cannot be exchanged: leave share out"
             )
         self._restored = progress
+        self._passes, self._may_be_look = Passes(), progress is not None
+
+    def _go_on_again(self) -> None:
+        """If at most one batch was taken of the pass that went on with a state, it was a look: the next one goes on.
+
+        That is so once for each state: a loop may take one batch of each of its passes.
+        """
+        look, sampled = self._current, self._current.sampled
+        if not self._may_be_look or look.steps > 1 or look.is_done:
+            return
+        if self.sampler is None and look.progress is not None and look.taken < len(look.order):
+            self._restored, self._may_be_look = look.progress, False
+        elif self.sampler is not None and sampled is not None:
+            self._may_be_look = not self.sampler.go_on_again(sampled)
 
     def epoch_over(self) -> None:
         """The training says that the epoch is over, also if it has not taken all of it."""
-        self._over = self._taken > 0
-        if self._over and self.sampler is not None:
-            self.sampler.end_epoch()
-
-    @property
-    def drawn(self) -> int:
-        return self._dispatched
+        now = self._passes.now
+        if now is not None and now.taken:
+            now.is_done = True
+            if self.sampler is not None:
+                self.sampler.end_epoch()
 
     # -- what the follower calls
 
@@ -209,7 +251,7 @@ class Planner:
         """An epoch has begun, and nothing is known of it."""
         self._epoch += 1
 
-    def draw(self, iteration: object, record: Callable[[Any], object]) -> Iterator[Any]:
+    def draw(self, iteration: PlannedPass, record: Callable[[Any], object]) -> Iterator[Any]:
         """The draws for this iteration; to be called when the loader makes an iterator of its index sampler.
 
         The iterator calls `record` with each draw that the loader gets.
@@ -217,38 +259,34 @@ class Planner:
         The sampler makes its own iterator now, because some draw everything then; all else waits for the first batch.
         """
         rehearsal, own = None, iter(())
+        self._go_on_again()
         if self._ahead is None:
             if self._publish and self._rehearses:
                 rehearsal = self.boundary.call(Rehearsal, self._index_sampler, self._dataset)
             own = iter(self._index_sampler)
         draws, replaces = self._draw(iteration, own, rehearsal), self._restored is not None or self._shares
-        draws = self._replaced(draws) if replaces else draws
-        if has_state(own):
-            return StatefulDrawing(draws, record, self, own, rehearsal, replaces)
-        return recorded(draws, record)
+        draws = recorded(self._replaced(iteration, draws) if replaces else draws, record)
+        return StatefulDrawing(draws, self, iteration, own, rehearsal, replaces) if has_state(own) else draws
 
-    def _replaced(self, drawing: Iterator[Any]) -> Iterator[Any]:
-        replace: Callable[[Sequence[int]], list[int]] | None = None
-        for number, drawn in enumerate(drawing):
-            if not number:
-                replace = self._replace
+    def _replaced(self, iteration: PlannedPass, drawing: Iterator[Any]) -> Iterator[Any]:
+        for drawn in drawing:
             indices = indices_of(drawn)
-            if replace is None or indices is None:
+            if iteration.replace is None or indices is None:
                 yield drawn
                 continue
-            batch = replace(indices.tolist())
+            batch = iteration.replace(indices.tolist())
             if not batch:
                 return
             yield like(drawn, batch)
-        if self._goes_on and self._dispatched < self._planned:
-            missing = self._planned - self._dispatched
+        if iteration.progress is not None and iteration.dispatched < iteration.planned:
+            missing = iteration.planned - iteration.dispatched
             log.warning("%d samples of the epoch that went on are not read: give the sampler all samples", missing)
 
-    def _draw(self, iteration: object, drawing: Iterator[Any], rehearsal: Rehearsal | None) -> Iterator[Any]:
-        self._current, self._planned, self._ended = iteration, 0, False
-        self._dispatched = self._taken = self._last = 0
-        self._exchanging = self._replace = self._order = None
-        self._over = self._goes_on = False
+    def _draw(self, iteration: PlannedPass, drawing: Iterator[Any], rehearsal: Rehearsal | None) -> Iterator[Any]:
+        if self._repeats:
+            self._passes.over(self._current)
+        self._current = iteration
+        self._passes.begin(iteration)
         batches, self._ahead = self._ahead, None
         if not self._publish:
             yield from drawing if batches is None else batches
@@ -268,10 +306,9 @@ class Planner:
             yield from drawing
         else:
             yield from self._as_rehearsed(iteration, drawing, planned)
-        if iteration is self._current:
-            self._ended = True
+        iteration.has_drawn = True
 
-    def _as_planned(self, iteration: object, batches: deque[Any], ended: Any) -> Iterator[Any]:
+    def _as_planned(self, iteration: PlannedPass, batches: deque[Any], ended: Any) -> Iterator[Any]:
         """The batches of the plan, one by one; between them, later epochs are published.
 
         `ended` is the index sampler, or a copy of it, in its state at the end of this epoch.
@@ -289,58 +326,95 @@ class Planner:
                 self.boundary.call(self._foresee_after, ended)
                 foreseen = True
 
-    def _as_rehearsed(self, iteration: object, drawing: Iterator[Any], planned: Iterator[Any]) -> Iterator[Any]:
+    def _as_rehearsed(self, iteration: PlannedPass, drawing: Iterator[Any], planned: Iterator[Any]) -> Iterator[Any]:
         """The draws of the sampler; if they differ from the plan, its epochs are not planned any more."""
         for drawn in drawing:
             if self._publish and not np.array_equal(np.asarray(drawn), np.asarray(next(planned, drawn))):
                 self._give_up("its sampler draws something else than a copy of it did")
                 if iteration is self._current:
                     self._withdraw()
-                    if self._exchanging is not None:
-                        self._exchanging.follow_sampler()
-                    if not self._goes_on and (self._exchanging is None or self._exchanging.follows_sampler):
-                        self._order = None
+                if iteration.exchanging is not None:
+                    iteration.exchanging.follow_sampler()
+                if iteration.progress is None and (
+                    iteration.exchanging is None or iteration.exchanging.follows_sampler
+                ):
+                    iteration.job_order = None
             yield drawn
         # This also publishes later epochs if the epoch has one batch only.
         if self._publish and next(planned, None) is not None:
             self._give_up("its sampler draws less than a copy of it did")
 
-    def dispatched(self, iteration: object, samples: int) -> None:
+    def dispatched(self, iteration: PlannedPass, samples: int) -> None:
         """The loader hands `samples` samples of this iteration to its workers, or begins to read them itself."""
-        if iteration is self._current:
-            self._dispatched += samples
-            self._tell()
+        iteration.dispatched += samples
+        if self.sampler is not None and iteration.sampled is None:
+            iteration.sampled = self.sampler.current
+        self._publish_progress(iteration)
 
-    def taken(self, iteration: object, samples: int) -> None:
+    def taken(self, iteration: PlannedPass, samples: int) -> None:
         """The loop has taken a batch of `samples` samples in this iteration."""
-        if iteration is self._current:
-            self._taken += samples
-            self._last = samples
-            if self._exchanging is not None:
-                self._exchanging.taken = self._taken
-            self._tell()
-            if self.sampler is not None:
-                self.sampler.took(samples)
+        if self._repeats and iteration is not self._current:
+            # The loader draws for its next round while the loop takes the last batches of this one.
+            return
+        iteration.taken += samples
+        iteration.last = samples
+        if iteration.exchanging is not None:
+            iteration.exchanging.taken = iteration.taken
+        if self.sampler is not None and iteration.sampled is not None:
+            self.sampler.took(samples, iteration.sampled)
+        self._passes.took(iteration)
+        if iteration is not self._current and not iteration.is_look:
+            self._go_back(iteration)
+        self._publish_progress(iteration)
+        self._settle_sampler()
 
-    def left(self, iteration: object) -> None:
-        """The loop has left this iteration: the batches that it has not taken will not be read."""
+    def left(self, iteration: PlannedPass, asked: bool = False) -> None:
+        """This iteration has ended, or the loop has left it: the batches that it has not taken will not be read.
+
+        `asked`: see `Passes.over`.
+        """
+        self._passes.over(iteration, asked)
+        self._settle_sampler()
+        is_unread, iteration.planned = iteration.taken < iteration.planned, 0
+        now = self._passes.now
         if not self._publish or iteration is not self._current:
             return
-        if self._rehearses and not self._ended:
+        if now is not None and now.planned:
+            self._go_back(now)
+            return
+        if self._rehearses and not iteration.has_drawn:
             # The later epochs were foreseen from the end of this epoch, which the sampler has not reached.
             self._foreseen.clear()
             self._foresee(self._index_sampler)
-        if self._taken < self._planned:
+        if is_unread:
             self._withdraw()
 
-    def _tell(self) -> None:
-        if self._planned:
-            self._client.set_progress(self._name, self._dispatched, self._taken)
+    def _go_back(self, to: PlannedPass) -> None:
+        """The pass `to` is the training's, and what began after it was a look: have the daemon follow its plan again.
+
+        The look may have moved the sampler on, so nothing is known of later epochs.
+        """
+        self._current, self._epoch = to, to.epoch
+        self._foreseen.clear()
+        if self._publish and to.planned:
+            self._send_plan(to.epoch, to, to.order)
+
+    def _settle_sampler(self) -> None:
+        if self.sampler is not None and self._passes.now is not None:
+            self.sampler.go_back(self._passes.now.sampled)
+
+    def _publish_progress(self, iteration: PlannedPass) -> None:
+        if iteration is self._current and iteration.planned:
+            places = iteration.positions
+            told = (iteration.dispatched, iteration.taken)
+            if places is not None:
+                told = (int(places[min(told[0], iteration.planned)]), int(places[min(told[1], iteration.planned)]))
+            self._client.set_progress(self._name, *told)
 
     def _withdraw(self) -> None:
         """Publish an empty plan for this epoch: nothing more of it will be read."""
-        self._planned = 0
-        self._client.plan(Plan(self._name, self._epoch, 0, True, np.empty(0, np.uint32)))
+        self._current.planned = 0
+        self._send_plan(self._epoch, PlannedPass(), np.empty(0, np.uint32))
 
     # -- publishing
 
@@ -353,28 +427,38 @@ class Planner:
         else:
             if self._restored is not None and (reason := why_not_replaced(batches)) is not None:
                 self._restored = None
-                log.warning("the epoch does not go on, but begins anew: %s", reason)
+                log.warning("the epoch does not go on, but begins again: %s", reason)
             if self._shares and self._restored is None and (reason := why_not_exchanged(batches, order)) is not None:
                 self._shares = False
                 log.warning("the loader's samples are not exchanged: %s", reason)
-            self._begin(order)
+            self._epoch += 1
+            self._current.epoch = self._epoch
+            self._current.order = own = self._order_to_read(self._current, order)
+            self._current.planned = len(own)
+            self._send_plan(self._epoch, self._current, own)
+            if not np.array_equal(self._foreseen.pop(self._epoch, order), order):
+                self._mistakes += 1
+                # The plans after the wrong one are wrong too, and the daemon forgets them by itself.
+                self._foreseen.clear()
+
+    def _send_plan(self, epoch: int, begun: PlannedPass | None, order: Indices) -> None:
+        """Publish what an epoch reads, from where `begun` is; None: the epoch has not begun."""
+        taken = 0 if begun is None else begun.taken
+        if self._grid is not None:
+            places = self._grid.positions(order)
+            if begun is not None:
+                begun.positions = places
+            if places[-1] > DEFAULT_LIMITS.samples:
+                self._give_up("its samples are more extents of files than a plan may have")
+                return
+            taken, order = int(places[taken]), self._grid.draws(order)
+        self._client.plan(Plan(self._name, epoch, taken, begun is not None, order))
 
     def _has_all(self, order: Indices) -> bool:
         return not len(order) or int(order.max()) < self._samples
 
-    def _begin(self, order: Indices) -> None:
-        self._epoch += 1
-        own = self._order_to_read(order)
-        self._planned = len(own)
-        self._client.plan(Plan(self._name, self._epoch, 0, True, own))
-        foreseen = self._foreseen.pop(self._epoch, order)
-        if not np.array_equal(foreseen, order):
-            self._mistakes += 1
-            # The plans after the wrong one are wrong too, and the daemon forgets them by itself.
-            self._foreseen.clear()
-
-    def _order_to_read(self, order: Indices) -> Indices:
-        """What this rank reads: what its sampler has drawn, or its share of the rest of an epoch that goes on."""
+    def _order_to_read(self, iteration: PlannedPass, order: Indices) -> Indices:
+        """What this rank reads in this pass: its sampler's draws, or its share of the rest of an epoch that goes on."""
         progress, self._restored = self._restored, None
         sampler_epoch = getattr(getattr(self._index_sampler, "sampler", self._index_sampler), "epoch", None)
         saved_epoch = None if progress is None else progress.sampler_epoch
@@ -383,22 +467,24 @@ class Planner:
             # an epoch has that one rank shuffled without a sampler for ranks, the state does not say.)
             progress = None
         before: Indices = np.empty(0, np.uint32)
-        self._goes_on = progress is not None
-        own, drawn = order, None if self._goes_on else order
+        iteration.progress = progress
+        own, drawn = order, order if progress is None else None
         if progress is not None:
             before, own = progress.order[: progress.consumed], share_of_rank(progress.order[progress.consumed :])
             own = own[: len(own) // self._whole * self._whole]
         if self.sampler is None:
-            self._order = JobOrder(self._name, before, own, sampler_epoch, exchanges=self._shares)
+            self._number = number_of_run(self._name) if self._number is None else self._number
+            number = self._number, self._epoch
+            iteration.job_order = JobOrder(self._name, before, own, sampler_epoch, number, exchanges=self._shares)
         if self._shares:
-            assert self._order is not None
-            exchanged = EpochOrder(own, self._samples)
-            self._exchanging = Exchanging(self._client, self._name, self._epoch, exchanged, drawn, self._order.handed)
-            self._replace = self._exchanging.batch
+            assert iteration.job_order is not None
+            exchanged, handed = EpochOrder(own, self._samples), iteration.job_order.handed
+            iteration.exchanging = Exchanging(self._client, self._name, self._epoch, exchanged, drawn, handed)
+            iteration.replace = iteration.exchanging.batch
             return exchanged.order
         if progress is not None:
             rest = iter(own.tolist())
-            self._replace = lambda drawn: list(itertools.islice(rest, len(drawn)))
+            iteration.replace = lambda drawn: list(itertools.islice(rest, len(drawn)))
         return own
 
     def _foresee_after(self, ended: Any) -> None:
@@ -432,7 +518,7 @@ class Planner:
         order = None if batches is None else _order(batches)
         if order is not None and self._has_all(order):
             self._foreseen[number] = order
-            self._client.plan(Plan(self._name, number, 0, False, order))
+            self._send_plan(number, None, order)
 
     def _can_be_planned(self) -> bool:
         try:
@@ -450,6 +536,7 @@ class Planner:
         log.warning("the loader's epochs are not planned any more: %s", reason)
 
 
+@dataclass
 class StatefulDrawing:
     """The draws of a sampler whose iterator has a state, which torchdata's `StatefulDataLoader` saves.
 
@@ -457,33 +544,25 @@ class StatefulDrawing:
     samples than the sampler draws (`replaces`), the state of `own` says nothing.
     """
 
-    def __init__(
-        self,
-        draws: Iterator[Any],
-        record: Callable[[Any], object],
-        planner: Planner,
-        own: Any,
-        rehearsal: Rehearsal | None,
-        replaces: bool,
-    ) -> None:
-        self._draws = recorded(draws, record)
-        self._planner = planner
-        self._own = own
-        self._rehearsal = rehearsal
-        self._replaces = replaces
+    draws: Iterator[Any]
+    planner: Planner
+    iteration: PlannedPass
+    own: Any
+    rehearsal: Rehearsal | None
+    replaces: bool
 
     def __iter__(self) -> StatefulDrawing:
         return self
 
     def __next__(self) -> Any:
-        return next(self._draws)
+        return next(self.draws)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the sampler's iterator, after what the loader has drawn; for `StatefulDataLoader`."""
-        if self._replaces:
+        if self.replaces:
             return {_REPLACED: True}
-        sampler, drawn = self._planner.sampler, self._planner.drawn
-        return self._own.state_dict() if sampler is None else sampler.at_position(drawn, self._own.state_dict)
+        sampler, drawn = self.planner.sampler, self.iteration.dispatched
+        return self.own.state_dict() if sampler is None else sampler.at_position(drawn, self.own.state_dict)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as the sampler's iterator did; raises ValueError if what was drawn then is not known."""
@@ -492,9 +571,9 @@ class StatefulDrawing:
                 "the state is of a loader that gave other samples than its sampler drew (share, or an epoch that had"
                 " gone on before): save the state of plan or attach in its place"
             )
-        self._own.load_state_dict(state)
-        if self._rehearsal is not None:
-            self._planner.boundary.call(self._rehearsal.go_on, state)
+        self.own.load_state_dict(state)
+        if self.rehearsal is not None:
+            self.planner.boundary.call(self.rehearsal.go_on, state)
 
 
 def epoch_sampler(loader: DataLoader[Any]) -> EpochSampler | None:

@@ -337,7 +337,7 @@ class NextEpoch:
             return copied  # type: ignore[no-any-return]
         if _is_accelerates(sampler, "SeedableRandomSampler"):
             copied = copy.copy(sampler)
-            # It seeds its generator anew in each epoch, and has the number of the next one when an epoch has ended.
+            # It seeds its generator again in each epoch, and has the number of the next one when an epoch has ended.
             copied.generator = torch.Generator()
             copied.epoch = sampler.epoch + passed
             return copied  # type: ignore[no-any-return]

@@ -35,7 +35,7 @@ def _kept_iterator(loader: DataLoader[Any]) -> Any:
     return next((kept for kept in vars(loader).values() if isinstance(kept, _BaseDataLoaderIter)), None)
 
 
-class Kept:
+class KeptIterator:
     """The iterator that a repeating loader keeps, whichever that is at the moment; this does not keep it alive."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -69,16 +69,18 @@ class Rounds:
 
     def __init__(
         self,
-        draw: Callable[[object, Callable[[Any], object]], Iterator[Any]],
+        draw: Callable[[Any, Callable[[Any], object]], Iterator[Any]],
         missed: Callable[[], None],
-        samples_of: Callable[[object, Any], Samples],
+        samples_of: Callable[[Any, Any], Samples],
+        new_round: Callable[[], object],
     ) -> None:
-        self.drawn: deque[tuple[object, Samples]] = deque()
+        self.drawn: deque[tuple[Any, Samples]] = deque()
         """The round and the samples of each batch that was drawn and not taken; None for samples that are not known."""
         self._draw = draw
         self._missed = missed
         self._samples_of = samples_of
-        self._round = object()
+        self._new_round = new_round
+        self._round = new_round()
         # The loader may have had an iterator before this object: what draws for it, and what records its draws.
         self._before: Iterator[Any] | None = None
         self._recording: Iterator[Any] | None = None
@@ -100,10 +102,10 @@ class Rounds:
 
     def begin(self) -> Iterator[Any]:
         """The draws of a new round."""
-        self._round = object()
+        self._round = self._new_round()
         return self._draw(self._round, self._record if self._from_the_first else lambda drawn: None)
 
-    def follow(self, loader: DataLoader[Any]) -> deque[tuple[object, Samples]]:
+    def follow(self, loader: DataLoader[Any]) -> deque[tuple[Any, Samples]]:
         """Record in `drawn` what the loader's iterator, which may be a new one, draws from now on; returns `drawn`."""
         iterator = _kept_iterator(loader)
         if iterator is None:
@@ -121,7 +123,7 @@ class Rounds:
 
 
 def recorded(drawing: Iterator[Any], record: Callable[[Any], object]) -> Iterator[Any]:
-    """The same draws; `record` is told of each."""
+    """The same draws; `record` is called with each."""
     for drawn in drawing:
         record(drawn)
         yield drawn

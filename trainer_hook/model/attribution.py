@@ -21,6 +21,11 @@ A forward pass is not attributed in five cases: the classifier gets another numb
 it runs more than once; the inputs have different rows of the batch; two inputs are alike as a pair is, so one may be
 another sample; or the classifier works on positions (tokens), there are as many positions as samples, and no earlier
 forward pass has shown which dimension has the samples.
+
+**Labels** (`LabelCheck`) show whether the rows of a batch are the samples that were drawn, in the order of the draws. A
+data set that cannot read a sample may return another one, and a collate function may move rows, fill gaps or mix
+samples. A training may number the classes in its own way, or join some, so a label is compared with the earlier label
+of a sample of the same class.
 """
 
 from __future__ import annotations
@@ -28,12 +33,13 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from trainer_hook.model.capture import Seen
@@ -48,7 +54,132 @@ from trainer_hook.model.provenance import (
     may_be_copies,
     memories_of,
     rows_in_storage,
+    tensors_in,
 )
+
+Numbers = npt.NDArray[np.int64]
+
+# A wider tensor is not taken for labels. Looking through 256 rows of 1,000 classes takes 0.4 ms.
+_CLASSES_MAX = 32_768
+# CutMix and mixup mix two samples; mosaics mix four.
+_MIXED_MAX = 4
+# The hook sends nothing while more than one batch in this number had labels of other samples. It does not see samples
+# that others of their class replace; with a few broken files in a large data set, these are fewer still.
+_TRUSTED = 100
+# A second target of two classes may be the labels in another order by chance, but not so often.
+_BY_CHANCE = 8
+
+# Why a batch is not sent; the hook logs these texts.
+MIXED = "batches are not sent to the daemon: their labels show that the collate function mixes samples"
+OTHERS = (
+    "batches are not sent to the daemon: their labels are not those that the list has for their samples: the data set "
+    "or the collate function moves rows or puts other samples in the place of some, or the list has other labels"
+)
+
+
+class LabelCheck:
+    """Compares the labels of batches with those of a list; -1 stands for a sample without a label."""
+
+    def __init__(self, declared: npt.NDArray[np.int32]) -> None:
+        self._declared = declared
+        self._classes = len(np.unique(declared[declared >= 0]))
+        # For each tensor of a batch that may be the labels, by its place: the training's number for each class.
+        self._numbers: dict[int, dict[int, int]] | None = None
+        # How often a tensor beside the labels was the labels in another order, and which were once something else.
+        self._moved: Counter[int] = Counter()
+        self._aside: set[int] = set()
+        self._mixed = False
+        self._batches = self._contradicted = 0
+
+    def doubt(self, indices: npt.NDArray[np.uint32], batch: Any) -> str | None:
+        """Why the rows of a batch may not be these samples (empty if that is not worth a warning); None if they are."""
+        self._batches += 1
+        declared = self._declared[indices].astype(np.int64)
+        given: dict[int, Numbers] = {}
+        shares = {}
+        for place, tensor in _label_like(batch, len(indices)):
+            numbers, outstanding = _numbers_in(tensor)
+            if outstanding is not None and 2 <= int(outstanding.sum(1).max()) <= _MIXED_MAX:
+                shares[place] = outstanding
+            elif numbers is not None and not np.array_equal(numbers, indices):
+                given[place] = numbers
+        if any(np.array_equal(numbers, declared) for numbers in given.values()):
+            # Shares that leave out a row's class are something else than the labels.
+            classes = range(len(declared)), declared
+            enough = int(self._declared.max()) + 1
+            self._aside |= {at for at, one in shares.items() if one.shape[1] < enough or not one[classes].all()}
+        # This holds for good: a batch with samples of one class does not show that they are mixed.
+        self._mixed = self._mixed or bool(shares.keys() - self._aside)
+        if self._mixed:
+            return MIXED
+        labelled = declared >= 0
+        return self._compare(declared[labelled], {place: numbers[labelled] for place, numbers in given.items()})
+
+    def _compare(self, declared: Numbers, given: dict[int, Numbers]) -> str | None:
+        if self._numbers is None and given:
+            self._numbers = {place: {} for place in given}
+        standing: dict[int, dict[int, int]] = {}
+        renumbered = proof = False
+        for place in (self._numbers or {}).keys() & given.keys():
+            assert self._numbers is not None
+            known, numbers = self._numbers[place], given[place].tolist()
+            pairs = set(zip(declared.tolist(), numbers, strict=True))
+            if len(dict(pairs)) == len(pairs) and all(known.get(label, number) == number for label, number in pairs):
+                standing[place] = known | dict(pairs)
+                renumbered |= any(label != number and label not in known for label, number in pairs)
+            elif len({*known.values(), *numbers}) <= self._classes:
+                # A class that has its own number once has no other.
+                known.update((label, number) for label, number in pairs if label == number)
+                proof = True
+            else:
+                del self._numbers[place]
+        if standing:
+            self._numbers = standing
+        elif proof:
+            self._contradicted += 1
+        if self._contradicted * _TRUSTED > self._batches or (proof and not standing):
+            return OTHERS
+        doubt = self._beside(given, standing)
+        return "" if doubt is None and renumbered else doubt
+
+    def _beside(self, given: dict[int, Numbers], standing: dict[int, Any]) -> str | None:
+        """Mixup may give the labels twice, the second time in another order; a further target does that by chance."""
+        for place, numbers in given.items():
+            alike = [given[other] for other in standing if np.array_equal(np.sort(given[other]), np.sort(numbers))]
+            if standing and not alike:
+                self._aside.add(place)
+            self._moved[place] += bool(alike) and not any(np.array_equal(numbers, other) for other in alike)
+        often = max((self._moved[place] for place in given.keys() - self._aside), default=0)
+        return None if not often else MIXED if often > _BY_CHANCE else ""
+
+
+def _label_like(batch: Any, rows: int) -> Iterator[tuple[int, Tensor]]:
+    """The tensors of a batch, with their places, that have a number or shares of classes for each row."""
+    for place, tensor in enumerate(tensors_in(batch)):
+        plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
+        if not plain or tensor.is_complex() or tensor.is_quantized or tensor.dim() > 2:
+            continue
+        if len(tensor) == rows if tensor.dim() else rows == 1:
+            yield place, tensor.detach()
+
+
+def _numbers_in(tensor: Tensor) -> tuple[Numbers | None, npt.NDArray[np.bool_] | None]:
+    """The whole number that each row has; and which classes of a row stand out, if it has shares of classes.
+
+    In smoothed labels one class stands out, in mixtures of samples two to four, and in a teacher's output nearly all.
+    """
+    if tensor.dim() < 2 or tensor.shape[1] == 1:
+        if tensor.is_floating_point() and not torch.equal(tensor.double(), tensor.double().round()):
+            return None, None
+        return tensor.reshape(-1).long().numpy(), None
+    if not 2 <= tensor.shape[1] <= _CLASSES_MAX or abs(float(tensor[0].sum()) - 1) > 1e-2:
+        return None, None
+    shares = tensor.float().numpy()
+    if shares.min() < 0 or not np.allclose(shares.sum(1), 1, atol=1e-2):
+        return None, None
+    outstanding: npt.NDArray[np.bool_] = shares - (shares.min(1, keepdims=True) if shares.shape[1] > 2 else 0.0) > 1e-4
+    return (shares.argmax(1) if int(outstanding.sum(1).max()) == 1 else None), outstanding
+
 
 Indices = npt.NDArray[np.uint32]
 
@@ -58,16 +189,16 @@ _numbers = itertools.count()
 _WAITING_MAX = 256
 
 # Why a batch is not attributed; the hook logs these texts.
-AHEAD = "the loop takes batches ahead and trains on copies of them: attach with lookahead=, the number of those batches"
+AHEAD = "the loop takes some batches ahead and trains on copies: attach with HookOptions(lookahead=), their number"
 SEVERAL_INPUTS = "the model was given several inputs for one batch, and all of them are copies"
 SEVERAL_BATCHES = "the loop has several batches at once, and trains on copies of them"
-OTHER_ROWS = "the rows of the classifier's input are not the samples of the batch: name another layer by classifier="
+OTHER_ROWS = "the classifier's input has other rows than the batch: name another layer by HookOptions(classifier=)"
 COPIED_ROWS = "the inputs are copies of some rows of a batch: cut the batch after it was copied to its device"
 POSITIONS = "it is not known which dimension of the classifier's input has the samples"
 NOT_OF_THE_LOADER = "the inputs are not the tensors that the loader gave, although earlier inputs were"
 OTHERS_BESIDE = "the model was given other tensors beside those of the batch, which may be of other samples"
 PAIRS = "the model was given pairs of inputs, and only one of each pair can be the sample: give it the first alone"
-SEVERAL_RUNS = "the classifier ran more than once in a forward pass: name a layer that runs once, by classifier="
+SEVERAL_RUNS = "the classifier runs more than once in a pass: name a layer that runs once by HookOptions(classifier=)"
 
 
 @dataclass(eq=False)
@@ -85,7 +216,7 @@ class _Taken:
     # Flags of the rows that were attributed.
     seen: npt.NDArray[np.bool_]
     # The attributed forward passes that were not handed out yet.
-    attributed: list[Found] = field(default_factory=list)
+    attributed: list[AttributedPass] = field(default_factory=list)
     used: bool = False
     # Whether no further forward pass may be attributed to it by exclusion.
     past: bool = False
@@ -97,7 +228,7 @@ class _Taken:
 
 
 @dataclass(eq=False)
-class Found:
+class AttributedPass:
     """An attributed forward pass."""
 
     samples: Indices
@@ -132,7 +263,7 @@ class Attribution:
         self._in_turn = False
         self._over: list[object] = []
         # Forward passes that were attributed by exclusion and are held back until the next batch is taken.
-        self._held: list[Found] = []
+        self._held: list[AttributedPass] = []
         # Why exclusion is no longer used; empty while it is.
         self._not_by_exclusion = ""
         # Whether the first dimension of a classifier's input has the samples; None while that is not known.
@@ -199,7 +330,7 @@ class Attribution:
 
     # -- what goes through the model
 
-    def find(self, shown: Shown) -> Found | None:
+    def find(self, shown: Shown) -> AttributedPass | None:
         """Attribute a forward pass; returns None, and counts it, if that cannot be done. Then call `record`."""
         found = None
         if shown.shape and shown.shape[0]:
@@ -212,11 +343,11 @@ class Attribution:
             self.counts["unmatched"] += 1
         return found
 
-    def record(self, found: Found, part: Seen) -> None:
+    def record(self, found: AttributedPass, part: Seen) -> None:
         found.part = part
         (self._held if found.inputs else found.batch.attributed).append(found)
 
-    def ready(self, but: Found | None = None) -> list[list[Found]]:
+    def ready(self, but: AttributedPass | None = None) -> list[list[AttributedPass]]:
         """The attributed forward passes, by batch, except those of the batch of `but`; each is returned once."""
         ready = []
         for batch in self._batches:
@@ -237,7 +368,7 @@ class Attribution:
 
     # -- by identity
 
-    def _by_identity(self, shown: Shown, hits: list[tuple[Tensor, _Taken, Memory]]) -> Found | None:
+    def _by_identity(self, shown: Shown, hits: list[tuple[Tensor, _Taken, Memory]]) -> AttributedPass | None:
         self._not_by_exclusion = NOT_OF_THE_LOADER
         self._discard("")
         # Several batches may be cut out of one tensor: prefer those that have the whole input.
@@ -264,11 +395,11 @@ class Attribution:
             return self._as_found(shown, batch, rows)
         # The samples are known, but not which of them the classifier's input has.
         batch.reason = PAIRS if paired else SEVERAL_RUNS
-        return Found(batch.indices[rows], rows[:0], batch)
+        return AttributedPass(batch.indices[rows], rows[:0], batch)
 
     # -- by exclusion
 
-    def _by_exclusion(self, shown: Shown) -> Found | None:
+    def _by_exclusion(self, shown: Shown) -> AttributedPass | None:
         expected, reason = self._expected()
         if len(expected) == 1:
             expected[0].used = True
@@ -364,7 +495,9 @@ class Attribution:
 
     # -- both
 
-    def _as_found(self, shown: Shown, batch: _Taken, rows: Rows, inputs: tuple[Memory, ...] = ()) -> Found | None:
+    def _as_found(
+        self, shown: Shown, batch: _Taken, rows: Rows, inputs: tuple[Memory, ...] = ()
+    ) -> AttributedPass | None:
         if not self._lies_by_rows(shown.shape, len(batch.indices)):
             batch.reason = POSITIONS
             return None
@@ -372,7 +505,7 @@ class Attribution:
         first[np.unique(rows, return_index=True)[1]] = True
         new_rows = np.flatnonzero(first & ~batch.seen[rows])
         batch.seen[rows] = True
-        return Found(batch.indices[rows], new_rows, batch, inputs)
+        return AttributedPass(batch.indices[rows], new_rows, batch, inputs)
 
     def _lies_by_rows(self, shape: tuple[int, ...], rows: int) -> bool:
         """Whether the samples are in the first dimension of the classifier's input, and not in the second."""

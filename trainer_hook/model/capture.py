@@ -50,7 +50,9 @@ def find_classifier(model: nn.Module, given: str | nn.Module | None) -> nn.Modul
         raise ValueError(f"the model has no layer {given!r}")
     linear = [module for module in names.values() if isinstance(module, nn.Linear)]
     if not linear:
-        raise ValueError("the model has no Linear layer: say which layer is its classifier, with classifier=")
+        raise ValueError(
+            "the model has no Linear layer: say which layer is its classifier, with HookOptions(classifier=)"
+        )
     return linear[-1]
 
 
@@ -81,8 +83,11 @@ class Capture:
         dimension: int,
         boundary: ErrorBoundary,
         forward: Callable[[Shown], None],
+        raw: bool = False,
     ) -> None:
+        """Embeddings have `dimension` numbers at most and, unless they are `raw`, come from vectors of length 1."""
         self._dimension = dimension
+        self._raw = raw
         self._boundary = boundary
         self._forward = forward
         # The model and the modules around the classifier have hooks. Of the outermost one that runs now: its arguments,
@@ -151,13 +156,15 @@ class Capture:
 
     def _hand_on(self) -> None:
         if self._latest is not None:
-            self._boundary.call(self._tell, self._latest[0])
+            self._boundary.call(self._forward_seen, self._latest[0])
         self._latest = self._given = None
         self._outermost = -1
         self._runs = 0
 
-    def _tell(self, inputs: Tensor) -> None:
-        if inputs.dim() >= 2 and len(inputs) and not _only_recorded(inputs):
+    def _forward_seen(self, inputs: Tensor) -> None:
+        # While a CUDA graph is recorded, its forward pass computes nothing yet, and may not pin memory or wait.
+        recorded = inputs.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if inputs.dim() >= 2 and len(inputs) and not recorded:
             self.seen += 1
             self.device = inputs.device
             # If the training called only parts of the model, nothing but the classifier's input is known.
@@ -187,17 +194,14 @@ class Capture:
             inputs = inputs.mean((2, 3))
         elif inputs.dim() > 2:  # tokens: an average over them
             inputs = inputs.flatten(1, -2).mean(1)
-        unit = nn.functional.normalize(inputs.float(), dim=1)
-        width = unit.shape[1]
+        embeddings = inputs.float() if self._raw else nn.functional.normalize(inputs.float(), dim=1)
+        width = embeddings.shape[1]
         if width > self._dimension:
-            unit = unit @ self._projection(width, unit.device)
-        return unit.half()
-
-    def _projection(self, width: int, device: torch.device) -> Tensor:
-        key = (width, device)
-        if key not in self._projections:
-            self._projections[key] = projection(width, self._dimension).to(device)
-        return self._projections[key]
+            key = (width, embeddings.device)
+            if key not in self._projections:
+                self._projections[key] = projection(width, self._dimension).to(embeddings.device)
+            embeddings = embeddings @ self._projections[key]
+        return embeddings.half()
 
 
 class _Callback:
@@ -224,7 +228,7 @@ class _Callback:
 
 
 def _have_compiled_code_see_hooks() -> None:
-    """Have torch.compile compile a model anew if its hooks are not those that its code was compiled with.
+    """Have torch.compile compile a model again if its hooks are not those that its code was compiled with.
 
     By default torch.compile does not look: code of a model without hooks would serve each model of the same class, and
     code of this model other ones. Code from before this call does not look either, so it is discarded. To look takes
@@ -253,11 +257,6 @@ def _is_replica(module: nn.Module) -> bool:
 def _computed_again() -> bool:
     """Whether a backward pass is running: checkpointing computes a part of the forward pass there once more."""
     return bool(torch._C._current_graph_task_id() != -1)
-
-
-def _only_recorded(tensor: Tensor) -> bool:
-    """Whether a CUDA graph is being recorded: its forward pass computes nothing yet, and may not pin memory or wait."""
-    return tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _cross_entropy(output: Tensor, labels: npt.NDArray[np.int32]) -> Tensor | None:
@@ -300,7 +299,7 @@ def to_host(tensor: Tensor) -> HostCopy:
 class Evaluation:
     """Reads samples as the loader does, in this process, and computes their losses.
 
-    `labels` are those of the list, or None if there are none; each batch is passed to `told`.
+    `labels` are those of the list, or None if there are none; each batch is passed to `record`.
     """
 
     def __init__(
@@ -310,7 +309,7 @@ class Evaluation:
         loader: DataLoader[Any],
         labels: npt.NDArray[np.int32] | None,
         capture: Capture,
-        told: Callable[[npt.NDArray[np.uint32], Seen], None],
+        record: Callable[[npt.NDArray[np.uint32], Seen], None],
     ) -> None:
         # DistributedDataParallel would make ranks wait for each other, but each evaluates its own number of batches.
         self._model: nn.Module = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
@@ -319,7 +318,7 @@ class Evaluation:
         self._collate: Callable[[list[Any]], Any] = loader.collate_fn
         self._labels = labels
         self._capture = capture
-        self._told = told
+        self._record = record
         self._usable = True
 
     def losses(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float32] | None:
@@ -360,7 +359,7 @@ class Evaluation:
         seen = self._capture.shown(*shown[0], None if self._labels is None else self._labels[indices])
         if seen.losses is None:
             raise TypeError("the classifier does not give one number for each class")
-        self._told(indices.astype(np.uint32), seen)
+        self._record(indices.astype(np.uint32), seen)
         return seen.losses().astype(np.float32)
 
 

@@ -48,7 +48,7 @@ class Generations:
         return np.where(self._is_kept, (epoch + self._shift) // self._reuse, epoch)
 
     def renewed(self, epoch: int) -> npt.NDArray[np.bool_]:
-        """Whether each sample is made anew in an epoch: all of them in the first one."""
+        """Whether each sample is made again in an epoch: all of them in the first one."""
         if epoch == 0:
             return np.ones(self.samples, bool)
         renewed: npt.NDArray[np.bool_] = ~self._is_kept | ((epoch + self._shift) % self._reuse == 0)

@@ -22,6 +22,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -29,9 +30,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainer_hook.refurbishing.directory_store import Missing, PartialStore
-from trainer_hook.refurbishing.mount_store import MountStore
-from trainer_hook.refurbishing.mount_store import Unusable as NoMount
+from trainer_hook.refurbishing.stores import Missing, MountStore, PartialStore, StoreUnusable
 
 log = logging.getLogger("trainer_hook")
 
@@ -45,11 +44,11 @@ _PR_SET_PDEATHSIG = 1
 _STORE, _GENERATIONS = "measuring", 1 << 10
 
 
-class Unusable(Exception):
+class LoaderUnusable(Exception):
     """The loader cannot be measured; the text says why, in one line."""
 
 
-class Pass(NamedTuple):
+class LoaderTimes(NamedTuple):
     """What one worker and the training's main process took for some samples, in seconds."""
 
     samples: int
@@ -84,7 +83,7 @@ def _ran_or_queued_s() -> float:
     try:
         queued_ns = int(_SCHEDULED.read_text().split()[1])
     except OSError:
-        # A kernel without CONFIG_SCHED_INFO does not tell.
+        # A kernel without CONFIG_SCHED_INFO does not report it.
         queued_ns = 0
     return time.thread_time() + queued_ns / 1e9
 
@@ -100,9 +99,9 @@ class _Kept:
         self._mount = mount
         try:
             if mount is None:
-                raise NoMount("there is none")
+                raise StoreUnusable("there is none")
             self._store = MountStore(Path(mount), [mount] * samples, _STORE, 0)
-        except NoMount:
+        except StoreUnusable:
             self._use_memory()
         self._generation = 0
 
@@ -133,7 +132,7 @@ class _Kept:
     def begin(self) -> None:
         """Do what a worker does once: it connects to the mount, and opens its cache."""
         if isinstance(self._store, MountStore):
-            with contextlib.suppress(NoMount):
+            with contextlib.suppress(StoreUnusable):
                 self._store.connect()
         with contextlib.suppress(Missing):
             self.get(0)
@@ -147,7 +146,7 @@ class _Kept:
         self._store.put(index, self._number(index) + 1, sample)
 
     def _number(self, index: int) -> int:
-        # A mount tells samples apart by their files, and a loader does not tell which file it makes a sample of.
+        # A mount tells samples apart by their files, and a loader does not report which file it makes a sample of.
         return index * _GENERATIONS + self._generation
 
     def end(self) -> None:
@@ -159,68 +158,70 @@ class _Kept:
         self._store.close()
 
 
+@dataclass
 class _Chosen(Dataset[Any]):
     """Some samples of a data set: those in `kept`, if it is given, which get their next generation if `anew`."""
 
-    def __init__(self, whole: Any, indices: list[int], kept: _Kept | None, anew: bool) -> None:
-        self._whole = whole
-        self._indices = indices
-        self._kept = kept
-        self._anew = anew
+    whole: Any
+    indices: list[int]
+    kept: _Kept | None
+    anew: bool
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self.indices)
 
     def __getitem__(self, number: int) -> Any:
-        index = self._indices[number]
-        if self._kept is None:
+        index = self.indices[number]
+        if self.kept is None:
             with _clock.working():
-                return self._whole[index]
+                return self.whole[index]
         if number == 0:
-            self._kept.begin()
+            self.kept.begin()
         with _clock.working():
             try:
-                sample = self._kept.get(index)
+                sample = self.kept.get(index)
             except Missing:
-                sample = self._whole[index]
-            if self._anew:
-                self._kept.put(index, sample)
+                sample = self.whole[index]
+            if self.anew:
+                self.kept.put(index, sample)
         if number == len(self) - 1:
-            self._kept.end()
+            self.kept.end()
         return sample
 
 
+@dataclass
 class _Collate:
     """What a loader makes of a batch's samples, and what the worker has taken until then; `alone`: it batches none."""
 
-    def __init__(self, inner: Callable[[Any], Any], alone: bool) -> None:
-        self._inner = inner
-        self._alone = alone
+    inner: Callable[[Any], Any]
+    alone: bool
 
     def __call__(self, samples: Any) -> tuple[Any, float, float]:
         with _clock.working():
-            batch = self._inner(samples[0] if self._alone else samples)
+            batch = self.inner(samples[0] if self.alone else samples)
         assert _clock.begin_cpu_s is not None
         # All threads of the process: one of them hands batches to the training.
         return batch, time.process_time() - _clock.begin_cpu_s, _clock.waited_s
 
 
 class Measuring:
-    """The passes over one loader. Raises Unusable if it has no samples that can be asked for by their indices."""
+    """The passes over one loader. Raises LoaderUnusable if it has no samples that can be asked for by their indices."""
 
     def __init__(self, loader: Any, step: Callable[[Any], object] | None, mount: str | None = None) -> None:
         """`mount` keeps samples as the loader gives them; None: they are kept in memory."""
         if not isinstance(loader, DataLoader):
-            raise Unusable(f"a {type(loader).__name__} is no torch.utils.data.DataLoader: have the function return one")
+            raise LoaderUnusable(
+                f"a {type(loader).__name__} is no torch.utils.data.DataLoader: have the function return one"
+            )
         if isinstance(loader.dataset, IterableDataset):
-            raise Unusable("an iterable data set has no indices to measure samples by: use one with __getitem__")
+            raise LoaderUnusable("an iterable data set has no indices to measure samples by: use one with __getitem__")
         self._loader = loader
         self._step = step
         self._batches: list[Any] = []
         samples = len(cast(Any, loader.dataset))
         sampler = loader.batch_sampler
         if not samples or not len(loader):
-            raise Unusable("the loader gives no batches: its data set has no samples, or fewer than one batch")
+            raise LoaderUnusable("the loader gives no batches: its data set has no samples, or fewer than one batch")
         self._batch = 1 if sampler is None else len(next(iter(sampler)))
         generator = torch.Generator().manual_seed(_ORDER_SEED)
         self._order = torch.randperm(samples, generator=generator).tolist()
@@ -236,11 +237,11 @@ class Measuring:
             "steps": self._step is not None,
         }
 
-    def measure(self, first: int, count: int, kept: str) -> Pass:
+    def measure(self, first: int, count: int, kept: str) -> LoaderTimes:
         """A pass over the samples at these places of the order.
 
         With `kept` "no", the loader makes them; with "read", they come as it has given them in an earlier pass, and
-        with "anew" they are kept once more then, or for the first time.
+        with "again" they are kept once more then, or for the first time.
         """
         global _clock
         loader, chosen = self._loader, self._order[first : first + count]
@@ -266,7 +267,9 @@ class Measuring:
         if keeper is not None and kept == "anew" and not keeper.all_put(chosen):
             return self.measure(first, count, kept)
         size = 0 if keeper is None else keeper.sample_bytes(chosen)
-        return Pass(len(chosen), time.perf_counter() - begin_s, worker_cpu_s, max(0.0, waited_s), main_cpu_s, size)
+        return LoaderTimes(
+            len(chosen), time.perf_counter() - begin_s, worker_cpu_s, max(0.0, waited_s), main_cpu_s, size
+        )
 
     def steps(self, count: int) -> float:
         """The mean of `count` steps of the training, in seconds, on the first batches of the last pass."""
@@ -291,34 +294,38 @@ def _wait_for_device() -> None:
 
 
 def function_named(named: str) -> Callable[[str], Any]:
-    """The function `module:name`; raises Unusable."""
+    """The function `module:name`; raises LoaderUnusable."""
     module_name, _, name = named.partition(":")
     if not module_name or not name:
-        raise Unusable("write it as module:function, as in train:make_loader")
+        raise LoaderUnusable("write it as module:function, as in train:make_loader")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
         if exc.name is None or not f"{module_name}.".startswith(f"{exc.name}."):
-            raise Unusable(f"importing {module_name} failed: {exc}") from exc
-        raise Unusable(f"there is no module {exc.name} here: run the command where it is, or set PYTHONPATH") from exc
+            raise LoaderUnusable(f"importing {module_name} failed: {exc}") from exc
+        raise LoaderUnusable(
+            f"there is no module {exc.name} here: run the command where it is, or set PYTHONPATH"
+        ) from exc
     except Exception as exc:
-        raise Unusable(f"importing {module_name} failed: {_in_words(exc)}") from exc
+        raise LoaderUnusable(f"importing {module_name} failed: {_in_words(exc)}") from exc
     found = getattr(module, name, None)
     if not callable(found):
-        raise Unusable(f"{module_name} has no function {name}: name one that takes a directory and returns a loader")
+        raise LoaderUnusable(
+            f"{module_name} has no function {name}: name one that takes a directory and returns a loader"
+        )
     return cast("Callable[[str], Any]", found)
 
 
 def loader_of(make: Callable[[str], Any], directory: str) -> Measuring:
-    """What the function makes of a directory; raises Unusable."""
+    """What the function makes of a directory; raises LoaderUnusable."""
     try:
         made = make(directory)
     except Exception as exc:
-        raise Unusable(f"the function failed for the directory {directory}: {_in_words(exc)}") from exc
+        raise LoaderUnusable(f"the function failed for the directory {directory}: {_in_words(exc)}") from exc
     if not isinstance(made, tuple):
         return Measuring(made, None, directory)
     if len(made) != 2 or not callable(made[1]):
-        raise Unusable("the function gives a tuple that is not (loader, step), where step takes a batch")
+        raise LoaderUnusable("the function gives a tuple that is not (loader, step), where step takes a batch")
     return Measuring(*made, directory)
 
 
@@ -357,7 +364,7 @@ def main(named: str) -> None:
         except KeyboardInterrupt:
             log.debug("the program that asks has ended")
         except Exception as exc:
-            print(json.dumps({"error": str(exc) if isinstance(exc, Unusable) else _in_words(exc)}), file=answers)
+            print(json.dumps({"error": str(exc) if isinstance(exc, LoaderUnusable) else _in_words(exc)}), file=answers)
         finally:
             if measuring is not None:
                 measuring.close()

@@ -15,7 +15,7 @@ from trainer_hook.refurbishing.generations import Generations
 _DEALERS = ("BatchSamplerShard", "DataLoaderDispatcher")
 
 
-class Draw(int):
+class RefurbishedDraw(int):
     """An index of a data set, with the generation of the sample that is wanted.
 
     If `keeps`, the sample is kept for later uses, in the place of the generation `replaces`.
@@ -25,17 +25,17 @@ class Draw(int):
     keeps: bool
     replaces: int | None
 
-    def __new__(cls, index: int, generation: int, keeps: bool = True, replaces: int | None = None) -> Draw:
+    def __new__(cls, index: int, generation: int, keeps: bool = True, replaces: int | None = None) -> RefurbishedDraw:
         draw = super().__new__(cls, index)
         draw.generation, draw.keeps, draw.replaces = generation, keeps, replaces
         return draw
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Draw, (int(self), self.generation, self.keeps, self.replaces)
+        return RefurbishedDraw, (int(self), self.generation, self.keeps, self.replaces)
 
 
 class RefurbishSampler(DistributedSampler[int]):
-    """Draws each sample once an epoch, so that each batch has the same share of samples that are made anew.
+    """Draws each sample once an epoch, so that each batch has the same share of samples that are made again.
 
     Its epochs are dealt out to the ranks of the training, so programs that look for a DistributedSampler leave it be.
     """
@@ -86,4 +86,4 @@ class RefurbishSampler(DistributedSampler[int]):
         generation = self._generations.of_epoch(epoch)
         for index in self._generations.order(epoch, self.rank, self.num_replicas)[taken:].tolist():
             number = int(generation[index])
-            yield Draw(index, number, self._generations.is_kept(index), number - 1 if number else None)
+            yield RefurbishedDraw(index, number, self._generations.is_kept(index), number - 1 if number else None)

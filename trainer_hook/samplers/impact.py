@@ -28,7 +28,7 @@ UNSTABLE_WITHOUT_CACHE = 0.05
 SAME_OVERLAP = 0.8
 
 
-class WarmUp:
+class ImpactWarmUp:
     """The first epochs, which train on all samples, and find the samples whose losses change their rank most (S)."""
 
     def __init__(self, samples: int, most_epochs: int) -> None:
@@ -84,12 +84,12 @@ class ImpactSampler(SpiderSampler):
     Learnable, Worth Learning, and Not Yet Learnt", 2022, which the paper names). Then samples with wrong labels, that
     no model can learn, are not drawn more often than others.
 
-    The first epochs train on all samples until it is known which samples' losses change their rank most (`WarmUp`), for
-    at most `warm_up` epochs. From then on the current model evaluates these samples before each epoch, if the sampler
-    was offered an evaluation (the hook offers one); for all other samples the latest loss counts. The sampler pins
-    these samples, so that from the second evaluation on they are read from the cache. While the warm-up goes on, the
-    daemon is told so, and keeps what the cache has. With `hybrid=False` (iCache) nothing is evaluated, and only the
-    first epoch trains on all samples.
+    The first epochs train on all samples until it is known which samples' losses change their rank most
+    (`ImpactWarmUp`), for at most `warm_up` epochs. From then on the current model evaluates these samples before each
+    epoch, if the sampler was offered an evaluation (the hook offers one); for all other samples the latest loss counts.
+    The sampler pins these samples, so that from the second evaluation on they are read from the cache. While the
+    warm-up goes on, the daemon is notified, and keeps what the cache has. With `hybrid=False` (iCache) nothing is
+    evaluated, and only the first epoch trains on all samples.
 
     Use this sampler with `policy=impact`, whose scores are losses. An epoch is drawn when it begins, so its plan is not
     known before. Epochs differ in length: `len` is the length of the current one. With several ranks, rank 0 decides
@@ -122,14 +122,14 @@ class ImpactSampler(SpiderSampler):
             raise ValueError(f"irreducible needs one finite loss for each of the {samples} samples")
         self._sharpness = sharpness
         self._hybrid = hybrid
-        self.warm_up = WarmUp(samples, warm_up if hybrid else 0)
+        self.warm_up = ImpactWarmUp(samples, warm_up if hybrid else 0)
         self._evaluate: Evaluate | None = None
         self._has_said_warm_up = False
         self.evaluated = 0
         """How many samples this rank evaluated between epochs, in all."""
 
     def __len__(self) -> int:
-        return super().__len__() if self._order is None else self._own_draws()
+        return super().__len__() if self.current is None else self.current.own_draws
 
     def offer(self, evaluate: Evaluate) -> None:
         self._evaluate = evaluate
@@ -173,36 +173,34 @@ class ImpactSampler(SpiderSampler):
         losses = self._daemon_scores(timeout_s)
         if losses is None or self.warm_up.over:
             return losses
-        self.warm_up.observe(losses, self._unstable_count(timeout_s))
+        assert self._client is not None
+        cached = self._client.cached(self._list, timeout_s)
+        count = self.samples * UNSTABLE_WITHOUT_CACHE
+        if cached is not None and cached.any():
+            count = int(cached.sum()) * UNSTABLE_SHARE
+        self.warm_up.observe(losses, max(1, int(count)))
         if not self.warm_up.over:
             return None
         log.info("warm-up is over after %d epochs", self.warm_up.epochs)
         return losses
 
     def _say_warm_up(self, active: bool) -> None:
-        """Tell the daemon, which may be a new one, in each epoch that the warm-up goes on; and when it is over."""
+        """Notify the daemon, which may be a new one, in each epoch that the warm-up goes on; and when it is over."""
         if self._client is not None and (active or self._has_said_warm_up):
             self._client.warm_up(self._list, active)
             self._has_said_warm_up = active
 
     def _evaluated(self, samples: Indices, timeout_s: float) -> Losses | None:
-        """The losses of these samples by the current model; None if this rank cannot tell."""
+        """The losses of these samples by the current model; None if this rank cannot compute them."""
         if self._client is None or self._evaluate is None or not len(samples):
             return None
         # The samples are pinned before each epoch, because the daemon or its policy may be a new one. The sampler waits
-        # for the answer: a sample that is read before it is pinned may leave the cache, or be a stand-in.
+        # for the answer: a sample that is read before it is pinned may leave the cache, or be a substitute.
         self._client.pin(self._list, samples, timeout_s)
         found = self._evaluate(samples)
         if found is not None:
             self.evaluated += len(samples)
         return found
-
-    def _unstable_count(self, timeout_s: float) -> int:
-        assert self._client is not None
-        cached = self._client.cached(self._list, timeout_s)
-        if cached is None or not cached.any():
-            return max(1, int(self.samples * UNSTABLE_WITHOUT_CACHE))
-        return max(1, int(int(cached.sum()) * UNSTABLE_SHARE))
 
     def _pick(self, scores: Losses, rng: np.random.Generator) -> Indices:
         """Draw each sample with its chance: a systematic sample of a random order, as many as the chances sum up to."""

@@ -1,4 +1,4 @@
-"""A sampler that repeats cached and hard samples while the training improves (PADS of SHADE, section 4.2.1)."""
+"""A sampler that repeats cached and hard samples, and draws what is cached first (PADS of SHADE, section 4.2.1)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainer_hook.ranks import from_all_ranks, rank_and_world
-from trainer_hook.samplers.epoch import Scores
+from trainer_hook.ranks import from_all_ranks, from_first_rank, rank_and_world
+from trainer_hook.samplers.epoch import SampledEpoch, Scores
 from trainer_hook.samplers.spider import SpiderSampler
 
 # If the loss falls by more than this share in one epoch, it falls steeply: then the hard samples change too fast to be
@@ -59,26 +59,42 @@ class Ended(NamedTuple):
 class ShadeSampler(SpiderSampler):
     """Draws as SpiderSampler does, but draws samples that are cached and score above the mean `repeats` times as often.
 
-    Samples are repeated in an epoch if the training improves (`Trend`); in other epochs they are drawn by scores alone.
     The paper repeats each such draw `repeats` times. Here the sample's chance is `repeats` times as high, which has the
     same expectation and keeps `weights` right. An epoch with repeats has fewer different samples; `coverage` is the
     share of the draws that are uniform in any case. The paper has no such floor: `coverage=0` is its way.
 
+    As in the released program, samples are repeated in every epoch, and with `cached_first` all draws of samples that
+    are cached when the epoch is drawn come before all others. With `while_improving` samples are repeated only in
+    epochs before which the training improves (`Trend`), which is closer to the paper's text; in other epochs they are
+    drawn by scores alone.
+
     Use this sampler with `policy=shade`, whose scores are ranks of losses. The hook passes the losses and accuracies by
-    which the sampler decides; in a loop without a hook, call `observe`. When an epoch begins, the sampler decides
+    which `while_improving` decides; in a loop without a hook, call `observe`. When an epoch begins, the sampler decides
     whether to repeat, by the mean loss over all ranks, and draws the epoch. With a smaller `settled` it does both
     earlier, as SpiderSampler explains, so that the plan is known before; then it decides without the epoch that still
     runs.
     """
 
     def __init__(
-        self, samples: int, *, repeats: float = 3.0, coverage: float = 0.1, settled: float = 1.0, **options: Any
+        self,
+        samples: int,
+        *,
+        repeats: float = 3.0,
+        cached_first: bool = True,
+        while_improving: bool = False,
+        coverage: float = 0.1,
+        settled: float = 1.0,
+        **options: Any,
     ) -> None:
         """`options` are those of SpiderSampler."""
         super().__init__(samples, coverage=coverage, settled=settled, **options)
         if repeats < 1:
             raise ValueError(f"repeats={repeats}: give 1 or more")
         self._repeats = repeats
+        self._cached_first = cached_first
+        self._while_improving = while_improving
+        # What was cached when this rank asked for scores last; None if that is not known.
+        self._cached: npt.NDArray[np.bool_] | None = None
         self.trend = Trend()
         # The sum of this epoch's losses, each multiplied by its weight, and the sum of the weights.
         self._loss, self._weight = 0.0, 0.0
@@ -88,12 +104,12 @@ class ShadeSampler(SpiderSampler):
     @property
     def repeats(self) -> float:
         """How many times as often samples that are cached and hard are drawn in the epoch that is drawn next."""
-        return self._repeats if self.trend.improves else 1.0
+        return self._repeats if self.trend.improves or not self._while_improving else 1.0
 
     def observe(self, loss: float | None = None, accuracy: float | None = None) -> None:
-        """Tell how an epoch ended: the mean loss of the training set, and the accuracy as a share.
+        """Report how an epoch ended: the mean loss of the training set, and the accuracy as a share.
 
-        With several ranks, each tells it of its own samples, and the sampler uses it when the next epoch is drawn.
+        With several ranks, each reports that of its own samples, and the sampler uses it when the next epoch is drawn.
         """
         self._end(0.0 if loss is None else loss, 0.0 if loss is None else 1.0, accuracy)
 
@@ -151,12 +167,21 @@ class ShadeSampler(SpiderSampler):
         return super()._shared_scores(timeout_s)
 
     def _daemon_scores(self, timeout_s: float) -> Scores | None:
+        self._cached = None
         scores = super()._daemon_scores(timeout_s)
-        if scores is None or self.repeats == 1:
+        if scores is None or (self.repeats == 1 and not self._cached_first):
             return scores
         assert self._client is not None
-        cached = self._client.cached(self._list, timeout_s)
-        return scores if cached is None else repeated(scores, cached, self.repeats)
+        self._cached = self._client.cached(self._list, timeout_s)
+        return scores if self._cached is None else repeated(scores, self._cached, self.repeats)
+
+    def _draw_by(self, scores: Scores | None, number: int) -> SampledEpoch:
+        epoch = super()._draw_by(scores, number)
+        # With several ranks nothing is drawn ahead, so that all of them come here.
+        cached = from_first_rank(self._cached) if self._cached_first else None
+        if scores is not None and cached is not None:
+            epoch.order = epoch.order[np.argsort(~cached[epoch.order], kind="stable")]
+        return epoch
 
 
 def repeated(scores: Scores, cached: npt.NDArray[np.bool_], repeats: float) -> Scores:

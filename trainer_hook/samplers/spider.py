@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer_hook.ranks import from_first_rank, rank_and_world, share_of_rank, shared_store
-from trainer_hook.samplers.epoch import Epoch, EpochSampler, Scores
+from trainer_hook.samplers.epoch import EpochSampler, SampledEpoch, Scores
 
 log = logging.getLogger("trainer_hook")
 
@@ -33,12 +33,12 @@ class SpiderSampler(EpochSampler):
 
     While there are no scores, an epoch is a random permutation. `coverage` is the share of the draws that are uniform,
     whatever the scores are. Multiply the losses by `hook.weights(clip=4.0)`, too: with both, short trainings lost 1.1
-    points of accuracy (docs/results/training.md).
+    points of accuracy (docs/results/README.md).
 
     All ranks make the same draws, by the scores that rank 0 has got, and each rank takes every world_size-th of them.
     The next epoch is drawn when the share `settled` of the batches of the current one has been handed to the loader,
     or with its last batch if it was drawn without scores. The sooner, the better the daemon knows what to keep; the
-    later, the newer are the scores (docs/results/plans.md has the cost in bytes). If `settled` is 1, or if the mount
+    later, the newer are the scores (docs/results/README.md has the cost in bytes). If `settled` is 1, or if the mount
     follows no plans, an epoch is drawn when it begins.
     """
 
@@ -61,10 +61,13 @@ class SpiderSampler(EpochSampler):
         self._coverage = coverage
         self._settled = settled
         self._scores_timeout_s = scores_timeout_s
-        self._scores: Scores | None = None
         # Rank 0's, if there are others: the number of the epoch that it has drawn ahead, and the scores of that moment.
         self._scores_ahead: tuple[int, Scores | None] | None = None
-        self._probabilities: npt.NDArray[np.float64] | None = None
+
+    @property
+    def _scores(self) -> Scores | None:
+        """Those by which the current epoch was drawn."""
+        return None if self.current is None else self.current.scores
 
     @property
     def settled(self) -> float:
@@ -115,9 +118,12 @@ class SpiderSampler(EpochSampler):
         return weights if clip is None else weights.clamp(max=clip)
 
     def probabilities(self) -> npt.NDArray[np.float64]:
-        if self._probabilities is None:
-            self._probabilities = super().probabilities() if self._scores is None else self._chances(self._scores)
-        return self._probabilities
+        now = self.current
+        if now is None or now.scores is None:
+            return super().probabilities()
+        if now.probabilities is None:
+            now.probabilities = self._chances(now.scores)
+        return now.probabilities
 
     def state_dict(self) -> dict[str, Any]:
         scores = self._scores
@@ -128,16 +134,13 @@ class SpiderSampler(EpochSampler):
         if scores is not None and scores.shape != (self.samples,):
             raise ValueError(f"the state is of another list: it has {len(scores)} scores for {self.samples} samples")
         super()._restore(state)
-        self._scores, self._probabilities, self._scores_ahead = scores, None, None
+        self._scores_ahead = None
+        if self.current is not None:
+            self.current.scores = scores
 
     # -- drawing
 
-    def _begin(self) -> Epoch:
-        epoch = super()._begin()
-        self._scores, self._probabilities = epoch.scores, None
-        return epoch
-
-    def _draw(self, number: int) -> Epoch:
+    def _draw(self, number: int) -> SampledEpoch:
         ahead, self._scores_ahead = self._scores_ahead, None
         if ahead is not None:
             # Before this rank goes on with the others: what they find later is of a later epoch.
@@ -149,14 +152,14 @@ class SpiderSampler(EpochSampler):
         scores: Scores | None = from_first_rank(None if ahead is None else ahead[1])
         return self._draw_by(scores, number)
 
-    def _draw_by(self, scores: Scores | None, number: int) -> Epoch:
+    def _draw_by(self, scores: Scores | None, number: int) -> SampledEpoch:
         rng = np.random.default_rng([self._seed, number])
         if scores is None:
             rounds = -(-self._draws // self.samples)
             order = np.concatenate([rng.permutation(self.samples) for _ in range(rounds)])[: self._draws]
         else:
             order = self._pick(scores, rng)
-        return Epoch(number, order.astype(np.uint32), scores)
+        return SampledEpoch(number, order.astype(np.uint32), scores)
 
     def _pick(self, scores: Scores, rng: np.random.Generator) -> npt.NDArray[np.signedinteger[Any]]:
         edges = np.cumsum(self._chances(scores))

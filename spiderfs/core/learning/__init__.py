@@ -1,1 +1,1 @@
-"""What trainings teach the cache: scores, worths, hubs, the ratio of the sections, which samples were served."""
+"""What trainings feed the cache: scores, worths, hubs, the ratio of the sections, which samples were served."""

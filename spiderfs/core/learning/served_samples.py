@@ -1,12 +1,12 @@
 """Which sample's bytes a trainer got for each sample that it asked for, until the batch with that sample arrives.
 
 A batch names the samples that the trainer asked for, but its embeddings are those of the bytes that the trainer got. If
-the embedding of a stand-in were filed under the sample that was asked for, the two would look alike, and the redirect
+the embedding of a substitute were filed under the sample that was asked for, the two would look alike, and the redirect
 would seem right. Loader workers read several batches ahead, so several reads of one sample may wait for their batches.
 For each trainer and sample the reads arrive in the order in which they were served.
 
 Some reads never reach a batch: the loop abandoned its iterator, a program copied the file, or an open was counted for
-another name (`vfs/pending_reads.py`). Such a read would shift all later reads of its sample. So all reads of a
+another name (`vfs/redirects.py`). Such a read would shift all later reads of its sample. So all reads of a
 trainer are forgotten at the start of an epoch, and its oldest read is forgotten when too many wait.
 """
 
@@ -33,7 +33,8 @@ class ServedSamples:
         """Reads that were forgotten because too many waited."""
 
     def record_read(self, trainer: Hashable, wanted: Key, served: Key) -> None:
-        """Note one read: `served` is the stand-in, or `wanted` itself. The caller notes each read of a trainer once."""
+        """Note one read: `served` is the substitute, or `wanted` itself. The caller notes each read of a trainer
+        once."""
         reads = self._trainers.setdefault(trainer, _Reads())
         reads.add(wanted, served)
         if len(reads) > self._max:

@@ -42,6 +42,8 @@ _SLICE_WEIGHT = 1 / 4
 # batches.
 LEAST, FIRST, MOST = 32, 64, 256
 LATE_EVERY = 256
+AHEAD_SHARE = 0.02
+"""The share of the cache that a window may take in any case."""
 _GROWTH = 1 / 8
 # The most by which one call makes the window larger, however many opens waited.
 _GROWTH_MOST = 1.5
@@ -76,7 +78,7 @@ class Concurrency:
         return self.limit == self.most and self._best > 0
 
     def short_of_work(self) -> None:
-        """Note that there was nothing to fetch although the limit allowed another fetch: the slice begins anew."""
+        """Note that there was nothing to fetch although the limit allowed another fetch: the slice begins again."""
         self._since_s = None
         if self._first:
             self._first = []

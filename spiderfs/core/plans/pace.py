@@ -10,7 +10,7 @@ PAUSE_FACTOR = 4
 
 
 class Paced:
-    """Times are computed from an anchor, so that they change together, and only when somebody asks for it."""
+    """Times are computed from an anchor, so that they change together, and only when someone asks for it."""
 
     def __init__(self, now_s: float, position: int) -> None:
         self.pace_s = FIRST_PACE_S

@@ -1,7 +1,7 @@
 """The plan of one epoch of one reader, and which of its positions are pending.
 
 A **position** is the number of a draw in its epoch. A position is **pending** until the reader opens its sample for it.
-It is **served** if its sample waits for the reader elsewhere than in the cache (in the kernel's pages); then the cache
+It is **served** if its sample waits for the reader outside of the cache (in the kernel's pages); then the cache
 need not keep the sample for it.
 """
 

@@ -8,13 +8,13 @@ The reader tells how far it is: how many positions have been **dispatched** to i
 these its training loop has **taken**. What was taken is used up. What lies between both is **in hand**: it is needed at
 once. An open that is seen uses up its position sooner than that, so that the cache gets the room back; and what is
 opened has been **reached**, though the news of its dispatch may come later. Opens need not be seen: where the kernel
-has a file's pages, nobody hears of it (`unseen_draws.py`).
+has a file's pages, no one hears of it (`unseen_draws.py`).
 
 A plan may be wrong: another order, or a list whose indices mean other files. So the opens that are seen are compared
 with what is in hand. An open of a sample whose next position is far beyond that counts against the plan, unless it is
 the very next one: a short epoch may be over before anything of it is told. An open of a sample that is no longer
-pending says nothing. When too few opens follow the plan, the plan is no longer believed; it is believed again when
-enough opens follow it. Nor is it believed when samples are taken and none is opened, as by a data set that keeps its
+pending says nothing. When too few opens follow the plan, the plan is no longer trusted; it is trusted again when
+enough opens follow it. Nor is it trusted when samples are taken and none is opened, as by a data set that keeps its
 files in memory; unless the kernel opens files without asking.
 
 If a later epoch reads each sample once, only its positions within `look_ahead` count as uses. Such an epoch fetches the
@@ -26,13 +26,11 @@ reader that has only a share of the samples in each epoch, as one of several ran
 the next epoch does not read here at all (benchmarks/engine/nodes.py).
 
 Where nodes share out the samples (`core/homes.py`), a home also knows what jobs on other nodes will read, in their
-present epochs, of the samples that it keeps for them (`elsewhere.py`). It compares the times of their uses with those
+present epochs, of the samples that it keeps for them (`remote.py`). It compares the times of their uses with those
 of its own readers, and does nothing else for them: they ask it when they fetch.
 
 Times are in seconds on the caller's clock. Within one reader they only give the order of the uses; between readers they
 compare uses, by how fast each reader has been.
-
-The module is long because one reader and the table of all readers are only understood together.
 """
 
 from __future__ import annotations
@@ -40,18 +38,20 @@ from __future__ import annotations
 import math
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
 
-from spiderfs.core.plans.elsewhere import ReadersElsewhere
+from spiderfs.core.events import Access
 from spiderfs.core.plans.pace import Paced
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.plans.unseen_draws import UnseenDraws
+from spiderfs.core.plans.remote import RemoteReaders
+from spiderfs.core.plans.unseen_draws import Draw, UnseenDraws
 from spiderfs.core.policy import Key
 
 AWAITED = math.inf
 """The time of a use that has none: a later epoch reads the sample, at a position that does not count yet."""
 LOOK_AHEAD = 512
-"""How many positions after those reached may be fetched ahead, until somebody says otherwise."""
+"""How many positions after those reached may be fetched ahead, until someone says otherwise."""
 # News of an open may come sooner than that of its dispatch, which a hook tells 20 times a second. So an open is in time
 # if its position lies no further beyond what was dispatched than a reader gets in this time, or than an eighth of a
 # short epoch. In a wrong order, few opens do.
@@ -61,16 +61,16 @@ SLACK_LEAST, SLACK_SHARE, SLACK_MOST = 4, 1 / 8, 1024
 # hundreds between two messages, and its pace is not known before the first second is over. They count up to this share
 # of the epoch, so that a wrong order is still noticed.
 SINCE_TOLD_SHARE = 1 / 4
-# The weight of one open in the share of opens that follow the plan: after 90 to 300 opens a wrong plan is not believed.
+# The weight of one open in the share of opens that follow the plan: after 90 to 300 opens a wrong plan is not trusted.
 FOLLOWED_WEIGHT = 1 / 128
-# A plan is no longer believed when that share falls below the first number, and again when it exceeds the second.
+# A plan is no longer trusted when that share falls below the first number, and again when it exceeds the second.
 BELIEVED_BELOW, BELIEVED_AGAIN = 0.5, 0.8
 # A plan is proven after this many opens of an epoch, if at least this share followed it: until then it may name
-# files that nobody reads.
+# files that no one reads.
 PROVEN_OPENS, PROVEN_SHARE = 32, 0.9
 UNPROVEN_SAMPLES = 64
 """How many positions from an epoch's start may be fetched before it is proven: all that a wrong plan costs."""
-# A plan is not believed after this many unseen draws with no open between them.
+# A plan is not trusted after this many unseen draws with no open between them.
 UNOPENED_MOST = 64
 # An open of a sample that the epoch has no more of is of the next epoch, if it comes at most EARLY_S before that
 # begins. Sorting a long plan takes a part of a second, and it may wait behind the batches of some seconds.
@@ -82,9 +82,17 @@ LATER_EPOCHS = 8
 class PlannedReader(Paced):
     """How far one reader has come in its epoch, and whether its opens follow its plan."""
 
-    def __init__(self, epoch: PlannedEpoch, now_s: float, opens_are_heard: bool = True) -> None:
+    def __init__(
+        self,
+        epoch: PlannedEpoch,
+        now_s: float,
+        opens_are_heard: bool = True,
+        drawn: Callable[[Draw, bool], None] = lambda draw, unseen: None,
+    ) -> None:
+        """`drawn` is called with each draw of a trusted plan once, when it was read, and with whether it is unseen."""
         super().__init__(now_s, epoch.start)
         self.epoch = epoch
+        self._drawn = drawn
         self._opens_are_heard = opens_are_heard
         self.exchanges = False
         """Whether its samples change places with others before they are dispatched (`exchange.py`)."""
@@ -95,7 +103,7 @@ class PlannedReader(Paced):
         self.reached = epoch.start
         """One past the furthest position that was dispatched, or opened before that was told."""
         self.in_hand = 0
-        """How many positions before `reached` are pending: the workers have them, and nobody has seen the opens."""
+        """How many positions before `reached` are pending: the workers have them, and no one has seen the opens."""
         self.look_ahead = LOOK_AHEAD
         """How many positions from `reached` on may be fetched ahead now."""
         self._looked_at = self.reached + self.look_ahead
@@ -103,10 +111,10 @@ class PlannedReader(Paced):
         self.late = 0
         """How many of the opens waited for the source."""
         self.unseen_draws = 0
-        """How many draws were taken whose opens nobody heard of, because memory had the bytes."""
+        """How many draws were taken whose opens no one heard of, because memory had the bytes."""
         self.followed_share = 1.0
         """The share of opens that follow the plan, as a moving mean."""
-        self.believed = True
+        self.trusted = True
         self.proven = False
         """Whether enough opens have followed the epoch's plan to fetch far ahead by it."""
         self._epochs_proven = 0
@@ -114,11 +122,14 @@ class PlannedReader(Paced):
         self._unopened = 0
         self._opens_since_told = 0
         self._first_pending = epoch.start
-        # What the loader workers had before the reader was known: whether it was opened, nobody can say.
+        # What the loader workers had before the reader was known: whether it was opened, no one can say.
         self._heard_from: int | None = None
+        # From here on, each open is known to be the reader's: until the first one of which that was known, workers may
+        # have seen others and not known whose they were.
+        self._known_from = sys.maxsize
         self._unseen = UnseenDraws()
-        # Samples that were opened when this epoch had no more of them: when.
-        self._early: OrderedDict[Key, float] = OrderedDict()
+        # Samples that were opened when this epoch had no more of them: when, and how if their draws are to be told.
+        self._early: OrderedDict[Key, tuple[float, Access | None]] = OrderedDict()
 
     def begin(self, epoch: PlannedEpoch, now_s: float) -> None:
         """Go on with this epoch. If its plan was published before, some of its positions may be used up already."""
@@ -135,6 +146,7 @@ class PlannedReader(Paced):
         self.in_hand = 0
         self._opens_since_told = 0
         self._heard_from = None if self._heard_from is None else epoch.start
+        self._known_from = min(self._known_from, epoch.start if self.opens else sys.maxsize)
         self._looked_at = self.reached + self.look_ahead
         self._paced_at = None
         self._forget_early(now_s - EARLY_S)
@@ -163,6 +175,8 @@ class PlannedReader(Paced):
         self.dispatched = max(first, min(dispatched, len(self.epoch)))
         if self._heard_from is None:
             self._heard_from = self.dispatched
+        if self.opens and self._known_from == sys.maxsize:
+            self._known_from = self.dispatched
         if self.dispatched > first:
             self._opens_since_told = 0
         changed = self._reach(self.dispatched) + self._opened_early(first)
@@ -172,53 +186,67 @@ class PlannedReader(Paced):
             self._keep_pace(self.taken, now_s)
         return changed
 
-    def opened(self, key: Key, now_s: float, late: bool) -> list[Key]:
-        """Note an open, `late` if it waited for the source; returns the keys whose next use has changed."""
+    def opened(self, key: Key, now_s: float, late: bool, access: Access | None = None) -> list[Key]:
+        """Note an open, `late` if it waited for the source; returns the keys whose next use has changed.
+
+        `access` is what `drawn` is to be told of it.
+        """
         if key not in self.epoch.index_of:
             return []
         self.opens += 1
         self._opens_since_told += 1
         self.late += late
         self._unopened = 0
-        if self._unseen.heard(key, now_s):
+        draw = self._unseen.heard(key, now_s, access)
+        if draw is not None:
             self._judge(True)
+            self._tell(draw)
             return []
         position = self.epoch.next_position(key)
         if position is not None:
             in_time = position < self.dispatched + self._slack() or position == self._next_pending()
             self._judge(in_time)
             if not in_time:
-                self._unseen.heard_ahead(key, now_s)
+                self._unseen.heard_ahead(key, now_s, access)
                 return []
+            self._tell(Draw(key, now_s, self.epoch.number, access=access))
             return [*self._reach(position + 1), self._use_up(position)]
         if self.dispatched < len(self.epoch):
-            self._unseen.heard_ahead(key, now_s)
+            self._unseen.heard_ahead(key, now_s, access)
             return []
         # Loader workers open files of the next epoch before it is known to have begun.
         if self.later:
             ahead = self.later[0].next_position(key)
             if ahead is not None and ahead < self._slack():
                 self._judge(True)
+                self._tell(Draw(key, now_s, self.later[0].number, access=access))
                 return [self.later[0].use_up(ahead)]
-        self._early[key] = now_s
+        self._early[key] = now_s, access
         if len(self._early) > EARLY_MOST:
             self._early.popitem(last=False)
         return []
 
     def opened_before(self, opens: Iterable[tuple[Key, float]]) -> None:
-        """Note opens, each with its time, that were heard of before the reader had a plan."""
-        self._early.update(opens)
+        """Note opens, each with its time, that were heard of before the reader had a plan, by which they are told."""
+        self._early.update((key, (at_s, None)) for key, at_s in opens)
         self._forget_early(self._anchor[0] - EARLY_S)
 
     def unseen(self, now_s: float) -> list[Key]:
         """The samples that were taken since the last call and whose opens were not heard of, once for each draw."""
-        found = self._unseen.take(now_s)
+        awaited = self._unseen.take(now_s)
+        found = [draw for draw in awaited if not draw.was_in_hand]
         self._unopened += len(found)
         self.unseen_draws += len(found)
         if self._opens_are_heard and self._unopened >= UNOPENED_MOST:
-            self.believed = self.proven = False
+            self.trusted = self.proven = False
             self._judged = 0
-        return found
+        for draw in awaited:
+            self._tell(draw, unseen=not draw.was_in_hand)
+        return [draw.key for draw in found]
+
+    def _tell(self, draw: Draw, unseen: bool = False) -> None:
+        if self.trusted:
+            self._drawn(draw, unseen)
 
     @property
     def fetched_to(self) -> int:
@@ -314,12 +342,15 @@ class PlannedReader(Paced):
         changed = []
         for position in range(first, self.dispatched) if self._early else ():
             key = self.epoch.key(position)
-            if self.epoch.next_position(key) == position and self._early.pop(key, None) is not None:
+            if self.epoch.next_position(key) == position and key in self._early:
+                at_s, access = self._early.pop(key)
                 changed.append(self._use_up(position))
+                if access is not None:
+                    self._tell(Draw(key, at_s, self.epoch.number, access=access))
         return changed
 
     def _forget_early(self, before_s: float) -> None:
-        self._early = OrderedDict((key, at_s) for key, at_s in self._early.items() if at_s >= before_s)
+        self._early = OrderedDict((key, how) for key, how in self._early.items() if how[0] >= before_s)
 
     def _take(self, taken: int, now_s: float) -> list[Key]:
         """Use up what the loop has taken."""
@@ -329,8 +360,13 @@ class PlannedReader(Paced):
             if self.epoch.pending(position):
                 key = self._use_up(position)
                 changed.append(key)
-                if key and position >= self._heard_from:
-                    self._unseen.took(key, now_s)
+                if not key:
+                    continue
+                was_in_hand = position < self._heard_from
+                known = position >= self._known_from and not was_in_hand
+                draw = self._unseen.took(key, now_s, self.epoch.number, known, was_in_hand)
+                if draw is not None:
+                    self._tell(draw)
         self.taken = taken
         return changed
 
@@ -350,12 +386,17 @@ class PlannedReader(Paced):
         self.followed_share += (follows - self.followed_share) * FOLLOWED_WEIGHT
         self._judged += 1
         if self.followed_share < BELIEVED_BELOW:
-            self.believed = self.proven = False
+            self.trusted = self.proven = False
         elif self.followed_share > BELIEVED_AGAIN:
-            self.believed = True
+            self.trusted = True
         if self._judged >= PROVEN_OPENS and self.followed_share >= PROVEN_SHARE:
             self._epochs_proven += not self.proven
             self.proven = True
+
+
+# A function of the module, since engines are pickled (benchmarks/training/saved_training.py).
+def _uncounted(trainer: Hashable, draw: Draw, unseen: bool) -> None:
+    """What a schedule does with draws that no one counts."""
 
 
 class Schedule:
@@ -366,31 +407,34 @@ class Schedule:
         """Whether each open is told; in an immutable mount the kernel opens files without asking."""
         self.readers: dict[tuple[Hashable, str], PlannedReader] = {}
         """By trainer and name of the list."""
+        self.drawn: Callable[[Hashable, Draw, bool], None] = _uncounted
+        """Is told of the draws of each trainer, as in `PlannedReader`."""
         self._of_trainer: dict[Hashable, list[PlannedReader]] = {}
         # What was told of an epoch whose plan has not begun yet: a long plan is sorted meanwhile.
         self._told: dict[tuple[Hashable, str], tuple[int, int, int]] = {}
         # The last opens of trainers that have no plan yet.
         self._opened_before: deque[tuple[Hashable, Key, float]] = deque(maxlen=EARLY_MOST)
-        self._believed: tuple[PlannedReader, ...] = ()
-        self.elsewhere = ReadersElsewhere()
+        self._trusted: tuple[PlannedReader, ...] = ()
+        self.remote = RemoteReaders()
 
     @property
     def active(self) -> bool:
-        """Whether a plan is believed."""
-        return bool(self._believed)
+        """Whether a plan is trusted."""
+        return bool(self._trusted)
 
     def begin(self, trainer: Hashable, name: str, epoch: PlannedEpoch, now_s: float) -> None:
         """The trainer begins this epoch of the list `name`, or goes on with it, at its start position."""
         reader = self.readers.get((trainer, name))
         if reader is None:
-            reader = self.readers[trainer, name] = PlannedReader(epoch, now_s, self.opens_are_heard)
+            drawn = partial(self.drawn, trainer)
+            reader = self.readers[trainer, name] = PlannedReader(epoch, now_s, self.opens_are_heard, drawn)
             reader.opened_before((key, at_s) for owner, key, at_s in self._opened_before if owner == trainer)
         else:
             reader.begin(epoch, now_s)
         number, dispatched, taken = self._told.pop((trainer, name), (-1, 0, 0))
         if number == epoch.number:
             self.readers[trainer, name].progressed(dispatched, taken, now_s)
-        self._believe()
+        self._trust()
 
     def progressed(
         self, trainer: Hashable, name: str, number: int, dispatched: int, taken: int, now_s: float
@@ -409,8 +453,8 @@ class Schedule:
         """What `PlannedReader.unseen` gives, with the trainer of each sample; of one trainer, or of all."""
         readers = [(trainer, reader) for (trainer, _), reader in self.readers.items() if of in (None, trainer)]
         found = [(trainer, key) for trainer, reader in readers for key in reader.unseen(now_s)]
-        if any(reader.believed != (reader in self._believed) for _, reader in readers):
-            self._believe()
+        if any(reader.trusted != (reader in self._trusted) for _, reader in readers):
+            self._trust()
         return found
 
     def follow_with(self, trainer: Hashable, name: str, epoch: PlannedEpoch, now_s: float) -> None:
@@ -430,57 +474,62 @@ class Schedule:
         """The trainer has disconnected: forget its plans."""
         self.readers = {key: reader for key, reader in self.readers.items() if key[0] != trainer}
         self._told = {key: told for key, told in self._told.items() if key[0] != trainer}
-        self._believe()
+        self._trust()
 
     def planned(self, trainer: Hashable, key: Key) -> bool:
-        """Whether this trainer has a believed plan for a list that this file is in."""
-        return any(reader.believed and key in reader.epoch.index_of for reader in self._of_trainer.get(trainer, ()))
+        """Whether this trainer has a trusted plan for a list that this file is in."""
+        return any(reader.trusted and key in reader.epoch.index_of for reader in self._of_trainer.get(trainer, ()))
 
-    def opened(self, trainer: Hashable, key: Key, now_s: float, late: bool) -> list[Key]:
+    def opened(self, trainer: Hashable, key: Key, now_s: float, late: bool, access: Access | None = None) -> list[Key]:
         """Note that a trainer opened a file, `late` if it waited; returns the keys whose next use has changed.
 
-        If `believed` is another tuple afterwards, all next uses may have changed.
+        `access`: as in `PlannedReader`. If `trusted` is another tuple afterwards, all next uses may have changed.
         """
         changed: list[Key] = []
         if trainer not in self._of_trainer:
             self._opened_before.append((trainer, key, now_s))
         for reader in self._of_trainer.get(trainer, ()):
-            believed = reader.believed
-            changed += reader.opened(key, now_s, late)
-            if reader.believed != believed:
-                self._believe()
+            trusted = reader.trusted
+            changed += reader.opened(key, now_s, late, access)
+            if reader.trusted != trusted:
+                self._trust()
         return changed
 
     def next_use_s(self, key: Key) -> float | None:
-        """When any reader will next need the file in the cache, or AWAITED; None if no believed plan says so."""
-        soonest: float | None = self.elsewhere.next_use_s(key) if self.elsewhere else None
-        for reader in self._believed:
+        """When any reader will next need the file in the cache, or AWAITED; None if no trusted plan says so."""
+        soonest: float | None = self.remote.next_use_s(key) if self.remote else None
+        for reader in self._trusted:
             use_s = reader.next_use_s(key)
             if use_s is not None and (soonest is None or use_s < soonest):
                 soonest = use_s
         return soonest
 
-    def anchor(self, now_s: float, tolerance_s: float) -> bool:
-        """Compute all times anew if the time of one reader is off by more than this; returns whether it did so.
+    def is_due(self, key: Key) -> bool:
+        """Whether a reader whose plan is trusted has the file in hand, or may have it fetched ahead now."""
+        positions = ((reader.next_position(key), reader) for reader in self._trusted)
+        return any(at is not None and at < reader.reached + reader.look_ahead for at, reader in positions)
 
-        With less than two believed plans there is nothing to compare.
+    def anchor(self, now_s: float, tolerance_s: float) -> bool:
+        """Compute all times again if the time of one reader is off by more than this; returns whether it did so.
+
+        With less than two trusted plans there is nothing to compare.
         """
-        if len(self._believed) + len(self.elsewhere) < 2:
+        if len(self._trusted) + len(self.remote) < 2:
             return False
-        self.elsewhere.anchor(now_s, tolerance_s)
-        if max((reader.drift_s(now_s) for reader in self._believed), default=0.0) <= tolerance_s:
+        self.remote.anchor(now_s, tolerance_s)
+        if max((reader.drift_s(now_s) for reader in self._trusted), default=0.0) <= tolerance_s:
             return False
-        for reader in self._believed:
+        for reader in self._trusted:
             reader.anchor(now_s)
         return True
 
     @property
-    def believed(self) -> tuple[PlannedReader, ...]:
-        """The readers whose plans are believed; a new tuple whenever that changes."""
-        return self._believed
+    def trusted(self) -> tuple[PlannedReader, ...]:
+        """The readers whose plans are trusted; a new tuple whenever that changes."""
+        return self._trusted
 
-    def _believe(self) -> None:
+    def _trust(self) -> None:
         self._of_trainer = {}
         for (trainer, _), reader in self.readers.items():
             self._of_trainer.setdefault(trainer, []).append(reader)
-        self._believed = tuple(reader for reader in self.readers.values() if reader.believed)
+        self._trusted = tuple(reader for reader in self.readers.values() if reader.trusted)

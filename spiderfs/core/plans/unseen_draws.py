@@ -1,4 +1,4 @@
-"""Draws whose opens nobody hears of: where the kernel has a file's pages, it opens and reads the file by itself.
+"""Draws whose opens no one hears of: where the kernel has a file's pages, it opens and reads the file by itself.
 
 A reader says which samples its training loop has taken. News of their opens may come a little later, or up to AHEAD_S
 seconds sooner; a sample counts as **unseen** when its open was not heard of before, nor within UNSEEN_AFTER_S seconds
@@ -7,8 +7,11 @@ afterwards. Each draw is either seen or unseen, and never both.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
+from typing import NamedTuple
 
+from spiderfs.core.events import Access
 from spiderfs.core.policy import Key
 
 # News of an open comes within some 30 ms.
@@ -18,52 +21,74 @@ UNSEEN_AFTER_S = 1.0
 AHEAD_MOST, AHEAD_S = 4096, 3.0
 
 
+class Draw(NamedTuple):
+    """A sample that a reader drew in an epoch, and read at this time; `access` is its open, if that was heard of.
+
+    `known` is whether workers knew the reader when the sample was dispatched: before, they may have seen the open, and
+    not known whose it was. A sample that `was_in_hand` when the reader was first heard of may have been opened earlier.
+    """
+
+    key: Key
+    at_s: float
+    epoch: int = 0
+    known: bool = True
+    access: Access | None = None
+    was_in_hand: bool = False
+
+
 class UnseenDraws:
     def __init__(self) -> None:
-        # When each sample was taken whose open may yet be heard of, the latest time last; and all of them in order.
-        self._awaited: dict[Key, list[float]] = {}
-        self._order: deque[tuple[float, Key]] = deque()
+        # The draws of each sample whose open may yet be heard of, the latest one last; and all of them in order.
+        self._awaited: dict[Key, list[Draw]] = {}
+        self._order: deque[Draw] = deque()
         # When each sample was opened for a draw that the reader had not told of, the latest time last.
-        self._ahead: OrderedDict[Key, float] = OrderedDict()
+        self._ahead: OrderedDict[Key, tuple[float, Access | None]] = OrderedDict()
 
-    def took(self, key: Key, now_s: float) -> None:
-        """The loop took a sample; its open, if it was heard of, could not be told to be that of this draw."""
-        opened_s = self._ahead.pop(key, None)
-        if opened_s is not None and now_s - AHEAD_S < opened_s <= now_s:
-            return
-        self._awaited.setdefault(key, []).append(now_s)
-        self._order.append((now_s, key))
+    def took(
+        self, key: Key, now_s: float, epoch: int = 0, known: bool = True, was_in_hand: bool = False
+    ) -> Draw | None:
+        """The loop took a sample; its open, if it was heard of, could not be told to be that of this draw until now.
 
-    def heard(self, key: Key, opened_s: float) -> bool:
-        """Whether this open is that of a sample which was taken before the news came; it is awaited no longer then."""
-        for taken_s in self._awaited.get(key, ()):
-            if opened_s <= taken_s:
-                self._forget(key, taken_s)
-                return True
-        return False
+        Returns the draw if it is seen by that.
+        """
+        opened_s, access = self._ahead.pop(key, (math.inf, None))
+        if now_s - AHEAD_S < opened_s <= now_s:
+            return Draw(key, opened_s, epoch, access=access)
+        draw = Draw(key, now_s, epoch, known, was_in_hand=was_in_hand)
+        self._awaited.setdefault(key, []).append(draw)
+        self._order.append(draw)
+        return None
 
-    def heard_ahead(self, key: Key, opened_s: float) -> None:
+    def heard(self, key: Key, opened_s: float, access: Access | None = None) -> Draw | None:
+        """The draw of this open, if its sample was taken before the news came; it is awaited no longer then."""
+        for draw in self._awaited.get(key, ()):
+            if opened_s <= draw.at_s:
+                self._forget(draw)
+                return draw._replace(at_s=opened_s, known=True, access=access)
+        return None
+
+    def heard_ahead(self, key: Key, opened_s: float, access: Access | None = None) -> None:
         """Note an open that may be of a draw far beyond those that the reader has told of."""
-        self._ahead[key] = opened_s
+        self._ahead[key] = opened_s, access
         self._ahead.move_to_end(key)
         if len(self._ahead) > AHEAD_MOST:
             self._ahead.popitem(last=False)
 
-    def take(self, now_s: float) -> list[Key]:
-        """The samples that were found to be unseen since the last call, once for each draw.
+    def take(self, now_s: float) -> list[Draw]:
+        """The draws that were found to be unseen since the last call.
 
         What was taken at a time that is still to come is unseen too: then the clock was set back.
         """
         unseen = []
-        while self._order and not now_s - UNSEEN_AFTER_S < self._order[0][0] <= now_s:
-            taken_s, key = self._order.popleft()
-            if taken_s in self._awaited.get(key, ()):
-                self._forget(key, taken_s)
-                unseen.append(key)
+        while self._order and not now_s - UNSEEN_AFTER_S < self._order[0].at_s <= now_s:
+            draw = self._order.popleft()
+            if draw in self._awaited.get(draw.key, ()):
+                self._forget(draw)
+                unseen.append(draw)
         return unseen
 
-    def _forget(self, key: Key, taken_s: float) -> None:
-        times = self._awaited[key]
-        times.remove(taken_s)
-        if not times:
-            del self._awaited[key]
+    def _forget(self, draw: Draw) -> None:
+        draws = self._awaited[draw.key]
+        draws.remove(draw)
+        if not draws:
+            del self._awaited[draw.key]

@@ -6,6 +6,7 @@ the source, whatever is shown of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import trio
@@ -20,12 +21,12 @@ class BackgroundRate:
         self.bytes_per_s = bytes_per_s
         self._clock = clock
         # When all that was begun would have come at this rate.
-        self._done_s = 0.0
+        self._done_s = -math.inf
 
     def change(self, bytes_per_s: int) -> None:
         """Follow another limit from now on."""
         if bytes_per_s != self.bytes_per_s:
-            self.bytes_per_s, self._done_s = bytes_per_s, 0.0
+            self.bytes_per_s, self._done_s = bytes_per_s, -math.inf
 
     def wait_s(self) -> float:
         """How long it is until the next file may be begun; 0: now."""

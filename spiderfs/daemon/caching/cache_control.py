@@ -16,13 +16,13 @@ from typing import Any
 import msgpack
 
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine, merged
-from spiderfs.core.events import HIT, OPENED, REFUSED, UNSTORED, Access
-from spiderfs.core.guided import HasHubs, HubLimits, Restocked
+from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, Access
 from spiderfs.core.hints import Budget, Hint, Lost
 from spiderfs.core.homes import Homes
 from spiderfs.core.partials import PARTIALS, Partials
-from spiderfs.core.policy import Key, Policy
-from spiderfs.core.rooms import NO_VIEWS, ViewsRoom, landing_of, landing_room
+from spiderfs.core.plans.fetch_limits import AHEAD_SHARE
+from spiderfs.core.policy import HubLimits, Key, Policy
+from spiderfs.core.rooms import LANDING_SHARE, NO_VIEWS, ViewsRoom, landing_of, landing_room
 from spiderfs.errors import StoreError
 from spiderfs.metrics import Counters
 from spiderfs.policies import mountable_policies
@@ -178,7 +178,7 @@ class CacheControl:
         if self.engine.schedule.planned(access.trainer, access.wanted):
             self._counters.add("planned_opens")
             self._counters.add("planned_late", int(late))
-        self.engine.wanted(access.trainer, access.wanted, access.time_s, late)
+        self.engine.wanted(access.trainer, access.wanted, access.time_s, late, access)
 
     def _candidate(self, key: Key, size: int) -> Changes:
         return self.engine.block_read(key, size) if isinstance(key, tuple) else self.engine.opened(key, size)
@@ -214,6 +214,9 @@ class CacheControl:
         if self._expected_files is not None and self.engine.members:
             mean_bytes = self.engine.used_bytes // len(self.engine.members)
             most = landing_room(self._capacity_bytes, LANDING_MOST_SHARE)
+            if self.engine.homes is not None:
+                # What is fetched ahead takes room, too, and a plan is not to cost more than it saves.
+                share = most = landing_room(self._capacity_bytes, LANDING_SHARE - AHEAD_SHARE)
             share = min(min(share, self._expected_files * mean_bytes) + self._lost_files * mean_bytes, most)
         return landing_of(share, self._largest_bytes, self._capacity_bytes)
 
@@ -240,16 +243,12 @@ class CacheControl:
     def limit_hubs(self, limits: HubLimits) -> None:
         """Change the limits of each hub, now and for policies that are chosen later."""
         self._hub_limits = limits
-        self._limit_hubs_of(self.engine.policy)
+        self.engine.policy.limit_hubs(limits)
 
     def _made(self, name: str) -> Policy:
         policy = mountable_policies()[name]()
-        self._limit_hubs_of(policy)
+        policy.limit_hubs(self._hub_limits)
         return policy
-
-    def _limit_hubs_of(self, policy: Policy) -> None:
-        if isinstance(policy, HasHubs):
-            policy.limit_hubs(self._hub_limits)
 
     @contextlib.contextmanager
     def _undone_on_failure(self) -> Iterator[None]:
@@ -274,7 +273,7 @@ class CacheControl:
         """Keep a file of `size` bytes whatever it is worth, if pins have room for it; returns whether it is pinned."""
         pinned = self.engine.pin(inode, size)
         if pinned:
-            # What lies in landing may have been refused, so that nobody would offer it again.
+            # What lies in landing may have been refused, so that no one would offer it again.
             there = [member for key in self._content.keys(inode) if (member := self._content.member(key)) is not None]
             self.apply(*(self.engine.place(_engine_key(member.key), member.size) for member in there))
         return pinned
@@ -318,9 +317,9 @@ class CacheControl:
     # -- what others have decided
 
     @property
-    def restocked(self) -> Restocked | None:
-        """The policy, if it has room for samples that nobody has read yet."""
-        return self.engine.policy if isinstance(self.engine.policy, Restocked) else None
+    def restocked(self) -> Policy | None:
+        """The policy, if it has room for samples that no one has read yet."""
+        return self.engine.policy if self.engine.policy.restocks else None
 
     def size_of(self, key: Key) -> int | None:
         """The bytes of a sample in the store, landing included; None if it is not there."""
@@ -331,6 +330,41 @@ class CacheControl:
         """Have the engine put samples into the sections where the policy wants them now, if they are in the store."""
         sizes = [(inode, self.size_of(inode)) for inode in inodes]
         self.apply(*(self.engine.place(inode, size) for inode, size in sizes if size is not None))
+
+    def land(self, records: Sequence[tuple[int, int, bytes]]) -> list[int]:
+        """Store samples, each with its size and its record, in the sections where the policy wants them.
+
+        Returns where each lies now, as in `core.events`: FETCHED; HIT if the store had it already; or REFUSED. Raises
+        StoreError, and then has stored none of them.
+        """
+        new = [(inode, size) for inode, size, _ in records if inode not in self.engine.members]
+        change = merged([self.engine.place(inode, size) for inode, size in new])
+        sections = {_content_key(key): section for key, section in change.keep}
+        keys = [ContentKey(inode) for inode, _, _ in records]
+        rows = [(key, size, record) for key, (_, size, record) in zip(keys, records, strict=True)]
+        try:
+            landed = self._content.land_kept(rows, sections, map(_content_key, change.drop))
+        except StoreError:
+            # The engine has decided changes that it would not decide again. What leaves makes room on a full disk.
+            for inode, _ in new:
+                self.engine.forget(inode)
+            self.apply(Changes(drop=change.drop))
+            raise
+        self._counters.add("evicted", sum(not _is_partial(_content_key(key)) for key in change.drop))
+        entered = {key for key, taken in zip(keys, landed, strict=True) if taken and key in sections}
+        self._counters.add("admitted", len(entered))
+        lost = {key for key, taken in zip(keys, landed, strict=True) if taken is False and key in sections}
+        for key in lost:
+            self.engine.forget(_engine_key(key))
+            self._note(Lost(_engine_key(key)))
+        # What changes places beside them, and what another process had put into landing.
+        moved = tuple(pair for pair in change.keep if _content_key(pair[0]) not in entered | lost)
+        try:
+            self.apply(Changes(moved))
+        except StoreError as exc:
+            # The records themselves are stored; `reconcile` finds what has not moved.
+            log.warning("%s", exc)
+        return [HIT if taken is None else FETCHED if taken else REFUSED for taken in landed]
 
     def score(self, key: ContentKey) -> float:
         """The policy's score of a sample; 0 for what is no sample."""

@@ -76,7 +76,7 @@ class CacheCapacity:
         The estimate of an earlier mount stands until this walk has found more, or has ended.
         """
         total = 0
-        # A listing is not believed only because it is young: each directory's mtime is compared once, if it has one.
+        # A listing is not trusted only because it is young: each directory's mtime is compared once, if it has one.
         ttl_s = self._dir_ttl_s if self._lister.undated else -math.inf
         async for files in self._lister.walk(lambda directory: True, ttl_s):
             # Sparse files may have any size, and together more than 64 bits can hold.

@@ -19,16 +19,18 @@ import math
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import islice
 
 import trio
 
 from spiderfs.core.chunks import FEW_BYTES, MOST_BYTES
 from spiderfs.core.events import FETCHED, HIT
-from spiderfs.core.plans.fetch_limits import LEAST, Concurrency, Window
+from spiderfs.core.plans.fetch_limits import AHEAD_SHARE, LEAST, Concurrency, Window
 from spiderfs.core.plans.schedule import PlannedReader
-from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, positions_ahead
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.neighbours import Chunk, Neighbours
+from spiderfs.daemon.caching.planned_reads import PlannedReads
+from spiderfs.daemon.caching.prefetch_backend import Admission, Done, PrefetchResult, positions_ahead
 from spiderfs.errors import SpiderfsError
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import Node
@@ -38,10 +40,13 @@ log = logging.getLogger(__name__)
 
 # A window is at most this share of the cache: benchmarks/training/lookahead.py says what a longer one costs. But
 # loader workers take whole batches at once. So in a small cache the window is as long as opens turn out to need, up to
-# the larger share, or a few samples if these have room at all.
-AHEAD_SHARE = 0.02
+# the larger share, or a few samples if these have room at all. Not beside peers: what comes ahead takes the room of
+# samples that no other node keeps, and what a peer has comes in a millisecond.
 BURST_SHARE = 0.1
 BURST_ROOM = 0.25
+# Of so many coming positions the mean size is taken; where they are smaller than what is cached, as extents of files
+# that samples share are, a window has up to so many times more of them.
+_COMING, _MOST_SCALE = 64, 8.0
 # The weight of one request in the mean of the samples that come with each, and what of that mean needs no room.
 _WEIGHT, _FEW_ALONG = 1 / 32, 0.1
 
@@ -49,19 +54,29 @@ Read = Callable[[], Awaitable[bytes]]
 
 
 class FetchAhead:
-    """See `Way`."""
+    """See `PrefetchBackend`."""
 
     looks_again = True
 
     def __init__(
-        self, cache: CacheControl, fetcher: Fetcher, most: int, first: int, neighbours: Neighbours | None = None
+        self,
+        cache: CacheControl,
+        fetcher: Fetcher,
+        most: int,
+        first: int,
+        neighbours: Neighbours | None = None,
+        batches: PlannedReads | None = None,
+        size_of: Callable[[int], int] = lambda inode: 0,
     ) -> None:
-        """At most `most` requests are made at a time, and `first` at first."""
+        """At most `most` requests are made at a time, and `first` at first; by `batches`, if there are any."""
         self._cache = cache
         self._fetcher = fetcher
         self._neighbours = neighbours
+        self._batches = batches
         self.concurrency = Concurrency(most, first)
         self._windows: dict[PlannedReader, Window] = {}
+        self._size_of = size_of
+        self._coming_bytes: dict[PlannedReader, float] = {}
         self._fetching: dict[int, int] = {}
         """The bytes of each sample that is being fetched."""
         self._along: set[int] = set()
@@ -87,10 +102,13 @@ class FetchAhead:
 
     def start(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
+        if self._batches is not None:
+            nursery.start_soon(self._batches.run)
 
     def look(self, readers: tuple[PlannedReader, ...], again: bool, idle: bool) -> None:
         if again:
             self._windows = {reader: self._window(reader) for reader in readers}
+            self._coming_bytes = {reader: self._mean_of_coming(reader) for reader in readers}
         for reader in readers:
             self._window(reader).opened(reader.opens, reader.late, idle)
 
@@ -99,11 +117,17 @@ class FetchAhead:
         mean_bytes = engine.used_bytes / len(engine.members) if engine.members else 1.0
         cached = engine.budget_bytes / mean_bytes
         burst = min(self._window(reader).samples, max(cached * BURST_SHARE, LEAST), cached * BURST_ROOM)
-        most = max(cached * AHEAD_SHARE, burst, engine.free_bytes / mean_bytes)
+        most = max(cached * AHEAD_SHARE, burst if engine.homes is None else 0.0, engine.free_bytes / mean_bytes)
         # A sample without room is fetched in vain.
-        window = max(1, int(min(positions_ahead(reader, self.concurrency), most)))
+        scale = min(max(1.0, mean_bytes / (self._coming_bytes.get(reader) or mean_bytes)), _MOST_SCALE)
+        window = max(1, int(min(positions_ahead(reader, self.concurrency), most * scale)))
         # What is in hand and not opened yet takes the same room.
         return max(0, window - reader.in_hand)
+
+    def _mean_of_coming(self, reader: PlannedReader) -> float:
+        coming = (key for _, key in islice(reader.coming(_COMING), _COMING) if isinstance(key, int))
+        sizes = [size for size in map(self._size_of, coming) if size]
+        return sum(sizes) / len(sizes) if sizes else 0.0
 
     def _window(self, reader: PlannedReader) -> Window:
         return self._windows.setdefault(reader, Window(reader.opens, reader.late))
@@ -118,19 +142,19 @@ class FetchAhead:
         free = self._cache.engine.free_bytes
         return max(free, self._cache.landing_room_bytes - free) - sum(self._fetching.values())
 
-    def is_near(self, inode: int) -> bool:
+    def is_resident(self, inode: int) -> bool:
         if inode in self._cache.engine.members or inode in self._fetching:
             return True
         key = ContentKey(inode)
         return self._fetcher.stored(key) or self._fetcher.under_way(key)
 
-    def judge(self, node: Node) -> Verdict:
+    def judge(self, node: Node) -> Admission:
         if self._cache.engine.would_keep(node.inode, node.stat.size):
-            return Verdict.BRING
-        return Verdict.ENOUGH if self._cache.engine.could_keep(node.inode, node.stat.size) else Verdict.LEAVE
+            return Admission.PREFETCH
+        return Admission.ENOUGH if self._cache.engine.could_keep(node.inode, node.stat.size) else Admission.LEAVE
 
     def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
-        chunk = self.chunk(node, reader, reader.reached, self.is_near, self.concurrency)
+        chunk = self.chunk(node, reader, reader.reached, self.is_resident, self.concurrency)
         return self.begin(chunk.nodes if chunk else [node], reader, done, chunk)
 
     def chunk(
@@ -138,7 +162,7 @@ class FetchAhead:
         node: Node,
         reader: PlannedReader,
         since: int,
-        is_near: Callable[[int], bool],
+        is_resident: Callable[[int], bool],
         concurrency: Concurrency,
     ) -> Chunk | None:
         """The sample with its neighbours, for `begin`; None if none is to come along.
@@ -149,7 +173,7 @@ class FetchAhead:
         most_bytes = min(MOST_BYTES if concurrency.is_highest else FEW_BYTES, self._room_bytes())
         chunk = None
         if self._neighbours is not None:
-            chunk = self._neighbours.chunk(node, reader, since, is_near, most_bytes)
+            chunk = self._neighbours.chunk(node, reader, since, is_resident, most_bytes)
         self._each += ((len(chunk.nodes) if chunk else 1) - self._each) * _WEIGHT
         return chunk
 
@@ -164,24 +188,38 @@ class FetchAhead:
     def send(self) -> None:
         assert self._nursery is not None
         to_begin, self._to_begin = self._to_begin, []
-        for begun in to_begin:
-            self._nursery.start_soon(self._fetch, *begun)
+        for node, reader, done, read in to_begin:
+            if read is None and self._batches is not None:
+                self._batches.begin(node, partial(self._ended, node, reader, done))
+            else:
+                self._nursery.start_soon(self._fetch, node, reader, done, read)
+        if self._batches is not None:
+            self._batches.send()
+
+    def _ended(self, node: Node, reader: PlannedReader, done: Done, brought: PrefetchResult | None) -> None:
+        if brought is None:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._fetch, node, reader, done, None)
+            return
+        del self._fetching[node.inode]
+        self._along.discard(node.inode)
+        done(node, reader, brought)
 
     async def _fetch(self, node: Node, reader: PlannedReader, done: Done, read: Read | None) -> None:
         started = trio.current_time()
-        brought = Brought(None, failed=True)
+        brought = PrefetchResult(None, failed=True)
         try:
             fetched = await self._fetcher.bring(node, read=read)
             # What another process has brought, that one tells of.
             where = await fetched.settled() if fetched.claim() else HIT
             # A fetch was in vain if its bytes have not reached the store.
-            brought = Brought(where, len(fetched.payload), trio.current_time() - started, where not in (FETCHED, HIT))
+            brought = PrefetchResult(
+                where, len(fetched.payload), trio.current_time() - started, where not in (FETCHED, HIT)
+            )
         except SpiderfsError as exc:
             log.debug("%s could not be fetched ahead: %s", os.fsdecode(node.path), exc)
         finally:
-            del self._fetching[node.inode]
-            self._along.discard(node.inode)
-            done(node, reader, brought)
+            self._ended(node, reader, done, brought)
 
     def is_ready(self, inode: int) -> bool:
         return inode in self._cache.engine.members

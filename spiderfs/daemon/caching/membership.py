@@ -9,7 +9,7 @@ from functools import partial
 
 import trio
 
-from spiderfs.cluster.beats import BEAT_S, Beats
+from spiderfs.cluster.stream import BEAT_S, Beats
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
 from spiderfs.sources.members import MOST_MEMBERS, OWN, Members
@@ -27,11 +27,11 @@ from spiderfs.sources.node_names import (
     name_of,
     weights_of,
 )
-from spiderfs.sources.redis_survey import Survey
+from spiderfs.sources.redis_client import Survey
 
 log = logging.getLogger(__name__)
 
-# How often a name is looked up, and how soon again if that has failed. Nobody waits for it.
+# How often a name is looked up, and how soon again if that has failed. No one waits for it.
 LOOK_UP_S, AGAIN_S = 10.0, 2.0
 # The same for names in a list, whose addresses change rarely.
 LISTED_S = 60.0
@@ -78,7 +78,8 @@ class Membership:
                 else:
                     nursery.start_soon(self._follow_all, weights_of(peers), live_name(peers), trio.CancelScope())
                 for url in filter(is_server, peers):
-                    nursery.start_soon(self._survey, url)
+                    nursery.start_soon(self._survey, url, self._members.identity)
+                nursery.start_soon(self._look_for_strangers, self._members)
                 await self._changed.wait()
                 nursery.cancel_scope.cancel()
 
@@ -90,7 +91,8 @@ class Membership:
         """Tell the other nodes that this one is there, and hear of them; at the end tell them that it leaves."""
         # It may follow servers of Redis, which are no nodes.
         options, known = self._options, list(filter(is_web_server, members.members))
-        beats = Beats(options.cluster, data_set_of(options.peers), self._name, known)
+        name, identity = data_set_of(options.peers), members.identity
+        beats = Beats(options.cluster, name, self._name, known, identity)
         heard, following = list[str](), trio.CancelScope()
         try:
             async with trio.open_nursery() as nursery:
@@ -143,10 +145,20 @@ class Membership:
                 await self._take_over(dict.fromkeys(self._found, 1.0) if name else weights)
             await trio.sleep((LOOK_UP_S if name else LISTED_S) if found else AGAIN_S)
 
-    async def _survey(self, url: str) -> None:
+    async def _look_for_strangers(self, members: Members) -> None:
+        """Say once of a node that it has none of the files that it was asked for."""
+        told = set[str]()
+        while True:
+            await trio.sleep(LOOK_UP_S)
+            for url, peer in members.statuses().items():
+                if url not in told and (said := peer.stranger(url)):
+                    told.add(url)
+                    log.warning("peers: %s %s, %s", url, said, members.identity)
+
+    async def _survey(self, url: str, source: str) -> None:
         """Ask a server of Redis again and again which shards it has, and how much room."""
         options, thread = self._options, trio.CapacityLimiter(1)
-        with closing(Survey(url, finds_room=not options.peers[url])) as survey:
+        with closing(Survey(url, not options.peers[url], source)) as survey:
             while True:
                 known = self._found.get(url) or as_named(url)
                 node = await trio.to_thread.run_sync(survey.look, known, abandon_on_cancel=True, limiter=thread)

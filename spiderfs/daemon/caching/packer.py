@@ -1,41 +1,49 @@
 """Makes packages of small samples that rank low, and restocks the cache from them with one read each.
 
-The policy knows nothing of packages. It says (`core/guided.py`) which samples rank low, which of these readers had
+The policy knows nothing of packages. It says (`core/policy.py`) which samples rank low, which of these readers had
 to do without, and for how many bytes of unread ones it has room. Two tasks do the rest, each of them one thing at a
 time:
 
-- **Packing**: a sample that was missed, and that a worker has fetched for its reader, is copied while it lies in the
-  cache. When the copies fill a package, it is written to the source. So packing reads nothing from the source. A sample
-  that was missed and got a stand-in is not in the cache; it waits until a reader gets its own bytes.
+- **Packing**: when the policy has its first list of samples that rank low, and there are no packages, random ones of
+  those that are cached are packed. From then on, a sample that was missed, and that a worker has fetched for its
+  reader, is copied while it lies in the cache. When the copies fill a package, it is written to the source. So packing
+  reads no samples from the source. A sample that was missed and got a substitute is not in the cache; it waits until a
+  reader gets its own bytes.
+- **Repacking**: with each new list, packages whose samples have come to rank high are read and removed, in a random
+  order. What still ranks low in them is packed again, with the samples that were missed.
 - **Loading**: while the policy has room, the package with the most bytes that the policy wants is read, if these are
   half of the package or more. The wanted samples go into the store and to the engine like all fetched samples.
 
-A package is removed when less than half of its bytes are of samples that rank low. A package that another user may have
-written, or that is sealed with another key, is not read and not removed, but counted. No failure here costs a reader
-anything. If the source cannot be written to, the log says so once, and no further package is written. All state belongs
-to the manager's event loop.
+A package that another user may have written, or that is sealed with another key, is not read and not removed, but
+counted. No failure here costs a reader anything. If the source cannot be written to, the log says so once, and no
+further package is written. All state belongs to the manager's event loop.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
+import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
+from typing import TypeVar
 
 import trio
 
-from spiderfs.core.guided import Restocked
+from spiderfs.core.policy import Policy
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SourceError, SourceUnavailable, SpiderfsError, StoreDamaged
-from spiderfs.packages.directory import DIRECTORY, PackageDirectory, is_ours
 from spiderfs.packages.format import (
+    DIRECTORY,
     HEADER_BYTES,
     PACKAGE_BYTES,
     SUFFIX,
     Index,
+    PackageDirectory,
     index_bytes,
+    is_ours,
     own_prefix,
     pack,
     read_index,
@@ -47,12 +55,16 @@ from spiderfs.vfs.on_demand import Supply
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # The pause between two looks for a package to load.
 PAUSE_S = 0.25
 # The pause between two collections. Fetched samples soon leave landing; a reader misses 40 of them at most meanwhile.
 COLLECT_PAUSE_S = 0.02
-# A package is loaded if the policy wants this share of its bytes, and kept while this share of them ranks low.
+# A package is loaded if the policy wants this share of its bytes.
 USEFUL_SHARE = 0.5
+# A package is made again when less than this share of its bytes is of samples that rank low.
+REPACKED_SHARE = 0.75
 # A sample may take this share of a package at most: a package of four samples would hardly save a round trip.
 _LARGEST_SHARE = 0.25
 # How long a package is left alone that could not be read, or if the engine took less than half of it.
@@ -72,11 +84,16 @@ class _Package:
     version: Version
     inodes: list[int]
     sizes: list[int]
-    rests_until_s: float = 0.0
+    rests_until_s: float = -math.inf
 
     @property
     def path(self) -> bytes:
         return DIRECTORY + b"/" + self.name
+
+    def low_bytes(self, policy: Policy) -> int:
+        """The bytes of its samples that rank low; a sample whose name is unknown counts."""
+        rows = zip(self.inodes, self.sizes, strict=True)
+        return sum(size for inode, size in rows if not inode or policy.ranks_low(inode))
 
 
 class Packer:
@@ -89,6 +106,7 @@ class Packer:
         source: Source,
         directory: PackageDirectory,
         package_bytes: int = PACKAGE_BYTES,
+        rng: random.Random | None = None,
     ) -> None:
         self._cache = cache
         self._catalogue = supply.catalogue
@@ -104,9 +122,15 @@ class Packer:
         # Copies for the next package; they never reach the bytes of two packages.
         self._collected: dict[int, tuple[Node, bytes]] = {}
         self._collected_bytes = 0
+        # The list of the policy that packages follow, by its number; what is left of cached samples to pack for the
+        # first list, and of packages to look through for later ones, both in a random order.
+        self._list = 0
+        self._to_pack: list[int] = []
+        self._to_repack: list[bytes] = []
         self._may_write = True
         self._ignored = False
         self._next = 0
+        self._rng = rng or random.Random()
 
     async def run(self) -> None:
         """Make packages and load them, until cancelled."""
@@ -213,15 +237,57 @@ class Packer:
         while self._may_write:
             await trio.sleep(COLLECT_PAUSE_S)
             policy = self._cache.restocked
-            room = len(self._packages) < MAX_PACKAGES and len(self._packed) < MAX_PACKED
-            if policy is not None and room:
+            if policy is None:
+                continue
+            self._follow_list(policy)
+            if self._to_repack and self._collected_bytes < self._package_bytes and self._client.reachable:
+                await self._repack(policy, self._to_repack.pop())
+            if len(self._packages) < MAX_PACKAGES and len(self._packed) < MAX_PACKED:
                 self._collect(policy)
                 if self._collected_bytes >= self._package_bytes and self._client.reachable:
                     await self._write()
 
-    def _collect(self, policy: Restocked) -> None:
-        """Copy the samples that were missed lately and have been fetched for their readers."""
-        for inode in islice(policy.missed_low(), _LOOKED_AT):
+    def _follow_list(self, policy: Policy) -> None:
+        """Choose what is packed, or packed again, if the policy has a new list."""
+        if policy.lists == self._list:
+            return
+        self._list = policy.lists
+        if self._packages:
+            self._to_repack = self._shuffled(self._packages)
+        elif not self._packed:
+            self._to_pack = self._shuffled(inode for inode in self._cache.engine.members if isinstance(inode, int))
+
+    def _shuffled(self, some: Iterable[T]) -> list[T]:
+        found = list(some)
+        self._rng.shuffle(found)
+        return found
+
+    async def _repack(self, policy: Policy, name: bytes) -> None:
+        """Collect what still ranks low in a package, and remove it, if too little of it does."""
+        package = self._packages.get(name)
+        if package is None:
+            return
+        low = package.low_bytes(policy)
+        if low >= REPACKED_SHARE * sum(package.sizes):
+            return
+        if low:
+            read = await self._read(package)
+            if read is None:
+                return
+            index, whole = read
+            for file, inode in zip(index.files, package.inodes, strict=True):
+                payload = index.payload(file, whole) if inode and policy.ranks_low(inode) else None
+                node = self._catalogue.known(inode) if inode else None
+                if payload is not None and node is not None and inode not in self._collected:
+                    self._collected[inode] = node, payload
+                    self._collected_bytes += len(payload)
+        await self._remove(name)
+
+    def _collect(self, policy: Policy) -> None:
+        """Copy samples that were missed lately and have been fetched for their readers, or that are chosen."""
+        chosen = [self._to_pack.pop() for _ in range(min(_LOOKED_AT, len(self._to_pack)))]
+        lately = islice(policy.missed_low(), _LOOKED_AT)
+        for inode in chain(filter(policy.ranks_low, chosen), lately):
             if self._collected_bytes >= self._package_bytes:
                 break
             if not isinstance(inode, int) or inode in self._packed or inode in self._collected:
@@ -265,66 +331,45 @@ class Packer:
             await trio.sleep(PAUSE_S)
             policy = self._cache.restocked
             while policy is self._cache.restocked and policy is not None and self._client.reachable:
-                package = await self._best(policy)
+                package = self._best(policy)
                 if package is None:
                     break
                 await self._load(policy, package)
 
-    async def _best(self, policy: Restocked) -> _Package | None:
+    def _best(self, policy: Policy) -> _Package | None:
         """The package with the most wanted bytes among the next few; None if no package is worth reading."""
-        best, best_bytes, useless = None, 0, []
+        best, best_bytes = None, 0
         spare = policy.room_for_unread_bytes()
         if not spare:
-            # A policy that has no room now must not have packages removed either.
             return None
         packages = list(self._packages.values())
         for step in range(min(_COMPARED, len(packages))):
             package = packages[(self._next + step) % len(packages)]
-            total = sum(package.sizes)
-            kept = sum(
-                size
-                for inode, size in zip(package.inodes, package.sizes, strict=True)
-                if not inode or policy.ranks_low(inode)
-            )
-            if kept < USEFUL_SHARE * total:
-                useless.append(package)
-                continue
             useful = min(spare, sum(package.sizes[position] for position in self._wanted(policy, package)))
-            if useful >= USEFUL_SHARE * total and useful > best_bytes and trio.current_time() >= package.rests_until_s:
+            if (
+                useful >= USEFUL_SHARE * sum(package.sizes)
+                and useful > best_bytes
+                and trio.current_time() >= package.rests_until_s
+            ):
                 best, best_bytes = package, useful
         self._next = (self._next + _COMPARED) % max(1, len(packages))
-        for package in useless:
-            await self._remove(package.name)
         return best
 
-    def _wanted(self, policy: Restocked, package: _Package) -> Iterator[int]:
+    def _wanted(self, policy: Policy, package: _Package) -> Iterator[int]:
         """The positions, in a package, of the samples that the policy wants unread."""
         engine = self._cache.engine
         for position, inode in enumerate(package.inodes):
             if inode and inode not in engine.members and policy.wants_unread(inode):
                 yield position
 
-    async def _load(self, policy: Restocked, package: _Package) -> None:
+    async def _load(self, policy: Policy, package: _Package) -> None:
         # The package does not rest if it turns out that half of it was of use.
         package.rests_until_s = trio.current_time() + _REST_S
-        try:
-            whole = await self._client.call(self._source.read, package.path, 0, package.version.size, package.version)
-            self._counters.add("origin_reads")
-            self._counters.add("origin_bytes", len(whole))
-            index = read_index(whole, package.version.size, self._directory.key)
-        except SourceUnavailable as exc:
-            log.debug("a package could not be read: %s", exc)
+        read = await self._read(package)
+        if read is None:
             return
-        except SourceError:
-            # Another mount has removed it.
-            self._forget(package.name)
-            return
-        except StoreDamaged as exc:
-            await self._remove_damaged(package.name, exc)
-            return
+        index, whole = read
         self._counters.add("packages_loaded")
-        # Since the package was found, names may have come to mean other versions.
-        package.inodes = [self._inode_of(file.path, file.version) for file in index.files]
         records = []
         for position in self._wanted(policy, package):
             payload = index.payload(index.files[position], whole)
@@ -339,7 +384,28 @@ class Packer:
             return
         self._counters.add("packaged_samples", taken)
         if taken >= USEFUL_SHARE * len(index.files):
-            package.rests_until_s = 0.0
+            package.rests_until_s = -math.inf
+
+    async def _read(self, package: _Package) -> tuple[Index, bytes] | None:
+        """The index of a package and all of its bytes, and its inodes as they are now; None if it cannot be read."""
+        try:
+            whole = await self._client.call(self._source.read, package.path, 0, package.version.size, package.version)
+            self._counters.add("origin_reads")
+            self._counters.add("origin_bytes", len(whole))
+            index = read_index(whole, package.version.size, self._directory.key)
+        except SourceUnavailable as exc:
+            log.debug("a package could not be read: %s", exc)
+            return None
+        except SourceError:
+            # Another mount has removed it.
+            self._forget(package.name)
+            return None
+        except StoreDamaged as exc:
+            await self._remove_damaged(package.name, exc)
+            return None
+        # Since the package was found, names may have come to mean other versions.
+        package.inodes = [self._inode_of(file.path, file.version) for file in index.files]
+        return index, whole
 
     def _by_room(self, records: list[tuple[ContentKey, bytes]]) -> Iterable[list[tuple[ContentKey, bytes]]]:
         """Groups of records so small that they push neither each other nor other fetched samples out of landing."""

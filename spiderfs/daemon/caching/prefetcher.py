@@ -13,7 +13,8 @@ All state belongs to the manager's event loop. Samples that have arrived go to t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -25,14 +26,16 @@ from spiderfs.core.events import FETCHED, FORGOTTEN, PUSHED, UNSTORED, Access
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching.background_rate import BackgroundRate
-from spiderfs.daemon.caching.bringing import Bell, Brought, Verdict, Way, first_fetches
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.fetch_ahead import FetchAhead
 from spiderfs.daemon.caching.neighbours import Neighbours
+from spiderfs.daemon.caching.planned_reads import PlannedReads
+from spiderfs.daemon.caching.prefetch_backend import Admission, PrefetchBackend, PrefetchResult, Wakeup, first_fetches
 from spiderfs.daemon.caching.push_ahead import PushAhead
 from spiderfs.errors import SpiderfsError
 from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
+from spiderfs.protocol.extents import extent_of
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.on_demand import Supply
@@ -48,7 +51,7 @@ _STORE_PAUSE_S = 1.0
 # A source that was idle within this time could have served more fetches.
 _LATELY_S = 0.5
 # A job that exchanges samples is to have this many cached ones to choose from, or a hundredth of the cache if that is
-# less: what it has beyond that takes the room of samples that several jobs are owed (benchmarks/engine/jobs.py).
+# less: what it has beyond that takes the room of samples that several jobs are pending (benchmarks/engine/jobs.py).
 _READY = 64
 # How many positions are looked at in one turn: 2 ms.
 _AT_A_TIME = 2000
@@ -65,7 +68,7 @@ class PlanStatus:
     taken: int
     length: int
     epochs_ahead: int
-    believed: bool
+    trusted: bool
     followed_share: float
     samples_per_s: float
     ready_samples: int
@@ -87,11 +90,11 @@ class PrefetcherStatus:
 
 
 class Prefetcher:
-    """Brings near what readers will read; rings of `bell` say that they have come further, or that plans have come.
+    """Prefetches what readers will read; rings of `wakeup` say that they have come further, or that plans have come.
 
-    `reachable` says whether the source answers. `has_stand_in` says of an inode that a cached file can stand in for it.
-    Where the options have readers take that at every miss, such an inode is not brought. `fetched_ahead` is told for
-    which trainer how many bytes were fetched.
+    `reachable` says whether the source answers, and `has_substitute` whether a cached file can be read in place of an
+    inode. Where the options have readers take that at every miss, such an inode is not prefetched. `fetched_ahead` is
+    told for which trainer how many bytes were fetched.
     """
 
     def __init__(
@@ -99,16 +102,17 @@ class Prefetcher:
         cache: CacheControl,
         supply: Supply,
         options: Options,
-        bell: Bell,
+        wakeup: Wakeup,
         reachable: Callable[[], bool],
-        has_stand_in: Callable[[int], bool],
+        has_substitute: Callable[[int], bool],
         fetched_ahead: Callable[[int, int], None],
         push: Callable[[FetchAhead | None], PushAhead] | None = None,
         archives: ArchiveSource | None = None,
+        batches: PlannedReads | None = None,
     ) -> None:
         """What `push` makes is used as long as it is able to, in the place of fetches into the store.
 
-        `archives`: where neighbours may come along with a sample.
+        `archives`: where neighbours may come along with a sample. `batches` fetch into the store.
         """
         self._cache = cache
         self._schedule = cache.engine.schedule
@@ -117,40 +121,47 @@ class Prefetcher:
         self._content = supply.content
         self._counters = supply.counters
         self._sample_max_bytes = options.sample_max_bytes
-        self._bell = bell
+        self._wakeup = wakeup
         self._reachable = reachable
-        self._has_stand_in = has_stand_in
+        self._has_substitute = has_substitute
         self._fetched_ahead = fetched_ahead
         self.rate = BackgroundRate(options.background_bandwidth)
         """That of all that no reader waits for; others who fetch such files keep to it too."""
         self.change(options)
         self._cursors: dict[PlannedReader, _Cursor] = {}
-        self._looked_at_s = self._full_until_s = 0.0
-        self._idle_at_s = -_LATELY_S
+        self._looked_at_s = self._full_until_s = self._idle_at_s = -math.inf
         self._arrived: list[int] = []
         self._failed: dict[int, float] = {}
-        neighbours = None
-        if archives is not None:
-            neighbours = Neighbours(archives, supply.catalogue, cache.engine, supply.fetcher)
-        self._fetch = FetchAhead(cache, supply.fetcher, options.fetches, first_fetches(options), neighbours)
+        neighbours = Neighbours(archives, supply.grids, supply.catalogue, cache.engine, supply.fetcher)
+        self._fetch = FetchAhead(
+            cache, supply.fetcher, options.fetches, first_fetches(options), neighbours, batches, self._catalogue.size_of
+        )
         self._push = None
         if push is not None:
             self._push = push(self._fetch if archives is not None else None)
 
     def change(self, options: Options) -> None:
         """Take over live options."""
-        self._leaves_stand_ins = options.substitute_when == "miss"
+        self._leaves_substitutes = options.substitute_when == "miss"
         self.rate.change(options.background_bandwidth)
 
     @property
-    def _way(self) -> Way:
+    def _backend(self) -> PrefetchBackend:
         return self._fetch if self._push is None or not self._push.able else self._push
 
+    def _backend_of(self, reader: PlannedReader) -> PrefetchBackend:
+        """The backend for the samples of a reader: extents are no files that the kernel could read ahead."""
+        backend = self._backend
+        if backend is self._fetch:
+            return backend
+        inode = next(filter(None, reader.epoch.keys), 0)
+        return backend if extent_of(self._catalogue.path_of(inode)) is None else self._fetch  # type: ignore[arg-type]
+
     def status(self) -> PrefetcherStatus:
-        concurrency = self._way.concurrency
+        concurrency = self._backend.concurrency
         return PrefetcherStatus(
             plans=tuple(self._plan_status(*owner, reader) for owner, reader in self._schedule.readers.items()),
-            under_way=self._way.under_way,
+            under_way=self._backend.under_way,
             limit=concurrency.limit,
             most=concurrency.most,
             latency_s=concurrency.latency_s,
@@ -168,9 +179,9 @@ class Prefetcher:
             taken=reader.taken,
             length=len(reader.epoch),
             epochs_ahead=len(reader.later),
-            believed=reader.believed,
+            trusted=reader.trusted,
             followed_share=reader.followed_share,
-            samples_per_s=1 / reader.pace_s,
+            samples_per_s=1 / reader.pace_s if len(reader.epoch) else 0.0,
             ready_samples=ready,
             ready_s=ready * reader.pace_s,
             window_samples=self.window(reader),
@@ -186,23 +197,25 @@ class Prefetcher:
             if self._push is not None:
                 self._push.start(nursery)
             while True:
-                self._bell.silence()
+                self._wakeup.silence()
                 try:
                     self._keep_arrived()
                     self._cache.expect(self._fetches_at_once() if self._schedule.active else None)
                     if self._schedule.active and self._reachable() and trio.current_time() >= self._full_until_s:
-                        self._bring_due()
+                        self._prefetch_due()
                 except SpiderfsError as exc:
                     log.warning("%s: nothing is fetched ahead for a moment", exc)
                     self._full_until_s = trio.current_time() + _STORE_PAUSE_S
                 again_s = min(_LOOK_AGAIN_S, self.rate.wait_s() or _LOOK_AGAIN_S)
                 with trio.move_on_after(again_s if self._schedule.active else float("inf")):
-                    await self._bell.wait()
+                    await self._wakeup.wait()
 
     def _fetches_at_once(self) -> int:
         """How many samples may be fetched at a time."""
-        pushes = 0 if self._way is self._fetch else self._way.concurrency.limit * self._fetch.samples_of_a_request
-        return pushes + (self._fetch.samples_at_once if not pushes or self._cache.engine.owed.active else 0)
+        pushes = (
+            0 if self._backend is self._fetch else self._backend.concurrency.limit * self._fetch.samples_of_a_request
+        )
+        return pushes + (self._fetch.samples_at_once if not pushes or self._cache.engine.exchange_pending.active else 0)
 
     def heard(self, accesses: list[Access]) -> list[Access]:
         """Take note of what was pushed, by what workers have told; returns what readers have read."""
@@ -217,52 +230,60 @@ class Prefetcher:
 
     def window(self, reader: PlannedReader) -> int:
         """How many positions ahead of a reader may be brought near now."""
-        return self._way.window(reader)
+        return self._backend_of(reader).window(reader)
 
     def ready_ahead(self, reader: PlannedReader) -> int:
         """How many samples the reader could read now, one after the other, without waiting for the source."""
-        ready = 0
+        ready, backend = 0, self._backend_of(reader)
         for _, inode in islice(reader.coming(_AT_A_TIME), _AT_A_TIME):
             assert isinstance(inode, int)
-            if inode and not self._way.is_ready(inode) and self._sample(inode) is not None:
+            if inode and not backend.is_ready(inode) and self._sample(inode) is not None:
                 break
             ready += 1
         return ready
 
     # -- what to bring
 
-    def _bring_due(self) -> None:
+    def _prefetch_due(self) -> None:
         now = trio.current_time()
-        way = self._way
+        backend = self._backend
         again = now >= self._looked_at_s + _LOOK_AGAIN_S
+        # Found once a turn: to tell extents from files takes a look into the catalogue.
+        backends = {reader: self._backend_of(reader) for reader in self._schedule.trusted}
         if again:
             self._looked_at_s = now
             self._failed = {inode: until_s for inode, until_s in self._failed.items() if until_s > now}
-            believed = self._schedule.believed
-            self._cursors = {} if way.looks_again else {reader: self._cursor(reader) for reader in believed}
-        way.look(self._schedule.believed, again, idle=now < self._idle_at_s + _LATELY_S)
+            kept = [reader for reader, its in backends.items() if not its.looks_again]
+            self._cursors = {reader: self._cursor(reader) for reader in kept}
+        idle = now < self._idle_at_s + _LATELY_S
+        if backend is not self._fetch:
+            of_ranges = tuple(reader for reader, its in backends.items() if its is self._fetch)
+            self._fetch.look(of_ranges, again, idle)
+        backend.look(tuple(backends), again, idle)
         try:
-            due = self._due(way)
-            while way.has_room() and not self.rate.wait_s():
+            due = self._due(backends)
+            while backend.has_room() and not self.rate.wait_s():
                 found = next(due, None)
                 if found is None:
-                    way.concurrency.short_of_work()
+                    backend.concurrency.short_of_work()
                     break
                 by, node, reader, position = found
                 self.rate.begin(by.bring(node, reader, position, partial(self._brought, by)))
         finally:
-            way.send()
-            if way is not self._fetch:
-                # What jobs are owed goes that way in any case, and what comes together.
+            backend.send()
+            if backend is not self._fetch:
+                # What jobs are pending goes that way in any case, and what comes together.
                 self._fetch.send()
             self._content.end_read()
 
-    def _due(self, way: Way) -> Iterator[tuple[Way, Node, PlannedReader, int]]:
-        """The samples to bring and the ways to do so, by deadline, each with who reads it first, and its position."""
+    def _due(
+        self, backends: Mapping[PlannedReader, PrefetchBackend]
+    ) -> Iterator[tuple[PrefetchBackend, Node, PlannedReader, int]]:
+        """The samples to prefetch and their backends, by deadline, each with who reads it first, and its position."""
         readers = {}
-        for reader in self._schedule.believed:
+        for reader, backend in backends.items():
             # What comes after that may yet change places with what is cached.
-            limit = reader.look_ahead = 0 if reader.exchanges else way.window(reader)
+            limit = reader.look_ahead = 0 if reader.exchanges else backend.window(reader)
             # Not from where the reader is: it goes on in a wrong plan, too.
             limit = min(limit, reader.fetched_to - reader.reached)
             readers[reader] = self._cursor(reader).coming(reader, limit)
@@ -270,38 +291,41 @@ class Prefetcher:
         for _ in range(_AT_A_TIME):
             waiting = [(reader.time_of(head[0]), head, reader) for reader, head in heads.items() if head is not None]
             if not waiting:
-                yield from self._owed_to_jobs()
+                yield from self._pending_of_jobs()
                 self._idle_at_s = trio.current_time()
                 return
             _, (position, inode), reader = min(waiting, key=lambda candidate: candidate[0])
-            node = self._missing(inode, way)
+            backend = backends[reader]
+            node = self._missing(inode, backend)
             if node is not None:
-                verdict = way.judge(node)
-                if verdict is Verdict.BRING:
-                    yield way, node, reader, position
-                elif verdict is Verdict.ENOUGH:
+                if not backend.has_room():
+                    return
+                admission = backend.judge(node)
+                if admission is Admission.PREFETCH:
+                    yield backend, node, reader, position
+                elif admission is Admission.ENOUGH:
                     return
             heads[reader] = next(readers[reader], None)
-        self._bell.ring()
+        self._wakeup.ring()
 
-    def _owed_to_jobs(self) -> Iterator[tuple[Way, Node, PlannedReader, int]]:
-        """What jobs that exchange samples are owed, as long as one of them has too few cached ones to choose from.
+    def _pending_of_jobs(self) -> Iterator[tuple[PrefetchBackend, Node, PlannedReader, int]]:
+        """What jobs that exchange samples are pending, as long as one of them has too few cached ones to choose from.
 
         They choose from what the store has, so it is fetched into that in every mode, and only if it will stay. In the
-        page cache alone nobody would be given it, and it would be fetched again.
+        page cache alone no one would be given it, and it would be fetched again.
         """
-        engine, way = self._cache.engine, self._fetch
+        engine, backend = self._cache.engine, self._fetch
         most = max(1, min(_READY, len(engine.members) // 100))
 
         def ready(rank_id: Hashable) -> int:
             reader = self._schedule.readers.get(rank_id)  # type: ignore[call-overload]
-            if reader is None or not reader.believed:
+            if reader is None or not reader.trusted:
                 return 0
             return most if reader.proven else min(most, reader.fetched_to - reader.reached)
 
-        for shared in engine.owed.lists.values():
-            for _ in range(way.concurrency.limit):
-                if not way.has_room():
+        for shared in engine.exchange_pending.lists.values():
+            for _ in range(backend.concurrency.limit):
+                if not backend.has_room():
                     return
                 found = shared.due(ready)
                 if found is None:
@@ -309,16 +333,16 @@ class Prefetcher:
                 rank_id, sample = found
                 inode = shared.keys[sample]
                 assert isinstance(inode, int)
-                node = self._missing(inode, way)
+                node = self._missing(inode, backend)
                 reader = self._schedule.readers.get(rank_id)  # type: ignore[call-overload]
                 position = None if reader is None else reader.epoch.next_position(inode)
                 if node is None or position is None:
                     shared.leave_to_readers(sample)
                     continue
-                if way.judge(node) is not Verdict.BRING:
+                if backend.judge(node) is not Admission.PREFETCH:
                     return
                 shared.fetching(sample)
-                yield way, node, reader, position
+                yield backend, node, reader, position
 
     def _cursor(self, reader: PlannedReader) -> _Cursor:
         cursor = self._cursors.get(reader)
@@ -326,12 +350,12 @@ class Prefetcher:
             cursor = self._cursors[reader] = _Cursor(reader.epoch)
         return cursor
 
-    def _missing(self, inode: int, way: Way) -> Node | None:
+    def _missing(self, inode: int, backend: PrefetchBackend) -> Node | None:
         """The file, if it is to be brought."""
-        if not inode or inode in self._failed or way.is_near(inode):
+        if not inode or inode in self._failed or backend.is_resident(inode):
             return None
         # A look into the store costs more than the other questions.
-        if self._leaves_stand_ins and self._has_stand_in(inode) and not self._fetcher.stored(ContentKey(inode)):
+        if self._leaves_substitutes and self._has_substitute(inode) and not self._fetcher.stored(ContentKey(inode)):
             return None
         node = self._sample(inode)
         # A version that has not settled is not kept, so fetching it would be in vain.
@@ -344,23 +368,28 @@ class Prefetcher:
 
     # -- what has come
 
-    def _brought(self, way: Way, node: Node, reader: PlannedReader, brought: Brought) -> None:
+    def _brought(self, backend: PrefetchBackend, node: Node, reader: PlannedReader, brought: PrefetchResult) -> None:
         now = trio.current_time()
-        if brought.fetched:
-            way.concurrency.fetched(brought.size, brought.took_s, now)
+        # What found no room before it was fetched took no time.
+        if brought.fetched and brought.took_s:
+            backend.concurrency.fetched(brought.size, brought.took_s, now)
             self._tell_for_whom(reader, node.version.size)
-        if brought.where == FETCHED:
+        if brought.where == FETCHED and brought.placed:
+            self._counters.add("prefetched")
+            if node.inode not in self._cache.engine.members:
+                self._cache.engine.exchange_pending.not_kept(node.inode)
+        elif brought.where == FETCHED:
             self._keep(node.inode)
         else:
             # What the kernel alone has was fetched ahead too.
             self._counters.add("prefetched", int(brought.where == UNSTORED and not brought.failed))
-            self._cache.engine.owed.not_kept(node.inode)
+            self._cache.engine.exchange_pending.not_kept(node.inode)
         if brought.failed:
             self._failed[node.inode] = now + _FAILED_PAUSE_S
             # Landing grows when it has no room for what a reader has waited for; a full disk takes nothing at all.
             if brought.where == UNSTORED:
                 self._full_until_s = now + _FAILED_PAUSE_S
-        self._bell.ring()
+        self._wakeup.ring()
 
     def _tell_for_whom(self, reader: PlannedReader, size: int) -> None:
         for (trainer, _), known in self._schedule.readers.items():
@@ -378,7 +407,7 @@ class Prefetcher:
             self._cache.place(*arrived)
             for inode in arrived:
                 if inode not in self._cache.engine.members:
-                    self._cache.engine.owed.not_kept(inode)
+                    self._cache.engine.exchange_pending.not_kept(inode)
 
 
 class _Cursor:

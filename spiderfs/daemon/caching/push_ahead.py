@@ -8,7 +8,7 @@ All that comes within a window is pushed, in the order in which it will be read,
 it waits in the page cache for its reader. What enters the store is decided by the engine, as for every file that lands;
 but a draw whose sample is in the page cache is no reason to keep it in the store too (`PlannedEpoch.serve`). What the
 engine would not keep is not written to the store at all, which costs as much as all else of a fetch.
-A sample that is drawn twice within a window is pushed for the second draw when the first one has been taken: nobody
+A sample that is drawn twice within a window is pushed for the second draw when the first one has been taken: no one
 knows whether the kernel still has it then.
 The window ends where there would be more bytes in the page cache than `most_bytes` that were pushed and that their
 readers have not taken yet; the kernel alone knows what else it keeps.
@@ -19,14 +19,13 @@ mounts with opens (`fetch_ahead.py`), and pushed when it is there.
 A few pushes that wait for the source are under way at a time, as many as bring more
 (`core/plans/fetch_limits.py`). In all the kernel has far fewer of our requests than its limit on those in the
 background, which readers need too (`fuse/wire.py`): a source that hangs must not hold up readers of what is cached.
-
-The module is long because orders, and what waits for its reader, are only understood together.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 from bisect import bisect, insort
 from collections import deque
@@ -42,9 +41,9 @@ from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, UNREAD, Access
 from spiderfs.core.plans.fetch_limits import Concurrency
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
-from spiderfs.daemon.caching.bringing import Brought, Done, Verdict, first_fetches, positions_ahead
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.fetch_ahead import FetchAhead
+from spiderfs.daemon.caching.prefetch_backend import Admission, Done, PrefetchResult, first_fetches, positions_ahead
 from spiderfs.daemon.caching.push_process import IN_MEMORY
 from spiderfs.daemon.caching.pusher import Pusher
 from spiderfs.linux import steady_clock
@@ -129,7 +128,7 @@ def _epochs_of(reader: PlannedReader) -> tuple[PlannedEpoch, ...]:
 
 
 class PushAhead:
-    """See `Way`."""
+    """See `PrefetchBackend`."""
 
     def __init__(
         self,
@@ -148,7 +147,7 @@ class PushAhead:
         # The first samples of chunks that are being fetched, and all of their samples.
         self._chunks: set[int] = set()
         self._coming: set[int] = set()
-        self._alone_until_s = 0.0
+        self._alone_until_s = -math.inf
         self.concurrency = Concurrency(most, first_fetches(options))
         self._most_requests = max(MOST_REQUESTS, int(most * _REQUESTS_PER_PUSH))
         # Look-ups may have to ask the source, of which readers need half of what a worker may ask at a time.
@@ -176,7 +175,7 @@ class PushAhead:
     def able(self) -> bool:
         """False where no process can be started, and where the kernel does not say what it has in memory.
 
-        In the second case nobody would tell of most pushes.
+        In the second case no one would tell of most pushes.
         """
         return self._is_told and not self._pusher.broken
 
@@ -217,7 +216,7 @@ class PushAhead:
 
     def _bring_again(self) -> None:
         """Have pushed what was passed by, as far as it may wait in the page cache."""
-        while self._passed and self.has_room() and self.judge(self._passed[0][0]) is Verdict.BRING:
+        while self._passed and self.has_room() and self.judge(self._passed[0][0]) is Admission.PREFETCH:
             node, done = self._passed.popleft()
             for reader in self._waiting:
                 position = self._passed_by(reader, node.inode)
@@ -265,13 +264,13 @@ class PushAhead:
         fetching = self._fetching + len(self._chunks)
         return self._pusher.ready and fetching < self.concurrency.limit and self._requests < self._most_requests
 
-    def is_near(self, inode: int) -> bool:
+    def is_resident(self, inode: int) -> bool:
         return inode in self._orders or inode in self._coming
 
-    def judge(self, node: Node) -> Verdict:
+    def judge(self, node: Node) -> Admission:
         # One sample may wait, however large it is.
         full = self._waiting_bytes and self._waiting_bytes + node.stat.size > self._most_bytes
-        return Verdict.ENOUGH if full else Verdict.BRING
+        return Admission.ENOUGH if full else Admission.PREFETCH
 
     def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
         waiting = self._waiting_of(reader)
@@ -283,24 +282,24 @@ class PushAhead:
         together, inode = self._together, node.inode
         if together is None or steady_clock.now() < self._alone_until_s:
             return 0
-        # What jobs are owed may be on its way already; what is near for that way is in the store, too.
-        if inode in self._near or together.is_near(inode) or len(self._chunks) >= together.concurrency.most:
+        # What jobs are pending may be on its way already; what is near for that way is in the store, too.
+        if inode in self._near or together.is_resident(inode) or len(self._chunks) >= together.concurrency.most:
             return 0
         # The store has to take it until it is pushed.
         if not self._engine.would_keep(inode, node.stat.size):
             return 0
 
-        def is_near(inode: int) -> bool:
-            return inode in self._near or together.is_near(inode)
+        def is_resident(inode: int) -> bool:
+            return inode in self._near or together.is_resident(inode)
 
-        chunk = together.chunk(node, reader, position, is_near, self.concurrency)
+        chunk = together.chunk(node, reader, position, is_resident, self.concurrency)
         if chunk is None:
             return 0
         self._chunks.add(inode)
         self._coming.update(member.inode for member in chunk.nodes)
         return together.begin(chunk.nodes, reader, partial(self._come, done), chunk)
 
-    def _come(self, done: Done, node: Node, reader: PlannedReader, brought: Brought) -> None:
+    def _come(self, done: Done, node: Node, reader: PlannedReader, brought: PrefetchResult) -> None:
         """A sample of a chunk has come: it is pushed if the plan has been followed beyond it."""
         self._coming.discard(node.inode)
         self._chunks.discard(node.inode)
@@ -371,7 +370,7 @@ class PushAhead:
                 continue
             took_s = max(0.0, access.time_s - order.ordered_s)
             # The reader itself may have been quicker.
-            self._done(order, Brought(where if pushed else HIT, access.size, took_s, where is None))
+            self._done(order, PrefetchResult(where if pushed else HIT, access.size, took_s, where is None))
 
     def _answered(self, inode: int, outcome: int) -> None:
         if outcome in (errno.ENOSYS, errno.EPERM) and self._is_told:
@@ -383,9 +382,9 @@ class PushAhead:
         failed = outcome != IN_MEMORY
         if failed:
             log.debug("%s could not be pushed: %s", os.fsdecode(order.node.path), os.strerror(outcome))
-        self._done(order, Brought(None if failed else HIT, failed=failed))
+        self._done(order, PrefetchResult(None if failed else HIT, failed=failed))
 
-    def _done(self, order: _Order, brought: Brought) -> None:
+    def _done(self, order: _Order, brought: PrefetchResult) -> None:
         if brought.failed:
             self._pushed.discard(order.node.inode)
             self._unserve(order)
@@ -418,7 +417,7 @@ class PushAhead:
         order = self._pop(inode)
         assert order is not None
         self._unserve(order)
-        order.done(order.node, order.reader, Brought(None, failed=failed))
+        order.done(order.node, order.reader, PrefetchResult(None, failed=failed))
 
     def _unserve(self, order: _Order) -> None:
         if not order.stored:

@@ -3,7 +3,7 @@
 It is a client of the mount like any other one: it opens a file by its path, asks for its pages with
 posix_fadvise(POSIX_FADV_WILLNEED), which waits for no answer, and closes it. It is run with this file as the program,
 apart from the package (`python -I -S`), so it imports the standard library alone, and holds nothing of the daemon's: no
-descriptor of /dev/fuse, no store, no lock. So nobody else waits for what it waits for. The kernel ends it with the
+descriptor of /dev/fuse, no store, no lock. So no one else waits for what it waits for. The kernel ends it with the
 thread that started it.
 
 Its standard input is one end of a pair of SOCK_SEQPACKET sockets. First each thread sends a `HELLO`. Then each message
@@ -36,7 +36,7 @@ ASKED, IN_MEMORY, HERE = 0, 1 << 16, 1 << 17
 
 _PR_SET_PDEATHSIG = 1
 _SYS_CACHESTAT = 451  # on all architectures; Linux 6.5
-# The kernel's limit on what one call asks for, where nobody has widened it.
+# The kernel's limit on what one call asks for, where no one has widened it.
 _USUAL_READ_AHEAD_KIB = 128
 # A thread whose order has failed after this time gives the same answer to the other orders of its message.
 _HELD_UP_S = 1.0

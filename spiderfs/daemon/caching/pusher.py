@@ -4,7 +4,7 @@ The process asks the mount for files, so it may wait for anything that a reader 
 waits for it: orders and answers go through a socket that does not block. If it dies, another one is started after a
 pause; so what it was told and had not done is not done.
 
-A process may also live and do nothing: somebody has stopped it, or all of its threads wait for something that does not
+A process may also live and do nothing: someone has stopped it, or all of its threads wait for something that does not
 come. It says nothing of most orders anyway. So when it has been silent for a while it is asked for an answer, which any
 of its free threads gives; one that gives none is killed, and counts as dead. A source that hangs is no reason for that,
 for the mount answers with an error before the patience ends.

@@ -27,7 +27,7 @@ from spiderfs.vfs.catalogue import Catalogue
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-# Where the table was empty: nobody waits for what is evicted a little later.
+# Where the table was empty: no one waits for what is evicted a little later.
 IDLE_INTERVAL_S = 5.0
 # How many inodes are looked at in one turn: 5 ms, and a transaction of a few hundred rows.
 _AT_A_TIME = 200

@@ -178,7 +178,7 @@ class Warmer:
         """How many files the last request to unpin files has unpinned."""
 
     def status(self) -> Warming:
-        """How far it is. Once this says that nothing is being done, the next request is counted anew."""
+        """How far it is. Once this says that nothing is being done, the next request is counted again."""
         self._was_seen = not self._warming.working
         return replace(self._warming)
 
@@ -205,13 +205,13 @@ class Warmer:
     async def run(self) -> None:
         """Work through requests for ever."""
         while True:
-            found, to_bring = trio.open_memory_channel[int](_MOST_FOUND)
+            found, to_prefetch = trio.open_memory_channel[int](_MOST_FOUND)
             self._work = trio.CancelScope()
             with self._work:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._find_all, found)
                     for _ in range(self._lister.at_once):
-                        nursery.start_soon(self._bring_all, to_bring)
+                        nursery.start_soon(self._bring_all, to_prefetch)
 
     async def _find_all(self, found: trio.MemorySendChannel[int]) -> None:
         async for patterns, pins in self._receive:
@@ -309,8 +309,8 @@ class Warmer:
                 yield pattern, start
             await trio.lowlevel.checkpoint()
 
-    async def _bring_all(self, to_bring: trio.MemoryReceiveChannel[int]) -> None:
-        async for inode in to_bring:
+    async def _bring_all(self, to_prefetch: trio.MemoryReceiveChannel[int]) -> None:
+        async for inode in to_prefetch:
             warming = self._warming
             node = self._catalogue.known(inode)
             if node is None:

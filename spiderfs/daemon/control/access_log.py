@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 # The number of earlier accesses with which the log begins for a reader who opens it now.
 REMEMBERED_ACCESSES = 1000
-# The log is written as long as somebody has looked at it within this time; a log that is forgotten costs nothing. At
-# this size the file begins anew, and a reader who follows it with `tail -f` reads on.
+# The log is written as long as someone has looked at it within this time; a log that is forgotten costs nothing. At
+# this size the file begins again, and a reader who follows it with `tail -f` reads on.
 WANTED_S = 60.0
 MAX_BYTES = 8 << 20
 

@@ -1,7 +1,7 @@
 """Plans of trainers: the engine's schedule takes them over, as long as the option `plan` says so.
 
 A plan goes on until its epoch or its trainer ends. With plans the cache is shared in another way
-(`core/learning/teaching.py`), and the prefetcher has work. What a training took without an open that anybody heard of,
+(`core/learning/feed.py`), and the prefetcher has work. What a training took without an open that anybody heard of,
 is told further.
 
 **Ranks that exchange samples** ask which ones to take in the places of the next ones (`core/plans/exchange.py`). A rank
@@ -9,7 +9,7 @@ that shares its list publishes its plan like any other, and asks before each bat
 its plan with what it wanted, here at once and there when it dispatches. So the plan stays what the rank will read, and
 is followed, fetched for and evicted by as any other; but of a rank that exchanges nothing is fetched ahead beyond what
 was dispatched, because the rest is going to change. If an answer comes too late, the rank's next question says what it
-has dispatched, and the plan is put right. A rank that goes on after this daemon was started anew publishes its plan as
+has dispatched, and the plan is put right. A rank that goes on after this daemon was started again publishes its plan as
 it is by then, and asks on.
 
 All state belongs to the manager's event loop.
@@ -27,7 +27,7 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.core.engine import Engine
-from spiderfs.core.learning.teaching import Teaching
+from spiderfs.core.learning.feed import PolicyFeed
 from spiderfs.core.plans.exchange import Exchanged, SharedList
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
@@ -46,14 +46,14 @@ Rank = tuple[int, str]
 class _Told:
     """What a rank has said of the epoch that it exchanges: how many samples were dispatched, and how many taken.
 
-    The news of what was taken may pass by a question that says what was dispatched. So only `redeemed` of the samples
-    that were taken are known, and their promises are over.
+    The news of what was taken may pass by a question that says what was dispatched. So only `consumed` of the samples
+    that were taken are known, and their reservations are over.
     """
 
     epoch: PlannedEpoch
     dispatched: int
     taken: int
-    redeemed: int
+    consumed: int
 
 
 class Sharing:
@@ -78,10 +78,13 @@ class Sharing:
         handed = question.dispatched.tolist()
         self._put(reader.epoch, first, handed)
         told = self._told.get(rank)
-        # After a question that was lost, what was dispatched meanwhile is owed no more.
+        # After a question that was lost, what was dispatched meanwhile is pending no more.
         if told is None or told.epoch is not reader.epoch or told.dispatched != first:
             told = self._begin(rank, job, shared, reader.epoch, first)
-        self._dispatch(rank, shared, handed)
+        members, counts = self._engine.members, shared.ranks[rank].counts
+        for sample in shared.dispatched(rank, handed):
+            member = members.get(shared.keys[sample])
+            counts.saved_bytes += 0 if member is None else member.size
         told.dispatched = question.position
         self._take(rank, question.taken)
         given = shared.ask(rank, question.wanted.tolist())
@@ -107,7 +110,7 @@ class Sharing:
             self.trainer_left(trainer)
 
     def files_changed(self, changed: str) -> None:
-        """The samples of the list with this digest are other files now: it is shared anew as its ranks ask on."""
+        """The samples of the list with this digest are other files now: it is shared again as its ranks ask on."""
         for rank in [rank for rank, digest in self._digests.items() if digest == changed]:
             self._leave(rank)
 
@@ -122,7 +125,7 @@ class Sharing:
     def counts(self, job: str) -> Exchanged:
         """What was exchanged for a job's ranks."""
         total = Exchanged() + self._before.get(job, Exchanged())
-        for shared in self._engine.owed.lists.values():
+        for shared in self._engine.exchange_pending.lists.values():
             for rank in shared.ranks.values():
                 if rank.job == job:
                     total += rank.counts
@@ -135,15 +138,15 @@ class Sharing:
         if self._digests.get(rank) not in (None, known_list.digest):
             self._leave(rank)
         self._digests[rank] = known_list.digest
-        lists = self._engine.owed.lists
+        lists = self._engine.exchange_pending.lists
         if known_list.digest not in lists:
-            keys, index_of, changed = known_list.keys, known_list.index_of, self._engine.owed.changed
+            keys, index_of, changed = known_list.keys, known_list.index_of, self._engine.exchange_pending.changed
             shared = SharedList(keys, index_of, self._chance, changed, cacheable=self._cacheable)
             self._engine.share(known_list.digest, shared)
         return self._list_of(rank)
 
     def _list_of(self, rank: Rank) -> SharedList:
-        return self._engine.owed.lists[self._digests[rank]]
+        return self._engine.exchange_pending.lists[self._digests[rank]]
 
     def _readers(self, shared: SharedList) -> list[tuple[Rank, PlannedReader]]:
         readers = self._engine.schedule.readers
@@ -154,7 +157,7 @@ class Sharing:
         self._end(rank)
         digest = self._digests.pop(rank)
         if digest not in self._digests.values():
-            self._engine.owed.remove(digest)
+            self._engine.exchange_pending.remove(digest)
 
     def _begin(self, rank: Rank, job: str, shared: SharedList, epoch: PlannedEpoch, first: int) -> _Told:
         self._keep_counts(rank, shared)
@@ -176,22 +179,16 @@ class Sharing:
             job = str(ended.job)
             self._before[job] = self._before.get(job, Exchanged()) + ended.counts
 
-    def _dispatch(self, rank: Rank, shared: SharedList, handed: Sequence[int]) -> None:
-        members, counts = self._engine.members, shared.ranks[rank].counts
-        for sample in shared.dispatched(rank, handed):
-            member = members.get(shared.keys[sample])
-            counts.saved_bytes += 0 if member is None else member.size
-
     def _take(self, rank: Rank, taken: int) -> None:
         told = self._told[rank]
         told.taken = max(told.taken, taken)
-        told.redeemed += self._list_of(rank).taken(rank, told.taken - told.redeemed)
+        told.consumed += self._list_of(rank).taken(rank, told.taken - told.consumed)
 
     def _put(self, epoch: PlannedEpoch, position: int, samples: Sequence[int]) -> None:
         """Have the plan name these samples from a position on."""
         for sample in samples:
             for key in epoch.swap(position, sample):
-                self._engine.owed.changed(key)
+                self._engine.exchange_pending.changed(key)
             position += 1
 
 
@@ -205,14 +202,14 @@ class Plans:
     def __init__(
         self,
         cache: CacheControl,
-        teaching: Teaching,
+        feed: PolicyFeed,
         options: Options,
         wake_prefetcher: Callable[[], None],
         read_unseen: Callable[[Sequence[tuple[int, int]]], None],
         size_of: Callable[[int], int],
     ) -> None:
         self._cache = cache
-        self._teaching = teaching
+        self._feed = feed
         self._wake_prefetcher = wake_prefetcher
         self._read_unseen = read_unseen
         self._size_of = size_of
@@ -242,7 +239,7 @@ class Plans:
             return
         self._cache.engine.plan(trainer, plan.list, epoch, steady_clock.now(), plan.begun)
         self.sharing.planned((trainer, plan.list), plan)
-        self._cache.apply(self._teaching.schedule_changed())
+        self._cache.apply(self._feed.schedule_changed())
         self._wake_prefetcher()
 
     def progressed(self, trainer: int, progress: Progress) -> None:
@@ -276,7 +273,7 @@ class Plans:
         self.sharing.trainer_left(trainer)
 
     def _unplan(self, trainer: int) -> None:
-        # What the reader has taken last was read, though nobody will hear whether it was seen.
+        # What the reader has taken last was read, though no one will hear whether it was seen.
         self._tell_unseen(math.inf, trainer)
         self._cache.engine.unplan(trainer)
 

@@ -7,9 +7,11 @@ all jobs that have declared the list.
 from __future__ import annotations
 
 import math
+import stat
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +20,8 @@ import xxhash
 
 from spiderfs.core.policy import Key
 from spiderfs.protocol import Hello
-from spiderfs.vfs.catalogue import Catalogue
-from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.catalogue import Catalogue, Node
+from spiderfs.vfs.lister import MOST_LINKS, Lister
 
 # How many samples are looked up between two chances for other tasks, in 5 ms.
 _AT_A_TIME = 500
@@ -30,12 +32,16 @@ Oldest = Callable[[npt.NDArray[np.uint32], int], npt.NDArray[np.int64] | None]
 
 @dataclass(frozen=True)
 class Declared:
-    """What became of a list that was declared: how many of its paths are unknown, and what the trainer should know."""
+    """What became of a list that was declared: how many of its paths are unknown, and what the trainer should know.
+
+    `example` is one of the unknown paths.
+    """
 
     unknown: int = 0
     warnings: Sequence[str] = ()
+    example: bytes = field(default=b"", compare=False)
     oldest: Oldest | None = field(default=None, compare=False)
-    """Chooses among rows of batches of the list that wait; nobody hears of the others. None if all have to wait."""
+    """Chooses among rows of batches of the list that wait; no one hears of the others. None if all have to wait."""
 
 
 @dataclass(eq=False)
@@ -57,28 +63,32 @@ class Trainer:
     def job_id(self) -> str:
         return self.hello.job
 
+    def status(self) -> dict[str, Any]:
+        figures = {"client": self.hello.client, "pid": self.pid, "rank": self.rank}
+        return figures | {"lists": self.lists, "batches": self.batches}
+
 
 @dataclass(frozen=True, eq=False)
 class SampleList:
     """A whole declared list: sample i has path `paths[i]` and label `labels[i]` (-1: none).
 
     `text` has the paths, each with a zero byte after it; a list of `bytes` would take another 41 a path. An empty path
-    is one that cannot lie below the mount. `teaches` is whether the trainer has said that it will send batches of the
-    list.
+    is one that cannot lie below the mount. `sends_batches` is whether the trainer has said that it will send batches of
+    the list.
     """
 
     name: str
     split: str
     text: bytes
     labels: npt.NDArray[np.int32]
-    teaches: bool = False
+    sends_batches: bool = False
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def paths(self) -> list[bytes]:
-        """The paths, split anew at each call."""
+        """The paths, split again at each call."""
         return self.text.split(b"\0")[:-1]
 
 
@@ -129,16 +139,29 @@ def digest_of(samples: SampleList) -> str:
 
 
 async def inodes_of(paths: Sequence[bytes], catalogue: Catalogue, lister: Lister) -> npt.NDArray[np.uint64]:
-    """The file of each path, 0 for a path without one; lists directories that are not known yet."""
+    """The file that each path leads to, also by links, 0 for a path without one; lists directories not known yet."""
     inodes = np.zeros(len(paths), np.uint64)
-    listed = await lister.directories({path.rpartition(b"/")[0] for path in paths}, ttl_s=60.0)
-    for index, path in enumerate(paths):
-        directory, _, name = path.rpartition(b"/")
-        dentry = catalogue.find(listed[directory].inode, name) if directory in listed else None
-        if dentry is not None:
-            inodes[index] = dentry.inode
-        if index % _AT_A_TIME == 0:
-            await trio.lowlevel.checkpoint()
+    indices: Sequence[int] = range(len(paths))
+    for _ in range(MOST_LINKS + 1):
+        links: list[tuple[int, Node]] = []
+        listed = await lister.directories({path.rpartition(b"/")[0] for path in paths}, ttl_s=60.0)
+        for number, (index, path) in enumerate(zip(indices, paths, strict=True)):
+            directory, _, name = path.rpartition(b"/")
+            parent = listed.get(directory)
+            dentry = None if parent is None else catalogue.find(parent.inode, name)
+            if parent is None or dentry is None:
+                pass
+            elif stat.S_ISREG(dentry.stat.mode):
+                inodes[index] = dentry.inode
+            elif stat.S_ISLNK(dentry.stat.mode):
+                links.append((index, dentry.below(parent)))
+            if number % _AT_A_TIME == 0:
+                await trio.lowlevel.checkpoint()
+        if not links:
+            break
+        targets = await lister.targets([link for _, link in links])
+        led = [(index, target) for (index, _), target in zip(links, targets, strict=True) if target is not None]
+        indices, paths = [index for index, _ in led], [target for _, target in led]
     return inodes
 
 

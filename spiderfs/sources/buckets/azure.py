@@ -19,9 +19,8 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from spiderfs.errors import SourceUnavailable
-from spiderfs.sources.buckets.bucket import Bucket, failure
+from spiderfs.sources.buckets.bucket import Bucket, Page, failure, microsofts_page
 from spiderfs.sources.buckets.lists import BearerToken, HttpLists, Sign, authorities, unsigned
-from spiderfs.sources.buckets.pages import Page, microsofts_page
 
 # The first version of the protocol that quotes names which XML cannot have.
 _PROTOCOL = "2021-02-12"
@@ -76,6 +75,7 @@ class AzureContainer(Bucket):
 
     def listed(self, lists: Any, prefix: str, token: str, most: int) -> Page:
         asked = {"restype": "container", "comp": "list", "prefix": prefix, "delimiter": "/", "maxresults": str(most)}
+        asked["include"] = "metadata"
         if token:
             asked["marker"] = token
         return microsofts_page(lists.page(asked))

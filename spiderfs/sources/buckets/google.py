@@ -11,9 +11,8 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
-from spiderfs.sources.buckets.bucket import Bucket, failure
+from spiderfs.sources.buckets.bucket import Bucket, Page, amazons_page, failure
 from spiderfs.sources.buckets.lists import BearerToken, HttpLists, authorities, unsigned
-from spiderfs.sources.buckets.pages import Page, amazons_page
 
 _PUBLIC = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"

@@ -61,7 +61,7 @@ class HttpLists:
     def page(self, asked: Mapping[str, str]) -> bytes:
         """The answer to these parameters; raises Refusal, SourceUnavailable."""
         try:
-            # Nobody who is redirected is to carry a token elsewhere.
+            # No one who is redirected is to carry a token somewhere else.
             answer = self._session.get(self._url, params=dict(asked), timeout=self._timeout, allow_redirects=False)
         except OSError as exc:
             # Errors of `requests` are OSErrors.

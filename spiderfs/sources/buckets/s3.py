@@ -13,8 +13,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spiderfs.errors import SourceUnavailable
-from spiderfs.sources.buckets.bucket import CREDENTIALS_S, NO_ADDRESS, UNREACHED, Bucket, Refusal, failure
-from spiderfs.sources.buckets.pages import Page, amazons_page
+from spiderfs.sources.buckets.bucket import (
+    CREDENTIALS_S,
+    NO_ADDRESS,
+    UNREACHED,
+    Bucket,
+    Page,
+    Refusal,
+    amazons_page,
+    failure,
+)
 from spiderfs.sources.object_source import CONNECT_S, KEPT_CONNECTIONS
 
 # Amazon's own addresses; the names of buckets are the same at all of them.

@@ -5,27 +5,35 @@ what is wrong, and to read an object once is one request.
 
 An object's version is its size and a tag, the hash of its ETag (`Version`). A GET answers with both and with the bytes,
 so bytes of another version are noticed, and never mixed with those of this one. Prefixes have no mtime: directories are
-undated. `object_names.py` says which key is shown as which file.
+undated. `object_source.py` says which key is shown as which file.
+
+**Stores that contradict themselves.** Some list other ETags than their GETs have, or none (multipart and encrypted
+objects, files that were put below a store's own directory). An object that was replaced is listed again after the GET
+that gives it. So if the listing is the same before and after a GET, and size and time are those of the GET, then both
+mean one object. It keeps the version that is listed (by its time, where no ETag is), and its ETag at GETs is
+remembered: with another one the object was replaced, though the listing has not changed. That is refused, and so is
+whatever else differs for good.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Container, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 from spiderfs.errors import ConfigError, SourceChanged, SourceNotFound, SourceUnavailable
-from spiderfs.sources.buckets.bucket import Bucket
-from spiderfs.sources.buckets.pages import Listed, Page, seconds
-from spiderfs.sources.object_names import Place, is_name
+from spiderfs.sources.buckets.bucket import Bucket, Listed, Page, seconds
 from spiderfs.sources.object_source import (
     DIRECTORY,
     ObjectSource,
     Pages,
+    Place,
     StoreSettings,
     file_stat,
+    is_name,
     later_page,
     tag_of,
 )
@@ -36,6 +44,8 @@ if TYPE_CHECKING:
 
 # So many keys that begin with a name are looked at to find out what the name means; more of them take one more request.
 _SIBLINGS = 100
+# Objects whose ETag at GETs is remembered, where listings have another one; forgetting one costs a listing.
+_REMEMBERED = 65536
 
 
 class BucketSource(ObjectSource):
@@ -45,10 +55,13 @@ class BucketSource(ObjectSource):
         """`make`: the kind of bucket that the URL is of."""
         super().__init__()
         if not all(map(_is_installed, make.libraries)):
-            raise ConfigError(f"{make.scheme}:// needs more libraries: run pip install 'spiderfs[{make.scheme}]'")
+            what = f"run `pip install '.[mount,{make.scheme}]'` in a checkout of spiderfs"
+            raise ConfigError(f"{make.scheme}:// needs more libraries: {what}")
         self._place = Place.parse(url)
-        self._url, self._timeout_s = url, settings.timeout_s
+        self._url, self._timeout_s, self._by_time = url, settings.timeout_s, settings.names_by_time
         self._bucket = make(self._place.bucket, settings)
+        # By path: a version as it is listed, and the tag that GETs have for it.
+        self._tags_of_gets: OrderedDict[bytes, tuple[Version, int]] = OrderedDict()
 
     @property
     def identity(self) -> str:
@@ -85,7 +98,7 @@ class BucketSource(ObjectSource):
             page = next(pages)
         return page
 
-    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+    def scan(self, path: bytes, known: Container[tuple[bytes, int]] = ()) -> Iterator[tuple[bytes, SourceStat]]:
         prefix = self._place.directory(path)
         yield b".", DIRECTORY
         files: dict[bytes, SourceStat] = {}
@@ -106,7 +119,7 @@ class BucketSource(ObjectSource):
                     directories.add(name.encode())
                 else:
                     left_out.append(below)
-        if not exists:
+        if not exists and self.stat(path) != DIRECTORY:  # it may be one without keys of its own, as Azure has them
             raise SourceNotFound(f"{os.fsdecode(path)}: no such directory")
         if left_out:
             self.report(path, left_out)
@@ -126,16 +139,16 @@ class BucketSource(ObjectSource):
     # -- bytes
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
-        """As `Source.read`; what it returns is a buffer of obstore's, which nobody has copied yet."""
+        """As `Source.read`; what it returns is a buffer of obstore's, which no one has copied yet."""
         end = min(offset + length, version.size)
         key = self._place.key(path)
         if offset >= end:
-            self._check(path, self.stat(path).version, version)
+            self._check(path, self.stat(path), version)
             return b""
         whole = offset == 0 and end == version.size
         answer = self._bucket.get(key, None if whole else (offset, end))
         # Before the bytes: an object that was replaced may be of any size.
-        self._check(path, _stat_of(answer).version, version)
+        self._check(path, _stat_of(answer), version)
         body: bytes = self._bucket.body(answer, key, end - offset)
         return body
 
@@ -150,17 +163,42 @@ class BucketSource(ObjectSource):
         if not found.tag:
             # A page of something in front of the store would be shown as a new version of the file.
             raise SourceUnavailable(f"{os.fsdecode(path)}: an answer without an ETag is none of the store's")
-        if found.size > most_bytes:
-            raise SourceChanged(f"{os.fsdecode(path)}: larger than it was")
-        # An answer does not say whether it is a part that nobody asked for.
-        self._check(path, found.version, self.stat(path).version)
-        return found, bytes(self._bucket.body(answer, key, found.size))
+        # An answer does not say whether it is a part that no one asked for.
+        listed = self.stat(path)
+        if listed == DIRECTORY or max(found.size, listed.size) > most_bytes:
+            raise SourceChanged(f"{os.fsdecode(path)}: no longer a file, or larger than it was")
+        if found.version == listed.version:
+            return found, bytes(self._bucket.body(answer, key, found.size))
+        return listed, bytes(self.read(path, 0, listed.size, listed.version))
 
-    def _check(self, path: bytes, found: Version, version: Version) -> None:
-        if found.tag and found.tag == version.tag and found.size != version.size:
+    def _check(self, path: bytes, found: SourceStat, version: Version) -> None:
+        """Raise SourceError unless what the store gives under this path is the version that it has listed."""
+        by_time = self._by_time and not version.tag
+        if found.version == version or (by_time and found._replace(tag=0).version == version):
+            return
+        if found.tag and found.tag == version.tag:
             raise SourceUnavailable(f"{os.fsdecode(path)}: {found.size} bytes came and not {version.size}, of one ETag")
-        if found != version:
+        known, pair = self._tags_of_gets.get(path), (version, found.tag)
+        if known == pair:
+            return
+        listed = self.stat(path)
+        if listed.version != version:
             raise SourceChanged(f"{os.fsdecode(path)}: no longer the version that was asked for")
+        replaced = known is not None and known[0] == version and version.tag != 0
+        if replaced or listed._replace(tag=0) != found._replace(tag=0):
+            raise SourceUnavailable(
+                f"{self._url}: the store lists {os.fsdecode(path)!r} with another size, time or ETag than it gives it"
+                " with: write the object again, or ask who runs the store"
+            )
+        self.warn_once(
+            "%s: listings have other ETags than the objects, or none, for example of %r: the objects are served, and a"
+            " new version is noticed by the listing",
+            self._url,
+            os.fsdecode(path),
+        )
+        self._tags_of_gets[path] = pair
+        if len(self._tags_of_gets) > _REMEMBERED:
+            self._tags_of_gets.popitem(last=False)
 
     def close(self) -> None:
         self._bucket.close()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import http.client
 import io
+import math
 import os
 import re
 import select
@@ -33,7 +34,13 @@ from urllib.parse import unquote, urlencode, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from spiderfs.errors import SourceChanged, SourceThrottled, SourceTimeout, SourceUnavailable
-from spiderfs.sources.object_source import CONNECT_S, KEPT_CONNECTIONS, ObjectSource
+from spiderfs.sources.object_source import (
+    CONNECT_S,
+    KEPT_CONNECTIONS,
+    NO_DESCRIPTORS,
+    ObjectSource,
+    lacks_descriptors,
+)
 from spiderfs.sources.source import SourceStat, Version
 
 # What arrives at once of a body, at most.
@@ -148,7 +155,7 @@ def left_s(until: float) -> float:
 
 
 class _Limited(io.RawIOBase):
-    """What a socket brings until a time. By itself it would begin to wait anew for each byte of those that drip."""
+    """What a socket brings until a time. By itself it would begin to wait again for each byte of those that drip."""
 
     def __init__(self, sock: socket.socket, raw: Any, silence_s: float, until: float) -> None:
         self._socket, self._raw, self._silence_s, self._until = sock, raw, silence_s, until
@@ -212,7 +219,7 @@ class Web:
         """
         host = urlsplit(url).hostname or "it"
         quota = quota or host
-        if (rest_s := self._rests_until.get(quota, 0.0) - time.monotonic()) > 0:
+        if (rest_s := self._rests_until.get(quota, -math.inf) - time.monotonic()) > 0:
             raise SourceThrottled(f"{host} wants not to be asked for another {rest_s:.0f} s (429)")
         asked = {"Accept-Encoding": "identity", "User-Agent": "spiderfs", **(headers or {})}
         if extent is not None:
@@ -242,6 +249,8 @@ class Web:
                 finally:
                     self._give_back(url, line, kept)
         except (http.client.HTTPException, OSError, ValueError) as exc:
+            if lacks_descriptors(exc):
+                raise SourceThrottled(f"{host}: {NO_DESCRIPTORS}") from None
             # What is wrong in a header or a proxy's address is a ValueError of whatever reads it.
             name = type(exc).__name__
             kind = SourceTimeout if isinstance(exc, TimeoutError) else SourceUnavailable

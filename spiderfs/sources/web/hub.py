@@ -5,13 +5,13 @@ The revision is resolved once: the first process of a mount that needs the commi
 
 A file's version is its size and a tag: the hash of its git blob's id, or of the SHA-256 of a file in LFS or Xet. The
 hub answers a GET with a redirect to a server of contents, by a URL that is signed and expires. Later reads of the file
-ask there at once, so each is one request; when that server refuses, the hub is asked anew. With the redirect the hub
+ask there at once, so each is one request; when that server refuses, the hub is asked again. With the redirect the hub
 names the same id, as an ETag, which is compared; where it names another one, or none, the tree decides. An answer that
 names no commit is none of the hub's, and a page of HTML only the file if the id is the hash of it. A page of another
 type, of just the file's size, from the server of contents would be taken for the file.
 
 **The token** goes to the hub's own scheme, host and port, and nowhere else. It is read when it is needed first, and
-anew after the hub has refused it: `HF_TOKEN`, or the file in which `hf auth login` has put it.
+again after the hub has refused it: `HF_TOKEN`, or the file in which `hf auth login` has put it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from spiderfs.errors import ConfigError, SourceChanged, SourceDenied, SourceError, SourceNotFound, SourceUnavailable
-from spiderfs.sources.object_names import is_name
-from spiderfs.sources.object_source import DIRECTORY, Pages, StoreSettings, file_stat, later_page, tag_of
+from spiderfs.sources.object_source import DIRECTORY, Pages, StoreSettings, file_stat, is_name, later_page, tag_of
 from spiderfs.sources.source import MAX_SIZE, SourceStat, Version
 from spiderfs.sources.web.asking import Answer, Web, WebSource, is_address, led_to, origin
 
@@ -103,7 +103,7 @@ class _Token:
     def __init__(self, wanted: bool) -> None:
         self._wanted = wanted
         self._read: str | None = None
-        self._read_at = 0.0
+        self._read_at = -math.inf
 
     def headers(self) -> dict[str, str]:
         if self._read is None:
@@ -121,7 +121,7 @@ class _Token:
         token = (os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or self._in_file()).strip()
         if not _TOKEN.fullmatch(token):
             raise SourceUnavailable(
-                "the token of the hub has characters that no token has: set HF_TOKEN anew, or log in (hf auth login)"
+                "the token of the hub has characters that no token has: set HF_TOKEN again, or log in (hf auth login)"
             )
         return token
 
@@ -185,7 +185,7 @@ class HubSource(WebSource):
             raise SourceNotFound(f"{what}: no such file or directory in {self._named}")
         return found[0]
 
-    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+    def scan(self, path: bytes, known: Container[tuple[bytes, int]] = ()) -> Iterator[tuple[bytes, SourceStat]]:
         yield b".", DIRECTORY
         below = self._full(path) if not path else f"{self._full(path)}/"
         inside = f"/{quote(below[:-1], safe='')}" if below else ""
@@ -282,15 +282,12 @@ class HubSource(WebSource):
             found = Version(int(size) if size.isdecimal() else answer.size, 0, tag_of(e_tag.removeprefix("W/")))
             link = _Link(url, found)
             if not own:
-                self._keep(path, link)
+                with self._keeping:
+                    self._links[path] = link
+                    if len(self._links) > _KEPT_LINKS:
+                        self._links.popitem(last=False)
             return link, answer
         raise SourceUnavailable(f"{self._where}: the hub redirects without end")
-
-    def _keep(self, path: bytes, link: _Link) -> None:
-        with self._keeping:
-            self._links[path] = link
-            if len(self._links) > _KEPT_LINKS:
-                self._links.popitem(last=False)
 
     # -- the hub
 
@@ -344,7 +341,7 @@ class HubSource(WebSource):
             url = led_to(url, answer.redirect)
             if origin(url) != self._origin:
                 break
-        raise SourceUnavailable(f"{self._where}: the hub redirects elsewhere: check its name, and HF_ENDPOINT")
+        raise SourceUnavailable(f"{self._where}: the hub redirects somewhere else: check its name, and HF_ENDPOINT")
 
     def _get(self, url: str, **question: Any) -> Answer:
         """Ask the hub itself, with the token."""

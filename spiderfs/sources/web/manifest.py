@@ -16,103 +16,26 @@ A manifest that was less than two seconds old when it was fetched is fetched aga
 
 from __future__ import annotations
 
-import codecs
+import math
 import os
-import re
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from urllib.parse import quote, urlsplit
 
 from spiderfs.errors import ConfigError, SourceChanged, SourceDenied, SourceError, SourceNotFound, SourceUnavailable
-from spiderfs.sources.object_names import is_name
-from spiderfs.sources.object_source import DIRECTORY, LIST_TIMEOUTS, StoreSettings, file_stat, tag_of
-from spiderfs.sources.source import MAX_SIZE, SourceStat, Version
+from spiderfs.sources.listed_files import ListedFiles
+from spiderfs.sources.object_source import DIRECTORY, LIST_TIMEOUTS, StoreSettings, file_stat, is_name, tag_of
+from spiderfs.sources.source import SourceStat, Version
 from spiderfs.sources.web.asking import Answer, Headers, Web, WebSource, is_address
 
 # A manifest of a million files has some 80 MB.
 _MOST_BYTES = 1 << 30
-_LINE = re.compile(rb"([^\t\n]*/)?([^/\t\n]+)\t\d{1,19}\t[^\t\r\n]+\n")
 # What means something in a URL by itself.
 _RESERVED = "%/:[]!$&'()*+,;=~"
-_SECONDS = re.compile(r"(\d{1,12})(?:\.\d*)?")
-_NGINX = re.compile(r'(?:W/)?"?([0-9a-f]{1,10})-([0-9a-f]{1,16})"?')
 # An ETag or a time of whole seconds says nothing about changes within so many.
 _YOUNG_S = 2
-
-
-class _Files:
-    """What a manifest lists. Of each directory it keeps the lines as they are, which objects would be many times of."""
-
-    def __init__(self, text: bytes) -> None:
-        """Raises ValueError, which says what is wrong."""
-        if not text:
-            # Whoever wrote it has failed, more likely than that all files are gone.
-            raise ValueError("it lists no files")
-        if text.startswith(codecs.BOM_UTF8):
-            raise ValueError("it begins with a byte order mark")
-        lines: defaultdict[bytes, list[bytes]] = defaultdict(list)
-        end = 0
-        while found := _LINE.match(text, end):
-            end = found.end()
-            above = (found[1] or b"").removeprefix(b"./")
-            # A path that begins with a slash is none of those below the manifest's directory.
-            lines[above[:-1] or above].append(text[found.start(2) : end - 1])
-        if end != len(text):
-            number = text.count(b"\n", 0, end) + 1
-            raise ValueError(
-                f"line {number} is not PATH, SIZE and TAG, with a tab after the first two and a line feed behind them"
-            )
-        self.left_out: list[str] = []
-        self._lines: dict[bytes, bytes] = {}
-        self._below: dict[bytes, set[bytes]] = {b"": set()}
-        for directory, its in lines.items():
-            if directory and not all(map(is_name, os.fsdecode(directory).split("/"))):
-                self.left_out.append(os.fsdecode(directory))
-                continue
-            self._lines[directory] = b"\n%b\n" % b"\n".join(its)
-            self._add(directory)
-
-    def _add(self, directory: bytes) -> None:
-        """Have a directory, and those above it."""
-        known = directory in self._below
-        while not known:
-            self._below.setdefault(directory, set())
-            above, _, name = directory.rpartition(b"/")
-            known = above in self._below
-            self._below.setdefault(above, set()).add(name)
-            directory = above
-
-    def directories(self, directory: bytes) -> set[bytes] | None:
-        """The names of the directories in one; None if there is no such directory."""
-        return self._below.get(directory)
-
-    def files(self, directory: bytes) -> dict[bytes, SourceStat]:
-        """The files in a directory, also those that cannot be shown; of one listed twice the last line counts."""
-        lines = self._lines.get(directory)
-        return dict(map(_row, lines[1:-1].split(b"\n"))) if lines else {}
-
-    def file(self, path: bytes) -> SourceStat | None:
-        directory, _, name = path.rpartition(b"/")
-        lines = self._lines.get(directory, b"")
-        at = lines.rfind(b"\n%b\t" % name)
-        return _row(lines[at + 1 : lines.index(b"\n", at + 1)])[1] if at >= 0 else None
-
-
-def _row(line: bytes) -> tuple[bytes, SourceStat]:
-    name, size, tag = line.split(b"\t")
-    return name, _described(min(int(size), MAX_SIZE), tag.decode(errors="replace"))
-
-
-def _described(size: int, tag: str) -> SourceStat:
-    """A file of which there is a time, or an ETag."""
-    nginx = _NGINX.fullmatch(tag)
-    if nginx and int(nginx[2], 16) == size:
-        return file_stat(size, int(nginx[1], 16), 0)
-    seconds = _SECONDS.fullmatch(tag)
-    return file_stat(size, int(seconds[1]), 0) if seconds else file_stat(size, 0, tag_of(tag.removeprefix("W/")))
 
 
 class ManifestSource(WebSource):
@@ -135,10 +58,10 @@ class ManifestSource(WebSource):
         self._web = Web(settings.timeout_s)
         self._asking = threading.Lock()
         # What was found when the server was asked last, when that was, and how to ask whether it is still the same.
-        self._files: _Files | SourceError = SourceUnavailable("the manifest was not asked for yet")
-        self._asked_at = 0.0
+        self._files: ListedFiles | SourceError = SourceUnavailable("the manifest was not asked for yet")
+        self._asked_at = -math.inf
         self._validators: Mapping[str, str] = {}
-        self._unchanged: _Files | None = None
+        self._unchanged: ListedFiles | None = None
 
     def close(self) -> None:
         self._web.close()
@@ -146,29 +69,10 @@ class ManifestSource(WebSource):
     # -- names
 
     def stat(self, path: bytes) -> SourceStat:
-        files = self._listed()
-        if files.directories(path) is not None:
-            return DIRECTORY
-        found = files.file(path) if is_name(os.fsdecode(path.rpartition(b"/")[2])) else None
-        if found is None:
-            raise SourceNotFound(f"{os.fsdecode(path)}: the manifest lists no such file")
-        return found
+        return self._listed().stat(path)
 
-    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
-        files = self._listed()
-        directories = files.directories(path)
-        if directories is None:
-            raise SourceNotFound(f"{os.fsdecode(path)}: the manifest lists nothing below it")
-        yield b".", DIRECTORY
-        found = files.files(path)
-        left_out = [os.fsdecode(name) for name in found if not is_name(os.fsdecode(name))]
-        left_out += files.left_out if not path else []
-        if left_out:
-            self.report(path, left_out)
-        yield from ((name, DIRECTORY) for name in directories)
-        yield from (
-            (name, its) for name, its in found.items() if name not in directories and is_name(os.fsdecode(name))
-        )
+    def scan(self, path: bytes, known: Container[tuple[bytes, int]] = ()) -> Iterator[tuple[bytes, SourceStat]]:
+        return self._listed().scan(path, self.report)
 
     # -- bytes
 
@@ -186,7 +90,11 @@ class ManifestSource(WebSource):
 
     def _bytes(self, path: bytes, extent: tuple[int, int] | None, version: Version) -> bytes:
         answer = self._get(path, extent, version.size if extent is None else extent[1] - extent[0], version)
-        self._check(path, version, self._found(answer, version.tag).version)
+        found = self._found(answer, version.tag).version
+        if found != version and self.stat(path).version == version:
+            told = "%s: the server gives other versions than the manifest lists, for example of %r: write it again"
+            self.warn_once(told, self._url, os.fsdecode(path))
+        self._check(path, version, found)
         return answer.body
 
     def _get(self, path: bytes, extent: tuple[int, int] | None, most_bytes: int, version: Version) -> Answer:
@@ -200,7 +108,7 @@ class ManifestSource(WebSource):
         # The manifest decides which files there are.
         self._check(path, version)
         if answer.status in (404, 410):
-            raise SourceError(f"{os.fsdecode(path)} is in the manifest and not on the server: write the manifest anew")
+            raise SourceError(f"{os.fsdecode(path)} is in the manifest and not on the server: write the manifest again")
         raise _refusal(self._below, answer)
 
     def _found(self, answer: Answer, tag: int) -> SourceStat:
@@ -218,7 +126,7 @@ class ManifestSource(WebSource):
 
     # -- the manifest
 
-    def _listed(self) -> _Files:
+    def _listed(self) -> ListedFiles:
         """What the manifest lists now, or since the caller came here."""
         came_at = time.monotonic()
         with self._asking:
@@ -233,16 +141,16 @@ class ManifestSource(WebSource):
                 raise type(self._files)(*self._files.args)
             return self._files
 
-    def _fetched(self) -> _Files:
+    def _fetched(self) -> ListedFiles:
         answer = self._web.get(self._url, self._validators, most_bytes=_MOST_BYTES, within_s=self._longest_s)
         if answer.status == 304 and self._unchanged is not None:
             return self._unchanged
         if not answer.ok:
             raise _refusal(self._url, answer)
         try:
-            files = _Files(answer.body)
+            files = ListedFiles(answer.body)
         except ValueError as exc:
-            raise SourceUnavailable(f"{self._url}: {exc}: write the manifest anew") from None
+            raise SourceUnavailable(f"{self._url}: {exc}: write the manifest again") from None
         self._unchanged, self._validators = files, _validators(answer.headers)
         return files
 

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import struct
+import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from archive_files import Link, Tree, add_to_tar, index_of, run, shown, tar_of, with_directories, written, zip_of
+from archive_files import (
+    Link,
+    MadeMember,
+    Tree,
+    add_to_tar,
+    index_of,
+    made_zip,
+    pax_header,
+    run,
+    shown,
+    tar_of,
+    with_directories,
+    written,
+    zip_of,
+)
 
 from spiderfs.archives import index as index_module
-from spiderfs.archives.index import FILE, Index, archive_of, write_failure
-from spiderfs.archives.pieces import PIECE_BYTES, Pieces, ReadAhead
+from spiderfs.archives.index import FILE, ArchiveIndex, archive_of, parts_of_failure, save
+from spiderfs.archives.pieces import PIECE_BYTES, PieceReadAhead, Pieces
 from spiderfs.errors import ArchiveFailed
 from spiderfs.sources.source import Version
 
@@ -99,6 +115,56 @@ def test_names_of_a_zip_from_windows_are_in_its_code_page(tmp_path: Path) -> Non
     assert shown(made, "zip", tmp_path) == {"café".encode(): b"x"}
 
 
+NAMES = [
+    MadeMember(b"\xc6\xdf.txt", "七.txt".encode()),
+    MadeMember(b"caf#U00e9", "café".encode(), system=3),
+    MadeMember(b"renamed", b"another", names_crc=7),
+    MadeMember(b"later version", b"another", version=2),
+    MadeMember(b"empty", b""),
+    MadeMember("é".encode(), b"another", flags=0x800),
+    MadeMember(b"train\\cat\\1.jpg"),
+    MadeMember(b"train\\dog\\"),
+    MadeMember(b"unix\\1.jpg", system=3),
+    MadeMember(b"both/dog\\1.jpg"),
+    MadeMember(b"coded", "q\\é".encode()),
+]
+
+
+def test_names_of_a_zip_are_those_of_unzip(tmp_path: Path) -> None:
+    made = made_zip(NAMES)
+    found = shown(made, "zip", tmp_path)
+    (tmp_path / "made.zip").write_bytes(made)
+    with contextlib.suppress(subprocess.CalledProcessError):  # it warns of backslashes and of fields that it ignores
+        subprocess.run(
+            ["unzip", "-q", "made.zip", "-d", "unpacked"],
+            cwd=tmp_path, check=True, capture_output=True, timeout=60, env={**os.environ, "LC_ALL": "C.UTF-8"},
+        )  # fmt: skip
+    unpacked = tmp_path / "unpacked"
+    assert found == {
+        os.fsencode(path.relative_to(unpacked)): None if path.is_dir() else path.read_bytes()
+        for path in unpacked.rglob("*")
+    }
+    expected = {"七.txt", "café", "renamed", "later version", "empty", "é", "train/cat/1.jpg", "train/dog"}
+    expected |= {"unix\\1.jpg", "both/dog\\1.jpg", "q/é", "train", "train/cat", "both", "q"}
+    assert {os.fsdecode(path) for path in found} == expected
+
+
+@pytest.mark.parametrize("field", [b"\xff\xfe", b"caf\xe9"])
+def test_a_name_in_a_field_for_utf8_that_is_not_utf8_is_ignored(tmp_path: Path, field: bytes) -> None:
+    assert shown(made_zip([MadeMember(b"a", field)]), "zip", tmp_path) == {b"a": b""}
+
+
+@pytest.mark.parametrize("more", [0, 1, 65_535])
+def test_a_zip_without_zip64_has_as_many_members_as_it_has(tmp_path: Path, more: int) -> None:
+    """Its end has room for 65,535: writers without zip64 give the rest."""
+    count = 65_536 + more
+    made = made_zip([MadeMember(b"%d" % number, system=3) for number in range(count)])
+    index = index_of(made, "zip", tmp_path)
+    assert (index.rows, index.left_out) == (count + 1, 0)
+    with pytest.raises(ArchiveFailed, match="other members than its end says"):
+        index_of(_at(made, len(made) - 14, struct.pack("<2H", more + 1 & 0xFFFF, more + 1 & 0xFFFF)), "zip", tmp_path)
+
+
 def test_the_end_of_a_zip_may_have_a_comment(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as packed:
@@ -124,6 +190,12 @@ HARD: dict[str, object] = {"type": tarfile.LNKTYPE, "size": 0}
         (_tar((b"a", b"1", {}), (b"b", b"", HARD | {"linkname": "a"})), {b"a": b"1", b"b": b"1"}, 0),
         (_tar((b"b", b"", HARD | {"linkname": "a"}), (b"a", b"1", {})), {b"a": b"1"}, 1),
         (
+            _tar((b"l", Link(b"a"), {}), (b"h", b"", HARD | {"linkname": "l"}), (b"i", b"", HARD | {"linkname": "h"})),
+            {b"l": Link(b"a"), b"h": Link(b"a"), b"i": Link(b"a")},
+            0,
+        ),
+        (_tar((b"d", None, {}), (b"h", b"", HARD | {"linkname": "d"})), {b"d": None}, 1),
+        (
             _tar((b"a", b"1", {}), (b"b", b"", HARD | {"linkname": "a"}), (b"a", b"new", {})),
             {b"a": b"new", b"b": b"1"},
             0,
@@ -140,13 +212,38 @@ HARD: dict[str, object] = {"type": tarfile.LNKTYPE, "size": 0}
         (_tar(), {}, 0),
     ],
     ids=[
-        "hard link", "hard link ahead", "hard link to what is replaced", "twice", "file on the way", "leads out",
+        "hard link", "hard link ahead", "hard link to a symbolic link", "hard link to a directory",
+        "hard link to what is replaced", "twice", "file on the way", "leads out",
         "absolute", "devices", "long name", "dots", "contiguous", "unknown kind", "empty",
     ],
 )  # fmt: skip
 def test_odd_members(tmp_path: Path, archive: bytes, expected: Tree, left_out: int) -> None:
     assert shown(archive, "tar", tmp_path) == expected
     assert index_of(archive, "tar", tmp_path).left_out == left_out
+
+
+def test_hard_links_to_symbolic_links_by_gnu_tar(tmp_path: Path) -> None:
+    tree = {b"a.cls": b"7", b"link": Link(b"a.cls" * 30)}
+    written(tmp_path / "tree", tree)
+    for name in ("a.cls", "link"):
+        os.link(tmp_path / "tree" / name, tmp_path / "tree" / f"z {name}", follow_symlinks=False)
+    made = run("tar", "--sort=name", "-cf", "-", ".", cwd=tmp_path / "tree")
+    assert shown(made, "tar", tmp_path) == tree | {b"z a.cls": tree[b"a.cls"], b"z link": tree[b"link"]}
+    assert index_of(made, "tar", tmp_path).left_out == 0
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE])
+@pytest.mark.parametrize("fork_bytes", [3 << 20, (1 << 20) - 40])
+def test_a_pax_header_may_hold_a_resource_fork(tmp_path: Path, kind: bytes, fork_bytes: int) -> None:
+    """The second one ends at the edge of a piece that is read."""
+    records = [(b"SCHILY.xattr.com.apple.ResourceFork", b"\n9 " * (fork_bytes // 3)), (b"path", b"long/name")]
+    before = pax_header(records, kind)
+    made = before + tar_of({b"a": b"1"})
+    assert shown(made, "tar", tmp_path) == with_directories({b"long/name": b"1"})
+    with pytest.raises(ArchiveFailed, match="ends within a header"):
+        index_of(made[: len(before) - 600], "tar", tmp_path)
+    with pytest.raises(ArchiveFailed, match="a name is longer than 1 MiB"):
+        index_of(pax_header([(b"path", bytes(1 << 21))], kind) + tar_of({b"a": b"1"}), "tar", tmp_path)
 
 
 @pytest.mark.parametrize("form", ["gnu", "pax"])
@@ -209,6 +306,8 @@ DAMAGED: dict[str, tuple[str, bytes]] = {
     "two zips": ("zip", ZIP + ZIP),
     "zip says fewer members": ("zip", _at(ZIP, len(ZIP) - 14, b"\x01\0\x01\0")),
     "zip says more members": ("zip", _at(ZIP, len(ZIP) - 14, b"\x03\0\x03\0")),
+    "zip says no members": ("zip", _at(ZIP, len(ZIP) - 14, b"\0\0\0\0")),
+    "pax record without an end": ("tar", pax_header([(b"path", b"x")])[:-505] + bytes(505) + TAR),
     "zip in parts": ("zip", _at(ZIP, len(ZIP) - 18, b"\x01\0")),
     "directory of nonsense": ("zip", ZIP.replace(b"PK\x01\x02", b"PK\x01\x03")),
     "member outside": ("zip", _at(ZIP, ZIP.index(b"PK\x01\x02") + 42, struct.pack("<L", 1 << 20))),
@@ -265,12 +364,12 @@ def test_an_index_that_is_damaged_is_none(tmp_path: Path) -> None:
     for bad in (b"", good[:50], good[:-1], _at(good, 200, b"\xff\xfe"), _at(good, 0, b"another!")):
         (tmp_path / "bad").write_bytes(bad)
         with pytest.raises(ValueError, match=r"bad|empty"):
-            Index(tmp_path / "bad")
+            ArchiveIndex(tmp_path / "bad")
 
 
 def test_an_index_may_say_why_there_is_none(tmp_path: Path) -> None:
-    write_failure(b"caf\xe9.tar", Version(1, 2, 3), tmp_path / "failed", "because")
-    failed = Index(tmp_path / "failed")
+    save(parts_of_failure(b"caf\xe9.tar", Version(1, 2, 3), "because"), tmp_path / "failed")
+    failed = ArchiveIndex(tmp_path / "failed")
     assert (failed.version, failed.failure, failed.find(b"")) == (Version(1, 2, 3), "because", None)
     assert archive_of(tmp_path / "failed") == b"caf\xe9.tar"
 
@@ -322,7 +421,7 @@ def test_the_next_pieces_are_asked_for_ahead() -> None:
         asked.append(offset)
         return content[offset : offset + length]
 
-    ahead = ReadAhead(read, len(content), ahead=2)
+    ahead = PieceReadAhead(read, len(content), ahead=2)
     found = b"".join(ahead.read(at, min(PIECE_BYTES, len(content) - at)) for at in range(0, len(content), PIECE_BYTES))
     assert found == content
     assert sorted(asked) == list(range(0, len(content), PIECE_BYTES)), "each once"

@@ -72,7 +72,7 @@ def test_an_archive_is_read_once_and_its_members_with_one_request_each(show: Sho
     memory.add(b"train/s.tar", tar_of(TREE))
     source = show(memory)
     assert names(source, b"train") == {b"s.tar"}
-    assert memory.calls["read"] == 0, "nobody has entered the archive"
+    assert memory.calls["read"] == 0, "no one has entered the archive"
     assert names(source, b"train/s.tar") == {b"n01", b"n02", b"link"}
     assert memory.calls["read"] == 1
     found = source.stat(b"train/s.tar/n01/a.jpg")
@@ -101,7 +101,7 @@ def test_a_replaced_archive_is_another_version_whatever_its_time(show: Show, tag
     assert after.version != before.version
     assert source.read(b"s.tar/a", 0, 3, after.version) == b"new"
     assert other.read(b"s.tar/a", 0, 3, after.version) == b"new", "another process has read the new index"
-    assert source.stat(b"s.tar").mtime_ns != listed.mtime_ns or tagged, "so that its names are listed anew"
+    assert source.stat(b"s.tar").mtime_ns != listed.mtime_ns or tagged, "so that its names are listed again"
     memory.remove(b"s.tar")
     with pytest.raises(SourceNotFound):
         source.read(b"s.tar/a", 0, 3, after.version)
@@ -238,7 +238,7 @@ def test_a_piece_of_a_large_member_is_not_that_of_another_one(
     assert source.read(path, 200_000, 10, found.version) == b"1" * 10
     assert memory.calls["read"] == 2, "its header was looked at first"
     assert source.read(path, 250_000, 10, found.version) == b"1" * 10
-    assert memory.calls["read"] == 3, "and is believed for a while"
+    assert memory.calls["read"] == 3, "and is trusted for a while"
     memory.add(b"s." + kind.encode(), made({b"b": second, b"a": first}), mtime_ns=10**18)
     monkeypatch.setattr("spiderfs.archives.source._BELIEVED_S", 0.0)
     for asked in (source, show(memory)):
@@ -466,13 +466,84 @@ def test_an_index_has_as_many_attempts_as_any_read(tmp_path: Path) -> None:
                 assert names(source, b"s.tar/n01")
 
 
-def test_an_index_that_cannot_be_written_is_an_error(indexers: Indexers, tmp_path: Path) -> None:
+@pytest.fixture
+def no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place for indices where nothing can be written, until it is removed; it is tried again at once."""
+    monkeypatch.setattr("spiderfs.archives.source._SAVE_EVERY_S", 0.0)
+    (tmp_path / "archives").touch()
+    return tmp_path / "archives"
+
+
+def test_an_index_that_cannot_be_written_is_kept_in_memory_until_it_can(
+    show: Show, no_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     memory = MemorySource()
     memory.add(b"s.tar", tar_of(TREE))
-    (tmp_path / "file").touch()
-    source = ArchiveSource(memory, ["tar"], tmp_path / "file", 1 << 20, indexers)
-    with pytest.raises(ArchiveFailed, match="cannot be written"):
-        source.stat(b"s.tar/n01")
+    memory.add(b"t.tar", tar_of(TREE)[:3000])
+    source = show(memory)
+    assert names(source, b"s.tar") == {b"n01", b"n02", b"link"}
+    found = source.stat(b"s.tar/n01/a.jpg")
+    memory.calls.clear()
+    assert source.read(b"s.tar/n01/a.jpg", 1, 3, found.version) == b"irs"
+    assert source.neighbourhood(b"s.tar/n01/a.jpg", found.version) is not None
+    assert memory.calls == {"read": 1}, "the index is at hand"
+    for _ in range(2):
+        with pytest.raises(ArchiveDamaged, match=r"cut short|ends within"):
+            source.stat(b"t.tar/n01")
+    no_disk.unlink()
+    eventually(lambda: source.stat(b"s.tar/n01") and len(list(no_disk.rglob("*.*"))) == 2, what="both are written")
+    assert {path.suffix for path in no_disk.rglob("*.*")} == {".index", ".failed"}
+    again = show(memory)
+    memory.calls.clear()
+    assert read(again, b"s.tar/n01/a.jpg") == read(source, b"s.tar/n01/a.jpg") == b"first"
+    with pytest.raises(ArchiveDamaged):
+        again.stat(b"t.tar/n01")
+    assert memory.calls["read"] == 2, "those of the members"
+    said = [record.getMessage() for record in caplog.records if "the disk of the cache" in record.getMessage()]
+    assert said == [
+        "the disk of the cache takes no indices of archives, so they are kept in memory",
+        "the disk of the cache takes indices of archives again",
+    ]
+
+
+def test_indices_in_memory_are_bounded(show: Show, no_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who enters more archives than have room has older ones read again."""
+    memory = MemorySource()
+    for number in range(4):
+        memory.add(b"%d.tar" % number, tar_of(TREE))
+    source = show(memory)
+    index = source.indices.of(b"0.tar", source.inner.stat(b"0.tar").version)
+    monkeypatch.setattr("spiderfs.archives.source.MOST_SPARE_BYTES", 3 * len(index.spare))
+    for number in range(4):
+        assert read(source, b"%d.tar/n01/a.jpg" % number) == b"first"
+    memory.calls.clear()
+    for number in (3, 2, 1):
+        assert read(source, b"%d.tar/n01/a.jpg" % number) == b"first"
+    assert memory.calls["read"] == 3
+    assert read(source, b"0.tar/n01/a.jpg") == b"first"
+    assert memory.calls["read"] == 5, "its index was made again"
+
+
+def test_an_index_that_neither_disk_nor_memory_takes_is_an_error_until_one_does(
+    no_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = MemorySource()
+    memory.add(b"s.tar", tar_of(TREE))
+    real, small = (
+        subprocess.Popen,
+        "from spiderfs.archives import indexer_process as p; p.MOST_SPARE_BYTES = 99; p.main()",
+    )
+
+    def forgetful(command: list[str], **pipes: object) -> subprocess.Popen[bytes]:
+        return real([command[0], "-c", small], **pipes)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(indexer_process.subprocess, "Popen", forgetful)
+    with patient_indexers() as indexers:
+        source = ArchiveSource(memory, ["tar"], no_disk, 1 << 20, indexers)
+        with pytest.raises(ArchiveFailed, match=r"s\.tar: its index cannot be written .*: free the cache's disk"):
+            source.stat(b"s.tar/n01")
+        no_disk.unlink()
+        assert read(source, b"s.tar/n01/a.jpg") == b"first"
 
 
 def test_a_damaged_index_is_made_anew(show: Show, tmp_path: Path) -> None:

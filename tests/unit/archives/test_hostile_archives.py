@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from archive_files import Link, index_of, shown, tar_of
+from archive_files import Link, add_to_tar, index_of, shown, tar_of
 
 from spiderfs.archives import index as index_module
 from spiderfs.errors import ArchiveFailed
@@ -28,6 +28,21 @@ def test_names_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(index_module, "MOST_NAME_BYTES", 1 << 20)
     with pytest.raises(ArchiveFailed, match="names take more than 1 MiB"):
         index_of(tar_of({b"a/" * 1000 + b"f": b"x", b"b/" * 1000 + b"f": b"x"}), "tar", tmp_path)
+
+
+def test_hard_links_to_a_long_symbolic_link_do_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a link with a text of its own, of eight times as many bytes as its header."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        add_to_tar(tar, b"link", Link(b"x" * 4000))
+        for number in range(100):
+            add_to_tar(tar, b"%d" % number, b"", type=tarfile.LNKTYPE, linkname="link")
+    assert index_of(buffer.getvalue(), "tar", tmp_path).rows == 102
+    monkeypatch.setattr(index_module, "MOST_NAME_BYTES", 300_000)
+    with pytest.raises(ArchiveFailed, match="names take more than"):
+        index_of(buffer.getvalue(), "tar", tmp_path)
 
 
 @pytest.mark.parametrize("text", [b"0 path=x\n", b"00 =\n", b"9 path=x\n0 path=x\n", b"3 =\n", b"1 path=x\n"])

@@ -102,7 +102,8 @@ def watched(in_process: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str
     return seen
 
 
-def test_stand_ins_have_the_label_and_are_what_is_learned(
+@pytest.mark.thorough
+def test_substitutes_have_the_label_and_are_what_is_learned(
     in_process: ModuleType, pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = watched(in_process, monkeypatch)
@@ -159,7 +160,7 @@ def test_an_epoch_of_part_of_the_samples_ends_with_the_same_learning_rate(in_pro
     assert rates[0][-1] < rates[0][0]
 
 
-def test_a_training_on_a_shared_cache_warms_up_its_own_course(in_process: ModuleType) -> None:
+def test_a_training_on_a_shared_cache_warms_up_its_own_job_dataset(in_process: ModuleType) -> None:
     noted: list[Any] = []
     configuration = in_process.Configuration(scores="loss", policy="impact", sampler="impact")
     shared = in_process.SharedCache(configuration, [1] * 8, 4, note=noted.append)
@@ -182,6 +183,7 @@ def test_a_measurement_goes_on_with_its_own_file_only(
         accuracy.runs_in(path, accuracy.Extent(3, SAMPLES, 100, 1))
 
 
+@pytest.mark.thorough
 def test_every_policy_over_one_trace(in_process: ModuleType, hit_ratio: ModuleType, pool: Any, tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "trace")
     in_process.train(pool, hit_ratio.RECORDED, "recorded", 1, 3, trace=writer)
@@ -204,13 +206,13 @@ def test_every_training_through_mounts_can_be_plotted(in_process: ModuleType) ->
         importlib.import_module("benchmarks.training.training"),
     )
     assert set(report.COLOURS) == set(train.CONFIGURATIONS)
-    samplers = {*training.ECHOES, *training.BY_SCORES}
+    samplers = {*training.ECHOES, *training.INFOBATCH, *training.BY_SCORES}
     assert {choice.sampler for choice in train.CONFIGURATIONS.values()} - {None} <= samplers
 
 
 def test_a_shuffle_buffer_mixes_only_what_lies_in_the_same_shards(in_process: ModuleType) -> None:
     training = importlib.import_module("benchmarks.training.training")
-    epochs = {name: list(training.sampler_named(name, 1000, 1)) for name in training.BUFFERS}
+    epochs = {name: list(training.sampler_named(name, 1000, 1, 2)) for name in training.BUFFERS}
     assert [sorted(epoch) for epoch in epochs.values()] == [[*range(1000)]] * 2
     by_class = np.array(epochs["buffer of sorted shards"])
     # Of 10 samples in a row most are of a shard or two of 10, and so are most of the 10 in the buffer.

@@ -15,8 +15,10 @@ import pytest
 import torch
 from rich.console import Console
 
+pytestmark = pytest.mark.thorough
+
 EPOCHS = 3
-SYSTEMS = ("uniform", "echo 2", "spider-paper", "shade", "impact")
+SYSTEMS = ("uniform", "echo 2", "spider-paper", "spider-paper, radius of 1 % of a class", "shade", "impact")
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,7 @@ def arguments(full_size: ModuleType, path: Path, **chosen: Any) -> Namespace:
         "state": path / "state",
         "json": path / "full.json",
         "systems": list(SYSTEMS),
+        "plot_scores": None,
     }
     return Namespace(**settings | chosen)
 

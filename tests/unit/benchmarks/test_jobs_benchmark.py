@@ -32,6 +32,7 @@ def test_jobs_of_several_paces_still_share_most_fetches() -> None:
     assert measure("exchange, ahead", replace(SMALL, paces=(1.0, 0.8, 0.6))).fetched <= 0.41
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("labels", [4, 40])
 def test_an_order_with_exchange_is_as_random_as_a_shuffle(labels: int) -> None:
     found = [measure("exchange, ahead", replace(SMALL, labels=labels), seed) for seed in range(9)]
@@ -41,6 +42,7 @@ def test_an_order_with_exchange_is_as_random_as_a_shuffle(labels: int) -> None:
         assert np.abs(figures).max() < 3.5
 
 
+@pytest.mark.thorough
 def test_orders_of_jobs_that_exchange_become_alike() -> None:
     assert abs(measure("plans", SMALL).alike) < 0.15
     half = measure("exchange, ahead", replace(SMALL, exchanged_share=0.5)).alike

@@ -59,6 +59,6 @@ def test_changes_last_for_one_training(missing_hits: ModuleType, pool: Any) -> N
     assert missing_hits.impact_policy.LOW_LEAST_SHARE > 0
 
 
-def test_any_member_stands_in_for_any_class_and_again_without_a_limit(missing_hits: ModuleType, pool: Any) -> None:
+def test_any_member_substitutes_for_any_class_and_again_without_a_limit(missing_hits: ModuleType, pool: Any) -> None:
     once, again = (missing_hits.measured(pool, (1, name), 5) for name in ("any class", "any class, no limit"))
     assert again.stand_ins > once.stand_ins > 0

@@ -25,16 +25,19 @@ def test_with_homes_the_caches_of_all_nodes_act_as_one(nodes: int, most: float) 
     assert (first <= 1.02, float(np.mean(later)) <= most) == (True, True)
 
 
+@pytest.mark.thorough
 def test_one_node_fetches_what_it_does_not_hold_either_way() -> None:
     for system in (THIS_EPOCH, AWAITED, HOMES):
         assert later(system, 1) == pytest.approx(0.8, abs=0.005)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("system", "most"), [(HOMES, 0.40), (PLANS, 0.25)])
 def test_a_job_on_each_of_three_nodes_fetches_less_than_alone(system: str, most: float) -> None:
     _, _, *later = fetched_shares(replace(QUICK, system=system, jobs=True))
     assert 0.15 < float(np.mean(later)) <= most
 
 
+@pytest.mark.thorough
 def test_plans_on_other_nodes_do_no_harm_to_one_training() -> None:
     assert later(PLANS, 3) == pytest.approx(later(HOMES, 3), abs=0.02)

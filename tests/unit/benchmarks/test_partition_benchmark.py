@@ -22,7 +22,7 @@ from benchmarks.training.partition import (
 )
 from spiderfs.views.recipe import READY
 from spiderfs.views.tree import Forms
-from trainer_hook.refurbishing.directory_store import PartialStore
+from trainer_hook.refurbishing.stores import PartialStore
 
 
 def test_augmented_images_are_shown_as_originals_as_long_as_there_are_any() -> None:

@@ -9,11 +9,11 @@ from benchmarks.engine.shared_scores import ONE, OWN, SHARED, Extent, learned_by
 
 def test_managers_that_share_agree_with_one_that_hears_all() -> None:
     extent = Extent(samples=300, epochs=2, step=60, rows_per_s=600)
-    taught = taught_by(extent)
-    (one,) = learned_by(extent, ONE, 3, taught)
+    learned = taught_by(extent)
+    (one,) = learned_by(extent, ONE, 3, learned)
     least = {}
     for system in (OWN, SHARED):
-        nodes = learned_by(extent, system, 3, taught)
+        nodes = learned_by(extent, system, 3, learned)
         least[system] = min(spearmanr(node.scores, one.scores).statistic for node in nodes)
         assert [node.counts["cluster_rows_lost"] for node in nodes] == [0, 0, 0]
     # On a busy machine rows come late by a step, of which there are only ten.

@@ -8,7 +8,7 @@ from benchmarks.soak.contents import (
     MIXED,
     RACING,
     SAME,
-    STAND_IN,
+    SUBSTITUTE,
     WRONG,
     Held,
     History,
@@ -109,9 +109,9 @@ def test_what_has_one_size_and_mtime_is_one_version(history: History) -> None:
     assert history.judge(seen(mix, Key(SIZE, 2), 60.0, file=2)).how == MIXED
 
 
-def test_only_trainers_are_given_stand_ins_and_only_of_their_class(history: History) -> None:
+def test_only_trainers_are_given_substitutes_and_only_of_their_class(history: History) -> None:
     other = cells(2, 2, 0, SIZE)
-    assert history.judge(seen(other, Key(SIZE, 2), 5.0, by_trainer=True)).how == STAND_IN
+    assert history.judge(seen(other, Key(SIZE, 2), 5.0, by_trainer=True)).how == SUBSTITUTE
     assert history.judge(seen(other, Key(SIZE, 2), 5.0)).how == WRONG
     assert history.judge(seen(cells(3, 3, 0, SIZE), Key(SIZE, 3), 5.0, by_trainer=True)).how == WRONG
 

@@ -13,7 +13,9 @@ from benchmarks.common.images import make_images
 from benchmarks.serving import streaming_formats
 from benchmarks.serving.format_loaders import FORMATS, LOADERS, Remote, Task, files
 from benchmarks.serving.streaming_formats import Reading, measured, ratio, verdicts
-from spiderfs.sources.faults import FaultState
+from spiderfs.sources.slow import SlowSettings
+
+pytestmark = pytest.mark.thorough
 
 PYTHON = Path(sys.executable)
 PHOTOS = 12
@@ -51,7 +53,7 @@ def test_every_system_has_a_loader() -> None:
 
 
 def test_a_slow_source_lists_what_a_walk_lists(data: streaming_formats.Data, tmp_path: Path) -> None:
-    FaultState.create(tmp_path / "faults", latency_ms=1).close()
+    SlowSettings.create(tmp_path / "faults", latency_ms=1).close()
     remote = Remote(str(data.photos), str(tmp_path / "faults"))
     local = files(Task("files", str(data.photos), "")).dataset.samples  # type: ignore[attr-defined]
     assert [str(data.photos / name) for name, _ in remote.index()] == [path for path, _ in local]

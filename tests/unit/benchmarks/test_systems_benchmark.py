@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+pytestmark = pytest.mark.thorough
+
 SAMPLES, CLASSES, SIZE, SHARE, EPOCHS = 480, 4, 700, 0.2, 6
 # Of an image: small ones are half of the work, and a class has one colour.
 SIDE = 8
@@ -40,13 +42,14 @@ def measured(systems: ModuleType, pool: Any) -> dict[str, Any]:
     """Every system, and of those that say why only what is checked here."""
     torch.set_num_threads(1)
     found = {of.system: of for of in systems.measure_uniform(pool, [SHARE], 1, EPOCHS)}
-    for name in (*systems.SYSTEMS, "shade, no repeats", "uniform+plan, 1/2 of the epochs"):
+    why = ("shade, no repeats", "uniform+plan, 1/2 of the epochs", *systems.BY_RADIUS)
+    for name in (*systems.SYSTEMS, *why):
         # With the first seed SHADE's loss never falls so gently that samples are repeated.
         found[name] = systems.measure_system(pool, systems.Task(name, SHARE, 2 if "shade" in name else 1), EPOCHS)
     return found
 
 
-def test_fetched_is_what_was_neither_cached_nor_given_a_stand_in(measured: dict[str, Any]) -> None:
+def test_fetched_is_what_was_neither_cached_nor_given_a_substitute(measured: dict[str, Any]) -> None:
     for name, of in measured.items():
         if len(of.epochs) < EPOCHS:
             continue
@@ -61,12 +64,51 @@ def test_fetched_is_what_was_neither_cached_nor_given_a_stand_in(measured: dict[
 def test_each_system_is_what_it_says(systems: ModuleType, measured: dict[str, Any]) -> None:
     assert set(systems.ROWS) <= set(measured)
     with_stand_ins = {name for name, of in measured.items() if of.settled("redirected_share") > 0}
-    assert with_stand_ins == {"icache", "impact", "spider", "spider-paper", "spider-released"}
+    papers = {"icache", "impact", "spider", "spider-paper", "spider-released"}
+    assert papers <= with_stand_ins <= papers | {name for name in systems.BY_RADIUS if name.startswith("spider-paper")}
+    assert with_stand_ins & systems.BY_RADIUS.keys()
     assert measured["icache"].settled("reads_share") == pytest.approx(0.5)
     assert measured["impact"].settled("reads_share") == pytest.approx(0.5)
     assert measured["shade"].settled("hit_ratio") > measured["shade, no repeats"].settled("hit_ratio")
     assert measured["shade"].settled("served_share") < measured["shade, no repeats"].settled("served_share")
     assert len(measured["uniform+plan, 1/2 of the epochs"].epochs) == EPOCHS // 2
+
+
+def test_one_radius_serves_a_whole_training(systems: ModuleType, measured: dict[str, Any]) -> None:
+    for name, of in measured.items():
+        radii = [epoch.radius for epoch in of.epochs]
+        if name.endswith("released radius"):
+            assert set(radii) == {1.42}
+        elif not name.startswith("spider"):
+            assert set(radii) == {0}
+    nearest, class_5, class_1 = (
+        measured[f"spider-paper{radius}"] for radius in ("", ", radius of 5 % of a class", ", radius of 1 % of a class")
+    )
+    assert nearest.settled("mean_same") > class_5.settled("mean_same") > class_1.settled("mean_same") > 0
+    assert nearest.settled("redirected_share") > class_1.settled("redirected_share")
+
+
+def test_sigma_and_x_same_are_drawn(systems: ModuleType, measured: dict[str, Any], tmp_path: Path) -> None:
+    report = importlib.import_module("benchmarks.training.systems_report")
+    report.plot_scores(list(measured.values()), tmp_path / "made" / "scores.png")
+    assert (tmp_path / "made" / "scores.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(RuntimeError, match="no training had scores"):
+        report.plot_scores([measured["lru"], measured["shade"]], tmp_path / "none.png")
+
+
+def test_results_without_newer_settings_can_be_used(
+    systems: ModuleType, measured: dict[str, Any], tmp_path: Path
+) -> None:
+    path, extent = tmp_path / "systems.json", systems.Extent(EPOCHS, SAMPLES, 100, 1)
+    result = systems.result_of(extent, [measured["spider-paper"], measured["spider-paper, released radius"]])
+    for system in result["systems"].values():
+        for newer in ("radius", "radius_share", "embeddings"):
+            del system["configuration"][newer]
+    systems.save(path, result)
+    kept = systems.measured_in(path, extent, ["spider-paper, released radius"])
+    assert kept == [measured["spider-paper"]]
+    with pytest.raises(RuntimeError, match="another system"):
+        systems.measured_in(path, extent, [])
 
 
 def test_uniform_sampling_is_one_training_whatever_the_cache(measured: dict[str, Any]) -> None:
@@ -117,6 +159,17 @@ def test_a_measurement_goes_on_with_its_own_file_only(
     monkeypatch.setitem(systems.SYSTEMS, "shade", other)
     with pytest.raises(RuntimeError, match="another system"):
         systems.measured_in(path, extent, [])
+
+
+def test_other_sizes_of_the_cache_have_seeds_of_their_own(
+    systems: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = ["--seeds", "3", "--other-seeds", "2", "--shares", "0.1,0.2", "--why-share", "0.2", "--systems", "shade"]
+    monkeypatch.setattr("sys.argv", ["systems", "--data", str(tmp_path), *given])
+    arguments = systems.parse_arguments()
+    tasks, _ = systems.tasks_of(arguments, arguments.extent, set())
+    found = {(task.cached_share, task.seed) for task in tasks if task.system == "shade"}
+    assert found == {(0.2, 1), (0.2, 2), (0.2, 3), (0.1, 1), (0.1, 2)}
 
 
 def test_equal_accuracy_lies_between_trainings_of_different_length(measured: dict[str, Any]) -> None:

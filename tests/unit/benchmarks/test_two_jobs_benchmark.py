@@ -11,6 +11,8 @@ import torch
 from benchmarks.training import in_process, two_jobs
 from benchmarks.training.training import Data
 
+pytestmark = pytest.mark.thorough
+
 SAMPLES, CLASSES, EPOCHS = 256, 4, 3
 SIDE = 8
 

@@ -9,8 +9,8 @@ from benchmarks.engine import worths
 
 @pytest.mark.parametrize("policy", worths.GUIDED)
 def test_every_worth_is_told_while_times_are_taken(policy: str) -> None:
-    taught = worths.Taught(policy, 3 * worths.BATCH)
-    first, *_ = taught.scores("second", 2)
-    row = taught.row("a second one scores", [first])
+    learned = worths.Taught(policy, 3 * worths.BATCH)
+    first, *_ = learned.scores("second", 2)
+    row = learned.row("a second one scores", [first])
     assert 0 < row.stall_s <= row.total_s
-    assert list(taught.teaching._worths.due(1)) == []
+    assert list(learned.feed._worths.due(1)) == []

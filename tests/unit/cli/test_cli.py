@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -20,8 +21,9 @@ from click.testing import CliRunner, Result
 from spiderfs import __version__
 from spiderfs.cli import control_files, umount
 from spiderfs.cli.main import COMMANDS, main
+from spiderfs.errors import MountError
 from spiderfs.linux import mounts
-from spiderfs.options.model import default_rows
+from spiderfs.options.model import GROUPS, default_rows
 from spiderfs.shared.layout import CacheLayout
 
 STATS: dict[str, Any] = {
@@ -60,7 +62,6 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     here = tmp_path / "mnt"
     control = here / ".spiderfs"
     control.mkdir(parents=True)
-    (control / "stats").write_text("all is well\n")
     (control / "stats.json").write_text(json.dumps({**STATS, "cache_dir": str(tmp_path / "cache")}))
     (control / "config").write_text("capacity=10GiB\n")
     table = tmp_path / "mountinfo"
@@ -83,9 +84,21 @@ def test_help_names_every_command_and_every_option() -> None:
     assert "mount-helper" not in shown
     shown = spiderfs("mount", "--help").output
     assert all(row.name in shown for row in default_rows())
+    # The groups follow each other, the basic options first.
+    groups = [line.rstrip(":") for line in shown.splitlines() if line.rstrip(":") in GROUPS]
+    assert groups == list(GROUPS)
+    assert shown.index("\n  cache_dir") < shown.index("Names, archives") < shown.index("\n  ttl*")
     for name in COMMANDS:
         assert spiderfs(name, "--help").exit_code == 0
     assert __version__ in spiderfs("--version").output
+
+
+def test_without_arguments_it_shows_commands_that_exist() -> None:
+    result = spiderfs()
+    assert result.exit_code == 0
+    shown = re.findall(r"^  spiderfs (\w+)", result.output, re.MULTILINE)
+    assert shown[:4] == ["demo", "doctor", "bench", "mount"]
+    assert set(shown) <= COMMANDS.keys()
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -110,7 +123,7 @@ def test_a_missing_package_is_named_with_what_installs_it(tmp_path: Path, missin
     arguments = ["mount", tmp_path / "source", tmp_path / "mnt", "-o", f"cache_dir={tmp_path}/cache"]
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    expected = f"spiderfs: {missing} is not installed: run `pip install '.[mount]'` in a checkout of spiderfs\n"
+    expected = f"spiderfs: {missing} is not installed: run `pip install .` in a checkout of spiderfs\n"
     assert (done.stdout, done.stderr) == ("", expected)
 
 
@@ -159,7 +172,8 @@ def test_commands_for_a_path_that_is_not_mounted(tmp_path: Path) -> None:
 
 
 def test_status_of_one_mount(mounted: Path) -> None:
-    assert spiderfs("status", mounted).output == "all is well\n"
+    shown = spiderfs("status", mounted).output
+    assert shown.startswith(f"/nfs/a on {mounted}\npolicy           minio, 2 workers, pid 4711, up 1:01:40\n")
     assert json.loads(spiderfs("status", mounted, "--json").output)["pid"] == 4711
 
 
@@ -302,6 +316,50 @@ def test_umount_names_a_daemon_that_stays(
     assert unmounted == [False, True]
 
 
+def test_umount_all_goes_on_after_a_failure_and_leaves_the_mounts_of_others(
+    mounted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert spiderfs("umount").exit_code == spiderfs("umount", "--all", mounted).exit_code == 1
+    user = os.geteuid()
+    lines = [
+        f"10{number} 27 0:5{number} / {tmp_path}/{number} ro - fuse.spiderfs /nfs/{number} ro,user_id={owner}\n"
+        for number, owner in enumerate((user, user, user + 1))
+    ]
+    mounts.MOUNT_TABLE.write_text("".join(lines))
+    tried: list[str] = []
+
+    def unmount(path: Path, lazy: bool) -> None:
+        tried.append(path.name)
+        if path.name == "1":
+            raise MountError(f"cannot unmount {path}: busy")
+
+    monkeypatch.setattr(umount, "unmount", unmount)
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    monkeypatch.setattr(umount, "read_stats", lambda mount: {})
+    result = spiderfs("umount", "--all")
+    others = ["2"] if user == 0 else []
+    assert tried == [*others, "1", "0"], "root unmounts all, the last one first"
+    assert result.exit_code == 1
+    assert result.stderr == f"spiderfs: cannot unmount {tmp_path}/1: busy\n"
+    assert result.stdout.splitlines() == [f"unmounted {tmp_path}/{name}" for name in [*others, "0"]]
+    monkeypatch.setattr("os.geteuid", lambda: user + 1)
+    tried.clear()
+    assert spiderfs("umount", "--all").exit_code == 0
+    assert tried == ["2"]
+
+
+def test_umount_all_waits_once_every_place_of_a_mount_is_gone(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_it = mounts.mounted_at(mounted)
+    assert of_it is not None
+    left = {place: of_it._replace(mountpoint=place) for place in (mounted, mounted.parent / "bound")}
+    monkeypatch.setattr(umount, "_own_mounts", lambda: list(left.values()))
+    monkeypatch.setattr(umount, "mounts", lambda: list(left.values()))
+    monkeypatch.setattr(umount, "unmount", lambda path, lazy: left.pop(path))
+    monkeypatch.setattr(umount, "read_stats", lambda mount: {})
+    result = spiderfs("umount", "--all")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 def test_umount_detaches_a_hung_mount(mounted: Path, unmounted: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     released = hang(mounted, monkeypatch)
     result = spiderfs("umount", mounted)
@@ -313,14 +371,13 @@ def test_umount_detaches_a_hung_mount(mounted: Path, unmounted: list[bool], monk
 
 def hang(mount: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
     """Make stats of a pretended mount hang, as a FIFO without a writer does, until the result is called."""
-    for name in ("stats", "stats.json"):
-        (mount / ".spiderfs" / name).unlink()
-        os.mkfifo(mount / ".spiderfs" / name)
+    stats = mount / ".spiderfs/stats.json"
+    stats.unlink()
+    os.mkfifo(stats)
     monkeypatch.setattr("spiderfs.cli.control_files.ANSWER_TIMEOUT_S", 0.02)
 
     def release() -> None:
-        for name in ("stats", "stats.json"):
-            os.close(os.open(mount / ".spiderfs" / name, os.O_RDWR | os.O_NONBLOCK))
+        os.close(os.open(stats, os.O_RDWR | os.O_NONBLOCK))
 
     return release
 
@@ -336,3 +393,20 @@ def test_shells_complete_commands_and_mount_points(mounted: Path) -> None:
     assert completed("mount-") == []
     assert completed("--ver") == ["--version"]
     assert completed("umount", str(mounted)[:3]) == [str(mounted)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["unmount", "/mnt"], "did you mean umount?"),
+        (["mount", "--cache_dir=/x", "/a", "/b"], "There is no option --cache_dir: write -o cache_dir=VALUE."),
+        (["mount", "--source.latency_ms", "5", "/a", "/b"], "write -o source.latency_ms=VALUE."),
+        (["mount", "--nothing", "/a", "/b"], "No such option"),
+        (["nothing-like-it"], "No such command"),
+        (["mount", "/"], "write 'spiderfs mount SOURCE MOUNTPOINT'"),
+    ],
+)
+def test_a_slip_in_a_command_line_is_told_with_what_to_write(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code != 0
+    assert said in result.stderr

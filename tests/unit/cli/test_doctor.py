@@ -107,6 +107,7 @@ def test_a_pid_namespace_of_its_own_is_noted(monkeypatch: pytest.MonkeyPatch) ->
 def test_options_of_nfs_are_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: str, says: str) -> None:
     source = tmp_path / "source"
     source.mkdir()
+    (source / "a").touch()
     nfs = f"31 30 0:40 / {source} rw - nfs4 server:/a {options}"
     table(monkeypatch, tmp_path, "30 1 8:1 / / rw - ext4 /dev/sda rw", nfs)
     state, said = found(source, "-o", f"cache_dir={tmp_path}/cache")["NFS"]
@@ -135,6 +136,12 @@ def test_a_source_is_checked_as_a_mount_would(monkeypatch: pytest.MonkeyPatch, t
     )
 
 
+def test_a_mount_point_whose_mount_has_gone_is_not_ok(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    state, said = found(tmp_path / "gone", "-o", f"cache_dir={tmp_path}/cache", wrong=True)["source"]
+    assert (state, said.partition(":")[0]) == ("wrong", f"{tmp_path}/gone is empty, and nothing is mounted there")
+
+
 def test_options_need_a_source() -> None:
     result = run("-o", "capacity=1GiB")
     assert (result.exit_code, result.stderr) == (
@@ -153,6 +160,7 @@ def test_a_mount_is_asked_for_its_troubles(monkeypatch: pytest.MonkeyPatch, tmp_
             "cache_dir": str(tmp_path),
             "capacity_bytes": 1,
             "metrics": figures,
+            "peers": {"http://n1": {"remark": ""}, "http://n2": {"remark": "has had no file"}},
         }
         (point / ".spiderfs/stats.json").write_text(json.dumps(stats))
         (point / ".spiderfs/config").write_text("source=s3://bucket/a  # the source\n")
@@ -163,7 +171,12 @@ def test_a_mount_is_asked_for_its_troubles(monkeypatch: pytest.MonkeyPatch, tmp_
     assert str(old) not in text
     assert f"ok mount {here} shows /nfs/a, and answers" in text
     assert "wrong source it does not answer" in text
-    assert "note since mounted 3 worker_restarts. More than 0: the log says how each ended" in text
+    assert "note since mounted 3 worker_restarts. See the log for how each ended" in text
+    assert text.count(" peers ") == 1
+    assert "wrong peers http://n2 has had no file" in text
+    (here / ".spiderfs/stats.json").unlink()
+    text = " ".join(run(here).stdout.split())
+    assert (text.count("wrong mount"), text.count("wrong control files")) == (1, 0), "a thing is said once"
 
 
 def doctor_counters() -> list[str]:

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
         (["rw,capacity=20GiB"], False, ["capacity=20GiB"]),
         (["ro,noatime", "policy=lru"], False, ["ro", "noatime", "policy=lru"]),
         ([r"rw,log_file=/a\,b"], False, [r"log_file=/a\,b"]),
-        (["rw,capacity=1GiB,unheard_of=3,source.gone"], True, ["capacity=1GiB", "source.gone"]),
+        (["rw,capacity=1GiB,unheard_of=3,immutable"], True, ["capacity=1GiB", "immutable"]),
         (["rw,noexec,unheard_of"], True, ["noexec"]),
         (["rw,capacity = 1GiB"], True, ["capacity = 1GiB"]),
         (["rw,suid"], True, ["suid"]),
@@ -81,6 +81,39 @@ def test_the_installed_helper_calls_the_installed_command(tmp_path: Path) -> Non
     said = subprocess.run([helper, "/a", "/m"], capture_output=True, text=True, check=False, timeout=30)
     assert (said.returncode, said.stderr.count("\n")) == (32, 1)
     assert "scripts/install-mount-helper" in said.stderr
+
+
+def test_installing_keeps_what_others_have_put_there(tmp_path: Path) -> None:
+    command, root = tmp_path / "spiderfs", tmp_path / "root"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+
+    def install(*given: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [ROOT / "scripts" / "install-mount-helper", *given],
+            env={**os.environ, "DESTDIR": str(root)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+
+    assert install(command).returncode == 0
+    unit = root / "etc/systemd/system/spiderfs@.service"
+    unit.write_text("changed by the administrator")
+    assert install(command).returncode == 0
+    assert install(command).returncode == 0
+    assert unit.with_name("spiderfs@.service~").read_text() == "changed by the administrator"
+    assert unit.read_bytes() == (ROOT / "systemd/spiderfs@.service").read_bytes()
+    installed = root / "usr/local/bin/spiderfs"
+    installed.unlink()
+    installed.write_text("pip's own")
+    installed.chmod(0o755)
+    refused = install(command)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert f"{installed} is a program of its own: name it as SPIDERFS to use it, or delete it" in refused.stderr
+    assert install(installed).returncode == 0
+    assert installed.read_text() == "pip's own"
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, to give it up")

@@ -16,10 +16,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spiderfs.cli.main import main
+from spiderfs.cli.report import _options
 from spiderfs.linux import mounts
 
 EPOCH = {"job": "1f", "name": "<b>best", "epoch": 0, "ended": 1e9, "seconds": 75.0, "samples": 1000, "waited": 250}
-EPOCH |= {"waited_s": 12.5, "planned": 800, "late": 8, "page_cache_reads": 0, "stand_ins": 7, "read_bytes": 3 << 30}
+EPOCH |= {"waited_s": 12.5, "planned": 800, "late": 8, "page_cache_reads": 0, "substitutes": 7, "read_bytes": 3 << 30}
 EPOCH |= {"origin_bytes": 1 << 30}
 LATER = {**EPOCH, "epoch": 1, "seconds": 30.0, "waited": 0, "late": 0, "waited_s": 0.0, "origin_bytes": 0}
 OTHER = {**EPOCH, "job": "2a", "name": None, "ended": 2e9, "planned": 0, "late": 0}
@@ -103,7 +104,7 @@ def test_the_page_says_all_that_is_known(here: Path, tmp_path: Path) -> None:
         "time: at most 1 min 15 s",
         "12 accesses to 4 samples, 40 bytes in all; 3 epochs of 4 accesses",
         "belady (bound) 20 B",
-        "lru, as mounted 20 B 0.0% 0.0% 120 B",
+        "lru, as mounted 20 B 0.0% 0.0% 0 120 B",
     ):
         assert said in words, said
     assert words.index("Training 2a") < words.index("Training <b>best"), "the latest comes first"
@@ -162,3 +163,31 @@ def test_it_fails_in_one_line(here: Path, tmp_path: Path) -> None:
     assert "has a daemon of another version of spiderfs" in refusal(here, "--html", tmp_path / "r.html")
     (here / ".spiderfs/epochs").unlink()
     assert "cannot be used" in refusal(here, "--html", tmp_path / "r.html")
+
+
+def test_a_file_that_cannot_be_written_is_said_first(here: Path, tmp_path: Path) -> None:
+    has(here, [], "none")
+    assert "cannot write" in refusal(here, "--html", tmp_path / "missing/r.html")
+
+
+def test_a_replay_with_plans_is_the_one_as_mounted(tmp_path: Path) -> None:
+    row = {"hit_ratio": 0.1, "warm_hit_ratio": 0.1, "origin_bytes": 5, "capacity_bytes": 20, "capacity": "20"}
+    rows = [row | {"policy": "spider", "redirects": 7}, row | {"policy": "belady", "redirects": 0}]
+    shared = {
+        "accesses": 4, "distinct": 2, "distinct_bytes": 8, "epoch_length": 2, "served_ratio_when_recorded": 0.999,
+        "nodes": 1, "scorings": [], "results": [row | {"epochs": [{"coverage": 1.0}]} for row in rows],
+    }  # fmt: skip
+    stats = {"policy": "spider", "capacity_bytes": 20}
+    text = _options([shared | {"plans": False}, shared | {"plans": True}], stats)
+    without, _, with_plans = text.partition("<h3>With the plans of the training</h3>")
+    assert "<h3>Without the plans of the training</h3>" in without
+    assert "as mounted" not in without
+    assert "spider, as mounted" in with_plans
+    assert "spider, as mounted" in _options([shared | {"plans": False}], stats)
+    # 99.9% did not wait, and 10% of what was read was still held: the page says why both are true.
+    assert "When it was recorded, 99.9% did not wait" in text
+    assert text.count("Hits are here what the cache still held") == 2
+    # A policy with substitutes may have more hits than the bound, which has none.
+    assert "belady (bound without substitutes)" in text
+    assert "belady has none, so a policy with substitutes may have more hits" in text
+    assert "<td>7</td>" in text

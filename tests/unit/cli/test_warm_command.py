@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from spiderfs.cli import named_files, warm
+from spiderfs.cli import warm
 from spiderfs.cli.control_files import explained
 from spiderfs.cli.main import main
 from spiderfs.errors import SpiderfsError
@@ -118,8 +118,8 @@ def test_paths_are_below_the_mount(mounted: Path, daemon: Daemon, monkeypatch: p
         ("/nfs/a/train", "/nfs/a/train lies outside of the mount at {}: write a path below it"),
         ("../mnt2", "../mnt2 lies outside of the mount at {}: write a path below it"),
         ("{}2", "{}2 lies outside of the mount at {}: write a path below it"),
-        ("tarin", "{} has no file tarin: write a path below it"),
-        ("train/cat/1/x", "{} has no file train/cat/1/x: write a path below it"),
+        ("tarin", "{} has no file or directory tarin: check the path"),
+        ("train/cat/1/x", "{} has no file or directory train/cat/1/x: check the path"),
         ("a\nb", "a b has a newline, and a list has one path a line: write ? in its place"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_link_means_what_it_leads_to(mounted: Path, daemon: Daemon, tmp_path: 
 
 
 def test_a_list_on_stdin_comes_in_pieces(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(named_files, "_PIECE_BYTES", 20)
+    monkeypatch.setattr(warm, "_PIECE_BYTES", 20)
     lines = [b"train/cat/1", b"", b" odd \xff name", os.fsencode(mounted) + b"/val", b"not/checked/here"]
     assert spiderfs(mounted, "-", stdin=b"\n".join(lines)).exit_code == 0
     assert daemon.written == ["train/cat/1\n odd \udcff name\n", "val\nnot/checked/here\n"]
@@ -174,7 +174,7 @@ def test_it_can_leave_the_daemon_to_it(mounted: Path, daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     ("ended_by", "said"),
     [
-        (KeyboardInterrupt(), "ended after 2 of 7 files found so far: the same command goes on from there"),
+        (KeyboardInterrupt(), "ended after 2 of 7 files found so far: run it again to go on"),
         (TimeoutError(), "the daemon of {} does not answer: detach it with 'spiderfs umount --lazy {}'"),
         (OSError(107, "gone"), "the daemon of {} is dead: unmount with 'spiderfs umount {}', or mount again"),
     ],
@@ -217,7 +217,7 @@ def test_pinning_fetches_and_says_how_much_is_pinned(mounted: Path, daemon: Daem
     daemon.says = [Warming(), Warming(), Warming(searching=True), Warming(found=5, fetched=3, present=2)]
     result = spiderfs(mounted, "train", "val/1", command="pin")
     assert (result.exit_code, result.stderr) == (0, "")
-    pinned = "1,234 files are pinned, 1.0 MiB of at most 5.0 MiB, which is half of the cache\n"
+    pinned = "1,234 files are pinned, 1.0 MiB of at most 5.0 MiB, half of the room for kept files\n"
     assert result.stdout == f"3 files fetched (0 B) in 0:00, 2 were cached before\n{pinned}"
     assert daemon.written == ["pin: train\nval/1\n"]
     assert spiderfs(mounted, command="pin").stdout == pinned
@@ -240,9 +240,9 @@ def test_pinning_fails_where_pins_have_no_room(mounted: Path, daemon: Daemon) ->
 def test_pinning_ends_as_warming_does(mounted: Path, daemon: Daemon) -> None:
     ended = Warming(ended=True, found=7, fetched=2, left=5)
     daemon.says = [Warming(), Warming(), Warming(searching=True), KeyboardInterrupt(), ended]
-    assert "ended after 2 of 7 files: the same command goes on from there" in refusal(mounted, "train", command="pin")
+    assert "ended after 2 of 7 files: run it again to go on" in refusal(mounted, "train", command="pin")
     assert daemon.written == ["pin: train\n", "\n"]
-    assert "tarin: write a path below it" in refusal(mounted, "tarin", command="pin")
+    assert "has no file or directory tarin" in refusal(mounted, "tarin", command="pin")
 
 
 def test_unpinning_says_how_many_files_it_was(mounted: Path, daemon: Daemon) -> None:
@@ -333,7 +333,10 @@ def test_names_are_looked_up_through_the_mount(mounted: Path, daemon: Daemon) ->
     assert spiderfs(mounted, "--names").stdout == "8 names in 5 directories\n"
     assert spiderfs(mounted, "train", "val/1", "--names").stdout == "6 names in 3 directories\n"
     assert daemon.written == []
-    assert refusal(mounted, "train/*", "--names") == f"spiderfs: {mounted} has no file train/*: write a path below it\n"
+    assert (
+        refusal(mounted, "train/*", "--names")
+        == f"spiderfs: {mounted} has no file or directory train/*: check the path\n"
+    )
     said = refusal(mounted, "-", "--names", stdin=b"val\nabsent\nabsent")
     assert said == (f"spiderfs: 2 paths could not be looked up, one is {mounted}/absent (No such file or directory)\n")
     result = spiderfs(mounted, "--names", "--detach")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import stat
@@ -17,8 +18,9 @@ from typing import Any
 
 import pytest
 from forking import exit_status, forked
+from programs import program
 
-from spiderfs.client.cache import STORES, Cache, Gone
+from spiderfs.client.client import STORES, Cache, Gone
 from spiderfs.core.events import HIT, Access
 from spiderfs.daemon.pipes import ClientPipe
 from spiderfs.errors import StoreDamaged
@@ -37,6 +39,8 @@ from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Dentry
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.redirects import redirect_row
 from spiderfs.vfs.rules import FOREVER_S
+
+pytestmark = pytest.mark.clock
 
 TERMS = Terms(
     ttl_s=3600.0,
@@ -317,7 +321,7 @@ def test_trainers_that_change_within_one_tick_of_the_clock_are_followed(daemon: 
     assert cache.serve(b"train/cat") == b"a cat"
     daemon.trainers([Attached(3, os.getpid(), started_at(os.getpid()), (DATASET,), True)])
     os.utime(trainers, ns=(5, 5))
-    cache._follow_at = 0.0
+    cache._follow_at = -math.inf
     assert cache.serve(b"train/cat") == b"a cat"
     assert [told.trainer for told in daemon.told()] == [0, 3]
 
@@ -341,14 +345,11 @@ LmdbRecords(Path(sys.argv[1]), TABLES).put([redirect_row(*map(int, sys.argv[2:])
 
 
 @contextlib.contextmanager
-def elsewhere(program: str, *arguments: object) -> Iterator[int]:
+def remote(does: str, *arguments: object) -> Iterator[int]:
     """The pid of another process that has done something, and waits until the context ends."""
-    waiting = f"{program}\nprint('done', flush=True)\nsys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", waiting, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
+    waiting = f"{does}\nprint('done', flush=True)\nsys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with program(sys.executable, "-c", waiting, *map(str, arguments), text=True, **pipes) as process:
         assert process.stdout.readline() == "done\n"
         yield process.pid
         process.stdin.close()
@@ -365,7 +366,7 @@ def test_a_trainer_is_told_apart(daemon: Daemon) -> None:
     assert [(told.trainer, told.wanted) for told in daemon.told()] == [(3, daemon.inodes[b"cat"])]
 
 
-def test_a_trainer_gets_the_stand_in_of_what_is_not_cached(daemon: Daemon) -> None:
+def test_a_trainer_gets_the_substitute_of_what_is_not_cached(daemon: Daemon) -> None:
     daemon.record(b"train", b"cow", None, size=5)
     daemon.redirect(b"cow", b"cat")
     attach(daemon)
@@ -375,18 +376,18 @@ def test_a_trainer_gets_the_stand_in_of_what_is_not_cached(daemon: Daemon) -> No
     assert daemon.counted("redirects") == 1
 
 
-def test_a_stand_in_stays_the_same_for_the_lease(daemon: Daemon) -> None:
+def test_a_substitute_stays_the_same_for_the_lease(daemon: Daemon) -> None:
     daemon.record(b"train", b"cow", None, size=5)
     daemon.redirect(b"cow", b"cat")
     attach(daemon)
     cache = Cache(daemon.terms)
     assert cache.serve(b"train/cow") == b"a cat"
-    with elsewhere(_REDIRECTING, daemon.layout.names, DATASET, daemon.inodes[b"cow"], daemon.inodes[b"dog"]):
+    with remote(_REDIRECTING, daemon.layout.names, DATASET, daemon.inodes[b"cow"], daemon.inodes[b"dog"]):
         assert cache.serve(b"train/cow") == b"a cat"
         assert Cache(daemon.terms).serve(b"train/cow") == b"a dog"
 
 
-def test_what_is_cached_or_being_fetched_has_no_stand_in(daemon: Daemon) -> None:
+def test_what_is_cached_or_being_fetched_has_no_substitute(daemon: Daemon) -> None:
     daemon.record(b"train", b"cow", None, size=5)
     daemon.redirect(b"cow", b"cat")
     daemon.redirect(b"dog", b"cat")
@@ -394,12 +395,12 @@ def test_what_is_cached_or_being_fetched_has_no_stand_in(daemon: Daemon) -> None
     cache = Cache(daemon.terms)
     assert cache.serve(b"train/dog") == b"a dog"
     del cache
-    with elsewhere(_FETCHING, daemon.layout.run.fetch_lock, daemon.inodes[b"cow"]):
+    with remote(_FETCHING, daemon.layout.run.fetch_lock, daemon.inodes[b"cow"]):
         assert Cache(daemon.terms).serve(b"train/cow") is None
     assert Cache(daemon.terms).serve(b"train/cow") == b"a cat"
 
 
-def test_where_samples_are_pushed_ahead_the_mount_says_which_stand_in_is_due(daemon: Daemon) -> None:
+def test_where_samples_are_pushed_ahead_the_mount_says_which_substitute_is_due(daemon: Daemon) -> None:
     """The kernel may have what the store has not."""
     daemon.record(b"train", b"cow", None, size=5)
     daemon.redirect(b"cow", b"cat")
@@ -411,11 +412,11 @@ def test_where_samples_are_pushed_ahead_the_mount_says_which_stand_in_is_due(dae
     assert [told.trainer for told in daemon.told()] == [3]
 
 
-def test_nobody_else_gets_a_stand_in(daemon: Daemon) -> None:
+def test_nobody_else_gets_a_substitute(daemon: Daemon) -> None:
     daemon.record(b"train", b"cow", None, size=5)
     daemon.redirect(b"cow", b"cat")
     assert Cache(daemon.terms).serve(b"train/cow") is None
-    with elsewhere("import sys, os") as other:
+    with remote("import sys, os") as other:
         attach(daemon, pid=other)
         assert Cache(daemon.terms).serve(b"train/cow") is None
     attach(daemon)
@@ -425,7 +426,7 @@ def test_nobody_else_gets_a_stand_in(daemon: Daemon) -> None:
     assert daemon.told()[-1].trainer == 3
 
 
-def test_a_stand_in_that_has_left_the_store_is_the_mounts_affair(daemon: Daemon) -> None:
+def test_a_substitute_that_has_left_the_store_is_the_mounts_affair(daemon: Daemon) -> None:
     daemon.record(b"train", b"cow", None, size=5)
     daemon.record(b"train", b"pig", None, size=5)
     daemon.redirect(b"cow", b"pig")
@@ -494,7 +495,7 @@ def as_nobody(daemon: Daemon, what: Any, owner: bool = True) -> tuple[bool, bool
 @pytest.mark.parametrize(
     ("directory_mode", "file_mode", "given"), [(0o755, 0o644, b"a pig"), (0o700, 0o644, None), (0o755, 0o600, None)]
 )
-def test_a_stand_in_is_one_that_the_reader_could_open(
+def test_a_substitute_is_one_that_the_reader_could_open(
     daemon: Daemon, directory_mode: int, file_mode: int, given: bytes | None
 ) -> None:
     daemon.record(b"train", b"gone", None, size=5)

@@ -1,4 +1,4 @@
-"""Nodes hear by a real server who is there, whatever becomes of it, of them, and of their clocks."""
+"""Nodes learn by a real server who is there, whatever becomes of it, of them, and of their clocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import redis
 
 from benchmarks.common.redis_server import RedisServer
 from spiderfs.cluster import stream as stream_module
-from spiderfs.cluster.beats import FIRST_MS, Beats
+from spiderfs.cluster.stream import FIRST_MS, Beats
 from spiderfs.sources.node_names import MISSED
 from spiderfs.sources.redis_client import PASSWORD_VARIABLE
 
@@ -49,7 +49,7 @@ def test_who_comes_counts_at_once_and_so_does_who_says_that_it_leaves(server: Re
     back.leave()
 
 
-def test_who_is_silent_for_some_beats_has_left_until_it_is_heard_again(server: RedisServer, name: str) -> None:
+def test_who_is_silent_for_some_beats_has_left_until_it_reports_again(server: RedisServer, name: str) -> None:
     one, two = Beats(server.url, name, A, ()), Beats(server.url, name, B, ())
     for _ in range(3):
         two.beat()
@@ -59,12 +59,26 @@ def test_who_is_silent_for_some_beats_has_left_until_it_is_heard_again(server: R
     assert two.beat() == one.beat() == [A, B]
 
 
-def test_the_next_manager_loses_nobody_of_whom_it_has_not_heard_yet(server: RedisServer, name: str) -> None:
+def test_the_next_manager_loses_nobody_that_has_not_reported_yet(server: RedisServer, name: str) -> None:
     following = Beats(server.url, name, A, [A, B, C])
     Beats(server.url, name, B, ()).beat()
     for _ in range(MISSED - 1):
         assert following.beat() == [A, B, C]
     assert following.beat() == [A, B]
+
+
+def test_nodes_of_another_source_do_not_count_and_are_named_once(
+    server: RedisServer, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = Beats(server.url, name, A, (), "nas:/a"), Beats(server.url, name, B, (), "nas:/b\n")
+    for _ in range(3):
+        assert (one.beat(), two.beat()) == ([A], [B])
+    # One of an earlier release does not say what it shows.
+    redis.Redis.from_url(server.url).xadd(f"spiderfs:nodes:{name}", {"here": C})
+    assert one.beat() == [A, C]
+    (said,) = (record.getMessage() for record in caplog.records if record.getMessage().startswith(f"peers: '{B}"))
+    assert "'nas:/b\\n'" in said
+    assert "'nas:/a'" in said
 
 
 def test_data_sets_at_one_server_do_not_mix(server: RedisServer, name: str) -> None:
@@ -83,7 +97,7 @@ def test_a_server_that_is_killed_changes_nothing_and_neither_does_its_return(
         two.beat()
         server.kill()
         for _ in range(2 * MISSED):
-            assert one.beat() == [A], "it had not heard of the other one"
+            assert one.beat() == [A], "the other one had not reported"
             assert two.beat() == [A, B]
         server.start()
         for _ in range(MISSED - 1):
@@ -91,11 +105,11 @@ def test_a_server_that_is_killed_changes_nothing_and_neither_does_its_return(
         for _ in range(2 * MISSED):
             assert one.beat() == two.beat() == [A, B]
         server.kill()
-        # Nobody is there who could hear it.
+        # No one is there who could receive it.
         one.leave()
-    told = [message for message in caplog.messages if server.url in message]
-    assert ["the nodes that are known stay" in text for text in told] == [True, True, False, False]
-    assert told[2] == f"peers: {server.url} is back"
+    logged = [message for message in caplog.messages if server.url in message]
+    assert ["the nodes that are known stay" in text for text in logged] == [True, True, False, False]
+    assert logged[2] == f"peers: {server.url} is back"
 
 
 def test_no_clock_counts(server: RedisServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +118,11 @@ def test_no_clock_counts(server: RedisServer, name: str, monkeypatch: pytest.Mon
     now = time.time()
 
     def both_beat() -> tuple[list[str], list[str]]:
-        heard = one.beat()
+        received = one.beat()
         with monkeypatch.context() as patched:
             # This node's clock is an hour late.
             patched.setattr(time, "time", lambda: now - 3600)
-            return heard, two.beat()
+            return received, two.beat()
 
     for _ in range(2 * MISSED):
         both = both_beat()

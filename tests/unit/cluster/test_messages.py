@@ -1,4 +1,4 @@
-"""What managers tell each other comes out as it went in; anything else is refused, whatever bytes it has."""
+"""What managers send each other comes out as it went in; anything else is refused, whatever bytes it has."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiderfs.cluster.messages import PlanPiece, SharedHub, SharedScores, unpacked
+from spiderfs.cluster.link import PlanPiece, SharedHub, SharedScores, unpacked
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol import Batch, Goodbye, Message, encode
-from spiderfs.protocol.frames import Decoder
+from spiderfs.protocol.messages import Decoder
 
 SAMPLES = 100
 BATCH = Batch("", 0, 0, np.array([3, 99], np.uint32), np.eye(2, 4, dtype=np.float16), np.ones(2, np.float16))
@@ -32,7 +32,7 @@ def test_messages_come_out_as_they_went_in() -> None:
                 assert np.array_equal(getattr(one, name), getattr(other, name)), name
 
 
-def test_no_trainer_says_what_managers_tell_each_other() -> None:
+def test_no_trainer_says_what_managers_send_each_other() -> None:
     (refused,) = Decoder().feed(encode(SCORES))
     assert isinstance(refused, ProtocolError)
     assert refused.code == "unknown"

@@ -14,9 +14,7 @@ from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
 from spiderfs.core.policy import SAMPLES, Key, Policy
 from spiderfs.core.rooms import NO_VIEWS, PINS, VIEWS, ViewsRoom, file_of
 from spiderfs.policies import mountable_policies
-from spiderfs.policies.lfu import LFU
-from spiderfs.policies.lru import LRU
-from spiderfs.policies.minio import MinIO
+from spiderfs.policies.baselines import LFU, LRU, MinIO
 
 
 class HalfAndHalf(Policy):
@@ -290,7 +288,7 @@ def test_a_later_mount_knows_views_by_their_names() -> None:
     views = ViewsRoom(0.5, lambda key: key % 2 == 1 if key in named else None)  # type: ignore[operator]
     engine = Engine(MinIO(), 40, views=views)
     changes = engine.restore([(1, 10, VIEWS), (3, 10, VIEWS), (2, 10, SAMPLES)], {})
-    # Nobody has looked for 3 yet, and perhaps nobody ever will: it is an ordinary sample until then.
+    # No one has looked for 3 yet, and perhaps no one ever will: it is an ordinary sample until then.
     assert changes == Changes(((3, SAMPLES),))
     assert engine.opened(3, 10) == NOTHING
     named.add(3)
@@ -305,7 +303,7 @@ def test_a_pinned_sample_stays_whatever_comes() -> None:
     assert engine.pin(1, 10)
     assert engine.place(1, 10) == Changes(((1, PINS),))
     assert engine.place(1, 10) == NOTHING
-    # Nobody has it yet: it comes in as soon as somebody opens it, though MIN or LRU would have others leave.
+    # No one has it yet: it comes in as soon as someone opens it, though MIN or LRU would have others leave.
     assert engine.pin(9, 10)
     assert engine.would_keep(9, 10)
     assert engine.opened(9, 10) == Changes(((9, PINS),), (2,))

@@ -12,22 +12,18 @@ from hypothesis.stateful import invariant, precondition, rule
 from test_engine import SAMPLE_KEYS, EngineAgainstModel, size_of
 
 from benchmarks.common.lists import Following
-from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
-from spiderfs.core.guided import Adjustable, Guided, HasHubs
-from spiderfs.core.hints import Hub
 from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.core.plans import schedule
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import AWAITED
-from spiderfs.core.policy import SAMPLES, Key, Policy
+from spiderfs.core.policy import SAMPLES, Hub, Key, Policy
 from spiderfs.core.rooms import PINS, VIEWS
 from spiderfs.policies import mountable_policies
-from spiderfs.policies.belady import Belady
-from spiderfs.policies.lru import LRU
-from spiderfs.policies.minio import MinIO
+from spiderfs.policies.baselines import LRU, Belady, MinIO
 from spiderfs.policies.spider import HOMOPHILY, IMPORTANCE, Spider
 from spiderfs.simulation.replay import Replay, policy_for, replay
+from spiderfs.trace.format import Accesses
 
 
 def planned(number: int, order: Sequence[int], files: int = 31, start: int = 0) -> PlannedEpoch:
@@ -37,7 +33,7 @@ def planned(number: int, order: Sequence[int], files: int = 31, start: int = 0) 
 
 
 def wrong(engine: Engine, trainer: str) -> None:
-    """Let the trainer publish a plan and read something else, until its plan is no longer believed."""
+    """Let the trainer publish a plan and read something else, until its plan is no longer trusted."""
     files = 4000
     rng = np.random.default_rng(1)
     engine.plan(trainer, "", planned(0, rng.permutation(files).tolist(), files), 0.0)
@@ -45,7 +41,7 @@ def wrong(engine: Engine, trainer: str) -> None:
         engine.wanted(trainer, key, 0.0)
         if not engine.schedule.active:
             return
-    raise AssertionError("it is believed still")
+    raise AssertionError("it is trusted still")
 
 
 # -- the invariants, whatever is planned
@@ -87,8 +83,8 @@ class PlannedEngineAgainstModel(EngineAgainstModel):
         """The state after many opens that followed no plan."""
         for (owner, _), reader in self.engine.schedule.readers.items():
             if owner == trainer:
-                reader.believed = False
-        self.engine.schedule._believe()
+                reader.trusted = False
+        self.engine.schedule._trust()
         self.engine._replanned()
 
     @rule()
@@ -102,25 +98,25 @@ class PlannedEngineAgainstModel(EngineAgainstModel):
             self.offered(key, self.engine.place(key, size_of(key)))
             assert keeps == (key in self.engine.members)
 
-    @precondition(lambda self: isinstance(self.engine.policy, Guided))
+    @precondition(lambda self: self.engine.policy.guided)
     @rule(key=SAMPLE_KEYS, score=st.floats(0.1, 2.0))
     def scored(self, key: int, score: float) -> None:
         self.engine.scored(key, score)
 
-    @precondition(lambda self: isinstance(self.engine.policy, HasHubs))
+    @precondition(lambda self: self.engine.policy.has_hubs)
     @rule(key=SAMPLE_KEYS, neighbours=st.lists(SAMPLE_KEYS, max_size=4, unique=True), comes=st.booleans())
     def hub_found(self, key: int, neighbours: list[int], comes: bool) -> None:
         policy = self.engine.policy
-        assert isinstance(policy, HasHubs)
+        assert policy.has_hubs
         policy.hub_found(Hub(key, "1", neighbours, [0.1] * len(neighbours)))
         if comes:
             self.follow(self.engine.place(key, size_of(key)), key)
 
-    @precondition(lambda self: isinstance(self.engine.policy, Adjustable))
+    @precondition(lambda self: self.engine.policy.adjustable)
     @rule(ratio=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
     def ratio(self, ratio: float) -> None:
         policy = self.engine.policy
-        assert isinstance(policy, Adjustable)
+        assert policy.adjustable
         policy.set_ratio(ratio)
         self.follow(self.engine.settle())
 
@@ -168,7 +164,7 @@ TestPlannedEngineAgainstModel.settings = settings(
 )
 
 
-# -- without a believed plan
+# -- without a trusted plan
 
 
 @pytest.mark.parametrize("gone", ["unplanned", "not followed"])
@@ -195,7 +191,7 @@ def test_a_plan_that_is_not_believed_changes_nothing(policy: str, gone: str) -> 
         elif what == 2:
             capacity = int(rng.integers(1000, 3000))
             outcomes = [engine.resize(capacity, 0) for engine in (plain, with_plan)]
-        elif what == 3 and isinstance(plain.policy, Guided):
+        elif what == 3 and plain.policy.guided:
             for engine in (plain, with_plan):
                 engine.scored(key, 0.1 + key % 10)
             continue
@@ -332,14 +328,14 @@ def test_hubs_leave_in_the_policys_order() -> None:
         Changes(((11, HOMOPHILY),), (3,)),
         Changes(((12, HOMOPHILY),), (10,)),
     ]
-    # No plan names 11, but it stands in for others; a candidate finds room only in its own section.
+    # No plan names 11, but it substitutes for others; a candidate finds room only in its own section.
     assert engine.opened(3, 10) == NOTHING
     assert engine.opened(0, 10) == NOTHING
     engine.wanted("a", 1, 0.0)
     assert engine.place(3, 10) == Changes(((3, IMPORTANCE),), (1,))
 
 
-def engine_placed(engine: Engine, policy: Guided, key: int) -> Changes:
+def engine_placed(engine: Engine, policy: Policy, key: int) -> Changes:
     policy.hub_found(Hub(key, "1", [20, 21], [0.1, 0.2]))
     return engine.place(key, 10)
 
@@ -376,9 +372,9 @@ def test_what_the_next_epoch_names_stays_longer_than_what_it_does_not(monkeypatc
 
 def test_a_home_keeps_its_own_samples_by_their_hashes_and_others_for_a_moment() -> None:
     homes = Homes({"here": 1.0, "there": 1.0}, "here")
-    groups = [group for group in range(9999) if not homes.is_elsewhere(group)]
+    groups = [group for group in range(9999) if not homes.is_remote(group)]
     own = [rank * GROUPS + groups[rank] for rank in range(9)]
-    other = next(group for group in range(9999) if homes.is_elsewhere(group))
+    other = next(group for group in range(9999) if homes.is_remote(group))
     engine = Engine(LRU(), 30, homes=homes)
     for key in (own[5], own[2], own[7]):
         assert engine.opened(key, 10).keep == ((key, SAMPLES),)
@@ -397,7 +393,7 @@ def test_a_home_keeps_its_own_samples_by_their_hashes_and_others_for_a_moment() 
     assert engine.resize(10, 0).drop == (other,)
 
 
-# -- changes while a plan is believed
+# -- changes while a plan is trusted
 
 
 def test_a_new_policy_goes_on_with_the_plan() -> None:

@@ -28,7 +28,7 @@ def test_all_nodes_agree_and_each_sample_has_one_home(names: list[str], weight: 
         assert {here[name].members[here[name].home(key)] for name in names} == {
             there[name].members[there[name].home(key)] for name in names
         }
-        assert [homes.is_elsewhere(key) for homes in here.values()].count(False) == 1
+        assert [homes.is_remote(key) for homes in here.values()].count(False) == 1
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)

@@ -1,4 +1,4 @@
-"""The section of partly augmented samples: what leaves it, and how much room a loader is told of."""
+"""The section of partly augmented samples: what leaves it, and how much room a loader is granted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_what_came_first_leaves_first_for_what_replaces_nothing():
     assert 5 not in partials
 
 
-def test_a_loader_is_told_what_others_leave():
+def test_a_loader_is_granted_what_others_leave():
     partials = section()
     assert partials.begin("one", 70) == 70
     assert partials.begin("two", 70) == 30

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,6 +89,17 @@ def test_another_users_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     refused(cache, *words)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory to another user")
+def test_a_user_whom_this_user_namespace_does_not_map_has_no_number(cache: Path) -> None:
+    """Such users all look like user 65534, whom a message had better not blame."""
+    os.chown(cache, 1000, 1000)
+    program = "import pathlib, sys; from spiderfs.daemon.cache_directory import open_cache_directory as use;"
+    program += "use(pathlib.Path(sys.argv[1]))"
+    command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", program, cache]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert f"{cache} belongs to a user from outside of this user namespace, and this mount to user 0" in done.stderr
+
+
 def test_a_symbolic_link_is_refused(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(cache)
     refused(tmp_path / "link", "symbolic link", f"-o cache_dir={cache}")
@@ -137,11 +150,11 @@ def test_a_directory_with_other_uses_is_not_closed(cache: Path) -> None:
 
 @pytest.mark.parametrize("name", ["store", "store/names", "store/content/blocks", "store/content/data.mdb", "source"])
 def test_a_link_inside_is_refused(cache: Path, tmp_path: Path, name: str) -> None:
-    (cache / name).rename(tmp_path / "elsewhere")
-    (cache / name).symlink_to(tmp_path / "elsewhere")
+    (cache / name).rename(tmp_path / "remote")
+    (cache / name).symlink_to(tmp_path / "remote")
     with pytest.raises(ConfigError, match="symbolic link"):
         use(cache)
-    outside = (tmp_path / "elsewhere").stat().st_mode
+    outside = (tmp_path / "remote").stat().st_mode
     assert outside & 0o044, "what a link leads to was changed"
 
 

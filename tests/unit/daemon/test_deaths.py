@@ -102,7 +102,7 @@ def test_a_mount_that_only_refuses_ends() -> None:
 
 
 def test_what_was_killed_with_others_is_not_blamed_for_it() -> None:
-    """When the cache begins anew, the supervisor ends all children, whatever they hold."""
+    """When the cache begins again, the supervisor ends all children, whatever they hold."""
     mount = Mount()
     with pytest.raises(Killed):
         mount.handed(77, kill)

@@ -16,15 +16,18 @@ from spiderfs.errors import ConfigError, StoreFull
 from spiderfs.metrics import GAUGES
 from spiderfs.options.model import Options
 from spiderfs.shared.bypass_terms import published_terms
-from spiderfs.sources.faults import FAULTS
 from spiderfs.sources.open import open_source
-from spiderfs.sources.source import Delivery, Version
+from spiderfs.sources.read_process import ReadProcess
+from spiderfs.sources.slow import SLOW_SETTINGS
 from spiderfs.store import environment
 from spiderfs.vfs.control_files import FILES
 
 
-async def _read(path: bytes, offset: int, length: int, version: Version, delivery: Delivery | None) -> bytes:
-    raise AssertionError("nothing here reads content")
+class NoReading(ReadProcess):
+    """Nothing here reads content."""
+
+    def __init__(self) -> None:
+        pass
 
 
 CHANGE = {"capacity": "1MiB", "policy": "lru", "ttl": "7s", "substitute_when": "miss", "source.latency_ms": "3"}
@@ -43,7 +46,7 @@ class Mount:
         self.manager = self.next_manager()
 
     def next_manager(self) -> Manager:
-        manager = Manager(self.context, _read)
+        manager = Manager(self.context, NoReading())
         manager._cache.restore(manager._capacity.budget_bytes, None)
         manager._training.begin(None)
         return manager
@@ -75,9 +78,9 @@ class Mount:
         assert manager._options.current == options
         assert manager._content.usage().capacity_bytes == options.capacity.amount
         assert manager._cache.engine.policy.name == options.policy
-        assert manager._prefetcher._leaves_stand_ins == (options.substitute_when == "miss")
-        faults = self.context.faults
-        assert {name: faults.get(name) for name in FAULTS} == options.source_faults()
+        assert manager._prefetcher._leaves_substitutes == (options.substitute_when == "miss")
+        faults = self.context.slow
+        assert {name: faults.get(name) for name in SLOW_SETTINGS} == options.slow_settings()
         terms, _ = published_terms(self.context.layout.run.client_terms)
         assert (terms.ttl_s, terms.wait_for_fetches) == (options.ttl, options.substitute_when == "late")
 

@@ -11,8 +11,7 @@ from made_up_profile import MADE_UP
 from spiderfs.errors import UsageError
 from spiderfs.forms.partition import Split
 from spiderfs.forms.profile import Cost, Reads, SourceSpeed
-from spiderfs.profiling.loader_process import Loader, LoaderProcess
-from spiderfs.profiling.measure import Speeds, Wanted, _originals, files_below, source_speed
+from spiderfs.profiling.measure import Loader, LoaderProcess, Speeds, Wanted, _originals, files_below, source_speed
 from spiderfs.profiling.private_mount import PrivateMount, settings_in
 from spiderfs.views.recipe import NO_VIEW
 

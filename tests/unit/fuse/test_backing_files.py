@@ -18,7 +18,7 @@ from spiderfs.fuse import wire
 from spiderfs.fuse.passthrough import LINGER_S, Passthrough
 from spiderfs.shared.layout import RunLayout
 from spiderfs.sources.source import SourceStat
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import BLOCK_BYTES
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.large_files import PASSED_BLOCKS, PASSED_PAUSE_S
@@ -120,7 +120,7 @@ def test_who_comes_back_soon_finds_it_as_it_was(kernel: Kernel, run: RunLayout, 
         clock.now += LINGER_S / 2
         book.tidy()
     assert kernel.registered == 1
-    # Evicted while nobody had it open.
+    # Evicted while no one had it open.
     plain_files.partial.add(WHOLE)
     assert book.opened(WHOLE, may_begin=True) == 0
     assert kernel.open == {}

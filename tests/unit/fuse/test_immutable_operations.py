@@ -11,9 +11,9 @@ import trio
 from benchmarks.fakes import FakeKernel, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.errors import NoAttribute, ReadOnly
 from spiderfs.fuse import wire
-from spiderfs.fuse.immutable_operations import ImmutableOperations, ReadDelivery
+from spiderfs.fuse.operations import ImmutableOperations, ReadDelivery
 from spiderfs.fuse.wire import InitFlag, Opcode
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.control_files import CONTROL_INODE

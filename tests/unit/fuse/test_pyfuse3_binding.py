@@ -25,7 +25,7 @@ from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.kernel import Serving
 from spiderfs.fuse.pyfuse3_binding import Alarm, Pyfuse3Binding, looking_before_waiting
 from spiderfs.fuse.wire import Opcode
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.filesystem import Filesystem
 
@@ -139,7 +139,7 @@ def test_a_request_that_has_vanished_holds_nobody_up_for_long(
 
     serve_until(kernel, ask, tmp_path, ticks)
     assert lies == 5
-    # Nobody asked for anything while all five were held up, one after the other.
+    # No one asked for anything while all five were held up, one after the other.
     assert len(ticks) > 20
 
 
@@ -176,7 +176,7 @@ def test_a_wait_of_another_kind_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
             alarm = Alarm()
             with looking_before_waiting(ours.fileno(), alarm):
                 assert pyfuse3._wait_fuse_readable is wait
-                assert not alarm.may_rest, "nobody announces a read"
+                assert not alarm.may_rest, "no one announces a read"
             alarm.rest()
 
 

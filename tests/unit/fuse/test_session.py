@@ -24,6 +24,8 @@ from spiderfs.metrics import SharedCounters
 from spiderfs.sources.source import FIRST_INODE
 from spiderfs.vfs.answer_types import Caller
 
+pytestmark = pytest.mark.clock
+
 PATIENCE_S = 10.0
 
 

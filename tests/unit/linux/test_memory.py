@@ -28,7 +28,7 @@ def test_the_least_limit_of_all_groups_above_a_process_counts(
         (groups / name).mkdir(parents=True, exist_ok=True)
         (groups / name / "memory.max").write_text(limit)
     own_group = tmp_path / "own"
-    own_group.write_text("1:name=other:/elsewhere\n0::/jobs/one\n")
+    own_group.write_text("1:name=other:/remote\n0::/jobs/one\n")
     assert memory_bytes(own_group, groups) == expected
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.fakes import MemorySource
 from spiderfs.errors import ConfigError, SourceDenied, SourceUnavailable, SpiderfsError
-from spiderfs.options.model import Capacity, Options, check_change, default_rows, parse_duration, parse_size
+from spiderfs.options.model import GROUPS, Capacity, Options, check_change, default_rows, parse_duration, parse_size
 from spiderfs.options.paths import capacity_remark
 from spiderfs.options.units import MAX_SIZE_BYTES, SIZE_UNITS, format_duration, format_size
 from spiderfs.sources.object_source import StoreSettings
@@ -109,7 +110,9 @@ def test_an_impossible_capacity_is_refused(text: str) -> None:
     ("text", "kept", "said"),
     [
         ("200", False, "capacity=200 is 200 bytes: write a size with its unit, such as 20GiB"),
-        ("500kB", False, "capacity=500kB is 500000 bytes: write a size with its unit, such as 20GiB"),
+        ("500000", False, "capacity=500kB is 500000 bytes: write a size with its unit, such as 20GiB"),
+        ("500kB", False, ""),
+        ("836KiB", False, ""),
         ("1MiB", False, ""),
         ("40GiB", False, "capacity=40GiB is more than the 30.0 GiB that are free on the disk of CACHE: the cache will"),
         ("40GiB", True, ""),
@@ -233,6 +236,14 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> type[_Bucket]:
 
 def load_url(paths: Paths, *cli: str, url: str = "memory://bucket/train") -> Options:
     return Options.load([f"cache_dir={paths.cache_dir}", *cli], None, url, paths.mountpoint)
+
+
+def test_a_list_of_names_is_for_sources_without_one(paths: Paths, tmp_path: Path) -> None:
+    assert (paths.load().dir_ttl, paths.load("names=none").dir_ttl) == (1.0, 1.0)
+    options = paths.load(f"names={tmp_path}/list")
+    assert (options.names, options.dir_ttl, options.store_settings.names_by_time) == (tmp_path / "list", 3600.0, True)
+    with pytest.raises(ConfigError, match="https:// has a list of its own: leave out names"):
+        load_url(paths, f"names={tmp_path}/list", url="https://data.example.org/manifest.tsv")
 
 
 def test_a_url_is_a_source_with_defaults_of_its_own(paths: Paths, bucket: type[_Bucket]) -> None:
@@ -415,6 +426,21 @@ def test_a_value_that_is_shown_is_read_back(paths: Paths) -> None:
     assert Options.load(shown) == options
 
 
+def test_a_user_without_a_home_is_asked_for_a_path(monkeypatch: pytest.MonkeyPatch, paths: Paths) -> None:
+    """As in a container that is given a number without an entry among its users."""
+    for ask in ("getuid", "geteuid"):
+        monkeypatch.setattr(os, ask, lambda: 1_000_670_000)
+    for variable in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(ConfigError, match="no home directory: choose a place for the cache, -o cache_dir=DIR"):
+        Options(source=paths.source, mountpoint=paths.mountpoint)
+    for text in ("cache_dir=~/cache", "log_file=~/log", "cache_dir=~nobody-of-this-name/cache"):
+        with pytest.raises(ConfigError, match="write the path without it"):
+            paths.load(text)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert Options(source=paths.source, mountpoint=paths.mountpoint).cache_dir.is_relative_to("/var/cache")
+
+
 def test_the_default_cache_is_one_per_source(monkeypatch: pytest.MonkeyPatch, paths: Paths, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -440,13 +466,17 @@ def test_the_default_cache_is_one_per_source(monkeypatch: pytest.MonkeyPatch, pa
         ("workers=99", "for example workers=2"),
         ("workers=two", "for example workers=2"),
         ("policy=belady", "choose one of icache, impact, lfu, lru, minio"),
+        ("policy=lruu", "there is no policy 'lruu' for mounts: choose one of icache"),
+        ("immutable=maybe", "immutable=maybe: write on or off"),
+        ("capacity=-5GiB", "a size is not negative: write it like 20GiB"),
+        ("ttl=-5s", "a duration is not negative"),
         ("file_mode=9", "write it like 0444"),
         ("file_mode=7777", "write at most 0777"),
         ("ttl=5y", "write it like 30s"),
         ("substitute=maybe", "for example substitute=off"),
         ("large_share=nan", "for example large_share=0.5"),
         ("log_file=", "write the path"),
-        ("source.error_rate=2", "for example source.error_rate=0.01"),
+        ("source.latency_ms=-2", "for example source.latency_ms=5"),
         ("source=/does/not/exist\n,mountpoint=/", "the source"),
     ],
 )
@@ -486,6 +516,11 @@ def test_a_wrong_file_is_named(paths: Paths, tmp_path: Path, text: str, said: st
         ("source", "file", "cache", "not a directory"),
         ("source", "source/inner", "cache", "inside the source"),
         ("source/inner", "source", "cache", "would hide the source"),
+        ("source", "source", "cache", "would hide the source"),
+        ("link", "source", "cache", "would hide the source"),
+        ("source", "link", "cache", "would hide the source"),
+        ("link/inner", "source", "cache", "would hide the source"),
+        ("source", "link/inner", "cache", "inside the source"),
         ("source", "mnt", "source/cache", "inside the source"),
         ("source", "mnt", "mnt", "inside the mount point"),
         ("source", "mnt", "file", "not a directory"),
@@ -497,6 +532,7 @@ def test_paths_that_cannot_be_used_together(
 ) -> None:
     (tmp_path / "file").touch()
     (paths.source / "inner").mkdir()
+    (tmp_path / "link").symlink_to(paths.source)
     with pytest.raises(SpiderfsError, match=said) as caught:
         Options.load(
             [f"cache_dir={tmp_path / cache_dir}"], None, tmp_path / source if source else "", tmp_path / mountpoint
@@ -504,15 +540,15 @@ def test_paths_that_cannot_be_used_together(
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_mount_may_lie_over_its_source_and_over_files(paths: Paths) -> None:
-    (paths.source / "file").touch()
+def test_a_mount_may_lie_over_files(paths: Paths) -> None:
     (paths.mountpoint / "file").touch()
     assert paths.load() == paths.load()
-    assert Options.load([f"cache_dir={paths.cache_dir}"], None, paths.source, paths.source)
 
 
 def test_a_path_that_is_not_named(paths: Paths) -> None:
-    with pytest.raises(ConfigError, match=r"no mountpoint is named: .*--config"):
+    with pytest.raises(
+        ConfigError, match=r"no mountpoint is named: write 'spiderfs mount SOURCE MOUNTPOINT', .*-config"
+    ):
         Options.load((), None, paths.source)
 
 
@@ -529,7 +565,7 @@ def test_a_binding_gets_as_many_workers_as_it_can_serve_with(paths: Paths, monke
 def test_live_changes(paths: Paths) -> None:
     options = paths.load()
     assert options.changed("capacity", "20%").capacity == Capacity(20, "percent")
-    assert options.changed("source.gone", "on").source_faults()["gone"] == 1
+    assert options.changed("source.latency_ms", "2.5").slow_settings()["latency_ms"] == 2.5
     assert options.changed("policy", "lru").changed("policy", "spider") == options
     with pytest.raises(ConfigError, match=r"cannot be changed while mounted: .* -o sample_max_bytes=1MiB"):
         options.changed("sample_max_bytes", "1MiB")
@@ -543,8 +579,16 @@ def test_live_changes(paths: Paths) -> None:
 
 def test_every_option_is_explained() -> None:
     rows = default_rows()
-    assert {row.name for row in rows if row.live} >= {"capacity", "policy", "ttl", "source.latency_ms", "source.gone"}
+    assert {row.name for row in rows if row.live} >= {
+        "capacity",
+        "policy",
+        "ttl",
+        "source.latency_ms",
+        "source.bandwidth",
+    }
     assert all(row.help and row.value and "\n" not in row.help for row in rows)
+    assert [row.name for row in rows[:5]] == ["cache_dir", "capacity", "immutable", "plan", "allow_other"]
+    assert [group for group, _ in itertools.groupby(row.group for row in rows)] == list(GROUPS)
 
 
 def test_a_view_is_one_of_the_recipes(paths: Paths, tmp_path: Path) -> None:
@@ -562,6 +606,22 @@ def test_a_view_is_one_of_the_recipes(paths: Paths, tmp_path: Path) -> None:
         ("view=jpeg256,binding=pyfuse3", "leave out view"),
         ("view=jpeg256,packages=source", "leave out view"),
         ("views=small:gif:3", "choose one of jpeg"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            paths.load(wrong)
+
+
+def test_a_radius_is_a_number_or_a_calibration(paths: Paths) -> None:
+    assert [paths.load(f"radius={given}").radius for given in ("0.50", "class", "nearest")] == [0.5, "class", "nearest"]
+    options = paths.load("embeddings=raw,radius=1.420,index=exact,radius_share=0.01")
+    assert (options.radius, options.embeddings, options.radius_share) == (1.42, "raw", 0.01)
+    assert {row.name: row.value for row in options.as_table()}["radius"] == "1.42"
+    for wrong, said in (
+        ("radius=wide", "give a number above 0, class or nearest"),
+        ("radius=nan", "give a number above 0, class or nearest"),
+        ("radius=class,radius_share=1", "less than 1"),
+        ("radius=2.1", "give up to 2, or mount with -o embeddings=raw"),
+        ("embeddings=raw,index=cells", "choose index=exact or hnsw"),
     ):
         with pytest.raises(ConfigError, match=said):
             paths.load(wrong)

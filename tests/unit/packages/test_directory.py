@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spiderfs.packages import directory as packages
-from spiderfs.packages.directory import DIRECTORY, PackageDirectory, package_key
-from spiderfs.packages.format import SUFFIX
+from spiderfs.packages import format as packages
+from spiderfs.packages.format import DIRECTORY, SUFFIX, PackageDirectory, package_key
 from spiderfs.sources.local import LocalSource
 
 
@@ -74,7 +73,7 @@ def test_a_crash_between_write_and_rename_leaves_no_package(
             directory.write(b"one.package", b"bytes")
     (left,) = names(tmp_path)
     assert not left.endswith(os.fsdecode(SUFFIX)) or left.startswith(".new-")
-    # It may still be somebody's.
+    # It may still be someone's.
     assert directory.clean() == 0
     os.utime(tmp_path / os.fsdecode(DIRECTORY) / left, (0, 0))
     directory.write(b"two.package", b"bytes")
@@ -93,12 +92,12 @@ def test_a_failed_write_leaves_nothing(root: LocalSource, tmp_path: Path, monkey
 
 
 def test_a_link_in_its_place_is_not_followed(root: LocalSource, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (tmp_path / os.fsdecode(DIRECTORY)).symlink_to(elsewhere)
+    remote = tmp_path / "remote"
+    remote.mkdir()
+    (tmp_path / os.fsdecode(DIRECTORY)).symlink_to(remote)
     with pytest.raises(OSError, match="Not a directory"):
         PackageDirectory(root.root_fd, tmp_path / "key").write(b"one.package", b"bytes")
-    assert list(elsewhere.iterdir()) == []
+    assert list(remote.iterdir()) == []
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o777, 0o1777])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from spiderfs.core.engine import Engine
-from spiderfs.core.guided import Guided
+from spiderfs.core.policy import Policy
 
 
-def engine_with(policy: Guided, capacity: int, scores: dict[int, float]) -> Engine:
+def engine_with(policy: Policy, capacity: int, scores: dict[int, float]) -> Engine:
     """An engine that has seen these samples, of 10 bytes each."""
     engine = Engine(policy, capacity)
     for key, score in scores.items():

@@ -1,4 +1,4 @@
-"""The policy impact: which samples it keeps and which stand in, by example and against a model."""
+"""The policy impact: which samples it keeps and which are substitutes, by example and against a model."""
 
 from __future__ import annotations
 
@@ -9,39 +9,37 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import NOTHING, Engine
 from spiderfs.core.hints import Epoch, Labels, Pinning, Scored, WarmUp
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.policy import SAMPLES, Key
-from spiderfs.policies import impact, impact_course
-from spiderfs.policies.impact import Impact
-from spiderfs.policies.impact_course import SAMPLES_EACH, SingleUseStandIns
-from spiderfs.policies.pins import PINNED, pinned_limit
+from spiderfs.core.policy import PINNED, SAMPLES, Key, pinned_limit
+from spiderfs.policies import impact
+from spiderfs.policies.impact import SAMPLES_EACH, Impact, SingleUseSubstitutes
 from spiderfs.simulation.replay import replay
+from spiderfs.trace.format import Accesses
 
 SIZE = 10
 
 
-def taught(
-    engine: Engine, losses: dict[int, float], labels: dict[Key, int] | None = None, course_id: str = "train"
+def learned(
+    engine: Engine, losses: dict[int, float], labels: dict[Key, int] | None = None, job_dataset_id: str = "train"
 ) -> Impact:
     """Losses of one epoch, and the list of H-samples that follows from them."""
     policy = engine.policy
     assert isinstance(policy, Impact)
     if labels is not None:
-        policy.listed(course_id, labels)
+        policy.listed(job_dataset_id, labels)
     for key, loss in losses.items():
-        scored(engine, key, loss, course_id)
-    policy.new_epoch(course_id)
+        scored(engine, key, loss, job_dataset_id)
+    policy.new_epoch(job_dataset_id)
     return policy
 
 
-def scored(engine: Engine, key: int, loss: float, course_id: str = "train", worth: float | None = None) -> None:
-    """A new loss; with one course it is the worth too."""
+def scored(engine: Engine, key: int, loss: float, job_dataset_id: str = "train", worth: float | None = None) -> None:
+    """A new loss; with one job dataset it is the worth too."""
     assert isinstance(engine.policy, Impact)
     engine.scored(key, loss if worth is None else worth)
-    engine.policy.scored_by(course_id, key, loss)
+    engine.policy.scored_by(job_dataset_id, key, loss)
 
 
 def opened(engine: Engine, *keys: int) -> None:
@@ -54,12 +52,12 @@ LOSSES = {key: float(key) for key in range(1, 11)}
 LABELS: dict[Key, int] = {key: key % 2 for key in LOSSES}
 
 
-def with_low_members(*course_ids: str) -> tuple[Engine, Impact]:
-    """All these courses find samples above 5 hard; of the four members 1, 2 and 3 are L-members."""
+def with_low_members(*job_dataset_ids: str) -> tuple[Engine, Impact]:
+    """All these job datasets find samples above 5 hard; of the four members 1, 2 and 3 are L-members."""
     engine = Engine(Impact(), 4 * SIZE)
     opened(engine, 1, 2, 3, 10)
-    for course_id in course_ids:
-        taught(engine, LOSSES, LABELS, course_id)
+    for job_dataset_id in job_dataset_ids:
+        learned(engine, LOSSES, LABELS, job_dataset_id)
     policy = engine.policy
     assert isinstance(policy, Impact)
     return engine, policy
@@ -69,7 +67,7 @@ class TestHighPart:
     def test_admits_a_sample_of_higher_loss_than_the_lowest_member(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
         opened(engine, 6, 8, 10)
-        taught(engine, LOSSES)
+        learned(engine, LOSSES)
         assert engine.opened(7, SIZE).drop == (6,)
         assert engine.opened(6, SIZE) == NOTHING
         assert engine.opened(9, SIZE).drop == (7,)
@@ -77,7 +75,7 @@ class TestHighPart:
     def test_uses_the_losses_of_the_last_epoch_end_until_the_next(self) -> None:
         engine = Engine(Impact(), 2 * SIZE)
         opened(engine, 6, 8)
-        policy = taught(engine, LOSSES)
+        policy = learned(engine, LOSSES)
         scored(engine, 8, 0.1)
         scored(engine, 6, 20)
         assert engine.opened(7, SIZE).drop == (6,)
@@ -89,10 +87,10 @@ class TestHighPart:
         monkeypatch.setattr(impact, "PASSED_AT_ONCE", 1)
         engine = Engine(Impact(), 4 * SIZE)
         opened(engine, 7, 8, 9, 10)
-        policy = taught(engine, LOSSES)
+        policy = learned(engine, LOSSES)
         opened(engine, 7, 7, 7)
         assert list(policy.eviction_order()) == [7, 8, 9, 10]
-        taught(engine, {7: 70, 8: 60, 9: 50, 10: 40})
+        learned(engine, {7: 70, 8: 60, 9: 50, 10: 40})
         # One member has passed: the others are still in their old parts, and leave first.
         assert list(policy.eviction_order()) == [8, 9, 10, 7]
         opened(engine, 7, 7)
@@ -106,12 +104,12 @@ class TestLowPart:
         engine = Engine(Impact(), 3 * SIZE)
         opened(engine, 1, 2, 3, 4, 5)
         assert list(engine.members) == [1, 2, 3]
-        assert engine.policy.stand_in("train", 4) is None  # type: ignore[attr-defined]
+        assert engine.policy.substitute_for("train", 4) is None  # type: ignore[attr-defined]
 
     def test_a_candidate_evicts_a_member_that_was_read(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
         opened(engine, 1, 2, 3)
-        taught(engine, LOSSES)
+        learned(engine, LOSSES)
         assert engine.opened(4, SIZE) == NOTHING
         opened(engine, 2)
         assert engine.opened(5, SIZE).drop == (2,)
@@ -120,14 +118,14 @@ class TestLowPart:
     def test_gives_room_to_the_high_part_down_to_its_share(self) -> None:
         engine = Engine(Impact(), 10 * SIZE)
         opened(engine, *range(20, 30))
-        taught(engine, {key: float(key) for key in range(20, 40)})
+        learned(engine, {key: float(key) for key in range(20, 40)})
         drops = [drop for key in range(30, 40) for drop in engine.opened(key, SIZE).drop]
         assert drops == [*range(20, 29), 30]
         assert 29 in engine.members
 
     def test_follows_how_often_each_part_is_read(self) -> None:
         engine = Engine(Impact(), 10 * SIZE)
-        policy = taught(engine, LOSSES)
+        policy = learned(engine, LOSSES)
         assert policy.ratio == pytest.approx(0.9)
         for _ in range(500):
             opened(engine, 1)
@@ -135,49 +133,49 @@ class TestLowPart:
 
     def test_reads_before_there_is_a_list_do_not_move_the_ratio(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
-        policy = taught(engine, {})
+        policy = learned(engine, {})
         for _ in range(500):
             opened(engine, 1, 10)
         assert policy.ratio == pytest.approx(0.9)
         # The first list comes with the paper's 9 to 1.
-        taught(engine, LOSSES)
+        learned(engine, LOSSES)
         assert policy.ratio == pytest.approx(0.9)
 
 
-class TestStandIns:
-    def test_stand_ins_have_the_label_and_are_unread_and_serve_low_samples_only(self) -> None:
+class TestSubstitutes:
+    def test_substitutes_have_the_label_and_are_unread_and_serve_low_samples_only(self) -> None:
         _, policy = with_low_members("train")
-        assert (policy.stand_in("train", 5), policy.stand_in("train", 4)) == (1, 2)
+        assert (policy.substitute_for("train", 5), policy.substitute_for("train", 4)) == (1, 2)
         for key in (1, 6, 7, 10, 77):
-            assert policy.stand_in("train", key) is None
-        assert policy.stand_in("another", 5) is None
+            assert policy.substitute_for("train", key) is None
+        assert policy.substitute_for("another", 5) is None
 
-    def test_each_stands_in_once_in_an_epoch(self) -> None:
+    def test_each_substitutes_once_in_an_epoch(self) -> None:
         engine, policy = with_low_members("train")
-        policy.stood_in("train", 2, 4)
+        policy.substituted("train", 2, 4)
         opened(engine, 2)
-        assert policy.stand_in("train", 4) is None
+        assert policy.substitute_for("train", 4) is None
         assert list(policy.missed_ids) == [4]
         policy.new_epoch("train")
-        assert policy.stand_in("train", 4) == 2
+        assert policy.substitute_for("train", 4) == 2
 
-    def test_a_member_that_was_read_does_not_stand_in(self) -> None:
+    def test_a_member_that_was_read_does_not_substitute(self) -> None:
         engine, policy = with_low_members("train")
         opened(engine, 2)
-        assert policy.stand_in("train", 4) is None
+        assert policy.substitute_for("train", 4) is None
 
-    def test_another_member_stands_in_next(self) -> None:
+    def test_another_member_substitutes_next(self) -> None:
         engine, policy = with_low_members("train")
         engine.evict([1])
-        assert policy.stand_in("train", 5) == 3
+        assert policy.substitute_for("train", 5) == 3
         engine.evict([3])
-        assert policy.stand_in("train", 5) is None
+        assert policy.substitute_for("train", 5) is None
 
     def test_each_change_is_returned_once(self) -> None:
         engine, policy = with_low_members("train")
         assert sorted(policy.redirects_changed()) == [("train", 4, 2), ("train", 5, 1)]
         assert policy.redirects_changed() == []
-        policy.forget_told()
+        policy.forget_published()
         assert sorted(policy.redirects_changed()) == [("train", 4, 2), ("train", 5, 1)]
         opened(engine, 2, 4)
         assert policy.redirects_changed() == [("train", 4, None)]
@@ -192,11 +190,11 @@ class TestStandIns:
         assert list(policy.missed_ids) == [5, 77]
 
 
-def pinned(engine: Engine, *keys: int, course_id: str = "train") -> None:
+def pinned(engine: Engine, *keys: int, job_dataset_id: str = "train") -> None:
     """Read as the daemon does: a sample that is no member is not cached."""
     policy = engine.policy
     assert isinstance(policy, Impact)
-    for key in policy.pin(course_id, keys):
+    for key in policy.pin(job_dataset_id, keys):
         if key in engine.members:
             engine.place(key, SIZE)
 
@@ -211,7 +209,7 @@ class TestPins:
     def test_are_nobodys_victims(self) -> None:
         engine = Engine(Impact(), 8 * SIZE)
         opened(engine, *range(1, 9))
-        taught(engine, {key: float(key) for key in range(1, 31)})
+        learned(engine, {key: float(key) for key in range(1, 31)})
         pinned(engine, 1, 2)
         for key in range(9, 31):
             opened(engine, key)
@@ -225,7 +223,7 @@ class TestPins:
     def test_enter_when_they_are_read_and_fill_a_quarter_at_most(self) -> None:
         engine = Engine(Impact(), 8 * SIZE)
         opened(engine, *range(1, 9))
-        taught(engine, {key: float(key) for key in range(1, 9)})
+        learned(engine, {key: float(key) for key in range(1, 9)})
         pinned(engine, 21, 22, 23)
         opened(engine, 21, 22, 23)
         assert sections(engine)[PINNED] == {21, 22}
@@ -244,19 +242,19 @@ class TestPins:
             opened(engine, key)
         assert sections(engine)[PINNED] == {1, 2}
 
-    def test_neither_stand_in_nor_get_stand_ins(self) -> None:
+    def test_neither_substitute_nor_get_substitutes(self) -> None:
         engine = Engine(Impact(), 8 * SIZE)
         opened(engine, 1, 2, 3, 10)
-        policy = taught(engine, LOSSES, LABELS)
-        assert (policy.stand_in("train", 5), policy.stand_in("train", 4)) == (1, 2)
+        policy = learned(engine, LOSSES, LABELS)
+        assert (policy.substitute_for("train", 5), policy.substitute_for("train", 4)) == (1, 2)
         pinned(engine, 1, 4)
-        assert (policy.stand_in("train", 5), policy.stand_in("train", 4)) == (3, None)
+        assert (policy.substitute_for("train", 5), policy.substitute_for("train", 4)) == (3, None)
         opened(engine, 4)
         assert list(policy.missed_ids) == []
 
     def test_do_not_move_the_ratio(self) -> None:
         engine = Engine(Impact(), 8 * SIZE)
-        policy = taught(engine, LOSSES)
+        policy = learned(engine, LOSSES)
         pinned(engine, 1)
         before = policy.ratio
         for _ in range(500):
@@ -267,7 +265,7 @@ class TestPins:
         engine = Engine(Impact(), 12 * SIZE)
         opened(engine, 1, 2, 3)
         pinned(engine, 1, 2)
-        pinned(engine, 2, 3, course_id="other")
+        pinned(engine, 2, 3, job_dataset_id="other")
         pinned(engine)
         assert sections(engine)[PINNED] == {2, 3}
         assert {name: list(keys) for name, keys in engine.policy.pinned.items()} == {"other": [2, 3]}  # type: ignore[attr-defined]
@@ -299,24 +297,24 @@ class TestPins:
         assert (without.hits.tolist(), pinning.hits.tolist()) == ([0], [1])
 
 
-class TestCourses:
-    """Course "a" finds samples above 5 hard, and "b" those up to 5; a worth is the larger of the two ranks."""
+class TestJobDatasets:
+    """Job dataset "a" finds samples above 5 hard, and "b" those up to 5; a worth is the larger of the two ranks."""
 
     def engine(self, capacity: int = 4) -> tuple[Engine, Impact]:
         engine = Engine(Impact(), capacity * SIZE)
-        for course_id in ("a", "b"):
+        for job_dataset_id in ("a", "b"):
             opposite = {key: 11.0 - key for key in LOSSES}
-            taught(engine, opposite if course_id == "b" else LOSSES, LABELS, course_id)
+            learned(engine, opposite if job_dataset_id == "b" else LOSSES, LABELS, job_dataset_id)
         for key in LOSSES:
             engine.scored(key, max(key, 11 - key) / 10)
         policy = engine.policy
         assert isinstance(policy, Impact)
         return engine, policy
 
-    def read(self, engine: Engine, course_id: str, *keys: int) -> None:
+    def read(self, engine: Engine, job_dataset_id: str, *keys: int) -> None:
         assert isinstance(engine.policy, Impact)
         for key in keys:
-            engine.policy.read_by(course_id, key)
+            engine.policy.read_by(job_dataset_id, key)
             opened(engine, key)
 
     def test_what_is_on_any_list_is_an_h_sample(self) -> None:
@@ -325,7 +323,7 @@ class TestCourses:
         policy.new_epoch("a")
         assert not any(policy.ranks_low(key) for key in LOSSES)
         assert [*policy.eviction_order()][:2] == [5, 6]
-        policy.forget_course("b", [])
+        policy.forget_job_dataset("b", [])
         policy.new_epoch("a")
         assert [key for key in LOSSES if policy.ranks_low(key)] == [1, 2, 3, 4, 5]
 
@@ -333,22 +331,26 @@ class TestCourses:
         engine, policy = self.engine()
         self.read(engine, "b", 1, 2)
         # 1 and 2 are hard for b and easy for a, and no reader of a has got them.
-        assert (policy.stand_in("a", 3), policy.stand_in("a", 4)) == (1, 2)
-        assert (policy.stand_in("a", 7), policy.stand_in("b", 3), policy.stand_in("b", 7)) == (None, None, None)
-        policy.stood_in("a", 1, 3)
+        assert (policy.substitute_for("a", 3), policy.substitute_for("a", 4)) == (1, 2)
+        assert (policy.substitute_for("a", 7), policy.substitute_for("b", 3), policy.substitute_for("b", 7)) == (
+            None,
+            None,
+            None,
+        )
+        policy.substituted("a", 1, 3)
         opened(engine, 1)
-        assert policy.stand_in("a", 5) is None
+        assert policy.substitute_for("a", 5) is None
         policy.new_epoch("b")
-        assert policy.stand_in("a", 5) is None
+        assert policy.substitute_for("a", 5) is None
         policy.new_epoch("a")
-        assert policy.stand_in("a", 5) == 1
+        assert policy.substitute_for("a", 5) == 1
 
     def test_each_has_its_own_single_uses_and_readers(self) -> None:
         engine, policy = with_low_members("a", "b")
-        assert (policy.stand_in("a", 4), policy.stand_in("b", 4)) == (2, 2)
-        policy.stood_in("a", 2, 4)
+        assert (policy.substitute_for("a", 4), policy.substitute_for("b", 4)) == (2, 2)
+        policy.substituted("a", 2, 4)
         opened(engine, 2)
-        assert (policy.stand_in("a", 4), policy.stand_in("b", 4)) == (None, 2)
+        assert (policy.substitute_for("a", 4), policy.substitute_for("b", 4)) == (None, 2)
         # Both have to use a member up before an L-sample may take its place.
         assert engine.opened(5, SIZE) == NOTHING
         self.read(engine, "b", 2)
@@ -359,11 +361,11 @@ class TestCourses:
         engine, policy = with_low_members("a", "b")
         self.read(engine, "b", 2)
         policy.new_epoch("a")
-        assert (policy.stand_in("a", 4), policy.stand_in("b", 4)) == (2, None)
+        assert (policy.substitute_for("a", 4), policy.substitute_for("b", 4)) == (2, None)
         policy.new_epoch("b")
-        assert policy.stand_in("b", 4) == 2
+        assert policy.substitute_for("b", 4) == 2
 
-    def test_a_course_that_reads_nothing_keeps_nothing(self) -> None:
+    def test_a_job_dataset_that_reads_nothing_keeps_nothing(self) -> None:
         engine, policy = with_low_members("train")
         policy.listed("whole", LABELS)
         for _ in range(2):
@@ -371,15 +373,15 @@ class TestCourses:
         self.read(engine, "train", 2, 5)
         assert 2 not in engine.members
 
-    def test_what_is_taken_back_when_a_course_ends(self) -> None:
+    def test_what_is_taken_back_when_a_job_dataset_ends(self) -> None:
         engine, policy = self.engine()
         self.read(engine, "b", 1, 2)
         assert {key for _, key, given in policy.redirects_changed() if given is not None} == {3, 4, 5}
-        policy.forget_course("a", [])
+        policy.forget_job_dataset("a", [])
         assert set(policy.redirects_changed()) == {("a", key, None) for key in (3, 4, 5)}
-        assert policy.stand_in("a", 3) is None
+        assert policy.substitute_for("a", 3) is None
 
-    def test_reads_count_for_the_course_of_their_reader(self) -> None:
+    def test_reads_count_for_the_job_dataset_of_their_reader(self) -> None:
         engine, policy = self.engine(10)
         for _ in range(100):
             self.read(engine, "a", 10)
@@ -387,7 +389,7 @@ class TestCourses:
         # The counts of both were halved once: 450 to 50 each.
         assert policy.ratio == pytest.approx((900 + 100) / (900 + 100 + 100 + 100))
 
-    def test_lists_survive_a_remount_until_other_courses_begin_an_epoch(self) -> None:
+    def test_lists_survive_a_remount_until_other_job_datasets_begin_an_epoch(self) -> None:
         engine, policy = self.engine(10)
         self.read(engine, "a", *range(1, 11))
         stored = [(key, size, section) for key, (size, section) in engine.members.items()]
@@ -396,19 +398,19 @@ class TestCourses:
         other = again.policy
         assert isinstance(other, Impact)
         assert [*other.eviction_order()] == [*policy.eviction_order()]
-        # a has read all of them, and goes on; nothing is heard of b.
+        # a has read all of them, and goes on; nothing comes from b.
         other.listed("a", LABELS)
-        assert other.stand_in("a", 3) is None
-        taught(again, LOSSES, course_id="a")
+        assert other.substitute_for("a", 3) is None
+        learned(again, LOSSES, job_dataset_id="a")
         assert [key for key in LOSSES if other.ranks_low(key)] == [1, 2, 3, 4, 5]
 
 
 class TestLists:
     def test_a_list_is_made_anew_while_an_epoch_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(impact_course, "LISTED_AFTER_READS", 4)
+        monkeypatch.setattr(impact, "LISTED_AFTER_READS", 4)
         engine = Engine(Impact(), 2 * SIZE)
         opened(engine, 6, 8)
-        policy = taught(engine, LOSSES, LABELS)
+        policy = learned(engine, LOSSES, LABELS)
         scored(engine, 8, 0.1)
         opened(engine, 6, 6, 6)
         assert not policy.ranks_low(8)
@@ -416,42 +418,42 @@ class TestLists:
         assert policy.ranks_low(8)
         assert engine.opened(7, SIZE).drop == (8,)
         # Which samples readers have got is not forgotten for that.
-        assert policy.stand_in("train", 4) is None
+        assert policy.substitute_for("train", 4) is None
 
 
 class TestWarmUp:
     def test_evicts_nothing_until_it_is_over(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
-        policy = taught(engine, {}, LABELS)
+        policy = learned(engine, {}, LABELS)
         policy.warm_up("train", True)
         opened(engine, 1, 2, 3)
         for _ in range(2):
-            taught(engine, LOSSES)
+            learned(engine, LOSSES)
             for key in LOSSES:
                 assert engine.opened(key, SIZE) == NOTHING
-        assert (policy.stand_in("train", 4), policy.ratio) == (None, pytest.approx(0.9))
+        assert (policy.substitute_for("train", 4), policy.ratio) == (None, pytest.approx(0.9))
         policy.warm_up("train", False)
         assert engine.opened(10, SIZE).drop == (1,)
 
     def test_ends_when_the_list_is_declared_anew(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
-        policy = taught(engine, LOSSES, LABELS)
+        policy = learned(engine, LOSSES, LABELS)
         policy.warm_up("train", True)
         policy.listed("train", LABELS)
         policy.new_epoch("train")
         assert not policy.ranks_low(10)
 
-    def test_of_one_course_does_not_bind_another(self) -> None:
+    def test_of_one_job_dataset_does_not_bind_another(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
         opened(engine, 6, 7, 8)
-        policy = taught(engine, LOSSES, LABELS)
+        policy = learned(engine, LOSSES, LABELS)
         policy.listed("other", LABELS)
         policy.warm_up("other", True)
         policy.read_by("other", 10)
         assert engine.opened(10, SIZE) == NOTHING
         policy.read_by("train", 10)
         assert engine.opened(10, SIZE).drop == (6,)
-        policy.forget_course("other", [])
+        policy.forget_job_dataset("other", [])
         assert engine.opened(9, SIZE).drop == (7,)
 
     def test_is_replayed(self) -> None:
@@ -462,35 +464,35 @@ class TestWarmUp:
         assert (without.hits.tolist(), warming.hits.tolist()) == ([0], [2])
 
 
-class TestSingleUseStandIns:
+class TestSingleUseSubstitutes:
     def test_a_member_is_offered_to_few_samples_and_each_sample_gets_one(self) -> None:
-        stand_ins = SingleUseStandIns(lambda key: key >= 100)
-        stand_ins.listed(dict.fromkeys([1, 2, *range(100, 120)], 0))
+        substitutes = SingleUseSubstitutes(lambda key: key >= 100)
+        substitutes.listed(dict.fromkeys([1, 2, *range(100, 120)], 0))
         for key in (1, 2, 3):
-            stand_ins.add(key)
-        rows = stand_ins.drain_changes()
+            substitutes.add(key)
+        rows = substitutes.drain_changes()
         assert [given for _, given in rows] == [1] * SAMPLES_EACH + [2] * SAMPLES_EACH
         assert len({key for key, _ in rows}) == 2 * SAMPLES_EACH
-        assert len(stand_ins) == 3
+        assert len(substitutes) == 3
 
     def test_members_wait_while_many_are_offered(self) -> None:
-        stand_ins = SingleUseStandIns(lambda key: key >= 100, samples_each=1, max_offered=2)
-        stand_ins.listed(dict.fromkeys([1, 2, 3, 100, 101, 102], 0))
+        substitutes = SingleUseSubstitutes(lambda key: key >= 100, samples_each=1, max_offered=2)
+        substitutes.listed(dict.fromkeys([1, 2, 3, 100, 101, 102], 0))
         for key in (1, 2, 3):
-            stand_ins.add(key)
-        assert [stand_ins.stand_in(key) for key in (100, 101, 102)] == [1, 2, None]
-        stand_ins.discard(1)
-        assert stand_ins.stand_in(102) == 3
-        stand_ins.take_back(101)
-        assert stand_ins.stand_in(100) == 2
+            substitutes.add(key)
+        assert [substitutes.substitute_for(key) for key in (100, 101, 102)] == [1, 2, None]
+        substitutes.discard(1)
+        assert substitutes.substitute_for(102) == 3
+        substitutes.take_back(101)
+        assert substitutes.substitute_for(100) == 2
 
     def test_a_list_declared_anew_has_other_labels(self) -> None:
-        stand_ins = SingleUseStandIns(lambda key: key >= 100)
-        stand_ins.listed({1: 0, 100: 0, 101: 1})
-        stand_ins.add(1)
-        assert stand_ins.stand_in(100) == 1
-        stand_ins.listed({1: 1, 100: 0, 101: 1})
-        assert [stand_ins.stand_in(key) for key in (100, 101)] == [None, 1]
+        substitutes = SingleUseSubstitutes(lambda key: key >= 100)
+        substitutes.listed({1: 0, 100: 0, 101: 1})
+        substitutes.add(1)
+        assert substitutes.substitute_for(100) == 1
+        substitutes.listed({1: 1, 100: 0, 101: 1})
+        assert [substitutes.substitute_for(key) for key in (100, 101)] == [None, 1]
 
 
 def test_losses_are_positive() -> None:
@@ -501,7 +503,7 @@ def test_losses_are_positive() -> None:
 
 def test_many_high_samples_are_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(Impact(), 3 * SIZE)
-    policy = taught(engine, LOSSES)
+    policy = learned(engine, LOSSES)
     assert len(policy.state()["listed"]) == 5
     monkeypatch.setattr(impact, "MAX_SAVED", 4)
     assert policy.state()["listed"] == []
@@ -516,38 +518,38 @@ def test_it_replays_what_was_learned() -> None:
     ]
     result = replay(Engine(Impact(), 2 * SIZE), accesses, 4, hints)
     assert result.redirects.tolist() == [0, 2]
-    # Both members have stood in: now 3 and 4 are read themselves, and enter.
+    # Both members have been substitutes: now 3 and 4 are read themselves, and enter.
     assert result.hits.tolist() == [0, 2]
 
 
 KEYS = st.integers(0, 24)
 CLASSES = 3
-# How many samples each course has.
+# How many samples each job dataset has.
 COURSES = {"one": 25, "two": 12}
 
 
-def label_of(course_id: str, key: int) -> int:
-    return key % CLASSES if course_id == "one" else key // 4
+def label_of(job_dataset_id: str, key: int) -> int:
+    return key % CLASSES if job_dataset_id == "one" else key // 4
 
 
 class ImpactMachine(RuleBasedStateMachine):
-    """Samples of 8 and of 16 bytes; course "two" has half of the samples, other labels, and losses of its own."""
+    """Samples of 8 and of 16 bytes; job dataset "two" has half of the samples, other labels, and losses of its own."""
 
     @initialize(room=st.integers(4, 14))
     def begin(self, room: int) -> None:
         self.policy = Impact()
         self.engine = Engine(self.policy, 8 * room)
-        self.losses: dict[str, dict[int, float]] = {course_id: {} for course_id in COURSES}
-        self.high: dict[str, set[int]] = {course_id: set() for course_id in COURSES}
-        self.read: dict[str, set[int]] = {course_id: set() for course_id in COURSES}
-        self.used: dict[str, set[int]] = {course_id: set() for course_id in COURSES}
+        self.losses: dict[str, dict[int, float]] = {job_dataset_id: {} for job_dataset_id in COURSES}
+        self.high: dict[str, set[int]] = {job_dataset_id: set() for job_dataset_id in COURSES}
+        self.read: dict[str, set[int]] = {job_dataset_id: set() for job_dataset_id in COURSES}
+        self.used: dict[str, set[int]] = {job_dataset_id: set() for job_dataset_id in COURSES}
         self.warm: set[str] = set()
-        self.told: dict[tuple[str, Key], Key] = {}
+        self.published: dict[tuple[str, Key], Key] = {}
         self.declare()
 
     def declare(self) -> None:
-        for course_id, count in COURSES.items():
-            self.policy.listed(course_id, {key: label_of(course_id, key) for key in range(count)})
+        for job_dataset_id, count in COURSES.items():
+            self.policy.listed(job_dataset_id, {key: label_of(job_dataset_id, key) for key in range(count)})
 
     @staticmethod
     def size(key: int) -> int:
@@ -556,67 +558,67 @@ class ImpactMachine(RuleBasedStateMachine):
     def worth(self, key: int) -> float:
         return max(losses.get(key, 0.0) for losses in self.losses.values())
 
-    @rule(course_id=st.sampled_from([*COURSES]), key=KEYS, loss=st.integers(1, 50))
-    def score(self, course_id: str, key: int, loss: int) -> None:
-        if key < COURSES[course_id]:
+    @rule(job_dataset_id=st.sampled_from([*COURSES]), key=KEYS, loss=st.integers(1, 50))
+    def score(self, job_dataset_id: str, key: int, loss: int) -> None:
+        if key < COURSES[job_dataset_id]:
             # Different losses, so that the list is clear.
-            self.losses[course_id][key] = loss + key / 100
+            self.losses[job_dataset_id][key] = loss + key / 100
             self.engine.scored(key, self.worth(key))
-            self.policy.scored_by(course_id, key, self.losses[course_id][key])
+            self.policy.scored_by(job_dataset_id, key, self.losses[job_dataset_id][key])
 
-    @rule(course_id=st.sampled_from([*COURSES, "nobody"]), key=KEYS)
-    def open(self, course_id: str, key: int) -> None:
-        if course_id in COURSES:
-            self.policy.read_by(course_id, key)
+    @rule(job_dataset_id=st.sampled_from([*COURSES, "nobody"]), key=KEYS)
+    def open(self, job_dataset_id: str, key: int) -> None:
+        if job_dataset_id in COURSES:
+            self.policy.read_by(job_dataset_id, key)
         members = set(self.engine.members)
         self.engine.opened(key, self.size(key))
-        readers = [course_id] if course_id in COURSES else [*COURSES]
+        readers = [job_dataset_id] if job_dataset_id in COURSES else [*COURSES]
         for reader in readers:
             self.read[reader].add(key)
         if self.warm.issuperset(readers) and not any(key in pins for pins in self.policy.pinned.values()):
             assert members <= set(self.engine.members), "a warm-up evicts nothing"
 
-    @rule(course_id=st.sampled_from([*COURSES]), key=KEYS)
-    def look_up(self, course_id: str, key: int) -> None:
-        given = self.policy.stand_in(course_id, key)
+    @rule(job_dataset_id=st.sampled_from([*COURSES]), key=KEYS)
+    def look_up(self, job_dataset_id: str, key: int) -> None:
+        given = self.policy.substitute_for(job_dataset_id, key)
         if given is None:
             return
         hub = int(str(given))
         assert key not in self.engine.members
-        assert key in self.losses[course_id], "what no batch has named may be a validation's"
+        assert key in self.losses[job_dataset_id], "what no batch has named may be a validation's"
         assert not any(key in pins for pins in self.policy.pinned.values())
         assert self.engine.members[hub].section == SAMPLES
-        assert label_of(course_id, hub) == label_of(course_id, key)
-        assert not {key, hub} & self.high[course_id]
-        assert course_id not in self.warm
-        assert hub not in self.read[course_id] | self.used[course_id], "each once in an epoch"
-        self.policy.stood_in(course_id, hub, key)
+        assert label_of(job_dataset_id, hub) == label_of(job_dataset_id, key)
+        assert not {key, hub} & self.high[job_dataset_id]
+        assert job_dataset_id not in self.warm
+        assert hub not in self.read[job_dataset_id] | self.used[job_dataset_id], "each once in an epoch"
+        self.policy.substituted(job_dataset_id, hub, key)
         self.engine.opened(hub, self.size(hub))
-        self.used[course_id].add(hub)
+        self.used[job_dataset_id].add(hub)
         assert key in self.policy.missed_ids
 
-    @rule(course_id=st.sampled_from([*COURSES]))
-    def new_epoch(self, course_id: str) -> None:
-        self.policy.new_epoch(course_id)
-        self.list_anew(course_id)
-        self.read[course_id].clear()
-        self.used[course_id].clear()
+    @rule(job_dataset_id=st.sampled_from([*COURSES]))
+    def new_epoch(self, job_dataset_id: str) -> None:
+        self.policy.new_epoch(job_dataset_id)
+        self.list_anew(job_dataset_id)
+        self.read[job_dataset_id].clear()
+        self.used[job_dataset_id].clear()
 
-    def list_anew(self, course_id: str) -> None:
-        losses = self.losses[course_id]
+    def list_anew(self, job_dataset_id: str) -> None:
+        losses = self.losses[job_dataset_id]
         order = sorted(losses, key=losses.__getitem__)
-        self.high[course_id] = set() if course_id in self.warm else set(order[len(order) - len(order) // 2 :])
+        self.high[job_dataset_id] = set() if job_dataset_id in self.warm else set(order[len(order) - len(order) // 2 :])
 
-    @rule(course_id=st.sampled_from([*COURSES]), active=st.booleans())
-    def warm_up(self, course_id: str, active: bool) -> None:
-        self.policy.warm_up(course_id, active)
-        if active != (course_id in self.warm):
-            self.warm ^= {course_id}
-            self.list_anew(course_id)
+    @rule(job_dataset_id=st.sampled_from([*COURSES]), active=st.booleans())
+    def warm_up(self, job_dataset_id: str, active: bool) -> None:
+        self.policy.warm_up(job_dataset_id, active)
+        if active != (job_dataset_id in self.warm):
+            self.warm ^= {job_dataset_id}
+            self.list_anew(job_dataset_id)
 
-    @rule(course_id=st.sampled_from([*COURSES]), keys=st.frozensets(KEYS, max_size=4))
-    def pin(self, course_id: str, keys: frozenset[int]) -> None:
-        for key in self.policy.pin(course_id, keys):
+    @rule(job_dataset_id=st.sampled_from([*COURSES]), keys=st.frozensets(KEYS, max_size=4))
+    def pin(self, job_dataset_id: str, keys: frozenset[int]) -> None:
+        for key in self.policy.pin(job_dataset_id, keys):
             if key in self.engine.members:
                 self.engine.place(key, self.size(int(str(key))))
 
@@ -630,15 +632,15 @@ class ImpactMachine(RuleBasedStateMachine):
 
     @rule()
     def publish(self) -> None:
-        for course_id, key, given in self.policy.redirects_changed():
+        for job_dataset_id, key, given in self.policy.redirects_changed():
             if given is None:
-                self.told.pop((course_id, key), None)
+                self.published.pop((job_dataset_id, key), None)
             else:
-                self.told[course_id, key] = given
+                self.published[job_dataset_id, key] = given
         # What was published is what would be answered.
-        for course_id in COURSES:
+        for job_dataset_id in COURSES:
             for key in range(25):
-                assert self.told.get((course_id, key)) == self.policy.stand_in(course_id, key)
+                assert self.published.get((job_dataset_id, key)) == self.policy.substitute_for(job_dataset_id, key)
 
     @rule()
     def remount(self) -> None:
@@ -649,28 +651,28 @@ class ImpactMachine(RuleBasedStateMachine):
         self.engine = Engine(self.policy, capacity)
         self.engine.restore(stored, state)
         self.declare()
-        for course_id, losses in self.losses.items():
+        for job_dataset_id, losses in self.losses.items():
             for key, loss in losses.items():
                 self.engine.scored(key, self.worth(key))
-                self.policy.scored_by(course_id, key, loss)
-        self.told.clear()
+                self.policy.scored_by(job_dataset_id, key, loss)
+        self.published.clear()
         # Which samples readers asked for is not saved, except for the members that were used.
-        for course_id in COURSES:
-            saved = {int(str(key)) for key in state["ranks"]["courses"][course_id]["used"]}
-            self.read[course_id] &= saved
-            self.used[course_id] &= saved
-        for course_id in [*self.warm]:
-            self.warm.discard(course_id)
-            self.warm_up(course_id, True)
+        for job_dataset_id in COURSES:
+            saved = {int(str(key)) for key in state["ranks"]["job_datasets"][job_dataset_id]["used"]}
+            self.read[job_dataset_id] &= saved
+            self.used[job_dataset_id] &= saved
+        for job_dataset_id in [*self.warm]:
+            self.warm.discard(job_dataset_id)
+            self.warm_up(job_dataset_id, True)
 
-    @rule(course_id=st.sampled_from([*COURSES]))
-    def forget(self, course_id: str) -> None:
-        self.policy.forget_course(course_id, [])
-        self.losses[course_id].clear()
-        self.high[course_id].clear()
-        self.read[course_id].clear()
-        self.used[course_id].clear()
-        self.warm.discard(course_id)
+    @rule(job_dataset_id=st.sampled_from([*COURSES]))
+    def forget(self, job_dataset_id: str) -> None:
+        self.policy.forget_job_dataset(job_dataset_id, [])
+        self.losses[job_dataset_id].clear()
+        self.high[job_dataset_id].clear()
+        self.read[job_dataset_id].clear()
+        self.used[job_dataset_id].clear()
+        self.warm.discard(job_dataset_id)
         self.declare()
 
     @invariant()

@@ -13,10 +13,7 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.heap import Heap
 from spiderfs.core.policy import Policy, in_saved_order
 from spiderfs.policies import POLICIES, mountable_policies
-from spiderfs.policies.belady import Belady
-from spiderfs.policies.lfu import LFU
-from spiderfs.policies.lru import LRU
-from spiderfs.policies.minio import MinIO
+from spiderfs.policies.baselines import LFU, LRU, Belady, MinIO
 
 OPENS = random.Random(0).choices(range(60), k=1500)
 

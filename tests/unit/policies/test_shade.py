@@ -10,15 +10,14 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from seen_samples import engine_with
 
-from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import NOTHING, Changes, Engine
-from spiderfs.core.guided import Divided, HasHubs, HasPins, HasStandIns
 from spiderfs.core.hints import Epoch, Ratio, Scored
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES
 from spiderfs.policies import shade
 from spiderfs.policies.shade import Shade
 from spiderfs.simulation.replay import replay
+from spiderfs.trace.format import Accesses
 
 
 class TestAdmission:
@@ -98,7 +97,9 @@ def test_it_takes_over_what_a_trainer_taught_another_policy() -> None:
 
 
 def test_it_has_no_use_for_hubs_pins_and_ratios() -> None:
-    assert not isinstance(Shade(), HasHubs | HasStandIns | HasPins | Divided)
+    assert not any((Shade.has_hubs, Shade.has_substitutes, Shade.adjustable))
+    assert Shade().ratio is None
+    assert not Shade().pin("1", [1])
 
 
 def test_the_plan_overrules_it() -> None:

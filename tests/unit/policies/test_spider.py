@@ -12,13 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from seen_samples import engine_with
 
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
-from spiderfs.core.guided import HubLimits
-from spiderfs.core.hints import Hub
+from spiderfs.core.policy import Hub, HubLimits
 from spiderfs.policies.spider import HOMOPHILY, IMPORTANCE, MAX_WAITING, Homophily, Spider
 
 
-def hub(key: int, *neighbours: int, course_id: str = "train", nearest: float = 0.1) -> Hub:
-    return Hub(key, course_id, neighbours, [nearest + 0.1 * rank for rank in range(len(neighbours))])
+def hub(key: int, *neighbours: int, job_dataset_id: str = "train", nearest: float = 0.1) -> Hub:
+    return Hub(key, job_dataset_id, neighbours, [nearest + 0.1 * rank for rank in range(len(neighbours))])
 
 
 class TestImportance:
@@ -84,10 +83,10 @@ class TestHomophily:
         for key in (1, 2):
             policy.hub_found(hub(key, 50, 60 + key))
             engine.place(key, 10)
-        assert policy.stand_in("train", 50) == 1
+        assert policy.substitute_for("train", 50) == 1
         policy.hub_found(hub(3, 70))
         assert engine.place(3, 10) == Changes(((3, HOMOPHILY),), (1,))
-        assert (policy.stand_in("train", 61), policy.stand_in("train", 50)) == (None, 2)
+        assert (policy.substitute_for("train", 61), policy.substitute_for("train", 50)) == (None, 2)
 
     def test_a_hub_that_is_cached_moves_without_anybody_leaving(self) -> None:
         policy = Spider(ratio=0.5)
@@ -103,7 +102,7 @@ class TestHomophily:
         for each in (hub(1, 50), hub(2, 60), hub(1, 51)):
             policy.hub_found(each)
             engine.place(each.key, 10)
-        assert (policy.stand_in("train", 50), policy.stand_in("train", 51)) == (None, 1)
+        assert (policy.substitute_for("train", 50), policy.substitute_for("train", 51)) == (None, 1)
         assert list(policy.eviction_order(HOMOPHILY)) == [1, 2]
 
     def test_a_hub_too_large_for_its_section_stays_where_it_is(self) -> None:
@@ -118,10 +117,10 @@ class TestHomophily:
         engine = Engine(policy, 40)
         for key in range(1, MAX_WAITING + 2):
             policy.hub_found(hub(key, 500))
-        assert policy.stand_in("train", 500) is None
+        assert policy.substitute_for("train", 500) is None
         assert engine.opened(2, 10).keep == ((2, HOMOPHILY),)
         assert engine.opened(1, 10).keep == ((1, IMPORTANCE),)
-        assert policy.stand_in("train", 500) == 2
+        assert policy.substitute_for("train", 500) == 2
 
     def test_a_lower_ratio_evicts_nobody_until_hubs_come_and_a_higher_one_at_once(self) -> None:
         policy = Spider(ratio=0.5)
@@ -137,96 +136,104 @@ class TestHomophily:
         policy.set_ratio(1.0)
         assert engine.settle() == Changes(drop=(6,))
 
-    def test_the_nearest_hub_stands_in_so_often_and_then_the_next(self) -> None:
-        policy = Spider(0, HubLimits(stand_ins=2))
+    def test_the_nearest_hub_substitutes_so_often_and_then_the_next(self) -> None:
+        policy = Spider(0, HubLimits(substitutions=2))
         engine = Engine(policy, 100)
-        for each in (hub(1, 50, nearest=0.3), hub(2, 50, nearest=0.2), hub(3, 50, course_id="other")):
+        for each in (hub(1, 50, nearest=0.3), hub(2, 50, nearest=0.2), hub(3, 50, job_dataset_id="other")):
             policy.hub_found(each)
             engine.place(each.key, 10)
         given = []
-        while (stand_in := policy.stand_in("train", 50)) is not None:
-            policy.stood_in("train", stand_in, 50)
-            given.append(stand_in)
+        while (substitute := policy.substitute_for("train", 50)) is not None:
+            policy.substituted("train", substitute, 50)
+            given.append(substitute)
         assert given == [2, 2, 1, 1]
         policy.new_epoch("train")
-        assert policy.stand_in("train", 50) == 2
-        assert policy.stand_in("other", 50) == 3
+        assert policy.substitute_for("train", 50) == 2
+        assert policy.substitute_for("other", 50) == 3
 
     def test_as_the_paper_has_it_a_hub_has_no_limits(self) -> None:
-        policy = Spider(0, HubLimits(stand_ins=None, neighbours=None))
+        policy = Spider(0, HubLimits(substitutions=None, neighbours=None))
         engine = Engine(policy, 1000)
         policy.hub_found(hub(1, *range(100, 300)))
         engine.place(1, 10)
         for key in [*range(100, 300)] * 2:
-            assert policy.stand_in("train", key) == 1
-            policy.stood_in("train", 1, key)
+            assert policy.substitute_for("train", key) == 1
+            policy.substituted("train", 1, key)
 
     def test_limits_change_while_it_runs(self) -> None:
-        policy = Spider(0, HubLimits(stand_ins=1, neighbours=1))
+        policy = Spider(0, HubLimits(substitutions=1, neighbours=1))
         engine = Engine(policy, 100)
         policy.hub_found(hub(1, 50, 51))
         engine.place(1, 10)
-        policy.stood_in("train", 1, 50)
-        assert (policy.stand_in("train", 50), policy.redirects_changed()) == (None, [])
-        policy.limit_hubs(HubLimits(stand_ins=2, neighbours=None))
+        policy.substituted("train", 1, 50)
+        assert (policy.substitute_for("train", 50), policy.redirects_changed()) == (None, [])
+        policy.limit_hubs(HubLimits(substitutions=2, neighbours=None))
         assert policy.redirects_changed() == [("train", 50, 1)]
         policy.hub_found(hub(1, 50, 51))
-        assert policy.stand_in("train", 51) == 1
-        policy.limit_hubs(HubLimits(stand_ins=0))
+        assert policy.substitute_for("train", 51) == 1
+        policy.limit_hubs(HubLimits(substitutions=0))
         assert sorted(policy.redirects_changed()) == [("train", 50, None)]
 
-    def test_each_course_counts_for_itself(self) -> None:
-        policy = Spider(0, HubLimits(stand_ins=1))
+    def test_each_job_dataset_counts_for_itself(self) -> None:
+        policy = Spider(0, HubLimits(substitutions=1))
         engine = Engine(policy, 100)
-        for each in (hub(1, 50), hub(1, 50, 60, course_id="other"), hub(2, 60, course_id="other", nearest=0.5)):
+        for each in (
+            hub(1, 50),
+            hub(1, 50, 60, job_dataset_id="other"),
+            hub(2, 60, job_dataset_id="other", nearest=0.5),
+        ):
             policy.hub_found(each)
             engine.place(each.key, 10)
         assert (policy.is_hub("train", 1), policy.is_hub("other", 1), policy.is_hub("train", 2)) == (True, True, False)
-        policy.stood_in("train", 1, 50)
-        assert (policy.stand_in("train", 50), policy.stand_in("other", 50)) == (None, 1)
-        policy.stood_in("other", 1, 50)
+        policy.substituted("train", 1, 50)
+        assert (policy.substitute_for("train", 50), policy.substitute_for("other", 50)) == (None, 1)
+        policy.substituted("other", 1, 50)
         policy.new_epoch("train")
-        assert (policy.stand_in("train", 50), policy.stand_in("other", 50)) == (1, None)
-        assert policy.stand_in("other", 60) == 2
-        # A course that is over leaves the hubs of others alone, and its counts with them.
-        policy.forget_course("train", [])
-        assert (policy.stand_in("other", 50), policy.stand_in("other", 60)) == (None, 2)
+        assert (policy.substitute_for("train", 50), policy.substitute_for("other", 50)) == (1, None)
+        assert policy.substitute_for("other", 60) == 2
+        # A job dataset that is over leaves the hubs of others alone, and its counts with them.
+        policy.forget_job_dataset("train", [])
+        assert (policy.substitute_for("other", 50), policy.substitute_for("other", 60)) == (None, 2)
 
-    def test_a_sample_waits_to_be_a_hub_of_two_courses(self) -> None:
+    def test_a_sample_waits_to_be_a_hub_of_two_job_datasets(self) -> None:
         policy = Spider(ratio=0.5)
         engine = Engine(policy, 100)
-        for course_id in ("train", "other", "third"):
-            policy.hub_found(hub(1, 50, course_id=course_id))
-        policy.forget_course("third", [])
+        for job_dataset_id in ("train", "other", "third"):
+            policy.hub_found(hub(1, 50, job_dataset_id=job_dataset_id))
+        policy.forget_job_dataset("third", [])
         engine.opened(1, 10)
-        assert [policy.stand_in(course_id, 50) for course_id in ("train", "other", "third")] == [1, 1, None]
+        assert [policy.substitute_for(job_dataset_id, 50) for job_dataset_id in ("train", "other", "third")] == [
+            1,
+            1,
+            None,
+        ]
         again = Engine(Spider(), 100)
         again.restore([(1, 10, HOMOPHILY)], engine.state())
-        assert [again.policy.stand_in(name, 50) for name in ("train", "other")] == [1, 1]  # type: ignore[attr-defined]
+        assert [again.policy.substitute_for(name, 50) for name in ("train", "other")] == [1, 1]  # type: ignore[attr-defined]
         engine.evict([1])
-        assert [policy.stand_in(course_id, 50) for course_id in ("train", "other")] == [None, None]
+        assert [policy.substitute_for(job_dataset_id, 50) for job_dataset_id in ("train", "other")] == [None, None]
 
-    def test_a_cached_sample_has_no_stand_in(self) -> None:
+    def test_a_cached_sample_has_no_substitute(self) -> None:
         policy = Spider(ratio=0.5)
         engine = Engine(policy, 100)
         policy.hub_found(hub(1, 50))
         engine.place(1, 10)
         engine.opened(50, 10)
-        assert policy.stand_in("train", 50) is None
+        assert policy.substitute_for("train", 50) is None
         engine.evict([50])
-        assert policy.stand_in("train", 50) == 1
+        assert policy.substitute_for("train", 50) == 1
 
     def test_a_hub_has_few_neighbours_and_none_twice(self) -> None:
         section = Homophily(HubLimits(neighbours=3))
         section.put(Hub(1, "train", [1, 5, 5, 6, 7, 8], [0, 0.1, 0.1, 0.2, 0.3, 0.4]))
-        assert section.courses_of(1)["train"].neighbours == (5, 6, 7)
-        assert section.courses_of(1)["train"].distances == (0.1, 0.2, 0.3)
+        assert section.job_datasets_of(1)["train"].neighbours == (5, 6, 7)
+        assert section.job_datasets_of(1)["train"].distances == (0.1, 0.2, 0.3)
         section.remove(1)
-        assert (len(section), section.stand_in("train", 5)) == (0, None)
+        assert (len(section), section.substitute_for("train", 5)) == (0, None)
 
     def test_impossible_hubs_and_limits_are_refused(self) -> None:
         with pytest.raises(ValueError, match="at least"):
-            HubLimits(stand_ins=-1)
+            HubLimits(substitutions=-1)
         with pytest.raises(ValueError, match="distance"):
             Hub(1, "train", [2], [])
         with pytest.raises(ValueError, match="between 0 and 1"):
@@ -248,7 +255,7 @@ def test_a_remount_goes_on_with_hubs_and_scores() -> None:
     assert changes == Changes(drop=(5,))
     spider = again.policy
     assert isinstance(spider, Spider)
-    assert (spider.ratio, spider.stand_in("train", 50)) == (0.6, 6)
+    assert (spider.ratio, spider.substitute_for("train", 50)) == (0.6, 6)
     assert (list(spider.eviction_order(IMPORTANCE)), spider.score(1)) == ([2, 1], 0.4)
     assert spider.redirects_changed() == [("train", 50, 6)]
     again.restore(stored, {})
@@ -257,25 +264,26 @@ def test_a_remount_goes_on_with_hubs_and_scores() -> None:
 
 SAMPLES = st.integers(0, 24)
 LISTS = {"even": 0, "all": 1}
-MAX_STAND_INS = 3
+MAX_SUBSTITUTIONS = 3
 
 
-def label_of(course_id: str, key: int) -> int:
+def label_of(job_dataset_id: str, key: int) -> int:
     """Two trainers may see the same samples under different labels."""
-    return key % 3 if course_id == "even" else key % 5
+    return key % 3 if job_dataset_id == "even" else key % 5
 
 
 class SpiderAgainstModel(RuleBasedStateMachine):
-    """In whatever order events come: stand-ins have the label, hubs leave by age, and none stands in too often."""
+    """In whatever order events come: substitutes have the label, hubs leave by age, and none is a substitute too
+    often."""
 
     @initialize(capacity=st.integers(0, 150), ratio=st.sampled_from([0.0, 0.5, 0.8, 1.0]))
     def begin(self, capacity: int, ratio: float) -> None:
-        self.policy = Spider(ratio, HubLimits(MAX_STAND_INS))
+        self.policy = Spider(ratio, HubLimits(MAX_SUBSTITUTIONS))
         self.engine = Engine(self.policy, capacity)
         self.hubs: list[int] = []
         self.found: dict[tuple[str, int], Hub] = {}
         self.scores: dict[int, float] = {}
-        self.stood_in: dict[tuple[str, int], int] = {}
+        self.substituted: dict[tuple[str, int], int] = {}
         self.published: dict[tuple[str, int], int] = {}
 
     def follow(self, changes: Changes) -> None:
@@ -302,36 +310,39 @@ class SpiderAgainstModel(RuleBasedStateMachine):
         self.scores[key] = score
 
     @rule(
-        key=SAMPLES, others=st.lists(SAMPLES, max_size=8), course_id=st.sampled_from(sorted(LISTS)), here=st.booleans()
+        key=SAMPLES,
+        others=st.lists(SAMPLES, max_size=8),
+        job_dataset_id=st.sampled_from(sorted(LISTS)),
+        here=st.booleans(),
     )
-    def hub_found(self, key: int, others: list[int], course_id: str, here: bool) -> None:
-        alike = [other for other in others if label_of(course_id, other) == label_of(course_id, key)]
-        found = Hub(key, course_id, alike, [0.1 * other for other in alike])
+    def hub_found(self, key: int, others: list[int], job_dataset_id: str, here: bool) -> None:
+        alike = [other for other in others if label_of(job_dataset_id, other) == label_of(job_dataset_id, key)]
+        found = Hub(key, job_dataset_id, alike, [0.1 * other for other in alike])
         self.policy.hub_found(found)
-        self.found[course_id, key] = found
+        self.found[job_dataset_id, key] = found
         if here:
             self.follow(self.engine.place(key, size_of(key)))
 
-    @rule(key=SAMPLES, course_id=st.sampled_from(sorted(LISTS)))
-    def redirect(self, key: int, course_id: str) -> None:
-        stand_in = self.policy.stand_in(course_id, key)
-        if stand_in is None:
+    @rule(key=SAMPLES, job_dataset_id=st.sampled_from(sorted(LISTS)))
+    def redirect(self, key: int, job_dataset_id: str) -> None:
+        substitute = self.policy.substitute_for(job_dataset_id, key)
+        if substitute is None:
             return
-        hub_key = int(str(stand_in))
-        found = self.found[course_id, hub_key]
-        assert label_of(course_id, hub_key) == label_of(course_id, key)
+        hub_key = int(str(substitute))
+        found = self.found[job_dataset_id, hub_key]
+        assert label_of(job_dataset_id, hub_key) == label_of(job_dataset_id, key)
         assert self.engine.members[hub_key].section == HOMOPHILY
         assert key not in self.engine.members
         assert key in found.neighbours
-        assert self.policy.is_hub(course_id, hub_key)
-        self.policy.stood_in(course_id, hub_key, key)
-        self.stood_in[course_id, hub_key] = self.stood_in.get((course_id, hub_key), 0) + 1
-        assert self.stood_in[course_id, hub_key] <= MAX_STAND_INS
+        assert self.policy.is_hub(job_dataset_id, hub_key)
+        self.policy.substituted(job_dataset_id, hub_key, key)
+        self.substituted[job_dataset_id, hub_key] = self.substituted.get((job_dataset_id, hub_key), 0) + 1
+        assert self.substituted[job_dataset_id, hub_key] <= MAX_SUBSTITUTIONS
 
-    @rule(course_id=st.sampled_from(sorted(LISTS)))
-    def new_epoch(self, course_id: str) -> None:
-        self.policy.new_epoch(course_id)
-        self.stood_in = {owned: count for owned, count in self.stood_in.items() if owned[0] != course_id}
+    @rule(job_dataset_id=st.sampled_from(sorted(LISTS)))
+    def new_epoch(self, job_dataset_id: str) -> None:
+        self.policy.new_epoch(job_dataset_id)
+        self.substituted = {owned: count for owned, count in self.substituted.items() if owned[0] != job_dataset_id}
 
     @rule(ratio=st.floats(0, 1))
     def set_ratio(self, ratio: float) -> None:
@@ -353,16 +364,18 @@ class SpiderAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def publish(self) -> None:
-        for course_id, key, stand_in in self.policy.redirects_changed():
+        for job_dataset_id, key, substitute in self.policy.redirects_changed():
             sample = int(str(key))
-            if stand_in is None:
-                del self.published[course_id, sample]
+            if substitute is None:
+                del self.published[job_dataset_id, sample]
             else:
-                assert self.published.get((course_id, sample)) != stand_in
-                self.published[course_id, sample] = int(str(stand_in))
-        for course_id in LISTS:
+                assert self.published.get((job_dataset_id, sample)) != substitute
+                self.published[job_dataset_id, sample] = int(str(substitute))
+        for job_dataset_id in LISTS:
             for sample in range(25):
-                assert self.policy.stand_in(course_id, sample) == self.published.get((course_id, sample))
+                assert self.policy.substitute_for(job_dataset_id, sample) == self.published.get(
+                    (job_dataset_id, sample)
+                )
 
     @invariant()
     def sections_keep_their_limits_and_orders(self) -> None:

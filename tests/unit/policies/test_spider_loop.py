@@ -7,11 +7,10 @@ from collections import deque
 import numpy as np
 
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import Hub
-from spiderfs.core.learning.elastic import Elastic
+from spiderfs.core.learning.feed import Elastic
 from spiderfs.core.learning.served_samples import ServedSamples
-from spiderfs.core.policy import Key
-from spiderfs.policies.lru import LRU
+from spiderfs.core.policy import Hub, Key
+from spiderfs.policies.baselines import LRU
 from spiderfs.policies.spider import HOMOPHILY, Spider
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import ScorerOptions
@@ -47,8 +46,8 @@ class Training:
         given: Key = wanted
         if wanted in self.engine.members:
             self.spider_hits += 1
-        elif (hub := self.policy.stand_in("train", wanted)) is not None:
-            self.policy.stood_in("train", hub, wanted)
+        elif (hub := self.policy.substitute_for("train", wanted)) is not None:
+            self.policy.substituted("train", hub, wanted)
             self.redirects += 1
             given = hub
         self.engine.opened(given, 1)

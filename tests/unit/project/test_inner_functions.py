@@ -1,4 +1,4 @@
-"""What a test defines inside it is used: a coroutine that it forgets to run asserts nothing, and nobody sees that."""
+"""What a test defines inside it is used: a coroutine that it forgets to run asserts nothing, and no one sees that."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ REQUIREMENTS = [
     Requirement(text)
     for extra in (PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"].values())
     for text in extra
+    if not text.startswith("spiderfs[")
 ]
 PYTHONS = ("3.11.0", "3.12.0", "3.13.0", "3.14.0")
 

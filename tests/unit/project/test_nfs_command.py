@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import program
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -20,7 +21,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import nfs  # noqa: E402
 import nfs_machine  # noqa: E402
 
-# A stand-in for the emulator: it says that it runs, and runs until it is killed.
+# A substitute for the emulator: it says that it runs, and runs until it is killed.
 EMULATOR = "#!/bin/sh\necho $$ > {ready}.new\nmv {ready}.new {ready}\nexec sleep 1000\n"
 # A program that runs the machine until it is ended from outside.
 RUNNER = """
@@ -50,19 +51,17 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_the_machine_ends_with_the_command(place: Path, number: signal.Signals) -> None:
-    runner = subprocess.Popen(
-        [sys.executable, "-c", RUNNER, ROOT / "scripts", place], stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    until = time.monotonic() + 60
-    while not (place / "ready").exists():
-        assert time.monotonic() < until, "the emulator has not started"
-        assert runner.poll() is None
-        time.sleep(0.02)
-    emulator = os.pidfd_open(int((place / "ready").read_text()))
-    runner.send_signal(number)
-    assert runner.wait(30) != 0
-    # A pid file descriptor can be read when its process has ended.
-    assert select.select([emulator], [], [], 30)[0], "the emulator still runs"
+    with program(sys.executable, "-c", RUNNER, ROOT / "scripts", place, stderr=subprocess.DEVNULL) as runner:
+        until = time.monotonic() + 60
+        while not (place / "ready").exists():
+            assert time.monotonic() < until, "the emulator has not started"
+            assert runner.poll() is None
+            time.sleep(0.02)
+        emulator = os.pidfd_open(int((place / "ready").read_text()))
+        runner.send_signal(number)
+        assert runner.wait(30) != 0
+        # A pid file descriptor can be read when its process has ended.
+        assert select.select([emulator], [], [], 30)[0], "the emulator still runs"
     os.close(emulator)
 
 

@@ -21,11 +21,30 @@ def test_it_is_short() -> None:
 def test_it_begins_with_an_install_and_the_question_whether_it_helps() -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     first = blocks[0].splitlines()
-    assert first[-3:] == [
-        "pip install '.[mount,hook]'",
+    assert first[-4:] == [
+        "pip install '.[hook]'",
+        "spiderfs demo",
         "spiderfs doctor /nfs/imagenet",
         "spiderfs bench /nfs/imagenet",
     ]
+
+
+def test_it_names_near_its_top_both_commands_that_do_all_of_the_set_up() -> None:
+    top = TEXT.split("\n## ")[1]
+    (told,) = [" ".join(part.split()) for part in top.split("\n\n") if "scripts/test" in part]
+    assert re.findall(r"`(scripts/\w+)` \([^)]*\b\d+ minutes\)", told) == ["scripts/demo", "scripts/test"]
+    for what in (
+        "apt",
+        "fuse3",
+        "iproute2",
+        "compiler",
+        "headers",
+        "`.venv-dev`",
+        "`requirements.lock`",
+        "torch",
+        "GB",
+    ):
+        assert what in told, what
 
 
 ROWS = {
@@ -54,7 +73,7 @@ def test_the_first_page_of_the_site_shows_the_same() -> None:
     rows = re.findall(r"^\| .* \| [\d,]+ \| [\d,]+ \|$", page, re.MULTILINE)
     assert len(rows) == 4
     assert [row for row in rows if row not in TEXT] == []
-    assert len(re.findall(r"^(?:pip|spiderfs) ", page, re.MULTILINE)) == 3
+    assert len(re.findall(r"^(?:pip|spiderfs) ", page, re.MULTILINE)) == 4
 
 
 def test_what_a_training_gains_is_the_kept_result() -> None:
@@ -67,20 +86,20 @@ def test_what_a_training_gains_is_the_kept_result() -> None:
     hits = statistics.fmean(
         epoch["hit_ratio"] for run in result["runs"] if run["configuration"] == "lru" for epoch in run["epochs"][1:]
     )
-    assert f"({hits:.0%} hits)".replace("%", " %") in TEXT
+    assert f"({hits:.0%} hits)" in TEXT
     assert (result["loader_workers"], result["cached_share"]) == (2, 0.2)
 
 
 def test_what_samplers_cost_is_the_kept_result() -> None:
     """Points of top-1 less than uniform sampling of the same seed."""
     spider, echo = lost("equivalence.json", 12, "weights + coverage 0.3 + settled 0.25", "echo 2")
-    training = (ROOT / "docs/results/training.md").read_text()
+    training = (ROOT / "docs/results/README.md").read_text()
     assert f"| weights + coverage 0.3 + settled 0.25 | 0.44 / 0.51 | 49.9 ± 1.1 | -{spider} [" in training
     assert f"| echo 2 | 0.44 / 0.55 | 50.7 ± 0.9 | -{echo} [" in training
 
 
 def test_the_table_at_full_size_is_the_kept_result() -> None:
-    training = (ROOT / "docs/results/training.md").read_text().partition("\n## Full size\n")[2].partition("\n## ")[0]
+    training = (ROOT / "docs/results/README.md").read_text().partition("\n## Full size\n")[2].partition("\n## ")[0]
     kept = json.loads((ROOT / "docs/results/full_size.json").read_text())["measured"]
     assert {run["seed"] for run in kept} == {1}
     for run in kept:
@@ -104,7 +123,7 @@ def lost(file: str, seeds: int, *names: str) -> list[str]:
 
 def test_its_figures_of_serving_are_kept_results() -> None:
     """The shares of native speed under "When not to use it"."""
-    performance = (ROOT / "docs/results/serving.md").read_text()
+    performance = (ROOT / "docs/results/README.md").read_text()
     one, four = (
         re.search(rf"^\| 2,000 x 112 kB, {readers} \| [\d.]+ \(.*\| ([\d.]+)[^|]*\|$", performance, re.MULTILINE)
         for readers in (1, 4)
@@ -115,6 +134,10 @@ def test_its_figures_of_serving_are_kept_results() -> None:
     client = (ROOT / "docs/reference/client.md").read_text()
     around = re.findall(r"`read_bytes` \|.*\| ([\d.]+) \| [\d.]+ \|$", client, re.MULTILINE)
     text = " ".join(TEXT.split())
-    assert f"at {one[1]} (one reader) to {four[1]} (four readers) of native speed" in text
-    assert f"with `immutable` at {min(immutable)} to {max(immutable)} " in text
-    assert f"at {min(around)} to {max(around)} of native speed" in text
+    assert f"runs at {percent(one[1])} (one reader) to {percent(four[1])} (four readers) of native speed" in text
+    assert f"at {percent(min(immutable))} to {percent(max(immutable))} with `immutable`" in text
+    assert f"at {percent(min(around))} to {percent(max(around))} with [`spiderfs.client`]" in text
+
+
+def percent(share: str) -> str:
+    return f"{float(share):.0%}"

@@ -64,16 +64,16 @@ def batch(rows: int = 3, width: int = 4, **changes: Any) -> Batch:
     return Batch(**values | changes)
 
 
-def samples(*paths: bytes, total: int | None = None, first: int = 0, teaches: bool | None = None) -> Samples:
+def samples(*paths: bytes, total: int | None = None, first: int = 0, sends_batches: bool | None = None) -> Samples:
     text = np.frombuffer(b"".join(path + b"\0" for path in paths), np.uint8)
-    return Samples("train", "train", total or len(paths), first, np.zeros(len(paths), np.int32), text, teaches)
+    return Samples("train", "train", total or len(paths), first, np.zeros(len(paths), np.int32), text, sends_batches)
 
 
 EXAMPLES: tuple[Message, ...] = (
     Hello("pytest", "job-1", "the best one", 1, 2, 3, 90, True, "job-0"),
     Hello("pytest", "job-1"),
     samples(b"a/1.png", b"\xff/2", total=5, first=3),
-    samples(b"a/1.png", teaches=True),
+    samples(b"a/1.png", sends_batches=True),
     batch(),
     batch(losses=None, labels=None),
     EpochEnd(3, 0.5),

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from spiderfs.scorer import cells as module
-from spiderfs.scorer.cells import CELL_ROWS, LEAST_ROWS, PAGE_ROWS, CellIndex
-from spiderfs.scorer.centres import Centres
+from spiderfs.scorer.cells import CELL_ROWS, LEAST_ROWS, PAGE_ROWS, CellIndex, Centres
 from spiderfs.scorer.index import NOBODY, Nearest, Vectors, blocks_of, exact_nearest, normalised
 
 DIMENSION = 8
@@ -172,9 +171,31 @@ def test_queries_and_updates_let_blas_use_one_thread(monkeypatch: pytest.MonkeyP
     assert seen == [{1}, {1}]
 
 
-def test_short_lists_need_no_library_of_graphs() -> None:
-    program = "import sys; sys.modules['hnswlib'] = None; from spiderfs.scorer.scorer import Scorer; Scorer([0, 1], 8)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+WITHOUT_HNSWLIB = """
+import sys
+sys.modules["hnswlib"] = None
+import numpy as np
+from spiderfs.errors import ConfigError
+from spiderfs.options.model import Options
+from spiderfs.scorer.cells import Centres
+from spiderfs.scorer.scorer import Scorer
+Scorer([0, 1], 8)
+centres = Centres(10, 2, graph_centres=2)
+centres.put(np.arange(4), np.eye(4, 2, dtype=np.float32))
+assert centres.nearest(np.eye(2, dtype=np.float32), 1)[0].tolist() == [[0], [1]]
+try:
+    Options.load(["index=hnsw"], None, "/", "/mnt")
+except ConfigError as exc:
+    print(exc)
+"""
+
+
+def test_only_an_index_of_its_own_needs_hnswlib() -> None:
+    program = WITHOUT_HNSWLIB
+    said = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
+    assert said.stdout == (
+        "index=hnsw: hnswlib is not installed: run `pip install '.[hnsw]'` in a checkout of spiderfs\n"
+    )
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([2, 5, 100]))

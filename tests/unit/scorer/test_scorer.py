@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from spiderfs.scorer.cells import CellIndex
 from spiderfs.scorer.graph import GraphIndex
-from spiderfs.scorer.index import NOBODY, ExactIndex, Index, Vectors, normalised
-from spiderfs.scorer.scorer import Radius, Scorer, importance
+from spiderfs.scorer.index import NOBODY, ExactIndex, NeighbourIndex, Vectors, normalised
+from spiderfs.scorer.scorer import SETTLED_CHANGE, Radius, Scorer, importance
 from spiderfs.scorer.scoring import FIRST_PRIOR, ScorerOptions
 
-Kind = Literal["exact", "cells", "graph"]
+Kind = Literal["exact", "cells", "hnsw"]
 INDEXES: dict[str, type[ExactIndex] | type[CellIndex] | type[GraphIndex]] = {
     "exact": ExactIndex,
     "cells": CellIndex,
-    "graph": GraphIndex,
+    "hnsw": GraphIndex,
 }
-KINDS: tuple[Kind, ...] = ("exact", "cells", "graph")
+KINDS: tuple[Kind, ...] = ("exact", "cells", "hnsw")
 
 
 def clusters(count: int, dimension: int = 16, classes: int = 5, seed: int = 0) -> tuple[NDArray[np.int64], Vectors]:
@@ -37,18 +37,18 @@ def clusters(count: int, dimension: int = 16, classes: int = 5, seed: int = 0) -
 
 
 @pytest.fixture(params=INDEXES)
-def empty_index(request: pytest.FixtureRequest) -> Index:
+def empty_index(request: pytest.FixtureRequest) -> NeighbourIndex:
     return INDEXES[request.param](500, 16)
 
 
 class TestIndexes:
-    def test_an_empty_index_has_no_neighbours(self, empty_index: Index) -> None:
+    def test_an_empty_index_has_no_neighbours(self, empty_index: NeighbourIndex) -> None:
         answer = empty_index.nearest(np.array([3]), np.ones((1, 16), np.float32), 4)
         assert answer.ids.tolist() == [[NOBODY] * 4]
         assert np.isinf(answer.distances).all()
         assert (len(empty_index), len(empty_index.present())) == (0, 0)
 
-    def test_nearest_first_and_never_itself(self, empty_index: Index) -> None:
+    def test_nearest_first_and_never_itself(self, empty_index: NeighbourIndex) -> None:
         vectors = normalised(clusters(300)[1])
         ids = np.arange(100, 400)
         empty_index.update(ids, vectors)
@@ -61,14 +61,14 @@ class TestIndexes:
         assert sorted(empty_index.present()) == ids.tolist()
         assert empty_index.vectors(np.array([150, 399])) == pytest.approx(vectors[[50, 299]], abs=2e-5)
 
-    def test_fewer_samples_than_neighbours_wanted(self, empty_index: Index) -> None:
+    def test_fewer_samples_than_neighbours_wanted(self, empty_index: NeighbourIndex) -> None:
         vectors = normalised(np.eye(16, dtype=np.float32)[:3] + np.float32(0.01))
         empty_index.update(np.arange(3), vectors)
         everybody = empty_index.nearest(np.arange(3), vectors, 10)
         assert (everybody.ids[:, 2:] == NOBODY).all()
         assert (everybody.ids[:, :2] != NOBODY).all()
 
-    def test_an_update_moves_a_sample(self, empty_index: Index) -> None:
+    def test_an_update_moves_a_sample(self, empty_index: NeighbourIndex) -> None:
         vectors = normalised(clusters(200)[1])
         empty_index.update(np.arange(200), vectors)
         for _ in range(3):
@@ -79,7 +79,7 @@ class TestIndexes:
         assert answer.ids[0, 0] == 7
         assert answer.distances[0, 0] == pytest.approx(0, abs=1e-3)
 
-    def test_survives_saving(self, empty_index: Index, tmp_path: Path) -> None:
+    def test_survives_saving(self, empty_index: NeighbourIndex, tmp_path: Path) -> None:
         vectors = normalised(clusters(200)[1])
         empty_index.update(np.arange(200), vectors)
         before = empty_index.nearest(np.arange(50), vectors[:50], 10)
@@ -94,12 +94,12 @@ class TestIndexes:
         assert len(empty_index) == 201
 
     @pytest.mark.parametrize("content", [b"", b"no index at all"])
-    def test_refuses_another_file(self, empty_index: Index, tmp_path: Path, content: bytes) -> None:
+    def test_refuses_another_file(self, empty_index: NeighbourIndex, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "index").write_bytes(content)
         with pytest.raises((ValueError, OSError)):
             empty_index.restore(tmp_path / "index")
 
-    def test_costs_some_bytes(self, empty_index: Index) -> None:
+    def test_costs_some_bytes(self, empty_index: NeighbourIndex) -> None:
         empty_index.update(np.arange(100), normalised(clusters(100)[1]))
         assert 16 * 2 < empty_index.bytes_per_sample < 400
 
@@ -197,7 +197,7 @@ def test_counts_and_scores_from_first_principles(count: int, most: int, radius: 
         ties = np.abs(np.sort(distances)[: most + 1] - radius).min() < 1e-3 or (
             len(near) == most and np.diff(np.sort(distances)[most - 1 : most + 1]).min(initial=1.0) < 1e-3
         )
-        if ties or (kind == "graph" and count > most):
+        if ties or (kind == "hnsw" and count > most):
             continue
         same = int((labels[near] == labels[sample]).sum())
         assert (int(found.same[sample]), int(found.other[sample])) == (same, len(near) - same)
@@ -241,7 +241,7 @@ class TestScorer:
         assert second.ids.tolist() == first.ids.tolist()
         assert second.same.tolist() == first.same.tolist()
 
-    def test_every_stand_in_has_the_label_of_its_hub(self, kind: Kind) -> None:
+    def test_every_substitute_has_the_label_of_its_hub(self, kind: Kind) -> None:
         labels, embeddings = clusters(400)
         scorer = Scorer(labels, 16, ScorerOptions(neighbours=30, index=kind))
         rng = np.random.default_rng(1)
@@ -322,7 +322,7 @@ class TestScorer:
         assert scorer.scores[40:] == pytest.approx(scorer.scores[:40].mean())
 
 
-@pytest.mark.parametrize("kind", ["cells", "graph"])
+@pytest.mark.parametrize("kind", ["cells", "hnsw"])
 def test_approximate_and_exact_agree_on_x_same(kind: Kind) -> None:
     labels, embeddings = clusters(2000)
     rng = np.random.default_rng(2)
@@ -364,16 +364,23 @@ def test_impossible_settings_are_refused() -> None:
         lambda: Scorer([], 4),
         lambda: Scorer([1], 0),
         lambda: ScorerOptions(neighbours=0),
-        lambda: Radius(fixed=0.0),
-        lambda: Radius(quantile=1.0),
+        lambda: Radius(ScorerOptions(radius=0.0)),
+        lambda: Radius(ScorerOptions(radius=float("inf"), embeddings="raw")),
+        lambda: ScorerOptions(radius=2.1),
+        lambda: Radius(ScorerOptions(radius_quantile=1.0)),
+        lambda: Radius(ScorerOptions(radius="class", radius_share=0.0)),
+        lambda: ScorerOptions(embeddings="raw", index="cells"),
     ):
-        with pytest.raises(ValueError, match=r"scorer|radius"):
+        with pytest.raises(ValueError, match=r"scorer|radius|raw"):
             wrong()
+
+
+NEAREST, CLASS = ScorerOptions(radius="nearest"), ScorerOptions(radius="class", radius_share=0.5)
 
 
 class TestRadius:
     def test_follows_the_first_epoch_and_then_only_epochs(self) -> None:
-        radius = Radius(remembered=4)
+        radius = Radius(NEAREST, remembered=4)
         assert radius.value == 0
         radius.new_epoch()
         radius.observe(np.array([1, 2, 3], np.float32))
@@ -386,24 +393,113 @@ class TestRadius:
         assert radius.value == 9
 
     def test_a_batch_larger_than_the_memory(self) -> None:
-        radius = Radius(remembered=4)
+        radius = Radius(NEAREST, remembered=4)
         radius.observe(np.arange(10, dtype=np.float32))
         assert radius.value == 7.5
 
     def test_a_fixed_one_stays(self) -> None:
-        radius = Radius(fixed=0.7)
+        radius = Radius(ScorerOptions(radius=0.7))
+        assert radius.settled
         radius.observe(np.array([1, 2, 3], np.float32))
         radius.new_epoch()
         assert radius.value == 0.7
 
-    def test_survives_a_remount(self) -> None:
-        radius = Radius(remembered=4)
+    @pytest.mark.parametrize("options", [NEAREST, CLASS])
+    def test_survives_a_remount(self, options: ScorerOptions) -> None:
+        radius = Radius(options, remembered=4)
         radius.observe(np.array([1, 2, 3], np.float32))
         radius.new_epoch()
         radius.observe(np.array([5, 5], np.float32))
-        again = Radius(remembered=4)
+        again = Radius(options, remembered=4)
         again.restore(radius.state())
         assert again.value == radius.value
         for each in (radius, again):
             each.new_epoch()
         assert again.value == radius.value
+
+    def test_of_a_class_stays_once_two_epochs_have_hardly_changed_it(self) -> None:
+        radius = Radius(CLASS, remembered=4)
+        values = []
+        # Little change, then a jump: only two settled epochs in a row count.
+        for level in (1.0, 1.01, 2.0, 2.0, 2.0 * (1 + SETTLED_CHANGE / 2), 3.0):
+            radius.observe(np.full(4, level, np.float32))
+            radius.new_epoch()
+            values.append(radius.value)
+        assert values == pytest.approx([1.0, 1.01, 2.0, 2.0, 2.05, 2.05])
+        assert radius.settled
+        again = Radius(CLASS, remembered=4)
+        again.restore(radius.state())
+        again.observe(np.full(4, 9.0, np.float32))
+        again.new_epoch()
+        assert again.value == radius.value
+
+    def test_of_the_nearest_never_settles(self) -> None:
+        radius = Radius(NEAREST, remembered=4)
+        for _ in range(5):
+            radius.observe(np.ones(4, np.float32))
+            radius.new_epoch()
+        assert not radius.settled
+
+    @pytest.mark.parametrize("other", [NEAREST, ScorerOptions(radius="class", radius_share=0.1)])
+    def test_of_another_calibration_begins_again(self, other: ScorerOptions) -> None:
+        radius = Radius(CLASS, remembered=4)
+        radius.observe(np.ones(4, np.float32))
+        again = Radius(other, remembered=4)
+        again.restore(radius.state())
+        assert again.value == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [0.05, 0.4])
+def test_the_radius_of_a_class_takes_in_a_share_of_each(kind: Kind, share: float) -> None:
+    labels = np.repeat(np.arange(5), [60, 60, 240, 240, 240])
+    embeddings = np.eye(16)[labels] + 0.2 * np.random.default_rng(3).normal(size=(840, 16))
+    scorer = Scorer(labels, 16, ScorerOptions(radius="class", radius_share=share, index=kind))
+    rng = np.random.default_rng(4)
+    for _ in range(4):
+        for ids in np.split(rng.permutation(840), 21):
+            scorer.batch(ids, embeddings[ids])
+        scorer.new_epoch()
+    assert scorer._radius.settled
+    counts = scorer.batch(np.arange(840), embeddings)
+    for size in (60, 240):
+        its = np.bincount(labels)[labels] == size
+        assert counts.same[its].mean() == pytest.approx(share * (size - 1), rel=0.2)
+    assert scorer.statistics().mean_same == pytest.approx(counts.same.mean())
+
+
+def test_samples_without_others_of_their_label_have_no_radius() -> None:
+    scorer = Scorer(np.arange(30), 16, ScorerOptions(radius="class"))
+    scorer.batch(np.arange(30), clusters(30)[1])
+    assert scorer.radius == 0
+    assert (scorer.scores == importance(0, 0)).all()
+
+
+class TestRawEmbeddings:
+    """The released program's rule: a radius of 1.42 among embeddings of any length."""
+
+    @pytest.mark.parametrize("kind", ["exact", "hnsw"])
+    def test_distances_are_those_of_the_numbers_themselves(self, kind: Kind) -> None:
+        embeddings = 15 * np.eye(4, dtype=np.float32)[:1] + np.array([[0], [1.4], [1.5], [-1.3]]) * np.eye(4)[1]
+        options = ScorerOptions(radius=1.42, embeddings="raw", index=kind)
+        found = Scorer([0, 0, 0, 1], 4, options).batch(np.arange(4), embeddings)
+        assert found.same.tolist() == [1, 2, 1, 0]
+        assert found.other.tolist() == [1, 0, 0, 1]
+        # As unit vectors all of them are neighbours.
+        unit = Scorer([0, 0, 0, 1], 4, ScorerOptions(radius=1.42)).batch(np.arange(4), embeddings)
+        assert unit.same.tolist() == [2, 2, 2, 0]
+
+    def test_of_a_long_list_are_in_no_cells(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("spiderfs.scorer.scorer.EXACT_MAX_SAMPLES", 10)
+        for installed, index in ((True, GraphIndex), (False, ExactIndex)):
+            monkeypatch.setattr("spiderfs.scorer.scorer.is_installed", lambda installed=installed: installed)
+            assert isinstance(Scorer(np.zeros(20), 4, ScorerOptions(embeddings="raw")).index, index)
+            assert isinstance(Scorer(np.zeros(20), 4).index, CellIndex)
+
+    def test_scores_of_unit_embeddings_are_not_taken_over(self, tmp_path: Path) -> None:
+        labels, embeddings = clusters(50)
+        scorer = Scorer(labels, 16)
+        scorer.batch(np.arange(50), embeddings)
+        scorer.save(tmp_path)
+        assert not Scorer(labels, 16, ScorerOptions(embeddings="raw")).restore(tmp_path)
+        assert Scorer(labels, 16, ScorerOptions(radius="class")).restore(tmp_path)

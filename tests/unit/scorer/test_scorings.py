@@ -12,8 +12,7 @@ from hypothesis import given
 
 from spiderfs.policies import POLICIES
 from spiderfs.scorer import SCORINGS
-from spiderfs.scorer.losses import LEAST_LOSS, RANK_OFFSET, LossScores, RankScores
-from spiderfs.scorer.scoring import FIRST_PRIOR, ScorerOptions, Scoring
+from spiderfs.scorer.scoring import FIRST_PRIOR, LEAST_LOSS, RANK_OFFSET, LossScores, RankScores, ScorerOptions, Scoring
 
 LABELS = np.arange(30) % 3
 OPTIONS = ScorerOptions(neighbours=5)

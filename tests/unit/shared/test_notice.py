@@ -1,4 +1,4 @@
-"""Every worker takes over what is published, and nobody wakes without it."""
+"""Every worker takes over what is published, and no one wakes without it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from spiderfs.shared.notice import Notice
+from spiderfs.shared.slots import Notice
 
 
 def publish(path: Path, text: str) -> None:
@@ -33,11 +33,15 @@ def test_every_worker_takes_over_what_was_replaced_within_one_tick(tmp_path: Pat
             told("[0]")
             nursery.start_soon(follow, 0)
             nursery.start_soon(follow, 1)
-            # The clock of the test jumps to when somebody wants to wake: here it is the test alone.
+            assert not notice.taken_over()
+            # The clock of the test jumps to when someone wants to wake: here it is the test alone.
             await trio.sleep(1e6)
             for text in ("[1]", "[2]", "[3]"):
+                assert notice.taken_over()
                 told(text)
+                assert not notice.taken_over()
                 await trio.sleep(1e6)
+            assert notice.taken_over()
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=MockClock(autojump_threshold=0.001))

@@ -1,4 +1,4 @@
-"""The simulator against closed forms where these are known, and else against figures measured elsewhere.
+"""The simulator against closed forms where these are known, and else against figures measured somewhere else.
 
 Fresh permutations: every epoch reads every sample exactly once. Let c be the cached fraction. From the second epoch on:
 - The hit ratio of MinIO is c, and that of MIN is c too. A sample that is fetched in an epoch is not read again in it,
@@ -26,12 +26,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.core.policy import SAMPLES
 from spiderfs.policies import POLICIES
-from spiderfs.policies.minio import MinIO
+from spiderfs.policies.baselines import MinIO
 from spiderfs.simulation.replay import Replay, policy_for, replay
+from spiderfs.trace.format import Accesses
 
 # Sampling noise of a ratio over 10,000 warm accesses is 0.005 at most (one standard deviation).
 SAMPLES_PER_EPOCH = 2_000

@@ -1,4 +1,4 @@
-"""Replays of what ranks told of their plans: traces with several jobs that exchange samples."""
+"""Replays of what ranks published of their plans: traces with several jobs that exchange samples."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 from spiderfs.cli.main import main
-from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Disconnected, Dispatched, Planned, Progressed, RankNews
 from spiderfs.core.plans.exchange import SharedList
-from spiderfs.policies.lru import LRU
+from spiderfs.policies.baselines import LRU
 from spiderfs.simulation.replay import Replay, lists_of, replay
-from spiderfs.trace.format import TraceWriter, read_trace
+from spiderfs.trace.format import Accesses, TraceWriter, read_trace
 from trainer_hook.loader.epoch_order import EpochOrder
 
 SAMPLES, CACHED, BATCH, IN_HAND, EPOCHS = 500, 100, 5, 3, 3
@@ -36,7 +35,7 @@ class Recorded:
         self.keys: list[int] = []
         self.fetched = 0
         index_of = {sample + 1: sample for sample in range(SAMPLES)}
-        self.shared = SharedList(range(1, SAMPLES + 1), index_of, self.rng.random, self.engine.owed.changed)
+        self.shared = SharedList(range(1, SAMPLES + 1), index_of, self.rng.random, self.engine.exchange_pending.changed)
         self.engine.share("list", self.shared)
         running = [self.job(job) for job in range(jobs)]
         for step in itertools.count():
@@ -46,10 +45,10 @@ class Recorded:
 
     def job(self, job: int) -> Iterator[bool]:
         """Read all epochs, batch by batch; gives False after each."""
-        course_id, shared = str(job + 1), self.shared
+        job_dataset_id, shared = str(job + 1), self.shared
         for epoch in range(EPOCHS):
             order = EpochOrder(self.rng.sample(range(SAMPLES), SAMPLES), SAMPLES)
-            self.tell(Planned(job, course_id, epoch, 0, True, [sample + 1 for sample in order.order.tolist()]))
+            self.report(Planned(job, job_dataset_id, epoch, 0, True, [sample + 1 for sample in order.order.tolist()]))
             shared.begin(job, job, order.order)
             self.engine.rank_anew()
             in_hand: deque[list[int]] = deque()
@@ -57,19 +56,19 @@ class Recorded:
                 first = order.position
                 handed = order.hand_on(shared.ask(job, order.coming(BATCH)), BATCH)
                 shared.dispatched(job, handed)
-                self.tell(Dispatched(job, course_id, epoch, first, [sample + 1 for sample in handed]))
+                self.report(Dispatched(job, job_dataset_id, epoch, first, [sample + 1 for sample in handed]))
                 in_hand.append(handed)
                 if len(in_hand) > IN_HAND:
                     self.read(in_hand.popleft())
                     shared.taken(job, BATCH)
                     taken = order.position - sum(map(len, in_hand))
-                    self.tell(Progressed(job, course_id, epoch, order.position, taken))
+                    self.report(Progressed(job, job_dataset_id, epoch, order.position, taken))
                 yield False
-        self.tell(Disconnected(job))
+        self.report(Disconnected(job))
         shared.end(job)
         self.engine.rank_anew()
 
-    def tell(self, news: RankNews) -> None:
+    def report(self, news: RankNews) -> None:
         self.news.append((len(self.keys), news))
 
     def read(self, samples: list[int]) -> None:
@@ -86,12 +85,13 @@ class Recorded:
 def test_a_replay_of_jobs_that_exchange_fetches_what_they_have_fetched() -> None:
     recorded = Recorded(3, apart=SAMPLES // BATCH // 3)
     with_news = recorded.replay().origin_bytes_per_sample
-    # Of samples that equally many jobs are owed a random one leaves, and the recorded orders fit those that have left.
+    # Of samples that equally many jobs are pending a random one leaves, and the recorded orders fit those that have
+    # left.
     assert with_news == pytest.approx(recorded.fetched / len(recorded.keys), rel=0.15)
     assert with_news < 0.8 * recorded.replay(news=False).origin_bytes_per_sample
 
 
-def test_a_trace_keeps_what_ranks_told(tmp_path: Path) -> None:
+def test_a_trace_keeps_what_ranks_published(tmp_path: Path) -> None:
     news: list[RankNews] = [
         Planned(3, "1", 0, 2, True, [5, 6, 7, 8]),
         Planned(3, "1", 1, 0, False, [8, 7]),
@@ -102,7 +102,7 @@ def test_a_trace_keeps_what_ranks_told(tmp_path: Path) -> None:
     ]
     writer = TraceWriter(tmp_path / "trace")
     for number, one in enumerate(news):
-        writer.rank_news(float(number), one, int)
+        writer.event(float(number), one)
         writer.append(float(number), 5, 10)
     writer.close()
     trace = read_trace(tmp_path / "trace")
@@ -111,8 +111,10 @@ def test_a_trace_keeps_what_ranks_told(tmp_path: Path) -> None:
     assert trace.has_plans
 
 
-def test_courses_whose_plans_have_samples_in_common_have_one_list() -> None:
-    plans = [Planned(rank, course, 0, 0, True, keys) for rank, course, keys in ((1, "1", [1, 2]), (2, "2", [3]))]
+def test_job_datasets_whose_plans_have_samples_in_common_have_one_list() -> None:
+    plans = [
+        Planned(rank, job_dataset, 0, 0, True, keys) for rank, job_dataset, keys in ((1, "1", [1, 2]), (2, "2", [3]))
+    ]
     apart = lists_of(plans)
     assert apart["1"] is not apart["2"]
     together = lists_of([*plans, Planned(3, "3", 0, 0, True, [2, 3])])
@@ -127,7 +129,7 @@ def test_simulate_follows_recorded_plans(tmp_path: Path) -> None:
     waiting = deque(recorded.news)
     for number, key in enumerate(recorded.keys):
         while waiting and waiting[0][0] == number:
-            writer.rank_news(float(number), waiting.popleft()[1], int)
+            writer.event(float(number), waiting.popleft()[1])
         writer.append(float(number), key, 1, list_number=1)
     writer.close()
     shown = CliRunner().invoke(main, ["simulate", str(path), "--plans", "--policy", "lru", "--capacity", "20%"])
@@ -146,7 +148,7 @@ def test_a_rank_that_ends_is_owed_nothing() -> None:
     news += [(0, Dispatched(job, str(job), 0, 0, [])) for job in (1, 2)]
     news += [(1, Disconnected(1)), (2, Planned(2, "2", 1, 0, True, []))]
     replay(engine, Accesses.of(order, [1] * 4), 4, news=news)
-    (shared,) = engine.owed.lists.values()
+    (shared,) = engine.exchange_pending.lists.values()
     assert not shared.ranks
-    assert not engine.owed.active
-    assert np.count_nonzero([shared.owing(sample) for sample in range(4)]) == 0
+    assert not engine.exchange_pending.active
+    assert np.count_nonzero([shared.pending_ranks(sample) for sample in range(4)]) == 0

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from spiderfs.cli.main import main
-from spiderfs.core.accesses import Accesses
 from spiderfs.core.engine import Engine
-from spiderfs.policies.lru import LRU
+from spiderfs.policies.baselines import LRU
 from spiderfs.policies.spider import Spider
 from spiderfs.simulation.replay import Replay, replay, replay_on_nodes
+from spiderfs.trace.format import Accesses
 
 SAMPLES, EPOCHS = 2_000, 4
 

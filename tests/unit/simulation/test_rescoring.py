@@ -1,4 +1,4 @@
-"""What the batches of a trace are scored anew to: with the mount's settings the same, with others another thing."""
+"""What the batches of a trace are scored again to: with the mount's settings the same, with others another thing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from spiderfs.cli.main import main
-from spiderfs.core.hints import AtHand, Candidates, Epoch, Hub, Labels, Ratio, Scored
+from spiderfs.core.hints import AtHand, Candidates, Epoch, Labels, Ratio, Scored
+from spiderfs.core.policy import Hub
 from spiderfs.errors import UsageError
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scoring import ScorerOptions
-from spiderfs.simulation.hint_source import rescored
-from spiderfs.trace.format import Kind, TraceWriter, read_trace
+from spiderfs.simulation.compare import rescored
+from spiderfs.trace.format import TracedBatch, TraceWriter, read_trace
 
 SAMPLES, CLASSES, DIMENSION, BATCH, SIZE = 120, 3, 16, 12, 100
 # Samples are known by inodes that are in no order.
@@ -32,7 +33,7 @@ def training(path: Path, scoring: str = "graph", options: ScorerOptions | None =
     scorer = SCORINGS[scoring](LABELS, DIMENSION, options or ScorerOptions())
     centres = rng.standard_normal((CLASSES, DIMENSION))
     writer = TraceWriter(path)
-    writer.hint(0, Labels(str(LIST), dict(zip(INODES.tolist(), LABELS.tolist(), strict=True))), int)
+    writer.event(0, Labels(str(LIST), dict(zip(INODES.tolist(), LABELS.tolist(), strict=True))))
     for epoch in range(epochs):
         for places in rng.choice(SAMPLES, (SAMPLES // BATCH, BATCH)):
             for place in places.tolist():
@@ -41,16 +42,16 @@ def training(path: Path, scoring: str = "graph", options: ScorerOptions | None =
             embeddings = ((epoch + 1) * centres[LABELS[places]] + 2 * noise).astype(np.float16)
             losses = rng.random(BATCH).astype(np.float16)
             found = scorer.batch(places, embeddings.astype(np.float32), losses.astype(np.float32))
-            writer.hint(0, Ratio(0.5), int)
-            writer.batch(0, LIST, INODES[places], embeddings, losses)
-            writer.hint(0, Scored(str(LIST), INODES[found.ids].tolist(), found.scores.tolist()), int)
+            writer.event(0, Ratio(0.5))
+            writer.event(0, TracedBatch(str(LIST), INODES[places], embeddings, losses))
+            writer.event(0, Scored(str(LIST), INODES[found.ids].tolist(), found.scores.tolist()))
             if (hub := found.hub()) is not None:
                 neighbours = INODES[hub.neighbours].tolist()
-                writer.append(0, int(INODES[hub.id]), SIZE, Kind.AT_HAND)
-                writer.hint(0, Hub(int(INODES[hub.id]), str(LIST), neighbours, hub.distances.tolist()), int)
+                writer.event(0, AtHand(int(INODES[hub.id]), SIZE))
+                writer.event(0, Hub(int(INODES[hub.id]), str(LIST), neighbours, hub.distances.tolist()))
         scorer.new_epoch()
-        writer.hint(0, Epoch(str(LIST), 0.5), int)
-        writer.hint(0, Ratio(0.5), int)
+        writer.event(0, Epoch(str(LIST), 0.5))
+        writer.event(0, Ratio(0.5))
     writer.close()
 
 
@@ -64,7 +65,9 @@ def path(tmp_path: Path) -> Path:
     [
         ("graph", ScorerOptions()),
         ("graph", ScorerOptions(radius=0.7)),
-        ("graph", ScorerOptions(neighbours=9, index="graph")),
+        ("graph", ScorerOptions(radius="class")),
+        ("graph", ScorerOptions(radius=5.0, embeddings="raw")),
+        ("graph", ScorerOptions(neighbours=9, index="hnsw")),
         ("rank", ScorerOptions()),
         ("loss", ScorerOptions()),
     ],
@@ -86,9 +89,9 @@ def test_batches_that_were_scored_together_have_a_hub_each(path: Path) -> None:
     vectors = np.random.default_rng(1).standard_normal((SAMPLES, 4)).astype(np.float16)
     some = [range(40), range(20, 60), range(60, 80)]
     writer = TraceWriter(path)
-    writer.hint(0, Labels(str(LIST), dict(zip(INODES.tolist(), LABELS.tolist(), strict=True))), int)
+    writer.event(0, Labels(str(LIST), dict(zip(INODES.tolist(), LABELS.tolist(), strict=True))))
     for number, places in enumerate(some):
-        writer.batch(0, LIST, INODES[places], vectors[places], None, goes_on=number > 0)
+        writer.event(0, TracedBatch(str(LIST), INODES[places], vectors[places], None, goes_on=number > 0))
     writer.close()
     options = ScorerOptions(radius=1.5)
     _, (_, scored), *hubs = rescored(read_trace(path), "graph", options).hints
@@ -131,11 +134,11 @@ def test_a_list_that_is_declared_again_goes_on_and_a_changed_one_begins_anew(pat
     vectors = np.random.default_rng(1).standard_normal((SAMPLES, 4)).astype(np.float16)
     writer = TraceWriter(path)
     for declared in (labels, labels, changed):
-        writer.hint(0, Labels(str(LIST), declared), int)
-        writer.batch(0, LIST, INODES[:60], vectors[:60], None)
+        writer.event(0, Labels(str(LIST), declared))
+        writer.event(0, TracedBatch(str(LIST), INODES[:60], vectors[:60], None))
         writer.append(0, 1, 1)
-        writer.hint(0, Labels(str(LIST), declared), int)
-        writer.batch(0, LIST, INODES[60:], vectors[60:], None)
+        writer.event(0, Labels(str(LIST), declared))
+        writer.event(0, TracedBatch(str(LIST), INODES[60:], vectors[60:], None))
         writer.append(0, 1, 1)
     writer.close()
     hints = rescored(read_trace(path), "graph", ScorerOptions(radius=0.5)).hints
@@ -149,9 +152,9 @@ def test_a_list_that_is_declared_again_goes_on_and_a_changed_one_begins_anew(pat
 
 def damaged(path: Path, inodes: npt.NDArray[np.uint64], vectors: npt.NDArray[np.float64], number: int = LIST) -> None:
     writer = TraceWriter(path)
-    writer.hint(0, Labels(str(LIST), {5: 0, 6: 0}), int)
+    writer.event(0, Labels(str(LIST), {5: 0, 6: 0}))
     writer.append(0, 5, SIZE, list_number=LIST)
-    writer.batch(0, number, inodes, vectors, None)
+    writer.event(0, TracedBatch(str(number), inodes, vectors, None))
     writer.close()
 
 
@@ -161,7 +164,7 @@ KNOWN = np.array([5, 6], np.uint64)
 @pytest.mark.parametrize(
     ("inodes", "vectors", "number", "complaint"),
     [
-        (KNOWN, np.ones((2, 4)), LIST + 1, "course 8, but not its list"),
+        (KNOWN, np.ones((2, 4)), LIST + 1, "job dataset 8, but not its list"),
         (KNOWN + 1, np.ones((2, 4)), LIST, "the file 7, which its list has not"),
         (KNOWN, np.full((2, 4), np.inf), LIST, "not finite"),
         (KNOWN[:0], np.ones((0, 4)), LIST, "a batch of 0 samples"),
@@ -175,7 +178,7 @@ def test_damage_is_told_in_one_line(
     with pytest.raises(UsageError, match="the trace is damaged") as caught:
         rescored(read_trace(path), "graph", ScorerOptions())
     assert complaint in str(caught.value)
-    code, output = run(path, "--radius", "auto")
+    code, output = run(path, "--radius", "nearest")
     assert code == 1
     assert output.startswith("spiderfs: the trace is damaged")
     assert len(output.splitlines()) == 1
@@ -195,28 +198,35 @@ def test_command_varies_the_radius(path: Path, tmp_path: Path) -> None:
     training(path)
     report_path = tmp_path / "report.json"
     code, output = run(
-        *(path, "--policy", "lru,spider,shade", "--capacity", "30%", "--radius", "0.05,auto,0.05,1"),
+        *(path, "--policy", "lru,spider,shade", "--capacity", "30%", "--radius", "0.05,nearest,0.05,1"),
         *("--json", report_path),
     )
     assert code == 0, output
     report = json.loads(report_path.read_text())
     rows = {(row["policy"], row["radius"]): row for row in report["results"]}
-    runs = [("lru", None), ("spider", "0.05"), ("spider", "auto"), ("spider", "1"), ("shade", None), ("belady", None)]
+    runs = [
+        ("lru", None),
+        ("spider", "0.05"),
+        ("spider", "nearest"),
+        ("spider", "1"),
+        ("shade", None),
+        ("belady", None),
+    ]
     assert list(rows) == runs
-    assert rows["spider", "0.05"]["redirects"] == 0 < rows["spider", "auto"]["redirects"]
+    assert rows["spider", "0.05"]["redirects"] == 0 < rows["spider", "nearest"]["redirects"]
     assert {row["neighbours"] for (policy, _), row in rows.items() if policy == "spider"} == {500}
     same = {scoring["radius"]: scoring["scores_as_recorded"] / scoring["scores"] for scoring in report["scorings"]}
     # None: by losses, which this training was not scored by.
-    assert same["auto"] == 1
+    assert same["nearest"] == 1
     assert max(same[radius] for radius in ("0.05", "1", None)) < 0.5
     assert report["accuracies_when_recorded"] == {str(LIST): [0.5] * 4}
-    assert all(name in output for name in ("spider, 0.05 ", "spider, auto ", "shade  "))
-    assert "Scored anew (graph, radius auto), course 7: radius 0." in output
-    assert "Scored anew (rank), course 7: mean score" in output
+    assert all(name in output for name in ("spider, 0.05 ", "spider, nearest ", "shade  "))
+    assert "Scored again (graph, radius nearest), job dataset 7: radius 0." in output
+    assert "Scored again (rank), job dataset 7: mean score" in output
     code, output = run(path, "--policy", "spider", "--capacity", "30%", "--json", report_path)
-    assert "anew" not in output
-    # The best sample of each batch was recorded as its hub; scored anew, others become hubs too.
-    assert 0 < json.loads(report_path.read_text())["results"][0]["redirects"] != rows["spider", "auto"]["redirects"]
+    assert "Scored again" not in output
+    # The best sample of each batch was recorded as its hub; scored again, others become hubs too.
+    assert 0 < json.loads(report_path.read_text())["results"][0]["redirects"] != rows["spider", "nearest"]["redirects"]
 
 
 def test_command_varies_neighbours_and_keeps_to_a_ratio(path: Path, tmp_path: Path) -> None:
@@ -227,18 +237,31 @@ def test_command_varies_neighbours_and_keeps_to_a_ratio(path: Path, tmp_path: Pa
         code, output = run(path, "--policy", "spider", "--capacity", "30%", "--json", report_path, *options)
         assert code == 0, output
         row = json.loads(report_path.read_text())["results"][0]
-        assert (row["radius"], row["neighbours"]) == ("auto", options[1])
+        assert (row["radius"], row["neighbours"]) == ("nearest", options[1])
         redirects.append(row["redirects"])
     assert redirects[2] == 0 < redirects[0] < redirects[1]
 
 
-@pytest.mark.parametrize("radius", ["0", "-1", "2.5", "nan", "wide", "", "auto,"])
+def test_command_scores_raw_embeddings(path: Path, tmp_path: Path) -> None:
+    training(path)
+    report_path = tmp_path / "report.json"
+    code, output = run(
+        *(path, "--policy", "spider", "--capacity", "30%", "--embeddings", "raw", "--radius", "0.01,class,30"),
+        *("--json", report_path),
+    )
+    assert code == 0, output
+    redirects = {row["radius"]: row["redirects"] for row in json.loads(report_path.read_text())["results"]}
+    assert redirects["0.01"] == 0 < min(redirects["class"], redirects["30"])
+
+
+@pytest.mark.parametrize("radius", ["0", "-1", "2.5", "nan", "wide", "", "nearest,"])
 def test_command_refuses_what_is_no_radius(path: Path, radius: str) -> None:
     training(path, epochs=1)
     code, output = run(path, "--radius", radius)
     assert code == 1
-    assert output.startswith("spiderfs: no radius: ")
-    assert output.endswith("give numbers above 0 and up to 2, or auto\n")
+    assert output.startswith("spiderfs: no radius")
+    assert output.endswith("2 apart at most: 2.5\n" if radius == "2.5" else "give a number above 0, class or nearest\n")
+    assert len(output.splitlines()) == 1
 
 
 def test_command_needs_embeddings_to_score_anew(path: Path) -> None:

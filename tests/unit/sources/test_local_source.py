@@ -212,7 +212,7 @@ def test_a_root_made_again_is_found_again(root: Path, source: LocalSource) -> No
 
 
 def test_a_root_moved_away_still_serves_but_loses_nothing(root: Path, source: LocalSource) -> None:
-    root.rename(root.with_name("elsewhere"))
+    root.rename(root.with_name("remote"))
     assert source.stat(b"file").size == 7
     with pytest.raises(SourceUnavailable):
         source.stat(b"missing")

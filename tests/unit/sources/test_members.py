@@ -137,7 +137,7 @@ def test_an_address_leaves_after_several_answers_without_it_and_no_answer_change
 def test_homes_are_those_that_all_nodes_draw_and_a_place_is_kept() -> None:
     members = Members()
     assert homes_of(members) == [""] * GROUPS
-    assert not any(map(members.is_elsewhere, range(GROUPS)))
+    assert not any(map(members.is_remote, range(GROUPS)))
     for urls, moves in (((HERE, A), True), ((HERE, A, B), True), ((A, B), True), ((B, C), False), ((HERE,), True)):
         moved = changed(members, *urls)
         drawn = Homes(dict.fromkeys(urls, 1.0), urls[0])
@@ -146,7 +146,7 @@ def test_homes_are_those_that_all_nodes_draw_and_a_place_is_kept() -> None:
         assert moved == moves, "of what is at home here"
         assert not changed(members, *urls)
         assert members.has_own == (HERE in urls)
-        assert [members.is_elsewhere(key) for key in range(GROUPS)] == [home != HERE for home in expected]
+        assert [members.is_remote(key) for key in range(GROUPS)] == [home != HERE for home in expected]
         assert members.members[0] == (HERE if HERE in urls else "")
     changed(members, HERE, A, B, C)
     place = members.members.index(C)
@@ -269,10 +269,10 @@ def test_a_reading_process_asks_those_that_are_members_now(peers: Sequence[Peer]
             for peer in peers:
                 peer.asked.clear()
             changed(members, HERE, *(peers[number].url for number in urls))
-            elsewhere = [path for path in versions if members.is_elsewhere(version_hash(path, versions[path]))]
+            remote = [path for path in versions if members.is_remote(version_hash(path, versions[path]))]
             for path, version in versions.items():
                 assert reader.read(path, 0, len(CONTENT), version) == CONTENT
-            assert len(peers[0].asked) + len(peers[1].asked) == len(elsewhere)
+            assert len(peers[0].asked) + len(peers[1].asked) == len(remote)
             assert [bool(peer.asked) for peer in peers] == [number in urls for number in (0, 1)]
         assert peers[0].connections == 2, "one as long as it was a member"
 
@@ -293,7 +293,7 @@ def test_new_addresses_leave_breaker_and_counts_as_they_were(peers: Sequence[Pee
     members.change({HERE: 1.0, url: 1.0}, {HERE})
     names = (b"%d" % number for number in range(60))
     versions = {path: source.add(path, CONTENT).version for path in names}
-    path = next(path for path in versions if members.is_elsewhere(version_hash(path, versions[path])))
+    path = next(path for path in versions if members.is_remote(version_hash(path, versions[path])))
     peers[0].answers = lambda handler, asked: peers[0].files.setdefault(asked, CONTENT) is None
     with closing(PeerSource(source, members, TIMEOUT_S, 10.0, members.row(0), SharedSlots(64))) as reader:
         for addresses, hits in (([], 0), (["127.0.0.1"], 1), (["127.0.0.2", "127.0.0.1"], 2)):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spiderfs.errors import ConfigError, SourceNotFound
-from spiderfs.sources.object_names import Place, is_name
+from spiderfs.sources.object_source import Place, is_name
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fakes.faulty_source import GONE, Faults, FaultySource
 from spiderfs.errors import ConfigError, SourceNotFound, SourceUnavailable
-from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.open import open_source
 from spiderfs.views.tree import Forms, TreeSource
 
@@ -28,15 +28,14 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def source(root: Path, tmp_path: Path) -> Iterator[SlowSource]:
-    source = SlowSource(open_source(str(root)), FaultState.create(tmp_path / "faults"))
+def source(root: Path, tmp_path: Path) -> Iterator[FaultySource]:
+    source = FaultySource(open_source(str(root)), Faults.made())
     yield source
     source.close()
-    source.faults.close()
 
 
 @pytest.fixture
-def shown(source: SlowSource) -> TreeSource:
+def shown(source: FaultySource) -> TreeSource:
     return TreeSource(source, Forms(), (HIDDEN, OTHER))
 
 
@@ -49,14 +48,14 @@ def test_some_entries_of_the_root_are_not_shown(shown: TreeSource) -> None:
     assert stat.S_ISDIR(shown.stat(b"").mode)
 
 
-def test_the_mount_itself_sees_everything(source: SlowSource) -> None:
+def test_the_mount_itself_sees_everything(source: FaultySource) -> None:
     assert {name for name, _ in source.scan(b"")} == {b".", b"below", HIDDEN, OTHER}
     path = HIDDEN + b"/one"
     assert source.read(path, 0, 5, source.stat(path).version) == b"bytes"
 
 
-def test_faults_concern_all_of_it(source: SlowSource, shown: TreeSource) -> None:
-    source.faults.set("gone", 1)
+def test_faults_concern_all_of_it(source: FaultySource, shown: TreeSource) -> None:
+    source.faults.set(GONE, 1)
     for view in (source, shown):
         with pytest.raises(SourceUnavailable):
             view.stat(b"below")

@@ -18,9 +18,10 @@ from spiderfs.errors import SourceChanged
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.members import Members, PeerStatus
 from spiderfs.sources.node_names import Node
-from spiderfs.sources.peer import FAILURES
-from spiderfs.sources.peers import PeerSource, asked_name, asked_version
+from spiderfs.sources.peers import FAILURES, LONGER, PeerSource, asked_name, asked_version
 from spiderfs.sources.source import FromPeer, Version, version_hash
+
+pytestmark = pytest.mark.clock
 
 HERE = "http://127.0.0.1:1"
 TIMEOUT_S = 0.3
@@ -104,7 +105,7 @@ class Setup:
         peer.files[self.named(self.path)] = CONTENT
 
     def _is_at_peer(self, path: bytes) -> bool:
-        return self.homes.is_elsewhere(version_hash(path, self.source.add(path, CONTENT).version))
+        return self.homes.is_remote(version_hash(path, self.source.add(path, CONTENT).version))
 
     def named(self, path: bytes) -> bytes:
         return asked_name(path, version_hash(path, self.source.stat(path).version))
@@ -221,7 +222,7 @@ def of_no_length(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
 
 
 def moved(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    reply(handler, 302, b"", {"Location": "/elsewhere"})
+    reply(handler, 302, b"", {"Location": "/remote"})
     return True
 
 
@@ -235,9 +236,13 @@ def test_whatever_a_peer_does_the_reader_gets_the_bytes_of_the_source_in_time(
         began = time.monotonic()
         assert setup.read() == CONTENT
         waits.append(time.monotonic() - began)
-    assert max(waits) < TIMEOUT_S + 0.2
-    assert max(waits[FAILURES:]) < 0.1, "it is not asked any more"
-    assert setup.status() == PeerStatus(False, 0, 0, 0, FAILURES)
+    assert waits[0] < TIMEOUT_S + 0.2
+    assert max(waits) < LONGER * TIMEOUT_S + 0.2, "one that is late is given longer before it counts as silent"
+    assert waits[-1] < 0.1, "it is not asked any more"
+    # One that has been late first may answer with something else as often as others.
+    late = answers in (silent, trickling)
+    assert FAILURES <= setup.status().timeouts <= FAILURES + late
+    assert setup.status()._replace(timeouts=0) == PeerStatus(False, 0, 0, 0, 0)
     assert setup.reads() == FAILURES + 2
 
 

@@ -96,11 +96,11 @@ def test_a_server_that_ends_each_connection(setup: Setup, status: int, protocol:
 
 
 def test_a_piece_from_elsewhere_in_the_file(setup: Setup) -> None:
-    def elsewhere(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
+    def remote(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
         reply(handler, 206, CONTENT[:100], {"Content-Range": f"bytes 0-99/{len(CONTENT)}"})
         return True
 
-    setup.peer.answers = elsewhere
+    setup.peer.answers = remote
     assert setup.read(1000, 100) == CONTENT[1000:1100]
 
 
@@ -145,6 +145,6 @@ def test_a_name_that_no_host_can_have_is_never_there(host: str) -> None:
 
 
 def test_a_path_of_a_server_in_any_letters(setup: Setup) -> None:
-    with closing(Setup(setup.peer, prefix="/daten ä")) as elsewhere:
-        setup.peer.files["daten ä/".encode() + elsewhere.named(elsewhere.path)] = CONTENT
-        assert type(elsewhere.read()) is FromPeer
+    with closing(Setup(setup.peer, prefix="/daten ä")) as remote:
+        setup.peer.files["daten ä/".encode() + remote.named(remote.path)] = CONTENT
+        assert type(remote.read()) is FromPeer

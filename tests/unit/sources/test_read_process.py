@@ -15,9 +15,9 @@ import trio.testing
 from mounting import eventually, is_running
 
 from benchmarks.fakes import MemorySource
+from benchmarks.fakes.faulty_source import HANG, Faults, FaultySource
 from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
 from spiderfs.sources import read_process
-from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.source import Source, Version
@@ -127,8 +127,8 @@ def test_what_no_slot_can_hold_is_refused() -> None:
 def test_who_gives_up_leaves_the_slot_to_the_read(tmp_path: Path) -> None:
     memory = MemorySource()
     version = memory.add(b"file", b"content").version
-    faults = FaultState.create(tmp_path / "faults", hang=1)
-    with reading(SlowSource(memory, faults), 2) as process:
+    faults = Faults.made({HANG: 1})
+    with reading(FaultySource(memory, faults), 2) as process:
 
         async def test() -> None:
             for _ in range(2):
@@ -139,11 +139,10 @@ def test_who_gives_up_leaves_the_slot_to_the_read(tmp_path: Path) -> None:
                 # There is no slot left; nor does one who gives up here keep any.
                 await process.read(b"file", 0, 7, version)
             assert scope.cancelled_caught
-            faults.set("hang", 0)
+            faults.set(HANG, 0)
             assert await process.read(b"file", 0, 7, version) == b"content"
 
         attended(process, test)
-    faults.close()
 
 
 class Deliver:
@@ -335,10 +334,10 @@ def test_it_is_watched_while_something_is_read_and_not_while_it_rests(monkeypatc
 
     monkeypatch.setattr(read_process, "ended_status", ended_status)
     monkeypatch.setattr(read_process, "_WATCH_INTERVAL_S", 0.001)
-    faults = FaultState.in_memory()
+    faults = Faults.made()
     memory = MemorySource()
     version = memory.add(b"x", b"content").version
-    with reading(SlowSource(memory, faults)) as process:
+    with reading(FaultySource(memory, faults)) as process:
 
         async def test() -> None:
             async with trio.open_nursery() as nursery:
@@ -348,11 +347,11 @@ def test_it_is_watched_while_something_is_read_and_not_while_it_rests(monkeypatc
                     before = looks
                     await trio.sleep(0.05)
                     assert looks == before
-                    faults.change({"hang": 1.0})
+                    faults.set(HANG, 1)
                     nursery.start_soon(process.read, b"x", 0, 7, version)
                     while looks < before + 10:
                         await trio.sleep(0.001)
-                    faults.change({"hang": 0.0})
+                    faults.set(HANG, 0)
                     while process._tasks:
                         await trio.sleep(0.001)
                 nursery.cancel_scope.cancel()

@@ -15,10 +15,9 @@ import redis
 
 from benchmarks.common.redis_server import RedisCluster, RedisServer
 from spiderfs.core.homes import GROUPS
-from spiderfs.sources import redis_survey
+from spiderfs.sources import redis_client
 from spiderfs.sources.node_names import Node, as_named
-from spiderfs.sources.redis_client import errors
-from spiderfs.sources.redis_survey import Survey, _shards
+from spiderfs.sources.redis_client import Survey, _shards, errors
 
 ASKED = Node("rediss://me@n1:6379/set", "n1", ["10.0.0.1"])
 
@@ -152,8 +151,8 @@ def test_a_shard_that_has_lost_the_others_is_not_believed(tmp_path: Path) -> Non
 def test_a_lower_room_is_told_before_samples_are_removed_by_one_mount_of_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_survey, "_SETTLED_S", 1)
-    monkeypatch.setattr(redis_survey, "_REMOVAL_S", 0.0)
+    monkeypatch.setattr(redis_client, "_SETTLED_S", 1)
+    monkeypatch.setattr(redis_client, "_REMOVAL_S", 0.0)
     with ExitStack() as stack:
         server = stack.enter_context(RedisServer(tmp_path, "--maxmemory", "8mb"))
         client = stack.enter_context(closing(redis.Redis("127.0.0.1", server.port)))
@@ -180,7 +179,7 @@ def test_a_lower_room_is_told_before_samples_are_removed_by_one_mount_of_several
             assert two.look(known).room == lower
             fill()
         assert client.ttl("spiderfs:{spiderfs:set:groups}") > 50
-        monkeypatch.setattr(redis_survey, "_REMOVAL_S", 10.0)
+        monkeypatch.setattr(redis_client, "_REMOVAL_S", 10.0)
         assert one.look(known).room == lower
         assert not any(int(key[-16:], 16) % GROUPS >= lower for key in client.scan_iter("*:????????????????"))
         # What has been refused meanwhile says nothing, also to the other one.
@@ -205,3 +204,17 @@ def test_a_removal_that_broke_off_is_made_good_by_the_next_one(tmp_path: Path) -
         assert survey._room(node._replace(room=room), node, has_refused=True) == room * 9 // 10
         survey.look(node._replace(room=room * 9 // 10))
         assert max(int(key[-16:], 16) for key in client.keys("*:????????????????")) < room * 9 // 10
+
+
+def test_mounts_of_another_source_in_one_name_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with RedisServer(tmp_path, "--maxmemory", "40mb") as server, ExitStack() as stack:
+        node = as_named(f"{server.url}/set")
+        of_one, of_other, of_one_too = (
+            stack.enter_context(closing(Survey(node.url, finds_room=False, source=source)))
+            for source in ("nas:/a", "nas:/b", "nas:/a")
+        )
+        for _ in range(3):
+            for survey in (of_one, of_other, of_one_too):
+                assert survey.look(node) == node
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert "is used by another mount, too: its source is 'nas:/a', and this mount's 'nas:/b'" in said

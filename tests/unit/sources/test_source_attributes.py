@@ -17,7 +17,7 @@ from spiderfs.fuse import wire
 from spiderfs.options.units import Capacity
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import MAX_SIZE, SourceStat
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.answer_types import Attributes, Entry
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
@@ -80,7 +80,7 @@ class Odd(MemorySource):
 
     found = ROOT
 
-    def scan(self, path: bytes):  # type: ignore[no-untyped-def]
+    def scan(self, path: bytes, known: object = ()):  # type: ignore[no-untyped-def]
         return ((name, self.found) for name, _ in super().scan(path))
 
 

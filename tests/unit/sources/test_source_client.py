@@ -15,9 +15,11 @@ import trio
 import trio.testing
 
 from benchmarks.fakes import MemorySource
+from benchmarks.fakes.faulty_source import GONE, HANG, Faults, FaultySource
 from spiderfs.errors import (
     SourceChanged,
     SourceDenied,
+    SourceEntryFailed,
     SourceNotFound,
     SourceNotReady,
     SourceThrottled,
@@ -27,7 +29,6 @@ from spiderfs.errors import (
 from spiderfs.linux.worker_threads import WorkerThreads
 from spiderfs.sources import client as module
 from spiderfs.sources.client import SourceClient, SourceLimits
-from spiderfs.sources.faults import FaultState, SlowSource
 from spiderfs.sources.source import Source, SourceStat
 
 # Short enough for a test, and long enough for a thread to start on a busy machine.
@@ -40,12 +41,12 @@ class Harness:
     def __init__(self, path: Path) -> None:
         self.memory = MemorySource()
         self.version = self.memory.add(b"file", b"content").version
-        self.faults = FaultState.create(path)
+        self.faults = Faults.made()
         self.events: Counter[str] = Counter()
 
     def client(self, limits: SourceLimits = QUICK, source: Source | None = None) -> SourceClient:
         return SourceClient(
-            source or SlowSource(self.memory, self.faults),
+            source or FaultySource(self.memory, self.faults),
             limits,
             rng=random.Random(1),
             on_event=lambda event: self.events.update([event]),
@@ -57,7 +58,7 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
     harness = Harness(tmp_path / "faults")
     yield harness
     # Ends the threads that the test left hanging; they still read the settings, so these are not closed here.
-    harness.faults.set("gone", 1)
+    harness.faults.set(GONE, 1)
 
 
 def test_every_question_of_the_source_can_be_asked(harness: Harness) -> None:
@@ -109,7 +110,7 @@ def test_passing_faults_are_retried_and_counted(harness: Harness) -> None:
 
 
 def test_attempts_are_bounded(harness: Harness) -> None:
-    harness.faults.set("gone", 1)
+    harness.faults.set(GONE, 1)
 
     async def main() -> None:
         client = harness.client()
@@ -169,7 +170,7 @@ def test_a_source_that_is_asked_for_too_much_is_asked_again_until_the_time_is_up
         harness.memory.fail_next(*[SourceThrottled("slow down")] * 100_000)
         with pytest.raises(SourceTimeout):
             await client.stat(b"file")
-        assert not client.reachable, "nobody has got anything else from it"
+        assert not client.reachable, "no one has got anything else from it"
 
     trio.run(main)
     assert harness.events["source_retries"] > 20
@@ -208,6 +209,19 @@ def test_a_source_that_is_not_ready_is_there(harness: Harness) -> None:
     trio.run(main)
 
 
+def test_a_source_that_fails_for_one_entry_is_there(harness: Harness) -> None:
+    harness.memory.fail_next(*[SourceEntryFailed("a dead mount within")] * 4)
+
+    async def main() -> None:
+        client = harness.client()
+        with pytest.raises(SourceEntryFailed):
+            await client.stat(b"file")
+        assert client.reachable
+        assert harness.events == {"source_requests": 4, "source_retries": 3, "source_errors": 1}
+
+    trio.run(main)
+
+
 def test_a_source_that_fails_for_all_is_not_asked_again_by_all(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,12 +229,12 @@ def test_a_source_that_fails_for_all_is_not_asked_again_by_all(
 
     async def main() -> None:
         client = harness.client()
-        harness.faults.set("gone", 1)
+        harness.faults.set(GONE, 1)
         for _ in range(20):
             with pytest.raises(SourceUnavailable):
                 await client.stat(b"file")
         assert harness.events == {"source_requests": 25, "source_retries": 5, "source_errors": 20}
-        harness.faults.set("gone", 0)
+        harness.faults.set(GONE, 0)
         for _ in range(3):
             await client.stat(b"file")
         harness.events.clear()
@@ -232,7 +246,7 @@ def test_a_source_that_fails_for_all_is_not_asked_again_by_all(
 
 
 def test_a_hung_source_ends_in_a_timeout_for_a_hundred_waiters(harness: Harness) -> None:
-    harness.faults.set("hang", 1)
+    harness.faults.set(HANG, 1)
     timeouts: list[SourceTimeout] = []
 
     async def main() -> None:
@@ -283,7 +297,7 @@ def test_no_more_calls_run_at_once_than_allowed(harness: Harness) -> None:
 def test_a_scan_has_a_time_limit_of_its_own_while_the_source_answers_other_questions(harness: Harness) -> None:
     scan = harness.memory.scan
     # Three time limits and two signs.
-    harness.memory.scan = lambda path: time.sleep(0.9) or scan(path)  # type: ignore[method-assign, func-returns-value]
+    harness.memory.scan = lambda *args: time.sleep(0.9) or scan(*args)  # type: ignore[method-assign, func-returns-value]
 
     async def main() -> None:
         client = harness.client(SourceLimits(timeout_s=0.3, scan_timeout_s=30), harness.memory)
@@ -295,7 +309,7 @@ def test_a_scan_has_a_time_limit_of_its_own_while_the_source_answers_other_quest
 
 def test_long_scans_end_neither_for_lack_of_threads_nor_for_an_error_that_is_an_answer(harness: Harness) -> None:
     scan, asked = harness.memory.scan, harness.memory.stat
-    harness.memory.scan = lambda path: time.sleep(1.2) or scan(path)  # type: ignore[method-assign, func-returns-value]
+    harness.memory.scan = lambda *args: time.sleep(1.2) or scan(*args)  # type: ignore[method-assign, func-returns-value]
     signs = 0
 
     def stat(path: bytes) -> SourceStat:
@@ -326,20 +340,20 @@ def test_long_scans_end_neither_for_lack_of_threads_nor_for_an_error_that_is_an_
 
 
 def test_a_scan_ends_when_the_source_answers_nothing(harness: Harness) -> None:
-    harness.faults.set("hang", 1)
+    harness.faults.set(HANG, 1)
 
     async def main() -> None:
         client = harness.client(SourceLimits(timeout_s=0.3, scan_timeout_s=600))
         with trio.fail_after(5), pytest.raises(SourceTimeout):
             await client.scan(b"")
         assert not client.reachable
-        harness.faults.set("hang", 0)
+        harness.faults.set(HANG, 0)
 
     trio.run(main)
 
 
 def test_the_probe_finds_a_source_that_is_back(harness: Harness) -> None:
-    harness.faults.set("hang", 1)
+    harness.faults.set(HANG, 1)
 
     async def main() -> None:
         client = harness.client()
@@ -350,7 +364,7 @@ def test_the_probe_finds_a_source_that_is_back(harness: Harness) -> None:
                 for _ in range(QUICK.max_concurrent):
                     callers.start_soon(expect_timeout, client)
             assert not client.reachable
-            harness.faults.set("hang", 0)
+            harness.faults.set(HANG, 0)
             with trio.fail_after(5):
                 while not client.reachable:
                     await trio.sleep(0.01)
@@ -370,11 +384,11 @@ async def expect_timeout(client: SourceClient) -> None:
 def test_a_refusal_tells_the_probe_that_the_source_is_back(harness: Harness) -> None:
     async def main() -> None:
         client = harness.client()
-        harness.faults.set("gone", 1)
+        harness.faults.set(GONE, 1)
         with pytest.raises(SourceUnavailable):
             await client.stat(b"file")
         harness.memory.fail_next(SourceDenied("no"))
-        harness.faults.set("gone", 0)
+        harness.faults.set(GONE, 0)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.watch)
             with trio.fail_after(5):
@@ -407,11 +421,11 @@ def test_one_unlucky_call_does_not_make_the_source_unreachable(harness: Harness)
 def test_an_answer_makes_it_reachable_again(harness: Harness) -> None:
     async def main() -> None:
         client = harness.client()
-        harness.faults.set("gone", 1)
+        harness.faults.set(GONE, 1)
         with pytest.raises(SourceUnavailable):
             await client.stat(b"file")
         assert not client.reachable
-        harness.faults.set("gone", 0)
+        harness.faults.set(GONE, 0)
         with pytest.raises(SourceNotFound):
             await client.stat(b"missing")
         assert client.reachable

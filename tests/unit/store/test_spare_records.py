@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 
 from spiderfs.errors import StoreCorrupt, StoreError
-from spiderfs.store.memory_records import MemoryRecords
 from spiderfs.store.records import LmdbRecords
-from spiderfs.store.spare_records import INODES, SharedRows, SpareRecords
+from spiderfs.store.spare_records import INODES, MemoryRecords, SharedRows, SpareRecords
 from spiderfs.store.store import Left, Row
 
 TABLES = (INODES, "dentry")

@@ -28,17 +28,17 @@ PATIENCE_S = 20.0
 RESTART_ENTRIES, PLAIN_LOOPS, RESTART_MAX = 100_000, 10, 6.0
 
 
-def payload(inode: int, size: int = 20_000) -> bytes:
+def payload(inode: int, size: int = 15_000) -> bytes:
     return random.Random(inode).randbytes(size)
 
 
-def filled(store: Path, files: int = 50) -> Path:
+def filled(store: Path, files: int = 50, size: int = 15_000) -> Path:
     """A claimed store with so many files in it; returns the path of its data file."""
     environment.claim(store)
     content = LmdbContent(created(store / "content"))
     content.set_capacity(1 << 30)
     for inode in range(1, files + 1):
-        content.land(ContentKey(inode), payload(inode))
+        content.land(ContentKey(inode), payload(inode, size))
     content.close()
     records = LmdbRecords(created(store / "names"), ["inode"])
     records.put([("inode", b"%06d" % number, b"row") for number in range(2000)])
@@ -170,7 +170,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "half a page": lambda file: truncate(file, PAGE // 2),
     "only the metas": lambda file: truncate(file, 2 * PAGE),
     "half of it": lambda file: truncate(file, file.stat().st_size // 2),
-    "the end of the last value": lambda file: truncate(file, file.stat().st_size - PAGE),
+    "the end of the last value": lambda file: truncate(file, file.stat().st_size - 8 * PAGE),
     "garbage in every page": all_pages,
     "zeroed metas": lambda file: file.write_bytes(bytes(2 * PAGE) + file.read_bytes()[2 * PAGE :]),
     "garbage metas": lambda file: garbage(file, 0, 2 * PAGE),
@@ -208,10 +208,11 @@ def test_a_store_too_large_to_be_walked_in_time_is_not_taken_for_damaged(tmp_pat
     assert environment.is_sound(intact / "content", walk_s=0.0)
 
 
-def test_a_flipped_byte_is_never_served_and_landing_again_repairs_it(tmp_path: Path) -> None:
-    file = filled(tmp_path, files=3)
+@pytest.mark.parametrize(("size", "name"), [(15_000, "data.mdb"), (150_000, "extents")])
+def test_a_flipped_byte_is_never_served_and_landing_again_repairs_it(tmp_path: Path, size: int, name: str) -> None:
+    file = filled(tmp_path, files=3, size=size).with_name(name)
     whole = file.read_bytes()
-    at = whole.index(payload(2)[10_000:10_050])
+    at = whole.index(payload(2, size)[10_000:10_050])
     with open(file, "r+b") as data:
         data.seek(at)
         data.write(bytes([whole[at] ^ 1]))
@@ -223,15 +224,15 @@ def test_a_flipped_byte_is_never_served_and_landing_again_repairs_it(tmp_path: P
     assert content.has(ContentKey(2))
     assert content.damaged == 1
     content.end_read()
-    assert content.land(ContentKey(2), payload(2))
+    assert content.land(ContentKey(2), payload(2, size))
     repaired = content.read(ContentKey(2))
     assert repaired is not None
-    assert bytes(repaired) == payload(2)
+    assert bytes(repaired) == payload(2, size)
     assert content.usage() == before
     for other in (1, 3):
         found = content.read(ContentKey(other))
         assert found is not None
-        assert bytes(found) == payload(other)
+        assert bytes(found) == payload(other, size)
     content.close()
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spiderfs.trace.format import BUFFERED_RECORDS, RECORD, read_trace
-from spiderfs.trace.recording import Recording, recording_to
+from spiderfs.trace.format import ROWS, Recording, read_trace, recording_to
 
 
 @contextmanager
@@ -34,7 +33,7 @@ def test_a_trace_that_cannot_be_written_ends_with_one_warning(
     recording.flush()
     size = path.stat().st_size
     with caplog.at_level(logging.WARNING), no_longer_than(size):
-        for _ in range(3 * BUFFERED_RECORDS if noticed == "as it goes" else 3):
+        for _ in range(3 * ROWS if noticed == "as it goes" else 3):
             recording.append(2.0, 6, 100)
         if noticed == "at a flush":
             recording.flush()
@@ -43,17 +42,16 @@ def test_a_trace_that_cannot_be_written_ends_with_one_warning(
     (record,) = caplog.records
     assert record.getMessage() == f"cannot go on recording to {path}: File too large: the trace ends here"
     assert path.stat().st_size == size
-    assert read_trace(path).records["key"].tolist() == [5]
+    assert read_trace(path).accesses().keys == [5]
 
 
 def test_a_trace_that_has_ended_takes_no_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recording = Recording(tmp_path / "epoch.trace")
-    with caplog.at_level(logging.CRITICAL), no_longer_than(0):
-        for _ in range(2 * BUFFERED_RECORDS):
+    with caplog.at_level(logging.CRITICAL), no_longer_than((tmp_path / "epoch.trace").stat().st_size):
+        for _ in range(2 * ROWS):
             recording.append(1.0, 5, 100)
-    assert len(recording._buffer) == 0
+    assert len(recording._rows) == len(recording._buffer) == 0
     recording.close()
-    assert (tmp_path / "epoch.trace").stat().st_size < RECORD.itemsize
 
 
 def test_without_a_file_there_is_no_recording(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

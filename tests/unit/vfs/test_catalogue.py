@@ -12,9 +12,10 @@ from hypothesis import given, settings
 
 from spiderfs.errors import Stale
 from spiderfs.sources.source import FIRST_INODE, SourceStat, Version
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs import catalogue as module
-from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, TABLES, Catalogue, join
+from spiderfs.vfs.catalogue import NEVER, PROVISIONAL, ROOT_INODE, TABLES, Catalogue, join
+from spiderfs.vfs.rules import left_s, trusted
 
 ROOT = SourceStat(stat.S_IFDIR | 0o755, 0, 0, 0, 1)
 DIRECTORY = SourceStat(stat.S_IFDIR | 0o755, 0, 0, 4096, 5)
@@ -189,7 +190,11 @@ def test_an_expired_name_is_to_be_asked_for_again(catalogue: Catalogue) -> None:
     dentry = catalogue.record(ROOT_INODE, b"a", FILE, 100.0)
     catalogue.expire(b"a")
     catalogue.expire(b"never")
-    assert catalogue.find(ROOT_INODE, b"a") == dentry._replace(checked_at=0.0)
+    expired = catalogue.find(ROOT_INODE, b"a")
+    assert expired == dentry._replace(checked_at=NEVER)
+    # The clock of a machine without a battery begins in 1970.
+    assert left_s(NEVER, 1.0, ttl_s=3600.0) <= 0
+    assert not trusted(NEVER, ttl_s=3600.0).at(1.0)
 
 
 def test_a_listing_forgets_what_vanished_and_keeps_what_was_found_meanwhile(catalogue: Catalogue) -> None:
@@ -197,7 +202,7 @@ def test_a_listing_forgets_what_vanished_and_keeps_what_was_found_meanwhile(cata
         catalogue.record(ROOT_INODE, name, FILE, 10.0)
     sub = catalogue.record(ROOT_INODE, b"sub", DIRECTORY, 10.0).inode
     catalogue.record(sub, b"goes", FILE, 10.0)
-    # The scan began at 20, and somebody looked this one up while it ran.
+    # The scan began at 20, and someone looked this one up while it ran.
     catalogue.record(ROOT_INODE, b"found meanwhile", FILE, 20.5)
     assert catalogue.listing(ROOT_INODE) is None
     catalogue.record_listing(ROOT_INODE, [(b"stays", FILE), (b"new", FILE), (b"sub", DIRECTORY)], 77, 20.0)

@@ -81,14 +81,14 @@ def test_modes_tell_who_may_what(tmp_path: Path) -> None:
 
 def test_a_reader_sees_one_state_whichever_worker_answers(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        first, second = await harness.open(b"stats"), await harness.open(b"stats")
+        first, second = await harness.open(b"cache"), await harness.open(b"cache")
         assert first != second
         assert is_control_handle(first)
         assert not is_control_handle((1 << 63) - 1), "inodes are handles too"
-        assert await harness.control.read(first, 0, 100) == b"stats 1\n"
+        assert await harness.control.read(first, 0, 100) == b"cache 1\n"
         assert await harness.other.read(first, 6, 1) == b"1"
         assert await harness.other.read(first, 100, 10) == b""
-        assert await harness.control.read(second, 0, 100) == b"stats 2\n"
+        assert await harness.control.read(second, 0, 100) == b"cache 2\n"
         assert len(harness.snapshots()) == 2
         await harness.other.release(first)
         await harness.control.release(second)
@@ -99,10 +99,10 @@ def test_a_reader_sees_one_state_whichever_worker_answers(tmp_path: Path) -> Non
 
 def test_without_room_for_a_snapshot_the_manager_is_asked_again(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        handle = await harness.open(b"stats")
+        handle = await harness.open(b"cache")
         (name,) = harness.snapshots()
         (tmp_path / name).unlink()
-        assert await harness.control.read(handle, 0, 100) == b"stats 2\n"
+        assert await harness.control.read(handle, 0, 100) == b"cache 2\n"
         await harness.control.release(handle)
 
     run(tmp_path, test)
@@ -147,7 +147,7 @@ def test_all_workers_snapshots_together_are_limited_in_number(
     monkeypatch.setattr(module, "MAX_SNAPSHOTS", 6)
 
     async def test(harness: Harness) -> None:
-        inode = harness.control.lookup(b"stats").inode
+        inode = harness.control.lookup(b"cache").inode
         workers = harness.control, harness.other
         handles = [await workers[number % 2].open(inode, os.O_RDONLY, OWNER) for number in range(6)]
         for worker in workers:
@@ -159,7 +159,7 @@ def test_all_workers_snapshots_together_are_limited_in_number(
         assert await written(harness, b"evict", b"/\n", kept=6) == [b"/\n"]
         await harness.control.release(await harness.open(b"log"))
         await harness.other.release(handles[0])
-        handles[0] = await harness.open(b"stats")
+        handles[0] = await harness.open(b"cache")
         for handle in handles:
             await harness.control.release(handle)
 
@@ -172,11 +172,11 @@ def test_all_workers_snapshots_together_are_limited_in_number(
 
 @pytest.mark.parametrize("limit", ["MAX_SNAPSHOTS", "MAX_BYTES"])
 def test_strangers_cannot_keep_others_from_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    text_bytes = len(b"stats 1\n")
+    text_bytes = len(b"cache 1\n")
     monkeypatch.setattr(module, limit, 16 * (text_bytes if limit == "MAX_BYTES" else 1))
 
     async def test(harness: Harness) -> None:
-        inode = harness.control.lookup(b"stats").inode
+        inode = harness.control.lookup(b"cache").inode
 
         async def taken_by(uid: int) -> int:
             for taken in range(16):
@@ -214,7 +214,7 @@ def test_all_workers_snapshots_together_are_limited_in_bytes(
         harness.manager.more = [bytes(99_980)]
         third = await harness.open(b"cache")
         with pytest.raises(NoRoom):
-            await harness.open(b"stats")
+            await harness.open(b"cache")
         await harness.control.release(second)
         fourth = await harness.other.open(inode, os.O_RDONLY, STRANGER)
         for handle in (first, third, fourth):
@@ -247,7 +247,7 @@ def test_a_worker_starts_where_unfinished_snapshots_cannot_be_listed(tmp_path: P
 
 def test_a_worker_that_is_killed_in_the_middle_leaves_its_snapshot_to_its_successor(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        kept = await harness.open(b"stats")
+        kept = await harness.open(b"cache")
         killed: list[module.Snapshot] = []
         for number, worker in enumerate((0, 0, 1)):
             # Not left, as by a process that was killed.
@@ -258,7 +258,7 @@ def test_a_worker_that_is_killed_in_the_middle_leaves_its_snapshot_to_its_succes
         Control(harness.manager, harness.run, OWNER, worker=0)
         assert len(harness.snapshots()) == 2, "the other worker goes on with its own"
         Control(harness.manager, harness.run, OWNER, worker=1)
-        assert await harness.control.read(kept, 0, 100) == b"stats 1\n"
+        assert await harness.control.read(kept, 0, 100) == b"cache 1\n"
         await harness.control.release(kept)
         assert harness.snapshots() == []
         for snapshot in killed:
@@ -304,7 +304,7 @@ def test_what_can_be_written_belongs_to_the_owner(tmp_path: Path, flags: int) ->
                 await harness.open(name, flags, STRANGER)
             for uid in (OWNER, 0):
                 await harness.control.release(await harness.open(name, flags, uid))
-        await harness.control.release(await harness.open(b"stats", uid=STRANGER))
+        await harness.control.release(await harness.open(b"cache", uid=STRANGER))
 
     run(tmp_path, test)
 
@@ -415,7 +415,7 @@ def test_without_a_manager_control_files_say_try_again(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.manager.refuses = TryAgain("starting")
         with pytest.raises(TryAgain):
-            await harness.open(b"stats")
+            await harness.open(b"cache")
         assert harness.snapshots() == []
 
     run(tmp_path, test)

@@ -29,6 +29,8 @@ from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher, Transit
 from spiderfs.vfs.landing import ENTRY_BYTES, Landing
 
+pytestmark = pytest.mark.clock
+
 PATIENCE_S = 20.0
 LIMITS = SourceLimits(timeout_s=PATIENCE_S, attempts=2, backoff_s=0.001, max_backoff_s=0.001)
 
@@ -239,7 +241,7 @@ def test_what_is_in_transit_is_let_go_when_nothing_is_fetched_any_more() -> None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(rest)
             await trio.sleep(10 * module.REST_S)
-            assert rested == 0, "nobody is woken for nothing"
+            assert rested == 0, "no one is woken for nothing"
             for round_ in range(2):
                 for _ in range(5):
                     transit.put(key, b"content")
@@ -287,7 +289,7 @@ def test_a_full_disk_is_passed_by_with_one_warning(
         for inode in range(100_000, 100_020):
             node = harness.add(b"%d" % inode, inode)
             assert await harness.fetcher.fetch(node) == (b"%d" % inode, UNSTORED)
-        assert harness.counted("store_failures") == [1], "while it is known to be full, nobody tries"
+        assert harness.counted("store_failures") == [1], "while it is known to be full, no one tries"
         monkeypatch.setattr(module, "FULL_PAUSE_S", 0.0)
         harness.fetcher._full_until = time.monotonic()
         for inode in range(100_020, 100_023):
@@ -344,7 +346,7 @@ def test_a_record_whose_bytes_are_damaged_is_fetched_anew(tmp_path: Path) -> Non
         node = harness.add(payload)
         key = ContentKey(node.inode)
         content.land(key, payload)
-        file = tmp_path / "data.mdb"
+        file = tmp_path / "extents"
         at = file.read_bytes().index(payload[10_000:10_050])
         with open(file, "r+b") as data:
             data.seek(at)
@@ -596,7 +598,7 @@ def test_a_caller_that_gives_up_leaves_no_lock(harness: Harness) -> None:
 
 
 def test_a_reader_has_its_bytes_before_they_are_in_the_store(harness: Harness) -> None:
-    """Between both, everybody of this process is given them, and nobody else fetches them."""
+    """Between both, everybody of this process is given them, and no one else fetches them."""
     alone = Fetcher(harness.client, harness.content, harness.interlock, harness.full_disk, harness.row, alone=True)
     told: list[int] = []
 

@@ -58,13 +58,13 @@ def test_each_look_up_gives_an_inode_of_its_own(tmp_path: Path) -> None:
 
 def test_the_first_reader_makes_the_text_and_every_worker_finds_it(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        first, second = harness.inode(b"stats"), harness.inode(b"stats")
+        first, second = harness.inode(b"cache"), harness.inode(b"cache")
         assert harness.manager.renders == 0, "a stat costs the manager nothing"
-        assert (await harness.control.begin_reading(first, OWNER)).size == len(b"stats 1\n")
-        assert harness.forgotten == [(CONTROL_INODE, b"stats")], "so that the kernel forgets the inode at the close"
-        assert (await harness.other.begin_reading(second, OWNER)).size == len(b"stats 2\n")
+        assert (await harness.control.begin_reading(first, OWNER)).size == len(b"cache 1\n")
+        assert harness.forgotten == [(CONTROL_INODE, b"cache")], "so that the kernel forgets the inode at the close"
+        assert (await harness.other.begin_reading(second, OWNER)).size == len(b"cache 2\n")
         for control in (harness.control, harness.other):
-            assert await control.read_inode(first, 0, 100) == b"stats 1\n"
+            assert await control.read_inode(first, 0, 100) == b"cache 1\n"
             assert await control.read_inode(second, 6, 1) == b"2"
             assert (await control.begin_reading(first, OWNER)).size == control.getattr(first).size == 8
         assert harness.manager.renders == 2
@@ -78,7 +78,7 @@ def test_the_first_reader_makes_the_text_and_every_worker_finds_it(tmp_path: Pat
 def test_without_a_manager_it_is_the_reader_who_hears_so(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.manager.refuses = TryAgain("there is no manager")
-        inode = harness.inode(b"stats")
+        inode = harness.inode(b"cache")
         with pytest.raises(Busy):
             await harness.control.begin_reading(inode, OWNER)
         assert harness.snapshots() == 0
@@ -121,8 +121,8 @@ def test_what_is_written_is_acted_on_and_the_rest_when_it_is_closed(tmp_path: Pa
 
 def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        with pytest.raises(ReadOnly, match="stats can only be read"):
-            await harness.control.write_inode(harness.inode(b"stats"), b"x")
+        with pytest.raises(ReadOnly, match="cache can only be read"):
+            await harness.control.write_inode(harness.inode(b"cache"), b"x")
         with pytest.raises(ReadOnly):
             harness.control.check_writable(harness.inode(b"log"))
         harness.control.check_writable(harness.inode(b"config"))
@@ -140,9 +140,9 @@ def test_a_stranger_has_a_share_and_cannot_keep_the_owner_from_reading(
 
     async def test(harness: Harness) -> None:
         for _ in range(2):
-            await harness.control.begin_reading(harness.inode(b"stats"), STRANGER)
+            await harness.control.begin_reading(harness.inode(b"cache"), STRANGER)
         with pytest.raises(Busy, match="2 of them are open"):
-            await harness.other.begin_reading(harness.inode(b"stats"), STRANGER)
-        await harness.control.begin_reading(harness.inode(b"stats"), OWNER)
+            await harness.other.begin_reading(harness.inode(b"cache"), STRANGER)
+        await harness.control.begin_reading(harness.inode(b"cache"), OWNER)
 
     run(tmp_path, test)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 
+from benchmarks.common.sources import patterned
 from benchmarks.fakes import Bare, FakeKernel, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.core.events import FETCHED, HIT, PUSHED, UNREAD, UNSTORED
 from spiderfs.errors import ReadOnly, SourceUnavailable, Stale
@@ -19,7 +20,7 @@ from spiderfs.linux.process_table import started_at
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import SourceLimits
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE, TABLES
@@ -28,14 +29,14 @@ from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 from spiderfs.vfs.redirects import redirect_row
 from spiderfs.vfs.rules import FOREVER_S, Settings
 from spiderfs.views.recipe import Recipe
-from spiderfs.views.source import ViewSource
-from spiderfs.views.tree import Forms
+from spiderfs.views.tree import Forms, ViewSource
 
 CALLER = Caller(0, 0, os.getpid())
 PUSHER = Caller(0, 0, os.getppid())
 LIST, TRAINER = 3, 7
 VIEW = b"a view"
-SETTINGS = Settings(ttl_s=FOREVER_S, sample_max_bytes=1 << 16)
+LARGE = patterned(0, 256 << 10)
+SETTINGS = Settings(ttl_s=FOREVER_S, sample_max_bytes=1 << 16, checks_permissions=True)
 
 
 class Events:
@@ -79,8 +80,8 @@ class Harness:
         await self.bare.fetcher.drain()
         return piece
 
-    def attach(self, lists: tuple[int, ...] = (LIST,), teaches: bool = True) -> None:
-        trainer = Attached(TRAINER, os.getpid(), started_at(os.getpid()), lists, teaches)
+    def attach(self, lists: tuple[int, ...] = (LIST,), sends_batches: bool = True) -> None:
+        trainer = Attached(TRAINER, os.getpid(), started_at(os.getpid()), lists, sends_batches)
         self.bare.redirects.set_trainers([trainer], "trainer")
 
     def redirect(self, wanted: int, given: int) -> None:
@@ -102,7 +103,7 @@ def run(directory: Path, test: Callable[[Harness], Awaitable[None]], forms: Form
         source, content, records = MemorySource(), MemoryContent(), MemoryRecords(TABLES)
         source.add(b"x", b"content of x")
         source.add(b"h", b"content of h, longer")
-        source.add(b"large", bytes(range(256)) * 1024)
+        source.add(b"large", LARGE)
         content.set_capacity(1 << 20)
         kernel, events, threads = FakeKernel(), Events(), SharedSlots(1024)
         threads.replace([PUSHER.pid])
@@ -232,19 +233,19 @@ def test_nothing_can_be_written_and_no_mode_says_otherwise(tmp_path: Path) -> No
     run(tmp_path, test)
 
 
-def test_a_trainers_stand_in_is_told_at_the_look_up_and_once(tmp_path: Path) -> None:
+def test_a_trainers_substitute_is_told_at_the_look_up_and_once(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         x, h = await harness.lookup(b"x"), await harness.lookup(b"h")
         assert await harness.read(h) == b"content of h, longer"
         harness.attach()
         harness.redirect(x, h)
         harness.events.noted.clear()
-        for _ in range(2):  # the kernel looks up twice where it had believed otherwise
+        for _ in range(2):  # the kernel looks up twice where it had trusted otherwise
             given = await harness.fs.lookup(ROOT_INODE, b"x", CALLER)
             assert (given.attributes.inode, given.timeout_s) == (h, 0.0)
         assert harness.events.noted == [(h, HIT, TRAINER, x)]
         assert await harness.read(h) == b"content of h, longer"
-        assert harness.events.noted[1:] == [(h, HIT, 0, h)], "nobody's: it was told"
+        assert harness.events.noted[1:] == [(h, HIT, 0, h)], "no one's: it was told"
         assert harness.bare.counters.value("redirects") == 1
         # The next epoch: whether the bytes come from the page cache is not known.
         await harness.lookup(b"large")
@@ -259,7 +260,7 @@ def test_a_trainers_stand_in_is_told_at_the_look_up_and_once(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["looked up since", "found out by a read"])
-def test_a_version_that_was_superseded_is_no_stand_in(tmp_path: Path, is_known: bool) -> None:
+def test_a_version_that_was_superseded_is_no_substitute(tmp_path: Path, is_known: bool) -> None:
     async def test(harness: Harness) -> None:
         x, h = await harness.lookup(b"x"), await harness.lookup(b"h")
         await harness.read(h)
@@ -277,22 +278,22 @@ def test_a_version_that_was_superseded_is_no_stand_in(tmp_path: Path, is_known: 
     run(tmp_path, test)
 
 
-def test_while_trainers_may_be_given_stand_ins_no_name_is_believed(tmp_path: Path) -> None:
+def test_while_trainers_may_be_given_substitutes_no_name_is_believed(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        async def believed() -> set[float]:
+        async def trusted() -> set[float]:
             listed = await harness.fs.readdir((await harness.fs.opendir(ROOT_INODE)).handle, 0, 100)
             entries = [await harness.fs.lookup(ROOT_INODE, name, CALLER) for name in (b"x", b"large")]
             return {entry.timeout_s for entry in entries} | {entry.timeout_s for _, entry, _ in listed}
 
-        assert min(await believed()) > FOREVER_S - 60
-        harness.attach(lists=(), teaches=False)
-        assert min(await believed()) > FOREVER_S - 60, "it only plans"
+        assert min(await trusted()) > FOREVER_S - 60
+        harness.attach(lists=(), sends_batches=False)
+        assert min(await trusted()) > FOREVER_S - 60, "it only plans"
         harness.attach(lists=())
-        assert await believed() == {0.0}, "it will be given some"
+        assert await trusted() == {0.0}, "it will be given some"
         harness.attach()
-        assert await believed() == {0.0}
+        assert await trusted() == {0.0}
         harness.bare.redirects.set_trainers([], "trainer")
-        assert min(await believed()) > FOREVER_S - 60
+        assert min(await trusted()) > FOREVER_S - 60
 
     run(tmp_path, test)
 
@@ -351,7 +352,7 @@ def test_what_another_process_has_fetched_for_a_push_is_told_there(
     run(tmp_path, test)
 
 
-@pytest.mark.parametrize("gives", [False, True], ids=["", "while stand-ins are given"])
+@pytest.mark.parametrize("gives", [False, True], ids=["", "while substitutes are given"])
 def test_a_pushers_look_up_finds_out_the_size_of_a_view_for_no_reader(tmp_path: Path, gives: bool) -> None:
     async def test(harness: Harness) -> None:
         if gives:
@@ -416,7 +417,7 @@ def test_a_version_that_is_young_again_has_the_size_of_the_original(tmp_path: Pa
     trio.run(main)
 
 
-def test_what_is_pushed_ahead_is_no_stand_in(tmp_path: Path) -> None:
+def test_what_is_pushed_ahead_is_no_substitute(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         x, h = await harness.lookup(b"x"), await harness.lookup(b"h")
         await harness.read(h)
@@ -434,8 +435,8 @@ def test_what_is_pushed_ahead_is_no_stand_in(tmp_path: Path) -> None:
 def test_a_large_file_is_read_by_blocks(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         large = await harness.lookup(b"large")
-        assert await harness.read(large, 0, 4) == bytes(range(4))
-        assert await harness.read(large, 256 * 1024 - 2, 100) == b"\xfe\xff"
+        assert await harness.read(large, 0, 4) == LARGE[:4]
+        assert await harness.read(large, len(LARGE) - 2, 100) == LARGE[-2:]
         assert harness.bare.counters.value("opens") == 1
         assert harness.bare.content.has(ContentKey(large, 1))
 

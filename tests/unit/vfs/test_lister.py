@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterator
+import stat
+from collections.abc import Awaitable, Callable, Container, Iterator
 
 import pytest
 import trio
 
 from benchmarks.fakes import MemorySource
+from spiderfs.daemon.training.trainer import inodes_of
 from spiderfs.errors import SourceDenied, SourceUnavailable, Stale
 from spiderfs.sources.client import SourceClient, SourceLimits
-from spiderfs.sources.source import SourceStat
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.sources.source import UNKNOWN, SourceStat
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.settling import WINDOW_S
@@ -27,10 +29,18 @@ class Source(MemorySource):
 
     scan_fails = False
 
-    def scan(self, path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[bytes] = []
+        """The names of which scans have asked for the attributes."""
+
+    def scan(self, path: bytes, known: Container[tuple[bytes, int]] = ()) -> Iterator[tuple[bytes, SourceStat]]:
         if self.scan_fails:
             raise SourceUnavailable("no route")
-        return super().scan(path)
+        for name, found in super().scan(path, known):
+            is_known = (name, stat.S_IFMT(found.mode)) in known
+            self.asked += [] if is_known else [name]
+            yield name, UNKNOWN if is_known else found
 
 
 class Harness:
@@ -118,6 +128,85 @@ def test_an_unchanged_mtime_saves_the_scan() -> None:
     run(test)
 
 
+def test_a_listing_that_is_trusted_for_no_time_is_made_anew_from_the_names_alone() -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.add(b"a", b"1")
+        harness.source.add(b"gone")
+        harness.source.add_directory(b"sub")
+        root = await harness.lister.root()
+        await harness.lister.complete(root, 0.0)
+        before = await harness.known(b"a")
+        harness.source.asked.clear()
+        _unseen(harness, lambda: (harness.source.add(b"new", b"12"), harness.source.remove(b"gone")))
+        await harness.lister.complete(root, 0.0)
+        assert harness.source.asked == [b".", b"new"]
+        assert harness.names() == [b"a", b"new", b"sub"]
+        assert (await harness.known(b"new")).stat.size == 2
+        assert await harness.known(b"a") == before
+        assert (await harness.known(b"sub")).is_directory
+
+    run(test)
+
+
+def test_a_mount_trusts_no_listing_of_an_earlier_one_and_lists_once() -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.add(b"a")
+        await harness.lister.complete(await harness.lister.root(), TTL_S)
+        _unseen(harness, lambda: harness.source.add(b"new"))
+        harness.now += 100
+        again = Lister(harness.catalogue, harness.client, lambda: harness.now, since_s=harness.now)
+        harness.source.asked.clear()
+        await again.complete(await again.root(), 10 * TTL_S)
+        assert harness.source.asked == [b".", b"new"]
+        assert harness.names() == [b"a", b"new"]
+        harness.calls()
+        harness.now += 2 * TTL_S
+        await again.complete(await again.root(), TTL_S)
+        assert harness.calls() == {"stat": 1}
+
+    run(test)
+
+
+def _unseen(harness: Harness, change: Callable[[], object]) -> None:
+    """Change the root so that its mtime does not show it."""
+    mtime_ns = harness.source.stat(b"").mtime_ns
+    change()
+    harness.source.set_mtime(b"", mtime_ns)
+
+
+def test_a_listing_with_a_name_without_attributes_is_not_trusted() -> None:
+    async def test(harness: Harness) -> None:
+        for name in (b"a", b"dead/file", b"was known"):
+            harness.source.add(name)
+        root = await harness.lister.root()
+        harness.source.break_entry(b"dead")
+        await harness.lister.complete(root, TTL_S)
+        assert harness.names() == [b"a", b"dead", b"was known"]
+        assert harness.catalogue.find(ROOT_INODE, b"dead") is None, "nothing is known of it but that it is there"
+        failed: list[bytes] = []
+        walked = [
+            node.path
+            async for nodes in harness.lister.walk(
+                lambda path: True, TTL_S, not_read=lambda path, _: failed.append(path)
+            )
+            for node in nodes
+        ]
+        assert (sorted(walked), failed) == ([b"a", b"was known"], [b"dead"])
+        harness.source.mend_entry(b"dead")
+        harness.source.break_entry(b"was known")
+        known = await harness.known(b"was known")
+        harness.now += 2 * TTL_S
+        await harness.lister.complete(root, TTL_S)
+        assert (await harness.known(b"dead")).is_directory
+        assert await harness.known(b"was known") == known
+        harness.calls()
+        harness.now += 2 * TTL_S
+        await harness.lister.complete(root, TTL_S)
+        assert harness.calls() == {"stat": 1}, "all names have attributes now"
+
+    run(test)
+
+
 def test_a_look_up_of_its_name_saves_the_questions_about_a_directory() -> None:
     async def test(harness: Harness) -> None:
         harness.source.add(b"sub/a")
@@ -174,9 +263,10 @@ def test_a_directory_scanned_right_after_it_changed_is_not_trusted() -> None:
         await harness.lister.complete(root, 0.0)
         harness.calls()
         harness.now += 100
-        await harness.lister.complete(root, 0.0)
+        await harness.lister.complete(root, TTL_S)
         assert harness.calls()["scan"] == 1, "another change may have had the same mtime"
-        await harness.lister.complete(root, 0.0)
+        harness.now += 100
+        await harness.lister.complete(root, TTL_S)
         assert "scan" not in harness.calls()
 
     run(test)
@@ -208,7 +298,7 @@ def test_an_unreachable_source_makes_nothing_vanish() -> None:
         assert harness.names() == [b"a"]
         await harness.lister.complete(root, TTL_S)
         assert await harness.lister.refresh(root) == root
-        assert harness.calls() == {}, "nobody waits for a source that is known to be away"
+        assert harness.calls() == {}, "no one waits for a source that is known to be away"
 
     run(test)
 
@@ -321,5 +411,42 @@ def test_a_walk_passes_over_what_cannot_be_read() -> None:
         harness.now += 2 * TTL_S
         harness.source.fail_next(SourceDenied("no"))
         assert await walked(harness) == [], "the root itself"
+
+    run(test)
+
+
+def test_the_text_of_a_link_is_read_once() -> None:
+    async def test(harness: Harness) -> None:
+        for number in range(200):
+            harness.source.add(b"blobs/%d" % number, b"bytes")
+            harness.source.add_symlink(b"names/%d" % number, b"../blobs/%d" % number)
+        paths = [b"names/%d" % number for number in range(200)]
+        before = await inodes_of(paths, harness.catalogue, harness.lister)
+        assert harness.calls()["readlink"] == 200
+        assert [harness.catalogue.path_of(inode) for inode in before.tolist()] == [
+            b"blobs/%d" % number for number in range(200)
+        ]
+        assert (await inodes_of(paths, harness.catalogue, harness.lister)).tolist() == before.tolist()
+        assert "readlink" not in harness.calls()
+        harness.source.remove(b"names/7")
+        harness.source.add_symlink(b"names/7", b"../blobs/199")
+        harness.now += 100.0
+        after = (await inodes_of(paths, harness.catalogue, harness.lister)).tolist()
+        assert harness.calls()["readlink"] == 1
+        assert after == [*before[:7].tolist(), before[199], *before[8:].tolist()]
+
+    run(test)
+
+
+def test_links_that_cannot_be_read_lead_nowhere() -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.add(b"file", b"bytes")
+        harness.source.add_symlink(b"link", b"file")
+        await harness.lister.complete(await harness.lister.root(), TTL_S)
+        harness.source.fail_next(SourceDenied("not for you"))
+        assert (await inodes_of([b"link", b"file"], harness.catalogue, harness.lister)).astype(bool).tolist() == [
+            False,
+            True,
+        ]
 
     run(test)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.fakes import Bare, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.errors import SourceTimeout, SourceUnavailable, Stale
 from spiderfs.sources.client import SourceLimits
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
@@ -69,13 +69,14 @@ def block(number: float) -> int:
     return int(number * BLOCK_BYTES)
 
 
-def test_a_second_touch_fetches_the_block(tmp_path: Path) -> None:
+def test_a_block_is_fetched_once_pieces_of_half_of_it_were_read(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        assert await harness.brings(block(20), PIECE) == [1, PIECE]
-        assert await harness.brings(block(30), PIECE) == [1, PIECE]
-        assert await harness.brings(block(20.5), PIECE) == [1, BLOCK_BYTES]
+        for place in (0, 0.5, 0.3, 0.8):
+            assert await harness.brings(block(20 + place), PIECE) == [1, PIECE]
+            assert await harness.brings(block(30 + place), PIECE // 2) == [1, PIECE // 2]
+        assert await harness.brings(block(20.6), PIECE) == [1, BLOCK_BYTES]
         assert await harness.brings(block(20.7), PIECE) == [0, 0]
-        assert harness.bare.counters.value("block_reads") == 4
+        assert harness.bare.counters.value("block_reads") == 10
         assert harness.bare.counters.value("block_hits") == 1
 
     run(tmp_path, test)
@@ -83,8 +84,8 @@ def test_a_second_touch_fetches_the_block(tmp_path: Path) -> None:
 
 def test_a_block_that_was_evicted_is_touched_anew(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        for offset in (block(20), block(30), block(20.5)):
-            await harness.brings(offset, PIECE)
+        await touch_half(harness, 20)
+        assert await harness.brings(block(20.6), PIECE) == [1, BLOCK_BYTES]
         harness.bare.content.set_capacity(0)
         harness.bare.content.set_capacity(1 << 30)
         for number in range(40):
@@ -95,13 +96,28 @@ def test_a_block_that_was_evicted_is_touched_anew(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_read_across_a_border_is_one_request_and_touches_both_blocks(tmp_path: Path) -> None:
+async def touch_half(harness: Harness, number: int) -> None:
+    """Read four pieces of a block, none where another one has ended."""
+    for place in (0.8, 0.5, 0.3, 0):
+        assert await harness.brings(block(number + place), PIECE) == [1, PIECE]
+
+
+def test_a_read_across_a_border_is_one_request_and_touches_each_block_by_its_part(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        assert await harness.brings(block(20) - 1000, 2000) == [1, 2000]
-        assert await harness.brings(block(30), PIECE) == [1, PIECE]
+        for _ in range(4):
+            assert await harness.brings(block(20) - PIECE, PIECE + 1000) == [1, PIECE + 1000]
+        assert await harness.brings(block(20.5), PIECE) == [1, PIECE]
         assert await harness.brings(block(19), PIECE) == [1, BLOCK_BYTES]
-        assert await harness.brings(block(35), PIECE) == [1, PIECE]
-        assert await harness.brings(block(20.5), PIECE) == [1, BLOCK_BYTES]
+
+    run(tmp_path, test)
+
+
+def test_a_read_across_a_border_brings_a_piece_of_the_block_that_is_not_there(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        assert await harness.brings(block(20), BLOCK_BYTES) == [1, BLOCK_BYTES]
+        assert await harness.brings(block(20) - 1000, 3000) == [1, 1000]
+        assert await harness.brings(block(21) - 1000, 3000) == [1, 2000]
+        assert await harness.brings(block(20) - 1000, BLOCK_BYTES + 3000) == [2, 3000]
 
     run(tmp_path, test)
 
@@ -117,14 +133,36 @@ def test_a_whole_block_is_kept_at_once(tmp_path: Path) -> None:
 
 def test_a_reader_in_order_gets_blocks(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        assert await harness.brings(0, PIECE) == [9, 9 * BLOCK_BYTES], "with read-ahead"
-        assert await harness.brings(block(20), PIECE) == [1, PIECE]
-        assert await harness.brings(block(30), PIECE) == [1, PIECE]
-        # It goes on where it stopped, though another one has read elsewhere meanwhile.
-        assert await harness.brings(block(20) + PIECE, PIECE) == [1, BLOCK_BYTES]
-        assert await harness.brings(block(31) - PIECE, PIECE) == [1, BLOCK_BYTES]
-        assert await harness.brings(block(25), PIECE) == [1, PIECE]
-        assert await harness.brings(block(31), PIECE) == [1, BLOCK_BYTES]
+        assert await harness.brings(0, PIECE) == [2, 2 * BLOCK_BYTES], "with the block behind it"
+        for turn in range(4):
+            # Each goes on where it stopped, though the other one has read somewhere else meanwhile.
+            assert await harness.brings(block(20) + turn * PIECE, PIECE) == [1, PIECE]
+            assert await harness.brings(block(30.75) + turn * PIECE, PIECE) == [1, PIECE]
+        assert await harness.brings(block(20) + 4 * PIECE, PIECE) == [6, 6 * BLOCK_BYTES], "five times as much ahead"
+        assert await harness.brings(block(31.25), PIECE) == [6, 6 * BLOCK_BYTES]
+        for turn in range(1, 16):
+            await harness.brings(turn * PIECE, PIECE)
+        assert await harness.brings(block(2), PIECE) == [1, BLOCK_BYTES], "all that may be is ahead of it"
+        assert harness.bare.content.blocks(harness.inode) == 11 + 6 + 6
+
+    run(tmp_path, test)
+
+
+def test_samples_of_several_reads_each_bring_no_more_than_they_want(tmp_path: Path) -> None:
+    """A sample of up to half a MiB, which the kernel asks for in several READs, or by its page faults."""
+
+    async def test(harness: Harness) -> None:
+        for number in range(5, 35, 3):
+            for turn in range(4):
+                assert await harness.brings(block(number + 0.3) + turn * PIECE, PIECE) == [1, PIECE]
+
+    run(tmp_path, test)
+
+
+def test_a_reader_that_goes_backwards_brings_what_it_asks_for(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        for turn in range(4):
+            assert await harness.brings(block(20) - turn * PIECE, PIECE) == [1, PIECE]
 
     run(tmp_path, test)
 
@@ -170,7 +208,7 @@ def test_after_an_error_the_next_reader_gets_the_bytes(tmp_path: Path) -> None:
         harness.source.fail_next(SourceUnavailable("down"))
         with pytest.raises(SourceUnavailable):
             await harness.brings(block(20), PIECE)
-        assert await harness.brings(block(20), PIECE) == [1, BLOCK_BYTES]
+        assert await harness.brings(block(20), PIECE) == [1, PIECE]
 
     run(tmp_path, test)
 
@@ -178,11 +216,13 @@ def test_after_an_error_the_next_reader_gets_the_bytes(tmp_path: Path) -> None:
 @given(inode=st.integers(1, 1 << 62), position=st.integers(0, 1 << 62))
 def test_touches_know_what_was_noted_last(inode: int, position: int) -> None:
     touches = Touches()
-    assert not touches.goes_on(inode, position, position + 5)
-    assert touches.goes_on(inode, position + 5, position + 10)
+    assert touches.in_a_row(inode, position, position + 5) == 0
+    assert touches.in_a_row(inode, position + 5, position + 8) == 5
+    assert touches.in_a_row(inode, position + 8, position + 9) == 8
     key = ContentKey(inode, position)
-    touches.touch(key)
-    assert touches.is_touched(key)
-    assert not touches.is_touched(ContentKey(inode, position + 1))
+    touches.touch(key, 5)
+    touches.touch(key, 7)
+    assert touches.touched_bytes(key) == 12
+    assert touches.touched_bytes(ContentKey(inode, position + 1)) == 0
     touches.forget(key)
-    assert not touches.is_touched(key)
+    assert touches.touched_bytes(key) == 0

@@ -26,6 +26,8 @@ from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.large_files import ReadAhead
 
 DEPTH = 4
+# Bytes in a row for which all is fetched ahead that may be.
+LONG = 100 * BLOCK_BYTES
 
 
 def node(blocks: float, inode: int = 100_000, mtime_ns: int = 1) -> Node:
@@ -59,11 +61,11 @@ def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> Harness:
 
 
 def asked(directory: Path, size_blocks: float, *blocks: int) -> list[list[int]]:
-    """What each read of a block asks for."""
+    """What each read of a block asks for, by a reader that has been in order for long."""
     answers: list[list[int]] = []
 
     async def test(harness: Harness) -> None:
-        answers.extend(list(harness.ahead.wanted(node(size_blocks), range(block, block + 1), True)) for block in blocks)
+        answers.extend(list(harness.ahead.wanted(node(size_blocks), range(block, block + 1), LONG)) for block in blocks)
 
     run(directory, test)
     return answers
@@ -71,6 +73,17 @@ def asked(directory: Path, size_blocks: float, *blocks: int) -> list[list[int]]:
 
 def test_a_reader_from_the_start_gets_a_window_that_moves_along(tmp_path: Path) -> None:
     assert asked(tmp_path, 100, 1, 2, 3) == [[2, 3, 4, 5], [6], [7]]
+
+
+def test_the_window_grows_while_the_reader_goes_on(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        for pieces, ahead in ((0.1, []), (1, [2]), (1.5, []), (2, [3]), (3, [4]), (4, [5])):
+            in_a_row = int(pieces * (128 << 10))
+            assert list(harness.ahead.wanted(node(100), range(1, 2), in_a_row)) == ahead
+        # It stays as wide, also if READs come in another order, and the bytes in a row are lost.
+        assert list(harness.ahead.wanted(node(100), range(2, 3), 0)) == [6]
+
+    run(tmp_path, test)
 
 
 def test_several_reads_of_one_block_ask_once(tmp_path: Path) -> None:
@@ -81,33 +94,30 @@ def test_nothing_is_asked_past_the_end(tmp_path: Path) -> None:
     assert asked(tmp_path, 3.5, 1, 2, 3, 4) == [[2, 3, 4], [], [], []]
 
 
-def test_a_jump_asks_for_nothing_until_it_goes_on_in_order(tmp_path: Path) -> None:
-    assert asked(tmp_path, 100, 50, 51, 20, 80, 81) == [[], [52, 53, 54, 55], [], [], [82, 83, 84, 85]]
+def test_a_reader_in_order_elsewhere_gets_a_window_of_its_own(tmp_path: Path) -> None:
+    windows = [[51, 52, 53, 54], [55], [21, 22, 23, 24], [81, 82, 83, 84], [85]]
+    assert asked(tmp_path, 100, 50, 51, 20, 80, 81) == windows
 
 
-def test_a_read_across_a_border_of_blocks_is_one_jump(tmp_path: Path) -> None:
+def test_what_was_fetched_ahead_is_reached_in_any_order(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        assert list(harness.ahead.wanted(node(100), range(50, 52), True)) == []
-        assert list(harness.ahead.wanted(node(100), range(52, 54), True)) == [53, 54, 55, 56, 57]
-        assert list(harness.ahead.wanted(node(100), range(54, 55), True)) == [58]
+        assert not harness.ahead.has_reached(node(100), 1)
+        harness.ahead.wanted(node(100), range(50, 51), LONG)
+        assert [block for block in range(1, 100) if harness.ahead.has_reached(node(100), block)] == [51, 52, 53, 54]
 
     run(tmp_path, test)
 
 
-def test_two_reads_in_one_block_are_in_order_if_the_second_goes_on(tmp_path: Path) -> None:
+def test_a_read_across_a_border_of_blocks_asks_for_its_second_block_too(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        for goes_on, ahead in ((False, []), (False, []), (True, [51, 52, 53, 54]), (False, []), (True, [])):
-            assert list(harness.ahead.wanted(node(100), range(50, 51), goes_on)) == ahead
+        assert list(harness.ahead.wanted(node(100), range(52, 54), LONG)) == [53, 54, 55, 56, 57]
+        assert list(harness.ahead.wanted(node(100), range(54, 55), LONG)) == [58]
 
     run(tmp_path, test)
-
-
-def test_reading_backwards_asks_for_nothing(tmp_path: Path) -> None:
-    assert asked(tmp_path, 100, 90, 89, 88, 87) == [[], [], [], []]
 
 
 def test_a_second_pass_is_followed_too(tmp_path: Path) -> None:
-    assert asked(tmp_path, 3, 1, 2, 3, 1, 2) == [[2, 3], [], [], [], [3]]
+    assert asked(tmp_path, 3, 1, 2, 3, 1, 2) == [[2, 3], [], [], [2, 3], []]
 
 
 def test_positions_of_many_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,9 +125,9 @@ def test_positions_of_many_files_are_bounded(tmp_path: Path, monkeypatch: pytest
 
     async def test(harness: Harness) -> None:
         for inode in range(1, 10):
-            harness.ahead.wanted(node(100, inode), range(1, 2), True)
-        assert list(harness.ahead.wanted(node(100, 9), range(2, 3), True)) == [6]
-        assert list(harness.ahead.wanted(node(100, 1), range(2, 3), True)) == [], "forgotten, so this is a jump"
+            harness.ahead.wanted(node(100, inode), range(1, 2), LONG)
+        assert harness.ahead.has_reached(node(100, 9), 2)
+        assert not harness.ahead.has_reached(node(100, 1), 2), "it was forgotten"
 
     run(tmp_path, test)
 
@@ -139,7 +149,7 @@ def test_blocks_ahead_are_fetched_unless_they_are_there(tmp_path: Path) -> None:
         version = harness.source.add(b"large", data).version
         file = node(0, mtime_ns=version.mtime_ns)._replace(stat=harness.source.stat(b"large"))
         harness.content.land(ContentKey(file.inode, 2), data[BLOCK_BYTES : 2 * BLOCK_BYTES])
-        for block in harness.ahead.wanted(file, range(1, 2), True):
+        for block in harness.ahead.wanted(file, range(1, 2), LONG):
             harness.ahead.start(file, block)
 
     harness = run(tmp_path, test)
@@ -147,6 +157,18 @@ def test_blocks_ahead_are_fetched_unless_they_are_there(tmp_path: Path) -> None:
     assert harness.source.calls["read"] == 2
     assert harness.content.read(ContentKey(100_000, 3)) == data[2 * BLOCK_BYTES : 3 * BLOCK_BYTES]
     assert harness.content.read(ContentKey(100_000, 4)) == data[3 * BLOCK_BYTES :]
+
+
+def test_a_block_that_is_being_fetched_is_not_fetched_ahead(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.source.add(b"large", bytes(3 * BLOCK_BYTES))
+        file = node(0)._replace(stat=harness.source.stat(b"large"))
+        for _ in range(3):
+            harness.ahead.start(file, 2)
+            await trio.testing.wait_all_tasks_blocked()
+
+    harness = run(tmp_path, test)
+    assert harness.counters.totals()["readahead_blocks"] == harness.source.calls["read"] == 1
 
 
 def test_a_fetch_ahead_that_fails_is_nobodys_error(tmp_path: Path) -> None:

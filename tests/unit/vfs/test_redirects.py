@@ -10,11 +10,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from programs import program
 
 from spiderfs.linux.process_table import started_at, status_of
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.source import SourceStat
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import TABLES
 from spiderfs.vfs.redirects import IDENTITY_S, LEASE_S, NOTED_S, PendingReads, Redirects, redirect_row
@@ -57,8 +58,8 @@ class Harness:
         self.clock = Clock()
         self.redirects = Redirects(self.records, PendingReads(), self.clock)
 
-    def redirect(self, course_number: int, wanted: int, given: int | None) -> None:
-        self.records.put([redirect_row(course_number, wanted, given)])
+    def redirect(self, job_dataset_number: int, wanted: int, given: int | None) -> None:
+        self.records.put([redirect_row(job_dataset_number, wanted, given)])
 
 
 def nowhere(inode: int) -> bool:
@@ -74,19 +75,13 @@ def harness() -> Harness:
 @pytest.fixture
 def family() -> Iterator[list[int]]:
     """Process, its thread, its child, and the child's thread."""
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _FAMILY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield [int(number) for number in process.stdout.readline().split()]
-        finally:
-            process.stdin.close()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with program(sys.executable, "-I", "-S", "-c", _FAMILY, text=True, **pipes) as process:
+        yield [int(number) for number in process.stdout.readline().split()]
 
 
-def attached(pid: int, number: int = 1, course_numbers: tuple[int, ...] = (1,), later: int = 0) -> Attached:
-    return Attached(number, pid, started_at(pid) + later, course_numbers, True)
+def attached(pid: int, number: int = 1, job_dataset_numbers: tuple[int, ...] = (1,), later: int = 0) -> Attached:
+    return Attached(number, pid, started_at(pid) + later, job_dataset_numbers, True)
 
 
 def test_a_trainer_is_its_process_its_threads_and_all_below_it(harness: Harness, family: list[int]) -> None:
@@ -152,7 +147,7 @@ def test_all_means_every_process(harness: Harness) -> None:
     harness.redirects.set_trainers([attached(os.getpid(), 1, (1,)), attached(os.getpid(), 2, (2,))], "all")
     reader = harness.redirects.trainer_of(1)
     assert reader is not None
-    assert set(reader.course_numbers) == {1, 2}
+    assert set(reader.job_dataset_numbers) == {1, 2}
     harness.redirect(2, WANTED, GIVEN)
     assert harness.redirects.choose(WANTED, reader, nowhere) == GIVEN
 
@@ -181,7 +176,7 @@ def test_a_choice_holds_for_its_lease(harness: Harness) -> None:
     assert harness.redirects.choose(WANTED, one, nowhere) == OTHER
 
 
-def test_what_is_at_hand_needs_no_stand_in(harness: Harness) -> None:
+def test_what_is_at_hand_needs_no_substitute(harness: Harness) -> None:
     asked: list[int] = []
     here: set[int] = set()
 
@@ -207,7 +202,7 @@ def test_what_is_at_hand_needs_no_stand_in(harness: Harness) -> None:
 
 
 class Nothing:
-    """A cache in which there is nothing but the stand-in."""
+    """A cache in which there is nothing but the substitute."""
 
     def stored(self, key: ContentKey) -> bool:
         return key.inode == GIVEN
@@ -216,15 +211,15 @@ class Nothing:
         return False
 
 
-def test_what_the_kernel_has_needs_no_stand_in() -> None:
+def test_what_the_kernel_has_needs_no_substitute() -> None:
     harness, pushed = Harness(), set[int]()
     redirects = Redirects(harness.records, PendingReads(), harness.clock, pushed)
     harness.redirect(1, WANTED, GIVEN)
     one, two = Attached(1, 1, 1, (1,), True), Attached(2, 1, 1, (1,), True)
-    assert redirects.stand_in(WANTED, one, Nothing(), Settings()) == GIVEN
+    assert redirects.substitute(WANTED, one, Nothing(), Settings()) == GIVEN
     pushed.add(WANTED)
-    assert redirects.stand_in(WANTED, one, Nothing(), Settings()) == GIVEN, "the lease holds"
-    assert redirects.stand_in(WANTED, two, Nothing(), Settings()) is None
+    assert redirects.substitute(WANTED, one, Nothing(), Settings()) == GIVEN, "the lease holds"
+    assert redirects.substitute(WANTED, two, Nothing(), Settings()) is None
 
 
 def test_an_open_knows_what_was_asked_for_once(harness: Harness) -> None:
@@ -237,15 +232,15 @@ def test_an_open_knows_what_was_asked_for_once(harness: Harness) -> None:
 
 def test_a_look_up_without_an_open_is_not_taken_for_a_later_one(harness: Harness) -> None:
     redirects = harness.redirects
-    # A stat of WANTED, an open of another file, and one of the stand-in by its own name, which the kernel knows.
+    # A stat of WANTED, an open of another file, and one of the substitute by its own name, which the kernel knows.
     redirects.remember_lookup(5, WANTED, GIVEN)
     assert redirects.wanted(5, OTHER) is None
     assert redirects.wanted(5, GIVEN) is None
-    # A stat of WANTED, and an open of the stand-in by its own name, which the kernel asks for.
+    # A stat of WANTED, and an open of the substitute by its own name, which the kernel asks for.
     redirects.remember_lookup(5, WANTED, GIVEN)
     redirects.remember_lookup(5, GIVEN, GIVEN)
     assert redirects.wanted(5, GIVEN) == GIVEN
-    # A stat of WANTED, and much later an open of the stand-in by its own name.
+    # A stat of WANTED, and much later an open of the substitute by its own name.
     redirects.remember_lookup(5, WANTED, GIVEN)
     harness.clock.now += NOTED_S + 0.01
     assert redirects.wanted(5, GIVEN) is None
@@ -262,14 +257,14 @@ def test_threads_that_share_a_slot_lose_a_note_and_never_mix_them_up(harness: Ha
     assert redirects.wanted(5 + 8192, GIVEN) == OTHER
 
 
-# As the first process of a pid namespace: a trainer, with a worker of its loader and an orphan of somebody else's.
+# As the first process of a pid namespace: a trainer, with a worker of its loader and an orphan of someone else's.
 _FIRST = r"""
 import os, signal, sys, time
 from spiderfs.linux.process_table import is_our_own, started_at
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.vfs.redirects import PendingReads
 from spiderfs.vfs.redirects import Redirects
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 assert os.getpid() == 1
 def child(orphaned=False):
     read, write = os.pipe()
@@ -321,13 +316,11 @@ def test_the_rights_of_a_reader_are_those_of_its_thread(harness: Harness) -> Non
     assert us is not None
     assert us.may_read_all
     command = [sys.executable, "-I", "-S", "-c", _AS_SOMEBODY]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with program(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
         assert harness.redirects.credentials_of(process.pid, 6, 5) == Credentials(6, frozenset({5, 7, 8}))
         # What the kernel says of a request is not what is found: it has changed, or the number means another one.
         assert harness.redirects.credentials_of(process.pid, 0, 0) is None
-        assert process.stdin is not None
         process.stdin.close()
     harness.clock.now += IDENTITY_S + 0.01
     assert harness.redirects.credentials_of(process.pid, 6, 5) is None, "it has gone"

@@ -17,11 +17,11 @@ from spiderfs.vfs.rules import (
     Credentials,
     Ownership,
     Settings,
-    believed,
     directories_to_pass,
     is_at_hand,
     is_provisional,
     left_s,
+    trusted,
 )
 
 # In steps of which all sums are exact.
@@ -50,7 +50,7 @@ def file(mode: int, uid: int = 5, gid: int = 6) -> SourceStat:
     return SourceStat(stat.S_IFREG | mode, uid, gid, 10, 0)
 
 
-# -- how long a name is believed
+# -- how long a name is trusted
 
 
 def test_a_name_whose_version_had_not_settled_is_believed_until_it_settles() -> None:
@@ -85,7 +85,7 @@ def test_nothing_is_believed_that_was_checked_too_early(
 
 @given(checked_at=TIMES, now=TIMES, ttl_s=TTLS, since_s=TIMES)
 def test_both_ways_to_say_it_agree(checked_at: float, now: float, ttl_s: float, since_s: float) -> None:
-    assert believed(checked_at, ttl_s, since_s).at(now) == (left_s(checked_at, now, ttl_s, since_s) > 0)
+    assert trusted(checked_at, ttl_s, since_s).at(now) == (left_s(checked_at, now, ttl_s, since_s) > 0)
 
 
 @given(one=st.tuples(TIMES, TIMES), other=st.tuples(TIMES, TIMES), now=TIMES)
@@ -103,11 +103,11 @@ def test_a_version_is_provisional_until_it_has_settled() -> None:
     assert not is_provisional(0.0, NOW)
 
 
-# -- who is given a stand-in
+# -- who is given a substitute
 
 
 @given(stored=st.booleans(), under_way=st.booleans(), waits=st.booleans())
-def test_what_is_cached_or_comes_needs_no_stand_in(stored: bool, under_way: bool, waits: bool) -> None:
+def test_what_is_cached_or_comes_needs_no_substitute(stored: bool, under_way: bool, waits: bool) -> None:
     files = Files({7} if stored else set(), {7} if under_way else set())
     assert is_at_hand(7, files, Settings(wait_for_fetches=waits)) == (stored or (waits and under_way))
     # To ask whether another process fetches a file is a system call.
@@ -120,7 +120,7 @@ READERS = st.builds(Credentials, st.integers(4, 6), st.frozensets(st.integers(5,
 
 
 @given(who=READERS, mode=st.integers(0, 0o777), path=PATHS, passed=PATHS | st.just(b""))
-def test_a_reader_passes_every_directory_above_a_stand_in_unless_it_has_done_so(
+def test_a_reader_passes_every_directory_above_a_substitute_unless_it_has_done_so(
     who: Credentials, mode: int, path: bytes, passed: bytes
 ) -> None:
     found = file(mode)
@@ -137,8 +137,8 @@ def test_a_reader_passes_every_directory_above_a_stand_in_unless_it_has_done_so(
 
 
 @given(mode=st.integers(0, 0o777), path=PATHS)
-def test_where_the_kernel_compares_nobody_every_stand_in_may_be_given(mode: int, path: bytes) -> None:
-    assert directories_to_pass(ANYBODY, SHOWN, file(mode), path, b"elsewhere") == []
+def test_where_the_kernel_compares_nobody_every_substitute_may_be_given(mode: int, path: bytes) -> None:
+    assert directories_to_pass(ANYBODY, SHOWN, file(mode), path, b"remote") == []
 
 
 def test_what_the_mount_shows_counts_and_not_what_the_source_has() -> None:

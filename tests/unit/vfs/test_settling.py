@@ -34,7 +34,7 @@ def test_an_old_version_has_settled_and_a_young_one_settles_after_the_window() -
 def test_an_mtime_in_the_future_costs_one_window_and_no_more(mtime_s: float) -> None:
     first = at(mtime_s)
     assert first == NOW + WINDOW_S
-    assert at(mtime_s, asked_at=NOW + 1, known=first) == first, "seen again, it does not begin anew"
+    assert at(mtime_s, asked_at=NOW + 1, known=first) == first, "seen again, it does not begin again"
     assert at(mtime_s, asked_at=NOW + 500, known=first) == first < NOW + 500
 
 
@@ -50,7 +50,7 @@ def test_a_server_that_is_behind_makes_young_versions_look_old_until_that_is_kno
     assert at(NOW - 600) == 0
     assert at(NOW - 600, behind=600) == NOW + WINDOW_S
     assert may_look_old(int((NOW - 600) * 1e9), 0, NOW)
-    assert not may_look_old(int((NOW - 2 * MOST_BEHIND_S) * 1e9), 0, NOW), "nobody has to look up how far it is behind"
+    assert not may_look_old(int((NOW - 2 * MOST_BEHIND_S) * 1e9), 0, NOW), "no one has to look up how far it is behind"
 
 
 def test_a_change_between_two_looks_tells_how_far_a_clock_is_behind() -> None:

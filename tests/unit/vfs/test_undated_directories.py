@@ -15,7 +15,7 @@ from spiderfs.errors import SourceUnavailable, Stale
 from spiderfs.linux import steady_clock
 from spiderfs.sources.client import SourceLimits
 from spiderfs.sources.source import SourceStat
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs import walk_ahead
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
@@ -144,7 +144,7 @@ def test_nobody_waits_for_long_until_a_large_directory_is_listed(
         monkeypatch.setattr(walk_ahead, "MOMENT_S", 0.0)
         listed, scan = threading.Event(), harness.source.scan
 
-        def slow(path: bytes) -> Iterator[tuple[bytes, SourceStat]]:
+        def slow(path: bytes, known: object = ()) -> Iterator[tuple[bytes, SourceStat]]:
             assert listed.wait(20)
             return scan(path)
 
@@ -234,7 +234,7 @@ def test_known_names_are_answered_while_the_source_is_away(tmp_path: Path) -> No
 
 
 def test_a_known_listing_waits_no_longer_for_a_source_that_hangs_than_any_other_question(tmp_path: Path) -> None:
-    """To list anew may take many times as long, and is allowed to: that is known to be of no use."""
+    """To list again may take many times as long, and is allowed to: that is known to be of no use."""
     hanging = threading.Event()
 
     async def main() -> None:
@@ -252,7 +252,7 @@ def test_a_known_listing_waits_no_longer_for_a_source_that_hangs_than_any_other_
             bare.lister._client._answered_at_s = -100.0
             stat, scan = source.stat, source.scan
             source.stat = lambda path: hanging.wait(20) and stat(path)  # type: ignore[method-assign]
-            source.scan = lambda path: hanging.wait(20) and scan(path)  # type: ignore[method-assign]
+            source.scan = lambda *args: hanging.wait(20) and scan(*args)  # type: ignore[method-assign]
             began_s = trio.current_time()
             for inode in directories:
                 await bare.filesystem.opendir(inode)

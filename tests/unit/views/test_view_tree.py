@@ -7,30 +7,30 @@ import pytest
 from benchmarks.fakes import MemorySource
 from spiderfs.errors import SourceNotFound
 from spiderfs.views.recipe import READY
-from spiderfs.views.tree import Forms, Place, TreeSource
+from spiderfs.views.tree import Forms, TreeSource, ViewPlace
 
 
 @pytest.mark.parametrize(
     ("shown", "path", "place"),
     [
-        ("original", b"a/b", Place("original", b"", b"a/b")),
-        ("bmp256", b"a/b", Place("bmp256", b"", b"a/b")),
-        ("original", b".spiderfs/views/bmp256/a/b", Place("bmp256", b".spiderfs/views/bmp256", b"a/b")),
-        ("original", b".spiderfs/views/bmp256", Place("bmp256", b".spiderfs/views/bmp256", b"")),
-        ("bmp256", b".spiderfs/views/original/a", Place("original", b".spiderfs/views/original", b"a")),
+        ("original", b"a/b", ViewPlace("original", b"", b"a/b")),
+        ("bmp256", b"a/b", ViewPlace("bmp256", b"", b"a/b")),
+        ("original", b".spiderfs/views/bmp256/a/b", ViewPlace("bmp256", b".spiderfs/views/bmp256", b"a/b")),
+        ("original", b".spiderfs/views/bmp256", ViewPlace("bmp256", b".spiderfs/views/bmp256", b"")),
+        ("bmp256", b".spiderfs/views/original/a", ViewPlace("original", b".spiderfs/views/original", b"a")),
         # What the root shows is the root's, by each of its two paths.
-        ("bmp256", b".spiderfs/views/bmp256/a", Place("bmp256", b"", b"a")),
-        ("original", b".spiderfs/views/original/a", Place("original", b"", b"a")),
+        ("bmp256", b".spiderfs/views/bmp256/a", ViewPlace("bmp256", b"", b"a")),
+        ("original", b".spiderfs/views/original/a", ViewPlace("original", b"", b"a")),
         # The directories above show the attributes of the root, and nothing lies beside the forms.
-        ("original", b".spiderfs/views", Place("original", b"", b"")),
-        ("original", b".spiderfs", Place("original", b"", b"")),
-        ("original", b".spiderfs/views/unknown/a", Place("original", b"", b".spiderfs/views/unknown/a")),
-        ("original", b".spiderfs-packages/a", Place("original", b"", b".spiderfs-packages/a")),
-        ("original", b".spiderfs/view/a", Place("original", b"", b".spiderfs/view/a")),
-        ("original", b".spiderfs/views/\xff/a", Place("original", b"", b".spiderfs/views/\xff/a")),
+        ("original", b".spiderfs/views", ViewPlace("original", b"", b"")),
+        ("original", b".spiderfs", ViewPlace("original", b"", b"")),
+        ("original", b".spiderfs/views/unknown/a", ViewPlace("original", b"", b".spiderfs/views/unknown/a")),
+        ("original", b".spiderfs-packages/a", ViewPlace("original", b"", b".spiderfs-packages/a")),
+        ("original", b".spiderfs/view/a", ViewPlace("original", b"", b".spiderfs/view/a")),
+        ("original", b".spiderfs/views/\xff/a", ViewPlace("original", b"", b".spiderfs/views/\xff/a")),
     ],
 )
-def test_each_path_is_one_form_of_one_file(shown: str, path: bytes, place: Place) -> None:
+def test_each_path_is_one_form_of_one_file(shown: str, path: bytes, place: ViewPlace) -> None:
     assert Forms(READY, shown).place(path) == place
 
 
@@ -53,7 +53,7 @@ def test_a_share_of_the_files_is_shown_as_views_by_their_paths() -> None:
     def views(share: float) -> set[bytes]:
         forms = Forms(READY, "bmp256", share)
         places = [forms.place(path) for path in paths]
-        assert all(place == Place(place.form, b"", path) for place, path in zip(places, paths, strict=True))
+        assert all(place == ViewPlace(place.form, b"", path) for place, path in zip(places, paths, strict=True))
         return {place.path for place in places if place.form == "bmp256"}
 
     third, half = views(1 / 3), views(0.5)
@@ -66,7 +66,7 @@ def test_a_share_of_the_files_is_shown_as_views_by_their_paths() -> None:
     assert forms.roots == [b"", *(b".spiderfs/views/" + name for name in forms.names)]
     for form in ("original", "bmp256"):
         root = b".spiderfs/views/" + form.encode()
-        assert forms.place(root + b"/a") == Place(form, root, b"a")
+        assert forms.place(root + b"/a") == ViewPlace(form, root, b"a")
 
 
 def test_what_the_root_shows_is_told_apart() -> None:
@@ -76,7 +76,7 @@ def test_what_the_root_shows_is_told_apart() -> None:
     assert told[3] == Forms(READY, "bmp256").of_root
 
 
-def test_a_fingerprint_is_found_out_once_or_told() -> None:
+def test_a_fingerprint_is_found_out_once_or_known() -> None:
     asked = []
 
     def fingerprint(recipe: object) -> bytes:
@@ -86,7 +86,7 @@ def test_a_fingerprint_is_found_out_once_or_told() -> None:
     forms = Forms(READY, fingerprint=fingerprint)
     assert forms.fingerprint("original") == b""
     assert forms.known_fingerprint("bmp256") is None
-    assert forms.fingerprint("bmp256", told=b"told") == b"told"
+    assert forms.fingerprint("bmp256", known=b"known") == b"known"
     assert [forms.fingerprint("png256"), forms.fingerprint("png256")] == [b"found"] * 2
     assert forms.known_fingerprint("png256") == b"found"
     assert asked == [READY["png256"]]

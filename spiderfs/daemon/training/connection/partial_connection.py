@@ -3,7 +3,7 @@
 Such a connection begins with `partials` in place of `hello`. Each `keep` comes with one descriptor, of a sealed memory
 file that has the sample's bytes (unix(7), SCM_RIGHTS). They are looked at, copied and kept one after another, and each
 is answered in its turn; so a connection holds one sample in memory. What is wrong with a message or its descriptor is
-answered, counted, and harms nobody else. Descriptors that come where none is expected are closed at once.
+answered, counted, and harms no one else. Descriptors that come where none is expected are closed at once.
 
 Jobs that share what they keep ask by `turn` which generations to use next (`core/partials.py`). Who has had what is
 forgotten when the last of them has gone.
@@ -129,11 +129,9 @@ class PartialConnection:
     answer: Callable[[Message], Awaitable[None]]
     count: Callable[[str, int], None]
     limits: Limits
-    malformed: int
-    """The number of errors after which the connection ends."""
 
     async def run(self, begun: PartialSamples) -> None:
-        """Serve the connection until the loader leaves, or has made too many mistakes."""
+        """Serve the connection until the loader leaves, or its stream cannot be read any more."""
         try:
             room_bytes = self.keeper.begin(begun)
         except ProtocolError as exc:
@@ -147,13 +145,10 @@ class PartialConnection:
             self.keeper.end(begun)
 
     async def _serve(self, begun: PartialSamples) -> None:
-        decoder, errors = Decoder(self.limits), 0
+        decoder = Decoder(self.limits)
         descriptors: list[int] = []
         try:
-            while errors < self.malformed:
-                data = await self._receive(descriptors)
-                if not data:
-                    return
+            while data := await self._receive(descriptors):
                 if decoder.in_frame and len(descriptors) > 1:
                     # A frame that goes on and on could bring as many as the manager may have.
                     self.count("hook_malformed", 1)
@@ -165,7 +160,6 @@ class PartialConnection:
                             return
                         await self._act(begun, message, descriptors)
                     except ProtocolError as exc:
-                        errors += 1
                         self.count("hook_malformed" if exc.code != "full" else "partials_refused", 1)
                         await self.answer(Error(exc.code, str(exc)))
                         if exc.fatal:
@@ -174,7 +168,6 @@ class PartialConnection:
                         self.count("partials_refused", 1)
                         await self.answer(Error("failed", str(exc)))
                 if descriptors and not decoder.in_frame:
-                    errors += 1
                     self.count("hook_malformed", 1)
                     await self._close(descriptors)
                     await self.answer(

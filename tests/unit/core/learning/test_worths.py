@@ -1,4 +1,4 @@
-"""What a sample is worth, from the scores of one course or of several."""
+"""What a sample is worth, from the scores of one job dataset or of several."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from spiderfs.core.learning.worths import QUANTILES, Worths
+from spiderfs.core.learning.feed import QUANTILES, Worths
 from spiderfs.core.policy import Key
 
 SCORES = st.floats(0.001, 1000, allow_nan=False)
@@ -17,42 +17,42 @@ COURSE = st.dictionaries(st.integers(0, 30), SCORES, min_size=1)
 QUICKLY = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
 
-class Told:
-    """The worths as a policy has them: those that it was told last."""
+class Ranking:
+    """The worths as a policy has them: those that were passed on last."""
 
-    def __init__(self, **courses: dict[int, float]) -> None:
+    def __init__(self, **job_datasets: dict[int, float]) -> None:
         self.worths, self.of = Worths(), dict[Key, float]()
-        for course_id, scores in courses.items():
-            self.scored(course_id, scores)
+        for job_dataset_id, scores in job_datasets.items():
+            self.scored(job_dataset_id, scores)
 
     def note(self, changed: Iterable[tuple[Key, float]]) -> None:
         self.of.update(changed)
 
-    def scored(self, course_id: str, scores: dict[int, float]) -> None:
-        self.note(self.worths.scored(course_id, list(scores), list(scores.values())))
-        self.tell_due()
+    def scored(self, job_dataset_id: str, scores: dict[int, float]) -> None:
+        self.note(self.worths.scored(job_dataset_id, list(scores), list(scores.values())))
+        self.rank_due()
 
-    def epoch_ended(self, course_id: str) -> None:
-        self.worths.epoch_ended(course_id)
-        self.tell_due()
+    def epoch_ended(self, job_dataset_id: str) -> None:
+        self.worths.epoch_ended(job_dataset_id)
+        self.rank_due()
 
-    def forget(self, course_id: str) -> None:
-        self.worths.forget(course_id)
-        self.tell_due()
+    def forget(self, job_dataset_id: str) -> None:
+        self.worths.forget(job_dataset_id)
+        self.rank_due()
 
-    def tell_due(self) -> None:
+    def rank_due(self) -> None:
         self.note(self.worths.due(1_000_000))
 
 
 @given(parts=st.lists(COURSE, min_size=1, max_size=5))
 @QUICKLY
-def test_with_one_course_the_worth_is_the_score(parts: list[dict[int, float]]) -> None:
-    told, expected = Told(), dict[Key, float]()
+def test_with_one_job_dataset_the_worth_is_the_score(parts: list[dict[int, float]]) -> None:
+    ranking, expected = Ranking(), dict[Key, float]()
     for scores in parts:
-        told.scored("one", scores)
+        ranking.scored("one", scores)
         expected.update(scores)
-        told.epoch_ended("one")
-    assert told.of == expected
+        ranking.epoch_ended("one")
+    assert ranking.of == expected
 
 
 @given(one=COURSE, other=COURSE, more=COURSE)
@@ -60,32 +60,33 @@ def test_with_one_course_the_worth_is_the_score(parts: list[dict[int, float]]) -
 def test_with_several_the_worth_is_the_largest_rank(
     one: dict[int, float], other: dict[int, float], more: dict[int, float]
 ) -> None:
-    told = Told(one=one, other=other)
-    told.scored("one", more)
+    ranking = Ranking(one=one, other=other)
+    ranking.scored("one", more)
     one = one | more
-    for course_id in ("one", "other"):
-        told.epoch_ended(course_id)
-    assert all(0 < worth < 1 for worth in told.of.values())
+    for job_dataset_id in ("one", "other"):
+        ranking.epoch_ended(job_dataset_id)
+    assert all(0 < worth < 1 for worth in ranking.of.values())
 
     def rank(scores: dict[int, float], key: int) -> float:
         values = np.array(list(scores.values()))
         return float((values < scores[key]).mean() + (values == scores[key]).mean() / 2)
 
     ranks = {key: [rank(scores, key) for scores in (one, other) if key in scores] for key in one | other}
-    assert told.of == pytest.approx({key: max(some) for key, some in ranks.items()})
+    assert ranking.of == pytest.approx({key: max(some) for key, some in ranks.items()})
 
 
 @given(one=COURSE, other=COURSE, later=COURSE)
 @QUICKLY
-def test_the_order_within_a_course_is_kept_up_to_ties(
+def test_the_order_within_a_job_dataset_is_kept_up_to_ties(
     one: dict[int, float], other: dict[int, float], later: dict[int, float]
 ) -> None:
-    """Among samples that one course alone has scored, also those that it scores between two renewals of its table."""
-    told = Told(one=one, other={key + 100: score for key, score in other.items()})
-    told.scored("one", later)
+    """Among samples that one job dataset alone has scored, also those that it scores between two renewals of its
+    table."""
+    ranking = Ranking(one=one, other={key + 100: score for key, score in other.items()})
+    ranking.scored("one", later)
     scores = one | later
     ascending = sorted(scores, key=scores.__getitem__)
-    worths = [told.of[key] for key in ascending]
+    worths = [ranking.of[key] for key in ascending]
     assert worths == sorted(worths)
 
 
@@ -94,47 +95,47 @@ def test_the_order_within_a_course_is_kept_up_to_ties(
 def test_a_higher_score_never_lowers_a_worth(
     one: dict[int, float], other: dict[int, float], raised: tuple[int, float]
 ) -> None:
-    told = Told(one=one, other=other)
+    ranking = Ranking(one=one, other=other)
     key, score = raised
     if key in one:
-        before = told.of[key]
-        told.scored("one", {key: one[key] + score})
-        assert told.of[key] >= before
+        before = ranking.of[key]
+        ranking.scored("one", {key: one[key] + score})
+        assert ranking.of[key] >= before
 
 
 @given(one=COURSE, other=COURSE, third=COURSE)
 @QUICKLY
-def test_a_course_that_ends_gives_back_what_the_others_think(
+def test_a_job_dataset_that_ends_gives_back_what_the_others_think(
     one: dict[int, float], other: dict[int, float], third: dict[int, float]
 ) -> None:
-    told = Told(one=one, other=other, third=third)
-    told.forget("third")
-    for course_id in ("one", "other"):
-        told.epoch_ended(course_id)
-    two = Told(one=one, other=other)
-    assert {key: told.of[key] for key in two.of} == pytest.approx(two.of)
-    told.forget("other")
-    assert {key: told.of[key] for key in one} == one
-    assert told.worths.course_ids == ["one"]
-    told.forget("one")
-    told.scored("new", {1: 7.0})
-    assert told.of[1] == 7.0
+    ranking = Ranking(one=one, other=other, third=third)
+    ranking.forget("third")
+    for job_dataset_id in ("one", "other"):
+        ranking.epoch_ended(job_dataset_id)
+    two = Ranking(one=one, other=other)
+    assert {key: ranking.of[key] for key in two.of} == pytest.approx(two.of)
+    ranking.forget("other")
+    assert {key: ranking.of[key] for key in one} == one
+    assert ranking.worths.job_dataset_ids == ["one"]
+    ranking.forget("one")
+    ranking.scored("new", {1: 7.0})
+    assert ranking.of[1] == 7.0
 
 
-def test_a_table_grows_with_its_course() -> None:
-    """A course that has just begun is not measured by its first few samples for a whole epoch."""
-    told = Told(one={key: float(key) for key in range(1, 11)}, other={20: 1.0})
+def test_a_table_grows_with_its_job_dataset() -> None:
+    """A job dataset that has just begun is not measured by its first few samples for a whole epoch."""
+    ranking = Ranking(one={key: float(key) for key in range(1, 11)}, other={20: 1.0})
     for key in range(21, 40):
-        told.scored("other", {key: float(key)})
-    worths = [told.of[key] for key in range(20, 36)]
+        ranking.scored("other", {key: float(key)})
+    worths = [ranking.of[key] for key in range(20, 36)]
     assert worths == sorted(worths)
     assert len(set(worths)) > 10
 
 
 def test_many_scores_become_a_short_table() -> None:
     count = 10 * QUANTILES
-    told = Told(one={key: float(key + 1) for key in range(count)}, other={-1: 1.0})
-    worths = np.array([told.of[key] for key in range(count)])
+    ranking = Ranking(one={key: float(key + 1) for key in range(count)}, other={-1: 1.0})
+    worths = np.array([ranking.of[key] for key in range(count)])
     assert worths == pytest.approx((np.arange(count) + 0.5) / count, abs=1 / QUANTILES)
 
 
@@ -145,28 +146,28 @@ STEPS = st.one_of(SCORED, st.tuples(st.sampled_from(["epoch_ended", "forget"]), 
 
 @given(steps=st.lists(STEPS, max_size=20), count=st.integers(1, 40))
 @QUICKLY
-def test_what_is_told_in_slices_ends_as_what_is_told_at_once(
+def test_what_is_passed_in_slices_ends_as_what_is_passed_at_once(
     steps: list[tuple[str, str, dict[int, float] | None]], count: int
 ) -> None:
-    at_once, sliced = Told(), Told()
+    at_once, sliced = Ranking(), Ranking()
     scored: dict[str, set[int]] = {}
-    for what, course_id, scores in steps:
+    for what, job_dataset_id, scores in steps:
         if scores is not None:
-            at_once.scored(course_id, scores)
-            sliced.note(sliced.worths.scored(course_id, list(scores), list(scores.values())))
-            scored.setdefault(course_id, set()).update(scores)
+            at_once.scored(job_dataset_id, scores)
+            sliced.note(sliced.worths.scored(job_dataset_id, list(scores), list(scores.values())))
+            scored.setdefault(job_dataset_id, set()).update(scores)
         else:
-            getattr(at_once, what)(course_id)
-            getattr(sliced.worths, what)(course_id)
+            getattr(at_once, what)(job_dataset_id)
+            getattr(sliced.worths, what)(job_dataset_id)
             if what == "forget":
-                scored.pop(course_id, None)
+                scored.pop(job_dataset_id, None)
         some = list(sliced.worths.due(count))
         assert len(some) <= count
         sliced.note(some)
     known = set[int]().union(*scored.values())
     for _ in range(200 // count + 1):
         some = list(sliced.worths.due(count))
-        assert {key for key, _ in some} <= known, "nobody has a score of the others"
+        assert {key for key, _ in some} <= known, "no one has a score of the others"
         sliced.note(some)
     assert list(sliced.worths.due(count)) == []
     assert {key: sliced.of[key] for key in known} == {key: at_once.of[key] for key in known}

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spiderfs.core.engine import Engine
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.policy import Key
-from spiderfs.policies.lru import LRU
+from spiderfs.policies.baselines import LRU
 from trainer_hook.loader.epoch_order import EpochOrder
 
 SAMPLES = 6
@@ -80,7 +80,7 @@ def test_a_sample_that_is_wanted_twice_is_promised_once() -> None:
     assert shared.wanted_by(0) == 2
     shared.dispatched("a", [0, 0])
     shared.taken("a", 2)
-    assert (shared.promised(0), shared.owing(0)) == (False, 1), "it is owed to the other job"
+    assert (shared.reserved(0), shared.pending_ranks(0)) == (False, 1), "it is pending for the other job"
 
 
 def test_one_job_alone_gets_what_it_wants() -> None:
@@ -145,10 +145,10 @@ def test_a_promised_sample_is_owed_again_if_the_rank_does_not_take_it_up() -> No
     two_jobs(shared)
     shared.entered(2)
     assert shared.ask("a", [0]) == [2]
-    assert shared.promised(2)
+    assert shared.reserved(2)
     shared.dispatched("a", [0])  # the answer came too late
-    assert not shared.promised(2)
-    assert shared.promised(0)
+    assert not shared.reserved(2)
+    assert shared.reserved(0)
     assert shared.ranks["a"].counts.exchanged == 0
     assert shared.ask("a", [1]) == [2]
 
@@ -168,9 +168,9 @@ def test_a_promise_lasts_until_the_loop_has_taken_the_sample() -> None:
     shared.entered(2)
     shared.dispatched("a", shared.ask("a", [0, 1]))
     shared.taken("a", 1)
-    assert [shared.promised(sample) for sample in (0, 1, 2)] == [False, True, False]
+    assert [shared.reserved(sample) for sample in (0, 1, 2)] == [False, True, False]
     shared.taken("a", 1)
-    assert not shared.promised(1)
+    assert not shared.reserved(1)
 
 
 def test_the_end_of_an_epoch_frees_what_was_promised_and_owed() -> None:
@@ -228,7 +228,7 @@ def due_of(shared: SharedList, ready: int) -> Any:
 
 def engine_with_two_jobs(capacity: int) -> Engine:
     engine = Engine(LRU(), capacity)
-    shared = list_for(engine.owed.changed, SAMPLES, random.Random(1))
+    shared = list_for(engine.exchange_pending.changed, SAMPLES, random.Random(1))
     engine.share("list", shared)
     two_jobs(shared)
     engine.rank_anew()
@@ -237,7 +237,7 @@ def engine_with_two_jobs(capacity: int) -> Engine:
 
 def test_the_sample_that_fewest_ranks_are_owed_leaves_first() -> None:
     engine = engine_with_two_jobs(2)
-    shared = engine.owed.lists["list"]
+    shared = engine.exchange_pending.lists["list"]
     engine.opened(1, 1)
     engine.opened(2, 1)
     shared.dispatched("a", [1])
@@ -255,7 +255,7 @@ def test_a_candidate_that_no_more_ranks_are_owed_is_not_admitted() -> None:
 
 def test_a_promised_sample_leaves_only_when_the_cache_becomes_smaller() -> None:
     engine = engine_with_two_jobs(2)
-    shared = engine.owed.lists["list"]
+    shared = engine.exchange_pending.lists["list"]
     engine.opened(1, 1)
     engine.opened(2, 1)
     for rank in ("a", "b"):
@@ -270,10 +270,10 @@ def test_when_nobody_shares_any_more_the_policy_decides() -> None:
     engine = engine_with_two_jobs(2)
     engine.opened(1, 1)
     engine.opened(2, 1)
-    engine.owed.lists["list"].end("b")
+    engine.exchange_pending.lists["list"].end("b")
     engine.rank_anew()
     assert engine.opened(3, 1).drop == (1,)
-    engine.owed.remove("list")
+    engine.exchange_pending.remove("list")
     engine.rank_anew()
     assert engine.opened(4, 1).drop == (2,)
 
@@ -307,7 +307,7 @@ class Jobs(RuleBasedStateMachine):
     def start_manager(self, members: dict[Key, int]) -> None:
         self.engine = Engine(LRU(), self.CAPACITY)
         self.engine.restore([(key, size, "samples") for key, size in members.items()], {})
-        self.shared = list_for(self.engine.owed.changed, self.SAMPLES, self.randomness, self.share)
+        self.shared = list_for(self.engine.exchange_pending.changed, self.SAMPLES, self.randomness, self.share)
         self.engine.share("list", self.shared)
 
     def tell_of_epoch(self, name: Hashable) -> None:
@@ -352,7 +352,7 @@ class Jobs(RuleBasedStateMachine):
         rank = self.ranks[name]
         for sample in rank.handed[rank.taken :]:
             members: Any = self.engine.members
-            pinned = {key for key in members if self.shared.active and self.shared.promised(key - 1)}
+            pinned = {key for key in members if self.shared.active and self.shared.reserved(key - 1)}
             changes = self.engine.opened(sample + 1, 1)
             assert not pinned & set(changes.drop)
         self.shared.taken(name, len(rank.handed) - rank.taken)
@@ -391,11 +391,11 @@ class Jobs(RuleBasedStateMachine):
     def the_books_are_right(self) -> None:
         if not hasattr(self, "shared"):
             return
-        # What the last manager was told: after it died, what is in hand is neither owed nor promised.
+        # What the last manager was told: after it died, what is in hand is neither pending nor reserved.
         for sample in range(self.SAMPLES):
-            owed = sum(rank.order.owes(sample) for rank in self.ranks.values())
+            exchange_pending = sum(rank.order.owes(sample) for rank in self.ranks.values())
             offered = sum(sample in rank.offered for rank in self.shared.ranks.values())
-            assert self.shared.owing(sample) == owed - offered
+            assert self.shared.pending_ranks(sample) == exchange_pending - offered
         for name, mine in self.shared.ranks.items():
             order = self.ranks[name].order
             members: Any = self.engine.members
@@ -405,9 +405,9 @@ class Jobs(RuleBasedStateMachine):
         ranked: list[Any] = list(self.engine._foresight.eviction_order())
         if self.shared.active:
             assert sorted(map(str, ranked)) == sorted(map(str, self.engine.members))
-            keys = [self.shared.promised(key - 1) * 100 + self.shared.owing(key - 1) for key in ranked]
-            promised = [key >= 100 for key in keys]
-            assert promised == sorted(promised)
+            keys = [self.shared.reserved(key - 1) * 100 + self.shared.pending_ranks(key - 1) for key in ranked]
+            reserved = [key >= 100 for key in keys]
+            assert reserved == sorted(reserved)
             assert [key for key in keys if key < 100] == sorted(key for key in keys if key < 100)
 
 

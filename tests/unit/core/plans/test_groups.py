@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from spiderfs.core.plans.groups import NOWHERE, Groups
+from spiderfs.core.plans.exchange import NOWHERE, Groups
 
 SIZE = 6
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from unittest.mock import patch
 
 import hypothesis.strategies as st
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from spiderfs.core.events import HIT, Access
 from spiderfs.core.plans import schedule as module
 from spiderfs.core.plans.pace import FIRST_PACE_S
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
@@ -25,7 +27,8 @@ from spiderfs.core.plans.schedule import (
     PlannedReader,
     Schedule,
 )
-from spiderfs.core.plans.unseen_draws import UNSEEN_AFTER_S
+from spiderfs.core.plans.unseen_draws import UNSEEN_AFTER_S, Draw
+from spiderfs.core.policy import Key
 
 FILES = 12
 # The files of two samples are not known.
@@ -318,19 +321,24 @@ def test_each_draw_is_counted_once(
     now, step = 0.0, 0.01
     unseen: list[int] = []
     expected = 0
+    told: Counter[tuple[int, Key]] = Counter()
+
+    def tell(draw: Draw, unseen: bool) -> None:
+        told[draw.epoch, draw.key] += 1
+        assert unseen == (draw.access is None)
 
     def hear(until: int) -> None:
         nonlocal late
         assert reader is not None
         for _, key, at_s in [one for one in late if one[0] <= until]:
-            reader.opened(key, at_s, False)
+            reader.opened(key, at_s, False, Access(at_s, 1, 1, 1, 0, 1, 1, HIT))
         late = [one for one in late if one[0] > until]
 
     ticks = 0
     for number, order in enumerate(orders):
         epoch = planned(number, order)
         if reader is None:
-            reader = PlannedReader(epoch, now)
+            reader = PlannedReader(epoch, now, drawn=tell)
             # What a new reader has in hand when it is first heard of is left out of the account.
             reader.progressed(0, 0, now)
         else:
@@ -364,6 +372,8 @@ def test_each_draw_is_counted_once(
     unseen += reader.unseen(now + 2 * UNSEEN_AFTER_S)
     assert len(unseen) == expected
     assert reader.opens == seen
+    drawn = [(number, KEYS[sample]) for number, order in enumerate(orders) for sample in order]
+    assert told == Counter(draw for draw in drawn if draw[1]), "each once, in its epoch"
 
 
 def test_what_was_in_hand_when_a_reader_was_first_heard_of_is_not_counted() -> None:
@@ -375,6 +385,31 @@ def test_what_was_in_hand_when_a_reader_was_first_heard_of_is_not_counted() -> N
     assert reader.unseen(1.0 + UNSEEN_AFTER_S) == list(range(73, 101))
     assert reader.unseen(9.0) == []
     assert reader.unseen_draws == 28
+
+
+@pytest.mark.parametrize("known_ahead", [False, True])
+def test_an_epoch_may_be_over_when_its_reader_is_first_heard_of(known_ahead: bool) -> None:
+    """A few samples, read in a millisecond: their opens are heard of later, and are of no later epoch."""
+    told: list[tuple[int, Key, bool]] = []
+    files = [1, 2, 3]
+    reader = PlannedReader(of_files(0, files), 0.0, drawn=lambda draw, _: told.append(_named(draw)))
+    for number in range(3):
+        if number:
+            reader.begin(of_files(number, files), float(number))
+        if known_ahead:
+            reader.follow_with(of_files(number + 1, files))
+        reader.progressed(3, 3, number + 0.1)
+        # One was opened before anybody knew whose opens to hear of.
+        for key in files[not number :]:
+            reader.opened(key, number + 0.05, False, Access(number + 0.05, 1, 1, 1, 0, 1, 1, HIT))
+    assert reader.unseen(9.0) == []
+    heard = [(number, key, True) for number in range(3) for key in files[not number :]]
+    assert sorted(told) == [(0, 1, False), *heard]
+
+
+def _named(draw: Draw) -> tuple[int, int, bool]:
+    assert isinstance(draw.key, int)
+    return draw.epoch, draw.key, draw.access is not None
 
 
 def test_an_open_far_beyond_what_was_dispatched_is_that_of_its_draw_all_the_same() -> None:
@@ -407,12 +442,12 @@ def test_opens_that_are_heard_of_before_the_plan_of_their_epoch_are_of_that_epoc
 
 
 def opens(reader: PlannedReader, files: list[int], in_hand: int = 32) -> int:
-    """Hand on the plan, and open files, until the plan is no longer believed; returns the number of opens that took."""
+    """Hand on the plan, and open files, until the plan is no longer trusted; returns the number of opens that took."""
     at = reader.taken
     for count, file in enumerate(files):
         reader.progressed(at + count + in_hand, at + count, 0.0)
         reader.opened(file, 0.0, False)
-        if not reader.believed:
+        if not reader.trusted:
             return count + 1
     return len(files)
 
@@ -433,7 +468,7 @@ def test_opens_in_the_jittered_order_of_loader_workers_are_followed() -> None:
         batch = working[int(rng.integers(len(working)))]
         reader.opened(batch.pop(0), 0.0, False)
         working = [batch for batch in working if batch]
-    assert reader.believed
+    assert reader.trusted
     assert reader.followed_share > 0.999
     assert list(reader.coming(100)) == []
 
@@ -443,10 +478,10 @@ def test_a_short_epoch_that_is_over_before_anything_of_it_is_told_has_followed_i
     in_order, from_the_end = PlannedReader(of_files(0, order), 0.0), PlannedReader(of_files(0, order), 0.0)
     for number, key in enumerate(order):
         in_order.opened(key, number / 10_000, late=False)
-    assert in_order.believed
+    assert in_order.trusted
     for number, key in enumerate(order[:-201:-1]):
         from_the_end.opened(key, number / 10_000, late=False)
-    assert not from_the_end.believed
+    assert not from_the_end.trusted
 
 
 def test_what_loader_workers_have_in_hand_may_be_a_quarter_of_the_epoch() -> None:
@@ -495,7 +530,7 @@ def test_a_reader_whose_opens_are_not_heard_of_goes_on_in_its_plan() -> None:
     reader.progressed(0, 0, 0.0)
     assert reader.progressed(96, 64, 1.0) == list(range(1, 65))
     assert [key for _, key in reader.coming(4)] == list(range(65, 101))
-    assert (reader.believed, reader.proven, reader.opens) == (True, False, 0)
+    assert (reader.trusted, reader.proven, reader.opens) == (True, False, 0)
 
 
 @pytest.mark.parametrize("files", [1000, 2000, 5000, 16_000, 50_000, 200_000])
@@ -509,7 +544,7 @@ def test_a_plan_is_disbelieved_while_it_is_not_followed_and_believed_again_after
     for count, file in enumerate(order[:300]):
         reader.progressed(count + 32, count, 0.0)
         reader.opened(file, 0.0, False)
-    assert reader.believed
+    assert reader.trusted
     assert reader.followed_share > BELIEVED_AGAIN
 
 
@@ -519,13 +554,13 @@ def test_a_wrong_plan_is_not_believed_again_as_it_comes_to_its_end(files: int) -
     rng = np.random.default_rng(2)
     reader = PlannedReader(of_files(0, (rng.permutation(files) + 1).tolist()), 0.0)
     opened = (rng.permutation(files) + 1).tolist()
-    believed = set()
+    trusted = set()
     for count, file in enumerate(opened):
         reader.progressed(count + 32, count, count / 1000)
         reader.opened(file, (count + 0.5) / 1000, False)
         if count >= 500:
-            believed.add((reader.believed, reader.proven))
-    assert believed == {(False, False)}
+            trusted.add((reader.trusted, reader.proven))
+    assert trusted == {(False, False)}
 
 
 def test_a_plan_of_files_that_nobody_reads_is_never_proven() -> None:
@@ -607,7 +642,7 @@ def test_opens_of_files_outside_the_list_do_not_count() -> None:
         reader.progressed(file, file - 1, 0.0)
         reader.opened(5000 + file, 0.0, True)
         reader.opened(file, 0.0, False)
-    assert (reader.believed, reader.opens, reader.late) == (True, 1000, 0)
+    assert (reader.trusted, reader.opens, reader.late) == (True, 1000, 0)
 
 
 # -- how fast a reader is
@@ -638,7 +673,7 @@ def test_a_pause_of_the_training_does_not_change_its_pace() -> None:
             reader.progressed(file + 64, file, now)
             if step > 200:
                 assert 0.0099 < reader.pace_s < most_s
-    assert reader.pace_s == pytest.approx(0.1, rel=0.02), "who has really become slower is believed"
+    assert reader.pace_s == pytest.approx(0.1, rel=0.02), "who has really become slower is trusted"
 
 
 def test_the_time_before_the_first_batch_does_not_change_the_pace() -> None:
@@ -665,7 +700,7 @@ def test_two_readers_are_compared_by_their_paces_once_they_have_drifted_apart() 
     last = fast[-1]
     assert plans.anchor(now, 2.0)
     assert not plans.anchor(now, 2.0), "they are right now"
-    quick, idle = plans.believed
+    quick, idle = plans.trusted
     assert quick.time_of(quick.reached) == idle.time_of(idle.reached) == now
     assert quick.next_use_s(last) == pytest.approx(now + 2000 * 0.005, rel=0.02)
     assert idle.next_use_s(last) == pytest.approx(now + 3800 * 0.05, rel=0.02)
@@ -700,14 +735,14 @@ def test_a_trainer_has_a_plan_for_each_list_and_loses_all_when_it_disconnects() 
     assert [plans.next_use_s(key) is None for key in (11, 3, 2)] == [True, True, False]
     plans.drop("b")
     plans.drop("a")
-    assert (plans.active, plans.believed, plans.readers) == (False, (), {})
+    assert (plans.active, plans.trusted, plans.readers) == (False, (), {})
     assert plans.next_use_s(2) is None
 
 
 def test_the_first_plan_of_a_trainer_may_be_that_of_a_later_epoch() -> None:
     plans = Schedule()
     plans.follow_with("a", "train", of_files(3, [2, 1]), 0.0)
-    (reader,) = plans.believed
+    (reader,) = plans.trusted
     assert (reader.epoch.number, reader.later) == (3, [])
 
 
@@ -754,11 +789,11 @@ def test_believed_is_a_new_tuple_when_a_plan_is_no_longer_believed() -> None:
     rng = np.random.default_rng(5)
     plans = Schedule()
     plans.begin("a", "train", of_files(0, (rng.permutation(3000) + 1).tolist()), 0.0)
-    before = plans.believed
+    before = plans.trusted
     for count, file in enumerate((rng.permutation(3000) + 1).tolist()[:400]):
         plans.progressed("a", "train", 0, count + 32, count, 0.0)
         plans.opened("a", file, 0.0, False)
-    assert before is not plans.believed
+    assert before is not plans.trusted
     assert not plans.active
     assert plans.next_use_s(1) is None
     assert not plans.planned("a", 1)

@@ -15,10 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from benchmarks.fakes import MemoryContent
 from spiderfs.core.engine import BLOCKS
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
-from spiderfs.core.guided import HubLimits
-from spiderfs.core.hints import Hub
 from spiderfs.core.partials import PARTIALS
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.policy import Hub, HubLimits
 from spiderfs.core.rooms import LANDING_FILES, LANDING_MAX_BYTES, LANDING_SHARE, PINS
 from spiderfs.daemon.caching.cache_control import (
     LANDING_MOST_SHARE,
@@ -98,15 +97,15 @@ class FullContent(MemoryContent):
 
 def test_limits_of_hubs_hold_at_once_and_for_policies_that_are_chosen_later() -> None:
     harness = Harness("spider")
-    for limits in (HubLimits(stand_ins=0), HubLimits(stand_ins=None, neighbours=None)):
+    for limits in (HubLimits(substitutions=0), HubLimits(substitutions=None, neighbours=None)):
         harness.cache.limit_hubs(limits)
         for _ in range(2):
             spider = harness.cache.engine.policy
             assert isinstance(spider, Spider)
             spider.hub_found(Hub(1, "train", range(100, 300), [0.1] * 200))
             harness.fetched(1)
-            given = [spider.stand_in("train", key) for key in range(100, 300)]
-            assert given == [None if limits.stand_ins == 0 else 1] * 200
+            given = [spider.substitute_for("train", key) for key in range(100, 300)]
+            assert given == [None if limits.substitutions == 0 else 1] * 200
             harness.cache.evict([ContentKey(1)])
             harness.cache.set_policy("lru")
             harness.cache.set_policy("spider")
@@ -293,7 +292,7 @@ def test_opening_a_large_file_is_a_step_of_the_plan_and_no_candidate() -> None:
     harness.cache.engine.plan(7, "train", epoch, 0.0)
     opened = Access(1.0, 11, 11, 0, 0, 1, 7, OPENED)
     harness.cache.fold([opened])
-    (reader,) = harness.cache.engine.schedule.believed
+    (reader,) = harness.cache.engine.schedule.trusted
     assert (reader.epoch.pending(0), reader.opens, reader.late) == (False, 1, 0)
     assert harness.counted("planned_opens", "planned_late", "admitted") == [1, 0, 0]
 
@@ -367,7 +366,7 @@ def test_a_pinned_file_stays_and_outlives_the_mount() -> None:
     harness = Harness("minio", 2000)
     harness.fetched(1, 2, 3, 4)
     harness.check()
-    # Landed, and refused: nobody would offer it again.
+    # Landed, and refused: no one would offer it again.
     assert harness.content.member(ContentKey(4)) is not None
     assert harness.kept() == [1, 2, 3]
     assert harness.cache.pin(4, 500)

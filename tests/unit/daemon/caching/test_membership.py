@@ -20,7 +20,7 @@ from spiderfs.daemon.caching import membership as module
 from spiderfs.daemon.caching.membership import Membership
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
-from spiderfs.sources.members import MOST_MEMBERS, Members
+from spiderfs.sources.members import FIELDS, MOST_MEMBERS, Members
 from spiderfs.sources.node_names import MISSED
 from spiderfs.sources.node_names import Node as Known
 
@@ -114,9 +114,9 @@ async def test_a_node_that_the_name_does_not_have_yet_is_the_home_of_nothing(nam
     async with running(Node(names.options("http://nodes:80"))) as node:
         await until(lambda: node.known == [A, B])
         assert not node.members.has_own
-        await until(lambda: all(map(node.members.is_elsewhere, range(1000))))
+        await until(lambda: all(map(node.members.is_remote, range(1000))))
         names.says("198.51.100.1 198.51.100.2 127.0.0.1")
-        await until(lambda: not all(map(node.members.is_elsewhere, range(1000))))
+        await until(lambda: not all(map(node.members.is_remote, range(1000))))
         assert node.members.has_own
 
 
@@ -139,7 +139,7 @@ async def test_an_answer_without_a_node_is_not_enough_to_lose_it_and_a_failure_c
         assert node.moves <= 1
         names.says("127.0.0.1")
         await until(lambda: node.known == [HERE])
-        await until(lambda: not any(map(node.members.is_elsewhere, range(1000))))
+        await until(lambda: not any(map(node.members.is_remote, range(1000))))
 
 
 @in_trio
@@ -177,7 +177,7 @@ async def test_a_listed_node_has_the_addresses_of_its_name_now(names: Names, cap
         node.membership.change(options.changed("peers", "http://nobody:80"))
         asked = names.asked
         await until(lambda: names.asked > asked + 2)
-        assert len(node.known) == 3, "a name that nobody knows takes no node away"
+        assert len(node.known) == 3, "a name that no one knows takes no node away"
     assert node.moves == 1
     assert "n2 cannot be looked up" in caplog.text
 
@@ -241,9 +241,9 @@ async def test_servers_hold_their_shares_and_this_node_the_rest(names: Names) ->
         await until(lambda: Known("redis://n1/set", "n1", ["198.51.100.1"]) in node.members.nodes())
         assert node.members.members == ["here", "redis://n1/set"]
         await until(lambda: node.moves == 1)
-        elsewhere = sum(map(node.members.is_elsewhere, range(1 << 16)))
+        remote = sum(map(node.members.is_remote, range(1 << 16)))
         node.membership.change(options.changed("peers", "redis://n1/set*0.25"))
-        await until(lambda: sum(map(node.members.is_elsewhere, range(1 << 16))) < 0.55 * elsewhere)
+        await until(lambda: sum(map(node.members.is_remote, range(1 << 16))) < 0.55 * remote)
 
 
 @in_trio
@@ -254,7 +254,7 @@ async def test_what_a_server_has_room_for_is_asked_again_and_again(
     rooms, asked = [1 << 16, 1 << 15, 1 << 14], []
 
     class Survey:
-        def __init__(self, url: str, finds_room: bool) -> None:
+        def __init__(self, url: str, finds_room: bool, source: str) -> None:
             self._finds_room = finds_room
 
         def look(self, node: Known) -> Known:
@@ -272,7 +272,7 @@ async def test_what_a_server_has_room_for_is_asked_again_and_again(
     known = Known(url, "n1", ["198.51.100.1"], shards, 1 << 14)
     async with running(Node(options)) as node:
         await until(lambda: known in node.members.nodes())
-        assert sum(map(node.members.is_elsewhere, range(1 << 16))) == 1 << 14
+        assert sum(map(node.members.is_remote, range(1 << 16))) == 1 << 14
         before = len(asked)
         await until(lambda: len(asked) > before + 2)
         assert asked[-1] == known
@@ -283,7 +283,7 @@ async def test_what_a_server_has_room_for_is_asked_again_and_again(
         assert asked[0] == known
         following.membership.change(options.changed("peers", f"{url}*0.5"))
         await until(lambda: known._replace(room=1 << 16) in node.members.nodes())
-        assert sum(map(node.members.is_elsewhere, range(1 << 16))) == pytest.approx(1 << 15, rel=0.05)
+        assert sum(map(node.members.is_remote, range(1 << 16))) == pytest.approx(1 << 15, rel=0.05)
 
 
 @in_trio
@@ -296,7 +296,7 @@ async def test_nodes_find_each_other_by_a_server(names: Names, monkeypatch: pyte
         async with running(one):
             await until(lambda: one.known == urls[:1])
             assert one.members.has_own
-            assert not any(map(one.members.is_elsewhere, range(1000)))
+            assert not any(map(one.members.is_remote, range(1000)))
             async with running(two):
                 async with running(three):
                     for node in (one, two, three):
@@ -309,7 +309,7 @@ async def test_nodes_find_each_other_by_a_server(names: Names, monkeypatch: pyte
                 server.kill()
                 await trio.sleep(0.2)
                 assert one.known == two.known == urls[:2]
-            # Nobody has heard it, for the server was down.
+            # No one has heard it, for the server was down.
             assert one.known == urls[:2]
             server.start()
             await until(lambda: one.known == urls[:1])
@@ -351,3 +351,23 @@ async def test_more_nodes_than_there_are_places_are_left_out(names: Names, tmp_p
         ) as node:
             await until(lambda: len(node.known) == MOST_MEMBERS - 1)
             await until(lambda: node.known == ["http://10.0.0.0:80"])
+
+
+@in_trio
+async def test_a_node_that_has_none_of_what_it_is_asked_for_is_named_once(
+    names: Names, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "LOOK_UP_S", 0.005)
+    members = Members(1, "nas:/export/imagenet")
+    async with running(Node(names.options(f"{HERE}+{A}+{B}", peer_self=HERE), members)) as node:
+        await until(lambda: node.known == [HERE, A, B])
+        cells, width = members.row(0), len(FIELDS)
+        of = {url: members.members.index(url) * width for url in (A, B)}
+        for url, hits in ((A, 1), (B, 0)):
+            cells[of[url] + FIELDS.index("absent")], cells[of[url] + FIELDS.index("hits")] = 500, hits
+        await until(lambda: B in caplog.text)
+        cells[of[A] + FIELDS.index("hits")] = 0
+        await until(lambda: caplog.text.count("has had no file") > 1)
+    said = [record.getMessage() for record in caplog.records if "has had no file" in record.getMessage()]
+    assert [message.split()[1] for message in said] == [B, A]
+    assert all("nas:/export/imagenet" in message for message in said)

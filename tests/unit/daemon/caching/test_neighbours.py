@@ -21,8 +21,9 @@ from spiderfs.core.policy import Key
 from spiderfs.daemon.caching.neighbours import Chunk, Neighbours
 from spiderfs.errors import ArchiveFailed, SourceError, SourceUnavailable
 from spiderfs.policies import POLICIES
+from spiderfs.sources.ranges import Grids
 from spiderfs.sources.source import Version
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
 
 SIZE = 1000
@@ -77,7 +78,7 @@ class Harness:
         self.reader: PlannedReader = self.engine.schedule.readers["trainer", "list"]
         self.reader.proven = True
         self.reads = Reads(self.source)
-        self.neighbours = Neighbours(self.source, self.catalogue, self.engine, self.reads)  # type: ignore[arg-type]
+        self.neighbours = Neighbours(self.source, Grids(), self.catalogue, self.engine, self.reads)  # type: ignore[arg-type]
 
     def node(self, number: int) -> Node:
         name = b"%03d.jpg" % number
@@ -103,7 +104,7 @@ def test_what_is_read_soon_comes_together(indexers: Indexers, tmp_path: Path, ar
     harness = Harness(indexers, tmp_path, [7, 20, 6, 30, 8, *range(10, 20)], 40, archive)
     chunk = harness.chunk(7)
     assert chunk is not None
-    assert harness.numbers(chunk) == [6, 7, 8], "nobody reads 5 and 9"
+    assert harness.numbers(chunk) == [6, 7, 8], "no one reads 5 and 9"
 
     async def take() -> list[bytes]:
         got: list[bytes] = []
@@ -124,7 +125,7 @@ def test_who_is_not_worth_it_does_not_come_along(indexers: Indexers, tmp_path: P
     order = [7, *range(10, 40), 6, 8]
     assert harness_numbers(indexers, tmp_path, order, cached=17) == [6, 7, 8]
     assert harness_numbers(indexers, tmp_path, order, cached=15) == [], "by then others fill the cache"
-    assert Harness(indexers, tmp_path, order, 15).chunk(7, since=4) is not None, "the first of them wait elsewhere"
+    assert Harness(indexers, tmp_path, order, 15).chunk(7, since=4) is not None, "the first of them wait somewhere else"
     harness = Harness(indexers, tmp_path, [7, 6, 8], 40)
     near = {harness.node(8).inode}
     assert harness.numbers(harness.chunk(7, near.__contains__)) == [6, 7], "8 is there already"
@@ -175,14 +176,16 @@ def test_members_of_archives_in_archives(indexers: Indexers, tmp_path: Path) -> 
     memory.add(b"all.tar", tar_of({b"in.tar": tar_of(FILES), b"beside.jpg": b"x" * SIZE, b"other.jpg": b"y" * SIZE}))
     once = ArchiveSource(memory, ["tar"], tmp_path / "0", ROOM, indexers)
     twice = ArchiveSource(once, ["tar"], tmp_path / "1", ROOM, indexers)
-    for path, begins in ((b"all.tar/in.tar/005.jpg", FILES[b"005.jpg"]), (b"all.tar/beside.jpg", b"x" * SIZE)):
+    for path, begins, beside in (
+        (b"all.tar/in.tar/005.jpg", FILES[b"005.jpg"], b"all.tar/in.tar/006.jpg"),
+        (b"all.tar/beside.jpg", b"x" * SIZE, b"all.tar/other.jpg"),
+    ):
         around = twice.neighbourhood(path, twice.stat(path).version)
         assert around is not None
         member = around.member
         assert member is not None
         after = next(around.beside(1))
-        whole = twice.read(around.as_file, member.begin, after.end - member.begin, around.version)
+        whole = twice.read(*around.request(member.begin, after.end))
         assert around.bytes_in(whole, member.begin, member) == begins
-        assert around.bytes_in(whole, member.begin, after) == twice.read(
-            around.path_of(after), 0, SIZE, twice.stat(around.path_of(after)).version
-        )
+        content = twice.read(beside, 0, SIZE, twice.stat(beside).version)
+        assert around.bytes_in(whole, member.begin, after) == content

@@ -16,13 +16,12 @@ from spiderfs.daemon.caching import packer as packing
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.packer import Packer
 from spiderfs.metrics import SharedCounters
-from spiderfs.packages.directory import DIRECTORY, PackageDirectory
-from spiderfs.packages.format import own_prefix, pack
-from spiderfs.policies import impact_course
+from spiderfs.packages.format import DIRECTORY, PackageDirectory, own_prefix, pack, read_index
+from spiderfs.policies import impact
 from spiderfs.policies.impact import Impact
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.local import LocalSource
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue
 from spiderfs.vfs.fetch_lock import FetchLock
@@ -79,6 +78,7 @@ class Harness:
             self.source,
             PackageDirectory(self.source.root_fd, root / "key"),
             PACKAGE,
+            random.Random(2),
         )
 
     @property
@@ -105,7 +105,7 @@ class Harness:
         self.policy.new_epoch("train")
 
     def score(self, number: int, loss: float) -> None:
-        """As `Teaching` tells a score, where one course alone has some."""
+        """As `PolicyFeed` tells a score, where one job dataset alone has some."""
         self.policy.scored(self.inode(number), loss)
         self.policy.scored_by("train", self.inode(number), loss)
 
@@ -135,10 +135,15 @@ class Harness:
         await self.packer._write()
 
     async def load(self) -> bool:
-        package = await self.packer._best(self.policy)
+        package = self.packer._best(self.policy)
         if package is not None:
             await self.packer._load(self.policy, package)
         return package is not None
+
+    async def repack(self) -> None:
+        self.packer._follow_list(self.policy)
+        while self.packer._to_repack:
+            await self.packer._repack(self.policy, self.packer._to_repack.pop())
 
     def cached(self) -> list[int]:
         return [number for number in range(SAMPLES) if self.inode(number) in self.cache.engine.members]
@@ -150,8 +155,8 @@ def _events(inode: int, where: int) -> list[Access]:
 
 @pytest.fixture(autouse=True)
 def halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(impact_course, "FIRST_HIGH_READS", 1e9)
-    monkeypatch.setattr(impact_course, "FIRST_LOW_READS", 1e9)
+    monkeypatch.setattr(impact, "FIRST_HIGH_READS", 1e9)
+    monkeypatch.setattr(impact, "FIRST_LOW_READS", 1e9)
 
 
 def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
@@ -183,7 +188,7 @@ def test_what_is_missed_is_packed_without_reading_it_again(tmp_path: Path) -> No
         harness.source.reads.clear()
         harness.read_and_collect(*range(9), 30)
         assert harness.packer._collected_bytes == 9 * SIZE, "of the easy ones alone"
-        harness.policy.stood_in("train", harness.inode(1), harness.inode(12))
+        harness.policy.substituted("train", harness.inode(1), harness.inode(12))
         harness.packer._collect(harness.policy)
         assert harness.packer._collected_bytes == 9 * SIZE, "it was replaced, not read"
         harness.read_and_collect(9)
@@ -215,10 +220,10 @@ def test_one_read_brings_fresh_samples_with_their_bytes(tmp_path: Path) -> None:
         for number in fresh:
             assert harness.content.read(ContentKey(harness.inode(number))) == b"%03d" % number + bytes(SIZE - 3)
         assert not await harness.load(), "there is nothing more to win"
-        # They stand in for others, as long as nobody has read them.
+        # They stand in for others, as long as no one has read them.
         first, *others = map(harness.inode, fresh)
         harness.cache.evict([ContentKey(first)])
-        assert harness.policy.stand_in("train", first) in others
+        assert harness.policy.substitute_for("train", first) in others
 
     run(tmp_path, test)
 
@@ -338,14 +343,66 @@ def test_what_others_have_made_is_ignored_and_counted(tmp_path: Path, caplog: py
     ]
 
 
-def test_what_is_mostly_not_packed_any_more_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hard", [2, 4, 10])
+def test_with_a_new_list_what_still_ranks_low_is_packed_again(tmp_path: Path, hard: int) -> None:
     async def test(harness: Harness) -> None:
         await with_a_package(harness)
-        for number in EASY:
+        (before,) = harness.packages
+        await harness.repack()
+        for number in range(hard):
             harness.score(number, 100.0 + number)
+            harness.score(SAMPLES - 1 - number, 0.1)
+        await harness.repack()
+        assert harness.packages == [before], "there is no new list yet"
         harness.policy.new_epoch("train")
-        assert not await harness.load()
+        await harness.repack()
+        if hard == 2:
+            assert harness.packages == [before], "most of it still ranks low"
+            return
         assert harness.packages == []
+        assert sorted(harness.packer._collected) == sorted(map(harness.inode, range(hard, 10)))
+        # Samples that were missed fill the new package.
+        harness.policy.missed_ids.clear()
+        harness.read_and_collect(*range(SAMPLES - hard, SAMPLES))
+        await harness.pack()
+        (package,) = harness.packer._packages.values()
+        assert set(package.inodes) == {*map(harness.inode, [*range(hard, 10), *range(SAMPLES - hard, SAMPLES)])}
+        (path,) = harness.packages
+        index = read_index(path.read_bytes(), path.stat().st_size, harness.packer._directory.key)
+        for file in index.files:
+            assert index.payload(file, path.read_bytes()) == (harness.root / os.fsdecode(file.path)).read_bytes()
+
+    run(tmp_path, test)
+
+
+def test_a_package_that_cannot_be_read_is_not_packed_again(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await with_a_package(harness)
+        for number in range(5):
+            harness.score(number, 100.0 + number)
+        harness.packages[0].unlink()
+        harness.policy.new_epoch("train")
+        await harness.repack()
+        assert (harness.packer._packages, harness.packer._collected) == ({}, {})
+
+    run(tmp_path, test)
+
+
+def test_first_packages_are_of_random_cached_samples_that_rank_low(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.learn()
+        harness.read(*range(5, 25))
+        harness.policy.missed_ids.clear()
+        harness.source.reads.clear()
+        harness.packer._follow_list(harness.policy)
+        harness.packer._collect(harness.policy)
+        await harness.pack()
+        (package,) = harness.packer._packages.values()
+        numbers = [number for number in range(SAMPLES) if harness.inode(number) in package.inodes]
+        assert len(numbers) == 10
+        assert set(numbers) < set(range(5, 20))
+        assert numbers != list(range(5, 15)), "at random"
+        assert harness.source.reads == []
 
     run(tmp_path, test)
 

@@ -16,20 +16,22 @@ import trio.testing
 
 from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.core.events import FETCHED, HIT, REFUSED, Access
+from spiderfs.core.homes import Homes
 from spiderfs.core.plans.exchange import SharedList
-from spiderfs.core.plans.fetch_limits import Concurrency
+from spiderfs.core.plans.fetch_limits import AHEAD_SHARE, Concurrency
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PROVEN_OPENS, UNPROVEN_SAMPLES, PlannedReader
 from spiderfs.core.policy import Key
-from spiderfs.daemon.caching.bringing import Bell, Brought, Done, Verdict
+from spiderfs.core.rooms import LANDING_SHARE
 from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.caching.prefetch_backend import Admission, Done, PrefetchResult, Wakeup
 from spiderfs.daemon.caching.prefetcher import Prefetcher
 from spiderfs.errors import SourceUnavailable, StoreError, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.sources.client import Patience, SourceClient, SourceLimits
 from spiderfs.sources.source import Delivery, Version
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import LANDING, ContentKey
 from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
 from spiderfs.vfs.fetch_lock import FetchLock
@@ -160,8 +162,8 @@ class Harness:
         # The engine leaves 5 % of the capacity to landing, or room for four files.
         self.cache.restore(max(-(-cached * SIZE * 20 // 19), (cached + 4) * SIZE if cached else 0), None)
         self.cache.fold(events(0, 1, SIZE, REFUSED, 0))
-        self.stand_ins: set[int] = set()
-        self.bell = Bell()
+        self.substitutes: set[int] = set()
+        self.wakeup = Wakeup()
         options = Options(
             source=directory,
             mountpoint=directory,
@@ -177,9 +179,9 @@ class Harness:
                 self.content, self.records, self.client, catalogue, Lister(catalogue, self.client), self.fetcher, row
             ),
             options,
-            self.bell,
+            self.wakeup,
             lambda: self.client.reachable,
-            self.stand_ins.__contains__,
+            self.substitutes.__contains__,
             lambda trainer, size: self.told.append((trainer, size)),
         )
 
@@ -202,7 +204,7 @@ class Harness:
         self.reader(trainer).proven |= proven
         if begun:
             self.read_by[trainer] = 0
-        self.bell.ring()
+        self.wakeup.ring()
 
     def _progressed(self, trainer: int, dispatched: int, taken: int) -> None:
         number = self.reader(trainer).epoch.number
@@ -225,7 +227,7 @@ class Harness:
         if not self.fetcher.stored(ContentKey(inode)):
             _, where = await self.fetcher.fetch(self.catalogue.node(inode))
         self.cache.fold(events(trio.current_time(), inode, size, where, trainer))
-        self.bell.ring()
+        self.wakeup.ring()
         return where == HIT
 
     @property
@@ -289,14 +291,14 @@ def test_what_cannot_be_fetched_ahead_is_no_sample_that_is_coming(tmp_path: Path
     async def test(harness: Harness) -> None:
         place_of: dict[Key, int] = {inode: place for place, inode in enumerate(harness.inodes)}
         engine = harness.cache.engine
-        shared = SharedList(harness.inodes, place_of, random.Random(1).random, engine.owed.changed)
+        shared = SharedList(harness.inodes, place_of, random.Random(1).random, engine.exchange_pending.changed)
         engine.share("list", shared)
         for trainer in (TRAINER, TRAINER + 1):
             harness.plan(range(3), trainer)
             harness.reader(trainer).exchanges = True
             shared.begin((trainer, "train"), str(trainer), np.arange(3))
         engine.rank_anew()
-        harness.bell.ring()
+        harness.wakeup.ring()
         await trio.sleep(5)
         assert harness.fetched == [2]
         assert shared.ask((TRAINER, "train"), [1]) == [2]
@@ -325,16 +327,16 @@ class Pushes:
     def has_room(self) -> bool:
         return True
 
-    def is_near(self, inode: int) -> bool:
+    def is_resident(self, inode: int) -> bool:
         return False
 
-    def judge(self, node: Node) -> Verdict:
-        return Verdict.BRING
+    def judge(self, node: Node) -> Admission:
+        return Admission.PREFETCH
 
     def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
         self.brought.append(node.inode)
         assert len(self.brought) < 100
-        done(node, reader, Brought(FETCHED, node.stat.size, 0.01))
+        done(node, reader, PrefetchResult(FETCHED, node.stat.size, 0.01))
 
     def send(self) -> None:
         pass
@@ -346,14 +348,14 @@ def test_what_jobs_are_owed_is_fetched_into_the_store_where_plans_are_pushed_too
         harness.prefetcher._push = pushes  # type: ignore[assignment]
         place_of: dict[Key, int] = {inode: place for place, inode in enumerate(harness.inodes)}
         engine = harness.cache.engine
-        shared = SharedList(harness.inodes, place_of, random.Random(1).random, engine.owed.changed)
+        shared = SharedList(harness.inodes, place_of, random.Random(1).random, engine.exchange_pending.changed)
         engine.share("list", shared)
         for trainer in (TRAINER, TRAINER + 1):
             harness.plan(range(40), trainer)
             harness.reader(trainer).exchanges = True
             shared.begin((trainer, "train"), str(trainer), np.arange(40))
         engine.rank_anew()
-        harness.bell.ring()
+        harness.wakeup.ring()
         await trio.sleep(5)
         # What the store would not keep is not fetched: it was, again and again, when it was pushed.
         assert pushes.brought == []
@@ -407,7 +409,7 @@ def test_no_more_is_fetched_at_a_time_than_has_room_to_land(tmp_path: Path) -> N
         for first in range(0, 320, 16):
             # The loader takes 16 samples in hand at once, and reads them one after the other.
             harness._progressed(TRAINER, first + 16, first)
-            harness.bell.ring()
+            harness.wakeup.ring()
             await trio.sleep(0.2)
             in_hand = range(first, first + 16)
             assert set(in_hand) <= harness.kept, "what is pushed out of landing was fetched in vain"
@@ -453,11 +455,26 @@ def test_the_window_is_a_part_of_the_cache(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.plan(range(5000))
         harness.has_pace(TRAINER, 0.00001)
-        assert harness.prefetcher.window(harness.reader()) > 1000, "nobody else needs the room"
+        assert harness.prefetcher.window(harness.reader()) > 1000, "no one else needs the room"
         await trio.sleep(3)
         engine = harness.cache.engine
         engine.resize(engine.used_bytes, 0)
         assert harness.prefetcher.window(harness.reader()) <= len(engine.members) / 4, "the cache is full"
+
+    run(tmp_path, test, files=5000, cached=4000)
+
+
+def test_the_window_takes_no_more_room_beside_peers_than_landing_leaves_it(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        harness.plan(range(5000))
+        harness.has_pace(TRAINER, 0.00001)
+        await trio.sleep(3)
+        cache, engine = harness.cache, harness.cache.engine
+        engine.homes = Homes({"here": 1.0, "there": 1.0}, "here")
+        cache.expect(1_000_000)
+        assert engine.budget_bytes >= (1 - LANDING_SHARE + AHEAD_SHARE) * cache.status().capacity_bytes
+        engine.resize(engine.used_bytes, 0)
+        assert harness.prefetcher.window(harness.reader()) <= AHEAD_SHARE * len(engine.members)
 
     run(tmp_path, test, files=5000, cached=4000)
 
@@ -609,7 +626,7 @@ def test_a_wrong_plan_costs_a_few_fetches_and_no_more(tmp_path: Path) -> None:
     without, wrong = reads(False), reads(True)
     assert wrong[0][1] <= UNPROVEN_SAMPLES
     assert wrong[0][0] <= without[0][0] + UNPROVEN_SAMPLES
-    # It is found out within the first epoch, and later ones are not believed before they are followed.
+    # It is found out within the first epoch, and later ones are not trusted before they are followed.
     assert [prefetched for _, prefetched in wrong[1:]] == [0, 0]
     assert wrong[2][0] == without[2][0]
 
@@ -690,7 +707,7 @@ def test_what_is_here_or_on_its_way_is_not_brought_again(tmp_path: Path) -> None
             await harness.read(number, trainer=0)
         harness.content.land(ContentKey(harness.inodes[5]), bytes(SIZE))
         harness.fetcher.others = frozenset({harness.inodes[6]})
-        harness.stand_ins.add(harness.inodes[7])
+        harness.substitutes.add(harness.inodes[7])
         harness.plan(range(10))
         await trio.sleep(5)
         assert sorted(harness.fetched) == [*range(5), 8, 9]

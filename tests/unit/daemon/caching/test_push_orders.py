@@ -21,9 +21,9 @@ from spiderfs.core.plans.fetch_limits import Concurrency
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader
 from spiderfs.daemon.caching import pusher
-from spiderfs.daemon.caching.bringing import Brought, Done, Verdict
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.neighbours import Chunk
+from spiderfs.daemon.caching.prefetch_backend import Admission, Done, PrefetchResult
 from spiderfs.daemon.caching.push_ahead import MOST_REQUESTS, PushAhead
 from spiderfs.daemon.caching.push_process import IN_MEMORY
 from spiderfs.daemon.caching.pusher import Pusher as Pushing
@@ -71,15 +71,20 @@ class Together:
         self.done: Done | None = None
         self.near: set[int] = set()
 
-    def is_near(self, inode: int) -> bool:
+    def is_resident(self, inode: int) -> bool:
         return inode in self.near
 
     def chunk(
-        self, node: Node, reader: PlannedReader, since: int, is_near: Callable[[int], bool], concurrency: Concurrency
+        self,
+        node: Node,
+        reader: PlannedReader,
+        since: int,
+        is_resident: Callable[[int], bool],
+        concurrency: Concurrency,
     ) -> Chunk | None:
         self.since = since
         beside = node._replace(inode=node.inode + 1)
-        return SimpleNamespace(nodes=[node, beside]) if self.brings and not is_near(beside.inode) else None  # type: ignore[return-value]
+        return SimpleNamespace(nodes=[node, beside]) if self.brings and not is_resident(beside.inode) else None  # type: ignore[return-value]
 
     def begin(self, nodes: list[Node], reader: PlannedReader, done: Done, chunk: Chunk | None) -> int:
         self.begun += [node.inode for node in nodes]
@@ -99,16 +104,16 @@ class Harness:
         self.together = Together()
         shared = threads, self.pushed, self.passing, self.counters
         together: Any = self.together
-        self.way = PushAhead(options, *shared, self.cache, most, together, MOST_BYTES)
+        self.backend = PushAhead(options, *shared, self.cache, most, together, MOST_BYTES)
         self.pusher = Pusher()
-        self.way._pusher = self.pusher  # type: ignore[assignment]
+        self.backend._pusher = self.pusher  # type: ignore[assignment]
         self.size = size
         inodes = [*range(1, FILES + 1)]
         places = {inode: place for place, inode in enumerate(inodes)}
         epoch = PlannedEpoch(0, inodes, places, np.array(order, np.uint32))
         self.reader = PlannedReader(epoch, 0.0)
-        self.done: list[tuple[int, Brought]] = []
-        self.way.look((self.reader,), again=False, idle=False)
+        self.done: list[tuple[int, PrefetchResult]] = []
+        self.backend.look((self.reader,), again=False, idle=False)
 
     def node(self, inode: int) -> Node:
         found = SourceStat(stat.S_IFREG | 0o644, 0, 0, self.size, 0)
@@ -119,17 +124,17 @@ class Harness:
         before = len(self.pusher.ordered)
         for position in range(before, before + files):
             node = self.node(position + 1)
-            if not self.way.has_room() or self.way.judge(node) is not Verdict.BRING:
+            if not self.backend.has_room() or self.backend.judge(node) is not Admission.PREFETCH:
                 break
-            self.way.bring(
+            self.backend.bring(
                 node, self.reader, position, lambda node, reader, brought: self.done.append((node.inode, brought))
             )
-        self.way.send()
+        self.backend.send()
         return self.pusher.ordered[before:]
 
     def tell(self, *inodes: int, where: int = FETCHED | PUSHED) -> list[int]:
         accesses = [Access(time.time(), inode, inode, self.size, 0, 0, 0, where) for inode in inodes]
-        return [inode for inode, _ in self.way.heard(accesses)]
+        return [inode for inode, _ in self.backend.heard(accesses)]
 
 
 @pytest.fixture
@@ -139,7 +144,7 @@ def harness(tmp_path: Path) -> Harness:
 
 def test_so_many_wait_for_the_source_and_the_next_goes_when_one_has_come(harness: Harness) -> None:
     assert harness.push(20) == [*range(1, 9)]
-    assert harness.way.under_way == 8
+    assert harness.backend.under_way == 8
     assert harness.tell(3, 5) == []
     assert [(inode, found.where, found.size) for inode, found in harness.done] == [
         (3, FETCHED, SIZE),
@@ -153,31 +158,31 @@ def test_no_more_bytes_wait_for_their_reader_than_the_limit(harness: Harness) ->
         harness.tell(*harness.push(20))
     assert harness.pusher.ordered == [*range(1, 11)]
     harness.reader.progressed(4, 4, 0.0)
-    harness.way.look((harness.reader,), again=False, idle=False)
+    harness.backend.look((harness.reader,), again=False, idle=False)
     harness.tell(*harness.push(20))
     assert harness.pusher.ordered == [*range(1, 15)]
     # The plan is gone, and with it everything that waited for its reader.
-    harness.way.look((), again=False, idle=False)
-    assert harness.way.judge(harness.node(1)) is Verdict.BRING
+    harness.backend.look((), again=False, idle=False)
+    assert harness.backend.judge(harness.node(1)) is Admission.PREFETCH
 
 
 def test_what_was_read_sooner_than_it_was_pushed_for_waits_no_more(harness: Harness) -> None:
     harness.reader.exchanges = True
     for position in range(50, 58):
-        harness.way.bring(harness.node(position + 1), harness.reader, position, lambda node, reader, brought: None)
+        harness.backend.bring(harness.node(position + 1), harness.reader, position, lambda node, reader, brought: None)
         harness.tell(position + 1)
-    assert harness.way._waiting_bytes == 8 * SIZE
+    assert harness.backend._waiting_bytes == 8 * SIZE
     for position in range(6):
         harness.reader.epoch.swap(position, 50 + position)
     harness.reader.progressed(6, 6, 0.0)
-    harness.way.look((harness.reader,), again=False, idle=False)
+    harness.backend.look((harness.reader,), again=False, idle=False)
     # The other job has ended; what has changed places stays so.
     harness.reader.exchanges = False
-    harness.way.look((harness.reader,), again=True, idle=False)
-    assert harness.way._waiting_bytes == 2 * SIZE
+    harness.backend.look((harness.reader,), again=True, idle=False)
+    assert harness.backend._waiting_bytes == 2 * SIZE
     harness.reader.progressed(58, 58, 0.0)
-    harness.way.look((harness.reader,), again=False, idle=False)
-    assert harness.way._waiting_bytes == 0
+    harness.backend.look((harness.reader,), again=False, idle=False)
+    assert harness.backend._waiting_bytes == 0
 
 
 def test_one_file_is_pushed_however_large_it_is(tmp_path: Path) -> None:
@@ -187,7 +192,7 @@ def test_one_file_is_pushed_however_large_it_is(tmp_path: Path) -> None:
 
 def test_requests_in_the_kernel_are_few(tmp_path: Path) -> None:
     harness = Harness(tmp_path, size=1 << 20)
-    harness.way._most_bytes = 1 << 40
+    harness.backend._most_bytes = 1 << 40
     harness.cache.engine.members = dict.fromkeys(range(1, FILES + 1))  # type: ignore[misc]
     assert len(harness.push(FILES)) == MOST_REQUESTS // 8
 
@@ -195,7 +200,7 @@ def test_requests_in_the_kernel_are_few(tmp_path: Path) -> None:
 def test_what_is_stored_is_pushed_without_waiting_for_the_source(harness: Harness) -> None:
     harness.cache.engine.members = dict.fromkeys(range(1, 6))  # type: ignore[misc]
     assert harness.push(5) == [1, 2, 3, 4, 5]
-    assert harness.way.under_way == 0
+    assert harness.backend.under_way == 0
     harness.tell(1, where=HIT | PUSHED)
     ((inode, found),) = harness.done
     assert (inode, found.fetched, found.failed) == (1, False, False)
@@ -213,25 +218,25 @@ def test_what_became_of_an_order_is_what_workers_tell(
     harness.tell(1, where=where)
     ((_, found),) = harness.done
     assert (found.fetched, found.failed) == (fetched, failed)
-    assert harness.way.under_way == 0
+    assert harness.backend.under_way == 0
     assert harness.counters.value("pushed") == (where == REFUSED | PUSHED)
 
 
 @pytest.mark.parametrize(("outcome", "failed"), [(IN_MEMORY, False), (errno.ENOENT, True), (errno.EXDEV, True)])
 def test_of_what_the_kernel_is_not_asked_for_the_process_tells(harness: Harness, outcome: int, failed: bool) -> None:
     harness.push(1)
-    harness.way._answered(1, outcome)
-    harness.way._answered(77, outcome)
+    harness.backend._answered(1, outcome)
+    harness.backend._answered(77, outcome)
     ((_, found),) = harness.done
     assert (found.where, found.failed) == (None if failed else HIT, failed)
-    assert harness.way.able
+    assert harness.backend.able
 
 
 @pytest.mark.parametrize("outcome", [errno.ENOSYS, errno.EPERM])
 def test_a_kernel_that_does_not_say_what_it_has_is_not_asked_again(harness: Harness, outcome: int) -> None:
     harness.push(1)
-    harness.way._answered(1, outcome)
-    assert not harness.way.able
+    harness.backend._answered(1, outcome)
+    assert not harness.backend.able
 
 
 def test_what_lands_without_an_order_is_not_forgotten(harness: Harness) -> None:
@@ -254,47 +259,47 @@ def test_a_file_that_another_read_than_the_first_one_fetched_is_pushed_once_and_
     harness.push(1)
     harness.tell(1, where=HIT | PUSHED)
     access = Access(time.time(), 1, 1, SIZE, 0, 0, 0, FETCHED | PUSHED)
-    assert list(harness.way.heard([access])) == [(1, harness.reader)]
+    assert list(harness.backend.heard([access])) == [(1, harness.reader)]
     assert harness.counters.value("pushed") == 1
 
 
 def test_a_process_that_dies_lets_go_of_its_orders_and_the_next_begins_anew(harness: Harness) -> None:
     harness.push(5)
-    harness.way._lost()
+    harness.backend._lost()
     assert [found.failed for _, found in harness.done] == [False] * 5
-    assert (harness.way.under_way, harness.way.looks_again) == (0, True)
-    harness.way.look((harness.reader,), again=True, idle=False)
-    assert not harness.way.looks_again
+    assert (harness.backend.under_way, harness.backend.looks_again) == (0, True)
+    harness.backend.look((harness.reader,), again=True, idle=False)
+    assert not harness.backend.looks_again
     harness.pusher.ordered.clear()
     assert len(harness.push(5)) == 5
 
 
 def test_an_order_of_which_nobody_tells_is_given_up(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     harness.push(3)
-    harness.way.look((harness.reader,), again=True, idle=False)
-    assert harness.way.under_way == 3
+    harness.backend.look((harness.reader,), again=True, idle=False)
+    assert harness.backend.under_way == 3
     later_s = steady_clock.now() + 60
     monkeypatch.setattr(steady_clock, "now", lambda: later_s)
-    harness.way.look((harness.reader,), again=True, idle=False)
-    assert harness.way.under_way == 0
+    harness.backend.look((harness.reader,), again=True, idle=False)
+    assert harness.backend.under_way == 0
     assert all(found.failed for _, found in harness.done)
 
 
 def test_a_process_that_takes_no_order_holds_up_nothing(harness: Harness) -> None:
     harness.pusher.takes = False
     harness.push(3)
-    assert harness.way.under_way == 0
+    assert harness.backend.under_way == 0
     assert [found.failed for _, found in harness.done] == [False] * 3
     harness.pusher.ready = False
-    assert not harness.way.has_room()
+    assert not harness.backend.has_room()
 
 
 def test_without_a_process_samples_are_fetched_into_the_store(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert harness.way.able
+    assert harness.backend.able
     harness.pusher.broken = True
-    assert not harness.way.able
+    assert not harness.backend.able
     lost: list[None] = []
     process = Pushing(tmp_path, 1, SharedSlots(1024), 30.0, lambda number, outcome: None, lambda: lost.append(None))
     monkeypatch.setattr(pusher, "mounted_at", lambda path: Mount("", path, "", "0:1"))
@@ -341,13 +346,15 @@ class Drawn:
         self.look()
 
     def look(self, again: bool = False) -> None:
-        self.harness.way.look((self.reader,), again=again, idle=False)
+        self.harness.backend.look((self.reader,), again=again, idle=False)
 
     def bring(self, *positions: int) -> None:
         for position in positions:
             inode = self.reader.epoch.key(position)
             assert isinstance(inode, int)
-            self.harness.way.bring(self.harness.node(inode), self.reader, position, lambda node, reader, brought: None)
+            self.harness.backend.bring(
+                self.harness.node(inode), self.reader, position, lambda node, reader, brought: None
+            )
 
     def progressed(self, taken: int) -> None:
         self.engine.progressed(1, "train", 0, taken, taken, 0.0)
@@ -371,7 +378,7 @@ def test_a_sample_is_pushed_for_its_second_draw_when_the_first_was_taken(tmp_pat
     assert drawn.next_use(1) == 2, "until then the cache is to have it"
     drawn.progressed(2)
     assert drawn.ordered == [1, 2, 3, 1]
-    drawn.harness.way._answered(1, IN_MEMORY)
+    drawn.harness.backend._answered(1, IN_MEMORY)
     assert drawn.next_use(1) == 4
     # The last draw is pushed when its turn comes, and not sooner.
     drawn.progressed(3)
@@ -383,7 +390,7 @@ def test_a_sample_is_pushed_for_its_second_draw_when_the_first_was_taken(tmp_pat
 def test_a_draw_that_was_passed_by_while_its_sample_was_on_its_way_is_pushed_too(tmp_path: Path) -> None:
     drawn = Drawn(tmp_path, [0, 1, 0, 2])
     drawn.bring(0, 1)
-    assert drawn.harness.way.is_near(1), "the prefetcher passes the third position by"
+    assert drawn.harness.backend.is_resident(1), "the prefetcher passes the third position by"
     drawn.bring(3)
     drawn.harness.tell(1, 2, 3)
     drawn.progressed(1)
@@ -405,16 +412,16 @@ def test_a_draw_of_the_next_epoch_is_passed_by_too(tmp_path: Path) -> None:
     drawn.bring(0, 1)
     drawn.harness.tell(1, 2)
     node = drawn.harness.node(1)
-    drawn.harness.way.bring(node, drawn.reader, 2, lambda node, reader, brought: None)
+    drawn.harness.backend.bring(node, drawn.reader, 2, lambda node, reader, brought: None)
     assert drawn.ordered == [1, 2]
     drawn.progressed(1)
     assert drawn.ordered == [1, 2, 1]
 
 
 def test_what_waits_for_an_epoch_that_begins_goes_on_waiting(tmp_path: Path) -> None:
-    """Its bytes count, it needs no stand-in, and it is not pushed again."""
+    """Its bytes count, it needs no substitute, and it is not pushed again."""
     drawn = Drawn(tmp_path, [0, 1])
-    way, pushed, first = drawn.harness.way, drawn.harness.pushed, drawn.reader.epoch
+    backend, pushed, first = drawn.harness.backend, drawn.harness.pushed, drawn.reader.epoch
     later = [
         PlannedEpoch(number, first.keys, first.index_of, np.array(order, np.uint32))
         for number, order in ((1, [2, 3, 0]), (2, [4]))
@@ -426,14 +433,14 @@ def test_what_waits_for_an_epoch_that_begins_goes_on_waiting(tmp_path: Path) -> 
     def bring_all() -> None:
         for position, inode in drawn.reader.coming(100):
             assert isinstance(inode, int)
-            way.bring(drawn.harness.node(inode), drawn.reader, position, lambda node, reader, brought: None)
+            backend.bring(drawn.harness.node(inode), drawn.reader, position, lambda node, reader, brought: None)
         drawn.harness.tell(*drawn.ordered)
 
     bring_all()
     assert drawn.ordered == [1, 2, 3, 4, 5], "the second draw of 1 was passed by"
     drawn.engine.plan(1, "train", PlannedEpoch(1, first.keys, first.index_of, later[0].order), 0.0, begun=True)
     drawn.look()
-    assert way._waiting_bytes == 4 * SIZE, "the second draw of 1 came into its turn"
+    assert backend._waiting_bytes == 4 * SIZE, "the second draw of 1 came into its turn"
     assert [inode in pushed for inode in range(1, 6)] == [True, False, True, True, True]
     assert drawn.ordered == [1, 2, 3, 4, 5, 1]
     bring_all()
@@ -444,7 +451,7 @@ def test_what_waits_for_an_epoch_that_begins_goes_on_waiting(tmp_path: Path) -> 
     # Another epoch than the one that was foreseen: nothing of it waits.
     drawn.engine.plan(1, "train", PlannedEpoch(2, first.keys, first.index_of, np.array([0, 1])), 0.0, begun=True)
     drawn.look()
-    assert way._waiting_bytes == 0
+    assert backend._waiting_bytes == 0
     assert not any(inode in pushed for inode in range(1, 6))
 
 
@@ -456,14 +463,14 @@ def test_what_the_kernel_was_made_to_forget_is_pushed_again(tmp_path: Path) -> N
     assert drawn.next_use(2) is None
     drawn.harness.tell(0, where=FORGOTTEN)
     assert [drawn.next_use(inode) for inode in (1, 2, 3)] == [0, 1, 2]
-    assert (drawn.harness.way.under_way, drawn.harness.way.looks_again) == (0, True)
+    assert (drawn.harness.backend.under_way, drawn.harness.backend.looks_again) == (0, True)
     assert not any(inode in drawn.harness.pushed for inode in range(1, 6))
     drawn.look(again=True)
     drawn.bring(0)
     assert drawn.ordered == [1, 2, 3, 4, 1]
 
 
-def test_readers_need_no_stand_ins_for_what_waits_for_them(tmp_path: Path) -> None:
+def test_readers_need_no_substitutes_for_what_waits_for_them(tmp_path: Path) -> None:
     drawn = Drawn(tmp_path, range(20))
     drawn.bring(0, 1)
     assert 1 in drawn.harness.pushed, "it is on its way"
@@ -506,26 +513,26 @@ def test_a_push_that_fails_leaves_its_draw_as_a_reason_to_keep_the_sample(harnes
 
 
 def test_what_comes_together_is_pushed_when_it_is_in_the_store(harness: Harness) -> None:
-    together, way = harness.together, harness.way
+    together, backend = harness.together, harness.backend
     together.brings = True
     harness.cache.engine.plan(1, "train", harness.reader.epoch, 0.0, True)
 
     def bring(inode: int) -> None:
-        way.bring(harness.node(inode), harness.reader, inode - 1, done)
+        backend.bring(harness.node(inode), harness.reader, inode - 1, done)
 
-    def done(node: Node, reader: PlannedReader, brought: Brought) -> None:
+    def done(node: Node, reader: PlannedReader, brought: PrefetchResult) -> None:
         harness.done.append((node.inode, brought))
 
     def comes(inode: int, where: int | None, failed: bool = False) -> None:
         if where == FETCHED:
             harness.cache.engine.place(inode, SIZE)
-        together.done(harness.node(inode), harness.reader, Brought(where, SIZE, 0.1, failed))  # type: ignore[misc]
-        way.look((harness.reader,), again=False, idle=False)
+        together.done(harness.node(inode), harness.reader, PrefetchResult(where, SIZE, 0.1, failed))  # type: ignore[misc]
+        backend.look((harness.reader,), again=False, idle=False)
 
     bring(1)
     assert together.begun == [1, 2]
-    assert (harness.pusher.ordered, way.under_way) == ([], 2)
-    assert way.is_near(2), "it is on its way"
+    assert (harness.pusher.ordered, backend.under_way) == ([], 2)
+    assert backend.is_resident(2), "it is on its way"
     bring(11)
     assert together.since == 10, "what is read before waits in the page cache"
     assert together.begun == [1, 2, 11, 12]
@@ -549,31 +556,31 @@ def test_what_comes_together_is_pushed_when_it_is_in_the_store(harness: Harness)
 
 
 def test_what_comes_together_waits_in_the_store_while_the_page_cache_has_enough(harness: Harness) -> None:
-    together, way = harness.together, harness.way
+    together, backend = harness.together, harness.backend
     together.brings = True
     harness.cache.engine.plan(1, "train", harness.reader.epoch, 0.0, True)
-    way.bring(harness.node(1), harness.reader, 0, lambda *_: None)
+    backend.bring(harness.node(1), harness.reader, 0, lambda *_: None)
     together.brings = False
     for position in range(2, 11):
-        way.bring(harness.node(position + 1), harness.reader, position, lambda *_: None)
+        backend.bring(harness.node(position + 1), harness.reader, position, lambda *_: None)
         harness.tell(position + 1)
     for inode in (1, 2):
         harness.cache.engine.place(inode, SIZE)
-        together.done(harness.node(inode), harness.reader, Brought(FETCHED, SIZE, 0.1))  # type: ignore[misc]
+        together.done(harness.node(inode), harness.reader, PrefetchResult(FETCHED, SIZE, 0.1))  # type: ignore[misc]
     # The plan has been followed up to the eleventh sample: room for one more.
-    way.look((harness.reader,), again=False, idle=False)
+    backend.look((harness.reader,), again=False, idle=False)
     assert harness.pusher.ordered[9:] == [1]
     harness.reader.progressed(1, 1, 0.0)
-    way.look((harness.reader,), again=False, idle=False)
+    backend.look((harness.reader,), again=False, idle=False)
     assert harness.pusher.ordered[9:] == [1, 2]
-    assert way._waiting_bytes == MOST_BYTES
+    assert backend._waiting_bytes == MOST_BYTES
 
 
 def test_what_is_on_its_way_into_the_store_comes_with_no_neighbours(harness: Harness) -> None:
-    """Another job may be owed it."""
+    """Another job may be pending it."""
     harness.together.brings = True
     harness.together.near.add(1)
     harness.cache.engine.plan(1, "train", harness.reader.epoch, 0.0, True)
-    harness.way.bring(harness.node(1), harness.reader, 0, lambda *_: None)
+    harness.backend.bring(harness.node(1), harness.reader, 0, lambda *_: None)
     assert not harness.together.begun
     assert harness.pusher.ordered == [1]

@@ -75,8 +75,8 @@ def test_it_says_what_became_of_each_order(started: Started, tmp_path: Path) -> 
         started.socket.recv(MOST_BYTES)
     (tmp_path / "file").write_bytes(bytes(10_000))
     (tmp_path / "link").symlink_to("file")
-    elsewhere = Path("/proc/self/status")
-    for number, path in enumerate((tmp_path / "file", tmp_path / "link", tmp_path / "none", elsewhere)):
+    remote = Path("/proc/self/status")
+    for number, path in enumerate((tmp_path / "file", tmp_path / "link", tmp_path / "none", remote)):
         started.order(number, path)
     answers = dict(started.answer() for _ in range(4))
     assert answers == {0: IN_MEMORY, 1: errno.ELOOP, 2: errno.ENOENT, 3: errno.EXDEV}

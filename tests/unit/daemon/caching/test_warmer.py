@@ -20,7 +20,7 @@ from spiderfs.metrics import SharedCounters
 from spiderfs.shared.warming import Warming
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import Version
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher
@@ -147,7 +147,7 @@ def test_earlier_versions_give_their_room_to_pins_at_once(tmp_path: Path) -> Non
             assert (status.roomless, len(cache.engine.pins), cache.engine.pins.bytes) == (0, 3, 300)
             for path in paths:
                 harness.source.change(path, b"y" * 100)
-            # Listings are believed for a second.
+            # Listings are trusted for a second.
             for path in paths:
                 now = harness.source.stat(path)
                 harness.catalogue.record(*harness.catalogue.parent_of(path), now, steady_clock.now())

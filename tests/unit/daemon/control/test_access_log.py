@@ -1,4 +1,4 @@
-"""Who read what, lately: remembered for nothing, written only while somebody looks."""
+"""Who read what, lately: remembered for nothing, written only while someone looks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Harness:
         )
 
     def forget(self) -> None:
-        """Make it long ago that somebody looked."""
+        """Make it long ago that someone looked."""
         then = time.time() - WANTED_S - 1
         os.utime(self.wanted, (then, then))
 
@@ -122,7 +122,7 @@ def test_it_stops_when_nobody_has_looked_for_a_while(harness: Harness) -> None:
     harness.log.record_accesses([event(1)])
     harness.forget()
     harness.log.write()
-    assert harness.paths() == [SHOWN[1]], "what came while somebody looked is still written"
+    assert harness.paths() == [SHOWN[1]], "what came while someone looked is still written"
     harness.log.record_accesses([event(2)])
     harness.log.write()
     assert harness.paths() == [SHOWN[1]]

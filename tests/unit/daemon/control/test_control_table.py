@@ -16,7 +16,7 @@ from spiderfs.core.learning.thinning import ScoreAges
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.control import texts
 from spiderfs.daemon.control.commands import Act, ControlTable, Render
-from spiderfs.daemon.training.courses.courses import Courses
+from spiderfs.daemon.training.job_datasets.job_datasets import JobDatasets
 from spiderfs.errors import ConfigError, NotFound, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.source import SourceStat
@@ -45,22 +45,22 @@ class Harness:
         names = [(b"sample-of-some-class-%06d.jpg" % number, _file(number)) for number in range(FILES)]
         catalogue.record_listing(1, names, 0, 1.0)
         self.inodes = {entry.name: entry.inode for entry in catalogue.entries(1, 0, FILES)}
-        self.courses = Courses()
-        self.scoring: Any = SimpleNamespace(of=lambda course: course.scoring, described=self._described)
+        self.job_datasets = JobDatasets()
+        self.scoring: Any = SimpleNamespace(of=lambda job_dataset: job_dataset.scoring, described=self._described)
         self.cache = CacheControl(self.content, "spider", 0.5, SharedCounters(1).row(0))
 
-    async def _described(self, course: Any, sample: int) -> list[tuple[str, str]]:
+    async def _described(self, job_dataset: Any, sample: int) -> list[tuple[str, str]]:
         # Another list is declared meanwhile.
         self.declare()
         await trio.lowlevel.checkpoint()
         return [("radius", "0.5")]
 
     def declare(self) -> None:
-        number = len(list(self.courses)) + 1
+        number = len(list(self.job_datasets)) + 1
         inodes = np.array([*list(self.inodes.values())[1:], 0], np.uint64)
         scoring = SimpleNamespace(scores=np.arange(FILES, dtype=np.float32))
-        course: Any = SimpleNamespace(
-            course_id=str(number),
+        job_dataset: Any = SimpleNamespace(
+            job_dataset_id=str(number),
             number=number,
             job_id="a",
             list=SimpleNamespace(name="train", inodes=inodes, keys=range(FILES)),
@@ -68,11 +68,11 @@ class Harness:
             scoring_s=2.0,
             thinning=SimpleNamespace(left_out_share=0.25, ages=lambda: ScoreAges(0.5, 2.25), rows_scored=6200),
         )
-        self.courses.put(course)
+        self.job_datasets.put(job_dataset)
 
     def forget_lists(self) -> None:
-        for course in self.courses:
-            self.courses.remove(course)
+        for job_dataset in self.job_datasets:
+            self.job_datasets.remove(job_dataset)
 
     def text(self, name: str) -> tuple[bytes, int]:
         """A control file, and how many bytes of memory more than the text itself it took to write it."""
@@ -87,8 +87,8 @@ class Harness:
         renders: dict[str, Render] = {
             "cache": lambda: texts.cached(self.content, self.catalogue, self.cache.score),
             "redirects": lambda: texts.redirects(self.records, self.catalogue),
-            "scores": lambda: texts.scores(self.courses, self.scoring, self.catalogue),
-            "graph": lambda: texts.graph(self.courses, self.scoring),
+            "scores": lambda: texts.scores(self.job_datasets, self.scoring, self.catalogue),
+            "graph": lambda: texts.graph(self.job_datasets, self.scoring),
         }
         tracemalloc.start()
         try:
@@ -152,10 +152,12 @@ def test_the_graph_is_told_while_lists_are_declared(harness: Harness) -> None:
     harness.declare()
     harness.declare()
     text, _ = harness.text("graph")
-    assert text.count(b"course ") == 2
-    assert b"course 1: job a, list train, 30000 samples\n  radius             0.5\n  rows left out      0.250" in text
+    assert text.count(b"job dataset ") == 2
+    assert (
+        b"job dataset 1: job a, list train, 30000 samples\n  radius             0.5\n  rows left out      0.250" in text
+    )
     assert b"  rows per second    3100  (while it scores)\n" in text
-    assert len(list(harness.courses)) == 4
+    assert len(list(harness.job_datasets)) == 4
 
 
 def test_a_trainer_has_to_declare_samples_before_there_is_a_graph(harness: Harness) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from spiderfs.daemon.control.live_options import LiveOptions
+from spiderfs.daemon.control.commands import LiveOptions
 from spiderfs.daemon.published_options import publish_options, published_options
 from spiderfs.errors import ConfigError, SpiderfsError, StoreFull
 from spiderfs.options.model import Options
@@ -46,7 +46,7 @@ class Harness:
         self.disk = Component(options)
         self.components = [Component(options) for _ in range(3)]
         self.taught_policy = options.policy
-        self.teaching: list[BaseException] = []
+        self.feed: list[BaseException] = []
         self.live = LiveOptions(
             options, self._publish, [component.change for component in self.components], self._policy_changed
         )
@@ -57,8 +57,8 @@ class Harness:
 
     async def _policy_changed(self) -> None:
         await trio.lowlevel.checkpoint()
-        if self.teaching:
-            raise self.teaching.pop(0)
+        if self.feed:
+            raise self.feed.pop(0)
         self.taught_policy = self.components[0].options.policy
 
     @property
@@ -122,7 +122,7 @@ def test_what_a_component_refuses_is_taken_back_everywhere(
         if isinstance(refuses, int):
             harness.components[refuses].refusals = [refusal]
         else:
-            harness.teaching = [refusal]
+            harness.feed = [refusal]
         with pytest.raises(type(refusal)):
             await harness.live.change(CHANGE)
         assert harness.everywhere() == OLD
@@ -174,7 +174,7 @@ def test_after_a_crash_at_any_point_the_next_manager_agrees_with_the_workers(tmp
         elif isinstance(dies, int):
             harness.components[dies].refusals = [Died()]
         else:
-            harness.teaching = [Died()]
+            harness.feed = [Died()]
         with pytest.raises(Died):
             await harness.live.change(CHANGE)
         # Workers follow what is published, and the next manager makes all its components from it.

@@ -124,7 +124,7 @@ def test_a_batch_that_does_not_become_full_is_passed_on_in_time_and_nobody_wakes
         writer = EventWriter(pipe[1], SharedCounters(1).row(0))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(writer.flush_in_time)
-            # The clock of the test jumps to when somebody wants to wake: here it is the test alone.
+            # The clock of the test jumps to when someone wants to wake: here it is the test alone.
             await trio.sleep(1e6)
             assert read_events(pipe[0]) == []
             for turn in range(3):

@@ -13,8 +13,8 @@ from test_service import SAMPLES, Harness
 from test_two_jobs import EPOCH, Job, run
 
 from spiderfs.core.engine import Changes
-from spiderfs.core.hints import Hub
-from spiderfs.daemon.training.courses import declared_lists
+from spiderfs.core.policy import Hub
+from spiderfs.daemon.training.job_datasets import declared_lists
 
 CHANGED, GONE = 3, 5
 
@@ -32,7 +32,7 @@ def _change_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(declared_lists, "inodes_of", inodes_of)
 
 
-async def _taught(harness: Harness) -> Job:
+async def _learned(harness: Harness) -> Job:
     job = Job(harness, "one", 1)
     await job.attach()
     for batch in EPOCH:
@@ -44,18 +44,18 @@ def test_a_rank_that_comes_after_a_file_has_changed_has_the_scores_of_the_others
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(harness: Harness) -> None:
-        first = await _taught(harness)
-        before, old = (await first.scores()).tolist(), first.course.list.keys
+        first = await _learned(harness)
+        before, old = (await first.scores()).tolist(), first.job_dataset.list.keys
         _change_files(monkeypatch)
         rank = Job(harness, "one", 2, rank=1, world_size=2, resume=True)
         await rank.attach()
         assert rank.warnings == ()
         assert (await rank.scores()).tolist() == before
-        # Both go on with one course, by the files that there are now.
+        # Both go on with one job dataset, by the files that there are now.
         await first.learn(EPOCH[0])
-        assert first.course is rank.course
+        assert first.job_dataset is rank.job_dataset
         assert (await rank.scores()).tolist() == (await first.scores()).tolist() != before
-        now = first.course.list.keys
+        now = first.job_dataset.list.keys
         assert [index for index, (a, b) in enumerate(zip(old, now, strict=True)) if a != b] == [CHANGED, GONE]
 
     run(tmp_path, test)
@@ -65,7 +65,7 @@ def test_a_job_that_comes_back_after_a_file_has_changed_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(harness: Harness) -> None:
-        one = await _taught(harness)
+        one = await _learned(harness)
         before = (await one.scores()).tolist()
         await one.leave()
         _change_files(monkeypatch)
@@ -83,23 +83,23 @@ def test_a_job_that_comes_back_after_a_file_has_changed_goes_on(
 
 def test_files_that_are_gone_are_taught_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(harness: Harness) -> None:
-        one = await _taught(harness)
+        one = await _learned(harness)
         told: list[int] = []
-        teaching = harness.training.teaching
-        hub_found, scored = teaching.hub_found, teaching.scored
+        feed = harness.training.feed
+        hub_found, scored = feed.hub_found, feed.scored
 
         def noted_hub(hub: Hub) -> Changes:
             told.extend((hub.key, *hub.neighbours))
             return hub_found(hub)
 
-        def noted_scores(course_id: str, keys: Sequence[int], scores: Sequence[float]) -> None:
+        def noted_scores(job_dataset_id: str, keys: Sequence[int], scores: Sequence[float]) -> None:
             told.extend(keys)
-            scored(course_id, keys, scores)
+            scored(job_dataset_id, keys, scores)
 
         _change_files(monkeypatch)
         await Job(harness, "one", 2, rank=1, world_size=2).attach()
-        monkeypatch.setattr(teaching, "hub_found", noted_hub)
-        monkeypatch.setattr(teaching, "scored", noted_scores)
+        monkeypatch.setattr(feed, "hub_found", noted_hub)
+        monkeypatch.setattr(feed, "scored", noted_scores)
         for batch in EPOCH:
             await one.learn(batch)
         assert len(told) > SAMPLES, "hubs too"
@@ -110,7 +110,7 @@ def test_files_that_are_gone_are_taught_nothing(tmp_path: Path, monkeypatch: pyt
 
 def test_a_job_that_comes_back_before_it_has_learned_is_told_and_helped_anew(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        donor = await _taught(harness)
+        donor = await _learned(harness)
         for _ in range(2):
             lost = Job(harness, "two", 2, resume=True, scores_from="unknown")
             await lost.attach()

@@ -12,7 +12,7 @@ from mount_options import options_in
 from recording_policy import recorded_cache
 from short_lists import known_list
 
-from spiderfs.core.learning.teaching import PLANNED_RATIO, Teaching, TeachingOptions
+from spiderfs.core.learning.feed import PLANNED_RATIO, PolicyFeed, PolicyFeedOptions
 from spiderfs.daemon.training.plans import Plans
 from spiderfs.protocol import Plan, Progress
 
@@ -22,11 +22,11 @@ class Harness:
         self.cache, self.policy = recorded_cache()
         self.options = options_in(directory, substitute_when="late")
         self.woken = 0
-        self.teaching = Teaching(self.cache.engine, self.cache.size_of, TeachingOptions(only_late=True))
+        self.feed = PolicyFeed(self.cache.engine, self.cache.size_of, PolicyFeedOptions(only_late=True))
         self.unseen: list[tuple[int, int]] = []
-        self.plans = Plans(self.cache, self.teaching, self.options, self._wake, self.unseen.extend, lambda inode: 1)
+        self.plans = Plans(self.cache, self.feed, self.options, self._wake, self.unseen.extend, lambda inode: 1)
         self.list = known_list([10, 11, 12, 10])
-        self.teaching.begin("course", "job", self.list.label_of)
+        self.feed.begin("job_dataset", "job", self.list.label_of)
 
     def _wake(self) -> None:
         self.woken += 1
@@ -52,10 +52,10 @@ def test_a_plan_wakes_the_prefetcher_and_shares_the_cache_in_another_way(tmp_pat
         await harness.plan(1, 0, 1, 3, 2)
         assert (harness.readers, harness.woken) == ([1], 1)
         assert harness.policy.ratio == PLANNED_RATIO
-        (reader,) = harness.cache.engine.schedule.believed
+        (reader,) = harness.cache.engine.schedule.trusted
         assert [key for _, key in reader.coming(9)] == [10, 11, 10, 12], "one file is two samples of the list"
         harness.plans.trainer_left(1)
-        harness.teaching.schedule_changed()
+        harness.feed.schedule_changed()
         assert (harness.readers, harness.policy.ratio) == ([], 0.9)
 
     run(tmp_path, test)
@@ -92,7 +92,7 @@ def test_progress_wakes_the_prefetcher_and_what_nobody_opened_is_told_once(tmp_p
         harness.plans.progressed(1, Progress("train", 0, 0, 0))
         harness.plans.progressed(1, Progress("train", 0, 4, 2))
         assert harness.woken == 3
-        (reader,) = harness.cache.engine.schedule.believed
+        (reader,) = harness.cache.engine.schedule.trusted
         assert (reader.dispatched, reader.taken, [key for _, key in reader.coming(9)]) == (4, 2, [10, 12])
         assert harness.unseen == [], "news of opens may be on its way"
         harness.cache.engine.wanted(1, 11, 0.0)
@@ -110,7 +110,7 @@ def test_progress_is_not_followed_without_the_option(tmp_path: Path) -> None:
         harness.plans.progressed(1, Progress("train", 0, 4, 2))
         harness.plans.change(harness.options)
         await harness.plan(1, 0, 1, 3, 2)
-        (reader,) = harness.cache.engine.schedule.believed
+        (reader,) = harness.cache.engine.schedule.trusted
         assert reader.dispatched == 0
 
     run(tmp_path, test)

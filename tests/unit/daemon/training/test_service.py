@@ -23,28 +23,27 @@ from mount_options import options_in
 from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.core.engine import Changes
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
-from spiderfs.core.hints import Candidates, Epoch, Hub, Labels, Pinning, Ratio, Scored
+from spiderfs.core.hints import Candidates, Epoch, Labels, Pinning, Ratio, Scored
 from spiderfs.core.homes import Homes
+from spiderfs.core.policy import PINNED, Hub
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.training.courses.courses import KEPT_COURSES, Course
-from spiderfs.daemon.training.courses.declared_lists import GRACE_S
+from spiderfs.daemon.training.job_datasets.declared_lists import GRACE_S
+from spiderfs.daemon.training.job_datasets.job_datasets import KEPT_JOB_DATASETS, JobDataset
 from spiderfs.daemon.training.service import Training
 from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.errors import ConfigError, ProtocolError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import SharedCounters
-from spiderfs.policies.pins import PINNED
 from spiderfs.policies.spider import Spider
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan, Progress
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions
 from spiderfs.shared.attached_trainers import publish_trainers, published_trainers
-from spiderfs.simulation.hint_source import rescored
+from spiderfs.simulation.compare import rescored
 from spiderfs.sources.client import SourceClient, SourceLimits
-from spiderfs.store.memory_records import MemoryRecords
+from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import ContentKey
-from spiderfs.trace.format import Kind, read_trace
-from spiderfs.trace.recording import Recording
+from spiderfs.trace.format import Recording, TracedBatch, read_trace
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
@@ -96,13 +95,13 @@ class Harness:
 
     @property
     def inodes(self) -> list[int]:
-        (course,) = self.training.courses
-        found: list[int] = course.list.inodes.tolist()
+        (job_dataset,) = self.training.job_datasets
+        found: list[int] = job_dataset.list.inodes.tolist()
         return found
 
-    async def declare(self, teaches: bool = False) -> Declared:
+    async def declare(self, sends_batches: bool = False) -> Declared:
         await self.training.attached(self.trainer)
-        return await self.training.samples(self.trainer, replace(self.list, teaches=teaches))
+        return await self.training.samples(self.trainer, replace(self.list, sends_batches=sends_batches))
 
     async def batch(
         self, rng: np.random.Generator, indices: list[int], losses: npt.NDArray[np.float16] | None = None
@@ -153,7 +152,7 @@ def test_unknown_paths_are_counted_and_the_others_are_found(tmp_path: Path) -> N
         assert await harness.declare() == Declared(2)
         assert [inode > 0 for inode in harness.inodes] == [True, False, False, False, True]
         (attached,) = published_trainers(harness.trainers_file)
-        assert (attached.pid, attached.course_numbers) == (os.getpid(), ())
+        assert (attached.pid, attached.job_dataset_numbers) == (os.getpid(), ())
         await harness.training.detached(harness.trainer)
         assert published_trainers(harness.trainers_file) == []
 
@@ -171,7 +170,7 @@ def test_a_list_is_declared_when_workers_have_the_kernel_ask_for_names(tmp_path:
         harness.names_asked = False
         with trio.fail_after(5):
             await declare()
-        harness.list = replace(harness.list, teaches=True)
+        harness.list = replace(harness.list, sends_batches=True)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(declare)
             await trio.testing.wait_all_tasks_blocked(0.002)
@@ -198,42 +197,62 @@ def test_the_first_batch_of_who_has_not_said_that_it_teaches_waits_for_that_too(
             nursery.start_soon(harness.batch, np.random.default_rng(3), [*range(8)])
             await trio.testing.wait_all_tasks_blocked(0.002)
             (attached,) = published_trainers(harness.trainers_file)
-            assert (attached.teaches, scored) == (True, [])
+            assert (attached.sends_batches, scored) == (True, [])
             harness.names_asked = True
         assert scored == [True]
 
     run(tmp_path, test, immutable=True)
 
 
+def test_a_list_with_other_labels_is_declared_when_workers_give_no_substitutes_by_the_old_ones(tmp_path: Path) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.declare(sends_batches=True)
+        await harness.batch(np.random.default_rng(3), [*range(8)])
+        harness.names_asked = False
+        with trio.fail_after(0.9):
+            await harness.training.samples(harness.trainer, harness.list)
+        harness.list = replace(harness.list, labels=harness.list.labels[::-1].copy())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(harness.training.samples, harness.trainer, harness.list)
+            with trio.fail_after(5):
+                while published_trainers(harness.trainers_file)[0].job_dataset_numbers:
+                    await trio.testing.wait_all_tasks_blocked()
+            await trio.testing.wait_all_tasks_blocked(0.002)
+            assert len(nursery.child_tasks) == 1
+            harness.names_asked = True
+
+    run(tmp_path, test)
+
+
 @pytest.mark.parametrize(("policy", "immutable"), [("lru", True), ("spider", False)])
-def test_where_nobody_will_be_given_stand_ins_nothing_is_waited_for(
+def test_where_nobody_will_be_given_substitutes_nothing_is_waited_for(
     tmp_path: Path, policy: str, immutable: bool
 ) -> None:
     async def test(harness: Harness) -> None:
         harness.names_asked = False
         began = time.monotonic()
-        await harness.declare(teaches=True)
+        await harness.declare(sends_batches=True)
         assert time.monotonic() < began + 0.9
         (attached,) = published_trainers(harness.trainers_file)
-        assert attached.teaches == (policy == "spider")
+        assert attached.sends_batches == (policy == "spider")
 
     run(tmp_path, test, policy, immutable=immutable)
 
 
-def test_only_who_teaches_a_list_is_given_stand_ins_by_it(tmp_path: Path) -> None:
+def test_only_who_teaches_a_list_is_given_substitutes_by_it(tmp_path: Path) -> None:
     """A plan never changes what a reader gets, also where an earlier hook's scores and hubs are of the same list."""
 
     async def test(harness: Harness) -> None:
         await harness.declare()
         await harness.batch(np.random.default_rng(3), [*range(8)])
         (attached,) = published_trainers(harness.trainers_file)
-        assert attached.course_numbers == (1,)
+        assert attached.job_dataset_numbers == (1,)
         await harness.training.detached(harness.trainer)
         await harness.declare()
         await harness.training.plan(harness.trainer, planned([5, 3]))
         await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
         (attached,) = published_trainers(harness.trainers_file)
-        assert attached.course_numbers == ()
+        assert attached.job_dataset_numbers == ()
         assert await harness.training.scores(harness.trainer, harness.list.name) is not None
 
     run(tmp_path, test)
@@ -242,7 +261,7 @@ def test_only_who_teaches_a_list_is_given_stand_ins_by_it(tmp_path: Path) -> Non
 def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_longest_ago(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.courses.scoring.ROWS_AT_ONCE", 8)
+    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring.ROWS_AT_ONCE", 8)
 
     async def test(harness: Harness) -> None:
         await harness.declare()
@@ -253,19 +272,19 @@ def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_lon
             vectors = rng.standard_normal((5, 8, 8)).astype(np.float16)
             made = [Batch("train", 0, 0, ids, rows, None) for ids, rows in zip(parts, vectors, strict=True)]
             await harness.training.learn(harness.trainer, harness.list.name, made)
-            (course,) = harness.training.courses
-            scoring = harness.training.scoring.of(course)
+            (job_dataset,) = harness.training.job_datasets
+            scoring = harness.training.scoring.of(job_dataset)
             assert scoring is not None
             scored.append(round(scoring.scored_share * SAMPLES))
         assert scored == [8, 16, 24, 32, 40], "each sample once before any is scored again"
-        assert (course.thinning.rows_scored, course.thinning.rows_left_out) == (40, 160)
+        assert (job_dataset.thinning.rows_scored, job_dataset.thinning.rows_left_out) == (40, 160)
 
     run(tmp_path, test)
 
 
 def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the next batch would be filed under what an earlier read of its samples was given."""
-    monkeypatch.setattr("spiderfs.daemon.training.courses.scoring.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring.ROWS_AT_ONCE", 1)
 
     async def test(harness: Harness) -> None:
         await harness.declare()
@@ -285,10 +304,10 @@ def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path, monke
         await harness.training.learn(harness.trainer, harness.list.name, batches)
         read(one, one)
         await harness.training.learn(harness.trainer, harness.list.name, batches[1:])
-        (course,) = harness.training.courses
-        scoring = harness.training.scoring.of(course)
+        (job_dataset,) = harness.training.job_datasets
+        scoring = harness.training.scoring.of(job_dataset)
         assert scoring is not None
-        assert (course.thinning.rows_left_out, round(scoring.scored_share * SAMPLES)) == (1, 2)
+        assert (job_dataset.thinning.rows_left_out, round(scoring.scored_share * SAMPLES)) == (1, 2)
         assert isinstance(scoring, Scorer)
         assert sorted(scoring.index.present().tolist()) == [0, 1]
 
@@ -306,7 +325,7 @@ def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path) -> None:
                 await harness.batch(rng, rng.permutation(SAMPLES)[:8].tolist())
                 rows = redirect_rows(harness.records)
                 seen += len(rows)
-                assert all(course == 1 and label[wanted] == label[given] for wanted, course, given in rows)
+                assert all(job_dataset == 1 and label[wanted] == label[given] for wanted, job_dataset, given in rows)
                 members = harness.cache.engine.members
                 assert all(given in members and wanted not in members for wanted, _, given in rows)
             await harness.training.epoch_end(harness.trainer, EpochEnd(epoch, 0.5))
@@ -322,10 +341,10 @@ def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path) -> None:
 
 def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(harness: Harness) -> None:
-        await harness.declare(teaches=True)
+        await harness.declare(sends_batches=True)
         filed: list[list[int]] = []
-        (course,) = harness.training.courses
-        scorer = course.scoring_for("graph", 8, harness.training.scoring._options)
+        (job_dataset,) = harness.training.job_datasets
+        scorer = job_dataset.scoring_for("graph", 8, harness.training.scoring._options)
         score = scorer.batch
 
         def batch(ids: npt.NDArray[np.int64], *rest: Any) -> BatchScores:
@@ -343,15 +362,15 @@ def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pyt
     run(tmp_path, test)
 
 
-@pytest.mark.parametrize("teaches", [False, True])
-def test_reads_of_a_trainer_that_sends_no_batch_are_not_remembered(tmp_path: Path, teaches: bool) -> None:
+@pytest.mark.parametrize("sends_batches", [False, True])
+def test_reads_of_a_trainer_that_sends_no_batch_are_not_remembered(tmp_path: Path, sends_batches: bool) -> None:
     """Workers' events may come after their trainer has gone, and its number is given to another one much later."""
 
     async def test(harness: Harness) -> None:
-        await harness.declare(teaches)
+        await harness.declare(sends_batches)
         inode, reads = harness.inodes[0], harness.training.scoring._served_samples
         harness.training.record_accesses([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
-        assert reads.on_the_way(1) == teaches
+        assert reads.on_the_way(1) == sends_batches
         await harness.training.detached(harness.trainer)
         harness.training.record_accesses([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
         assert reads.on_the_way(1) == 0
@@ -381,7 +400,7 @@ LOSSES = np.array([0.5, 4.0, 2.0, 1.0], np.float16)
 
 def test_losses_are_filed_under_what_was_served(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        await harness.declare(teaches=True)
+        await harness.declare(sends_batches=True)
         harness.training.record_accesses([Access(1.0, harness.inodes[7], harness.inodes[4], SIZE, 0, 1, 1, HIT)])
         await harness.batch(np.random.default_rng(1), [3, 4, 5, 6], LOSSES)
         score = harness.cache.engine.score
@@ -397,11 +416,11 @@ def test_batches_without_losses_say_nothing_to_a_policy_that_needs_them(tmp_path
         await harness.declare()
         await harness.batch(np.random.default_rng(1), [3, 4])
         assert [harness.cache.engine.score(harness.inodes[index]) for index in (3, 4)] == [0, 0]
-        (course,) = harness.training.courses
-        scoring = harness.training.scoring.of(course)
+        (job_dataset,) = harness.training.job_datasets
+        scoring = harness.training.scoring.of(job_dataset)
         assert scoring is not None
         assert dict(scoring.described())["without losses"].startswith("1 ")
-        described = await harness.training.scoring.described(course, 10)
+        described = await harness.training.scoring.described(job_dataset, 10)
         assert described is not None
         assert "recall" not in dict(described)
 
@@ -427,8 +446,8 @@ def test_each_kind_of_scores_is_kept_while_another_policy_uses_its_own(tmp_path:
         assert harness.cache.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
         # All that was learned is there after a remount, whichever policy is the first to ask.
         harness.training.scoring.save()
-        (course,) = harness.training.courses
-        course.scorings.clear()
+        (job_dataset,) = harness.training.job_datasets
+        job_dataset.scorings.clear()
         await change("spider")
         assert harness.cache.engine.score(harness.inodes[4]) > 0
         await change("shade")
@@ -445,7 +464,7 @@ def test_scores_of_lists_long_unused_are_deleted(tmp_path: Path) -> None:
         scores = tmp_path / "scores"
         (job,) = scores.iterdir()
         (in_use,) = job.iterdir()
-        for number in range(KEPT_COURSES + 2):
+        for number in range(KEPT_JOB_DATASETS + 2):
             # Two of them are of one job.
             saved = scores / f"{number // 2:032x}" / f"{number}"
             saved.mkdir(parents=True)
@@ -454,14 +473,14 @@ def test_scores_of_lists_long_unused_are_deleted(tmp_path: Path) -> None:
         # What an older version has saved had no directory for a job.
         (scores / "0123456789abcdef").mkdir()
         (scores / "0123456789abcdef" / "scores.npz").write_bytes(b"of an older version")
-        # Even if it were the oldest of all: it is not written anew if that fails.
-        (course,) = harness.training.courses
-        course.scorings.clear()
+        # Even if it were the oldest of all: it is not written again if that fails.
+        (job_dataset,) = harness.training.job_datasets
+        job_dataset.scorings.clear()
         os.utime(in_use, (1.0, 1.0))
         harness.training.scoring.save()
-        latest = {str(number) for number in range(2, KEPT_COURSES + 2)}
+        latest = {str(number) for number in range(2, KEPT_JOB_DATASETS + 2)}
         assert {path.name for path in scores.glob("*/*")} == {in_use.name, *latest}
-        assert len(list(scores.iterdir())) == 1 + KEPT_COURSES // 2
+        assert len(list(scores.iterdir())) == 1 + KEPT_JOB_DATASETS // 2
 
     run(tmp_path, test)
 
@@ -476,25 +495,27 @@ def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy:
 
     async def test(harness: Harness) -> None:
         await harness.declare()
-        inodes, course_id = harness.inodes, next(iter(harness.training.courses)).course_id
+        inodes, job_dataset_id = harness.inodes, next(iter(harness.training.job_datasets)).job_dataset_id
         await harness.batch(np.random.default_rng(1), list(range(30)), np.ones(30, np.float16))
         scores = [harness.cache.engine.score(inode) for inode in inodes[:30]]
         members = set(harness.cache.engine.members)
         assert known_scores(harness, inodes) > len(members)
         clock.jump(10 * GRACE_S)
         await harness.training.declared_lists.let_go()
-        assert [course.course_id for course in harness.training.courses] == [course_id], "a trainer uses it"
+        assert [job_dataset.job_dataset_id for job_dataset in harness.training.job_datasets] == [job_dataset_id], (
+            "a trainer uses it"
+        )
         await harness.training.detached(harness.trainer)
         for _ in range(3):
             await harness.training.declared_lists.let_go()
             clock.jump(GRACE_S / 4)
         # Who comes again in time finds it as it was.
-        kept = harness.training.courses.get(course_id)
+        kept = harness.training.job_datasets.get(job_dataset_id)
         await harness.declare()
-        assert harness.training.courses.get(course_id) is kept
+        assert harness.training.job_datasets.get(job_dataset_id) is kept
         clock.jump(10 * GRACE_S)
         await harness.training.declared_lists.let_go()
-        assert harness.training.courses.get(course_id) is kept
+        assert harness.training.job_datasets.get(job_dataset_id) is kept
         await harness.training.detached(harness.trainer)
         gone = weakref.ref(kept)
         del kept
@@ -503,13 +524,13 @@ def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy:
         await harness.training.declared_lists.let_go()
         gc.collect()
         assert gone() is None
-        assert list(harness.training.courses) == []
+        assert list(harness.training.job_datasets) == []
         assert redirect_rows(harness.records) == []
         assert known_scores(harness, inodes) <= len(members)
         assert set(harness.cache.engine.members) == members
-        # And finds what was learned when it is declared anew, under its old number.
+        # And finds what was learned when it is declared again, under its old number.
         await harness.declare()
-        assert [course.number for course in harness.training.courses] == [1]
+        assert [job_dataset.number for job_dataset in harness.training.job_datasets] == [1]
         assert [harness.cache.engine.score(inode) for inode in inodes[:30]] == pytest.approx(scores)
 
     async def main() -> None:
@@ -519,7 +540,7 @@ def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy:
 
 
 def test_a_list_beside_it_keeps_what_both_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.courses.declared_lists.GRACE_S", 0.0)
+    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.declared_lists.GRACE_S", 0.0)
 
     async def test(harness: Harness) -> None:
         await harness.declare()
@@ -528,22 +549,22 @@ def test_a_list_beside_it_keeps_what_both_have(tmp_path: Path, monkeypatch: pyte
         other = Trainer(os.getpid(), os.getuid(), Hello("other", "other"))
         await harness.training.attached(other)
         await harness.training.samples(other, listed([b"train/%03d" % number for number in range(20)], "part"))
-        numbers = [course.number for course in harness.training.courses]
+        numbers = [job_dataset.number for job_dataset in harness.training.job_datasets]
         assert numbers == [1, 2]
         await harness.training.detached(harness.trainer)
         await harness.training.declared_lists.let_go(0.0)
-        assert [course.number for course in harness.training.courses] == [2]
+        assert [job_dataset.number for job_dataset in harness.training.job_datasets] == [2]
         assert known_scores(harness, inodes[:20]) == 20
         # The third list does not take the second one's number.
         await harness.training.attached(harness.trainer)
         await harness.training.samples(harness.trainer, listed([b"train/%03d" % number for number in range(10)]))
-        assert [course.number for course in harness.training.courses] == [2, 3]
+        assert [job_dataset.number for job_dataset in harness.training.job_datasets] == [2, 3]
 
     run(tmp_path, test)
 
 
 def test_all_lists_together_may_have_so_many_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.courses.declared_lists.MAX_SAMPLES", SAMPLES + 10)
+    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.declared_lists.MAX_SAMPLES", SAMPLES + 10)
 
     async def test(harness: Harness) -> None:
         await harness.declare()
@@ -554,12 +575,12 @@ def test_all_lists_together_may_have_so_many_samples(tmp_path: Path, monkeypatch
         with pytest.raises(ProtocolError, match="all jobs of this mount together") as refused:
             await harness.training.samples(other, part)
         assert refused.value.code == "too-large"
-        # Those that nobody uses are let go for it, without waiting.
+        # Those that no one uses are let go for it, without waiting.
         await harness.training.detached(other)
         await harness.training.detached(harness.trainer)
         await harness.training.attached(other)
         await harness.training.samples(other, part)
-        assert [len(course.list.keys) for course in harness.training.courses] == [11]
+        assert [len(job_dataset.list.keys) for job_dataset in harness.training.job_datasets] == [11]
 
     run(tmp_path, test)
 
@@ -567,19 +588,19 @@ def test_all_lists_together_may_have_so_many_samples(tmp_path: Path, monkeypatch
 def test_a_list_whose_scores_cannot_be_saved_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(self: Course) -> None:
+    def full(self: JobDataset) -> None:
         raise OSError(28, "No space left on device")
 
     async def test(harness: Harness) -> None:
         await harness.declare()
         await harness.training.detached(harness.trainer)
         with monkeypatch.context() as patched:
-            patched.setattr(Course, "save", full)
+            patched.setattr(JobDataset, "save", full)
             await harness.training.declared_lists.let_go(0.0)
-        assert len(list(harness.training.courses)) == 1
+        assert len(list(harness.training.job_datasets)) == 1
         assert "unused list (No space left on device)" in caplog.text
         await harness.training.declared_lists.let_go(0.0)
-        assert list(harness.training.courses) == []
+        assert list(harness.training.job_datasets) == []
 
     run(tmp_path, test)
 
@@ -607,7 +628,7 @@ def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
         schedule = harness.cache.engine.schedule
         await harness.training.plan(harness.trainer, planned([5, 3, 5, 9]))
         await harness.training.plan(harness.trainer, planned([7, 3], 1, begun=False))
-        (reader,) = schedule.believed
+        (reader,) = schedule.trusted
         assert (reader.epoch.number, [epoch.number for epoch in reader.later]) == (0, [1])
         uses = {index: schedule.next_use_s(harness.inodes[index]) for index in (5, 3, 9, 7, 0)}
         assert uses[0] is None
@@ -628,7 +649,7 @@ def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_an_open_of_a_stand_in_uses_up_what_was_asked_for(tmp_path: Path) -> None:
+def test_an_open_of_a_substitute_uses_up_what_was_asked_for(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.declare()
         await harness.training.plan(harness.trainer, planned([5, 3]))
@@ -645,7 +666,7 @@ def test_a_file_that_is_listed_twice_is_read_twice(tmp_path: Path) -> None:
         harness.list = listed([b"train/001", b"train/002", b"train/003", b"train/001"])
         await harness.declare()
         await harness.training.plan(harness.trainer, planned([0, 1, 3, 2]))
-        (reader,) = harness.cache.engine.schedule.believed
+        (reader,) = harness.cache.engine.schedule.trusted
         inode = harness.inodes[0]
         assert inode == harness.inodes[3]
         assert [position for position, key in reader.coming(4) if key == inode] == [0, 2]
@@ -673,10 +694,10 @@ def test_what_the_page_cache_answered_is_an_access_where_opens_are_not_seen(tmp_
         guide.progressed(harness.trainer, Progress("train", 0, 3, 3))
         await guide.detached(harness.trainer)
         recording.flush()
-        unseen = [access for access in read_trace(tmp_path / "trace").given() if access.unseen]
-        assert [(access.key, access.size) for access in unseen] == (
-            [(second, SIZE), (third, SIZE)] if immutable else []
-        )
+        columns = read_trace(tmp_path / "trace").columns
+        unseen = columns["unseen"] != 0
+        assert columns["given"][unseen].tolist() == ([second, third] if immutable else [])
+        assert set(columns["given_size"][unseen].tolist()) == ({SIZE} if immutable else set())
         assert set(harness.cache.engine.members) == {first, second}
         order = list(harness.cache.engine.policy.eviction_order())
         assert order == ([first, second] if immutable else [second, first]), "the policy heard of the unseen read"
@@ -725,13 +746,13 @@ def test_a_full_disk_is_no_reason_to_fail(tmp_path: Path, caplog: pytest.LogCapt
         # A name that is taken stands for a disk that is full.
         harness.trainers_file.with_suffix(".new").mkdir()
         await harness.training.detached(harness.trainer)
-        assert published_trainers(harness.trainers_file) == [], "rather nobody than who has left"
+        assert published_trainers(harness.trainers_file) == [], "rather no one than who has left"
         harness.training.begin(None)
         assert harness.cache.engine.schedule.readers == {}
 
     run(tmp_path, test)
     assert [record.getMessage() for record in caplog.records] == [
-        "workers do not learn of trainers (Is a directory): their plans and stand-ins rest"
+        "workers do not learn of trainers (Is a directory): their plans and substitutes rest"
     ] * 2
 
 
@@ -744,14 +765,14 @@ def test_the_lowest_rank_on_a_mount_ends_the_epochs_of_its_job(tmp_path: Path) -
             await harness.training.attached(trainer)
             await harness.training.samples(trainer, harness.list)
         higher, lowest, between = ranks
-        teaching, told = harness.training.teaching, []
-        end = teaching.epoch_ended
+        feed, told = harness.training.feed, []
+        end = feed.epoch_ended
 
         def note(job_id: str, epoch: int, *rest: Any) -> Changes:
             told.append(epoch)
             return end(job_id, epoch, *rest)
 
-        teaching.epoch_ended = note  # type: ignore[method-assign]
+        feed.epoch_ended = note  # type: ignore[method-assign]
         for trainer, epoch in ((higher, 0), (lowest, 0), (between, 0), (lowest, 1)):
             await harness.training.epoch_end(trainer, EpochEnd(epoch, 0.5))
         assert told == [0, 1]
@@ -759,7 +780,7 @@ def test_the_lowest_rank_on_a_mount_ends_the_epochs_of_its_job(tmp_path: Path) -
         for trainer, epoch in ((between, 1), (higher, 1), (between, 2), (higher, 2)):
             await harness.training.epoch_end(trainer, EpochEnd(epoch, 0.5))
         assert told == [0, 1, 2]
-        # A training that begins anew.
+        # A training that begins again.
         await harness.training.epoch_end(between, EpochEnd(0, 0.5))
         assert told == [0, 1, 2, 0]
 
@@ -813,7 +834,7 @@ def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: st
     recording.close()
     trace = read_trace(path)
     assert trace.accuracies() == {"1": [0, 0.25, 0.5]}
-    assert (trace.records["kind"] == Kind.BATCH).sum() == 24
+    assert sum(isinstance(event, TracedBatch) for _, event in trace.events) == 24
     hints = rescored(trace, scoring, ScorerOptions()).hints
     assert sum(len(hint.scores) for _, hint in hints if isinstance(hint, Scored)) > 15 * 7
     if policy != "lru":
@@ -940,10 +961,8 @@ def test_pins_are_recorded(tmp_path: Path) -> None:
     run(tmp_path, test, "impact", recording)
     recording.close()
     trace = read_trace(path)
-    kinds = [kind for kind in trace.records["kind"].tolist() if kind in (Kind.PINS, Kind.PINNED)]
-    assert kinds == [Kind.PINS, Kind.PINNED, Kind.PINNED, Kind.PINS]
     pinnings = [hint for _, hint in trace.hints() if isinstance(hint, Pinning)]
-    assert pinnings == [Pinning("1", (inodes[5], inodes[4])), Pinning("1", ())]
+    assert pinnings == [Pinning("1", [inodes[5], inodes[4]]), Pinning("1", [])]
 
 
 def test_a_trace_has_every_access_of_a_reader(tmp_path: Path) -> None:
@@ -964,7 +983,8 @@ def test_a_trace_has_every_access_of_a_reader(tmp_path: Path) -> None:
     one = accesses.keys[0]
     assert accesses.keys == [one, one, one, (one, 4), one]
     assert accesses.sizes == [SIZE] * 5
-    assert accesses.course_ids == ["", "", "", "", "1"]
-    given = [(some.key == key, some.size, some.offered) for some, key in zip(trace.given(), accesses.keys, strict=True)]
-    assert given == [(True, SIZE, True)] * 2 + [(True, SIZE, False), (True, SIZE, True), (False, 70, True)]
+    assert accesses.job_dataset_ids == ["", "", "", "", "1"]
+    assert (trace.columns["given"] == trace.columns["key"]).tolist() == [True] * 4 + [False]
+    assert trace.columns["given_size"].tolist() == [SIZE] * 4 + [70]
+    assert trace.columns["unoffered"].tolist() == [0, 0, 1, 0, 0]
     assert trace.served_ratio() == pytest.approx(3 / 5)

@@ -20,11 +20,11 @@ from test_service import SIZE, Harness
 from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.redis_server import RedisServer
 from spiderfs.cluster import link
-from spiderfs.cluster.messages import SharedHub, SharedScores
-from spiderfs.cluster.stream import Entry, Stream
+from spiderfs.cluster.link import SharedHub, SharedScores
+from spiderfs.cluster.stream import Stream, StreamEntry
 from spiderfs.core.events import FETCHED, Access
-from spiderfs.daemon.training.courses import several_nodes
-from spiderfs.daemon.training.courses.courses import Course
+from spiderfs.daemon.training.job_datasets import several_nodes
+from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.policies.spider import Spider
 from spiderfs.protocol import Batch, EpochEnd, Hello, encode
@@ -66,7 +66,7 @@ class Node:
 
     async def learn(self, rank: int, indices: npt.NDArray[np.int64], vectors: Floats, epoch: int = 0) -> None:
         """A batch of this rank, whose samples have been read."""
-        for inode in self.course.list.inodes[indices].tolist():
+        for inode in self.job_dataset.list.inodes[indices].tolist():
             self.harness.content.land(ContentKey(inode), bytes(SIZE))
             self.harness.cache.fold([Access(1.0, inode, inode, SIZE, 0, 1, 0, FETCHED)])
         losses = np.linalg.norm(vectors, axis=1).astype(np.float16)
@@ -77,13 +77,13 @@ class Node:
         await self.training.epoch_end(self.trainers[rank], EpochEnd(epoch))
 
     @property
-    def course(self) -> Course:
-        (course,) = self.training.courses
-        return course
+    def job_dataset(self) -> JobDataset:
+        (job_dataset,) = self.training.job_datasets
+        return job_dataset
 
     @property
     def scoring(self) -> Scoring:
-        scoring = self.training.scoring.of(self.course)
+        scoring = self.training.scoring.of(self.job_dataset)
         assert scoring is not None
         return scoring
 
@@ -143,7 +143,7 @@ def test_for_one_order_of_messages_the_scores_are_those_of_one_mount(
             drawn_by = await second.training.scores(second.trainers[1], "train")
             assert np.array_equal(drawn_by, await alone.training.scores(alone.trainers[0], "train"))
             assert second.scoring.sigma == first.scoring.sigma > 0
-            ratios = [node.training.teaching.status().ratio for node in (alone, first, second)]
+            ratios = [node.training.feed.status().ratio for node in (alone, first, second)]
             assert ratios[0] == ratios[1] == ratios[2]
 
     trio.run(test)
@@ -172,7 +172,7 @@ def test_eight_mounts_rank_samples_as_one_scorer_that_hears_all(tmp_path: Path, 
                 policy = node.harness.cache.engine.policy
                 assert isinstance(policy, Spider)
                 assert policy._waiting or any(
-                    policy.is_hub(node.course.course_id, key) for key in node.course.list.keys
+                    policy.is_hub(node.job_dataset.job_dataset_id, key) for key in node.job_dataset.list.keys
                 )
 
     trio.run(test)
@@ -180,7 +180,7 @@ def test_eight_mounts_rank_samples_as_one_scorer_that_hears_all(tmp_path: Path, 
 
 def is_at(node: Node, epoch: int) -> bool:
     """Whether a node scores rows of this epoch now."""
-    return node.training._nodes._jobs[node.course.job_id].epoch == epoch
+    return node.training._nodes._jobs[node.job_dataset.job_id].epoch == epoch
 
 
 def test_an_epoch_ends_when_the_rows_of_all_nodes_have_come(tmp_path: Path, server: RedisServer) -> None:
@@ -197,7 +197,7 @@ def test_an_epoch_ends_when_the_rows_of_all_nodes_have_come(tmp_path: Path, serv
         async with sharing(first, second), trio.open_nursery() as nursery:
             await first.learn(*now[0])
             await first.end_epoch(0, 0)
-            assert await first.training.scores(first.trainers[0], "train") is not None, "nobody waits for it"
+            assert await first.training.scores(first.trainers[0], "train") is not None, "no one waits for it"
             nursery.start_soon(first.learn, *later[0], 1)
             await second.learn(*now[1])
             await second.end_epoch(1, 0)
@@ -377,7 +377,7 @@ def test_who_has_all_ranks_tells_nobody(tmp_path: Path, server: RedisServer) -> 
                 for rank, indices, vectors in step:
                     await node.learn(rank, indices, vectors)
             await trio.sleep(0.1)
-            streams = {f"spiderfs:{what}:graph:{node.course.course_id}": "0-0" for what in ("rows", "scores")}
+            streams = {f"spiderfs:{what}:graph:{node.job_dataset.job_dataset_id}": "0-0" for what in ("rows", "scores")}
             assert Stream(server.url).read(streams, 0.01) == {}
 
     trio.run(test)
@@ -392,12 +392,12 @@ def test_what_others_send_wrongly_is_said_once_and_harms_nobody(
             good = encode(Batch("", 0, 0, np.array([3, 4]), np.eye(2, WIDTH)))
             beyond = encode(Batch("", 0, 0, np.array([SAMPLES]), np.eye(1, WIDTH)))
             wrong = [b"?", b"\xff" * 50, beyond, good[:-1], encode(Hello("test", "test"))]
-            stream, key = Stream(server.url), "spiderfs:rows:graph:" + first.course.course_id
-            stream.append([Entry(key, message) for message in [*wrong, good, *wrong]])
+            stream, key = Stream(server.url), "spiderfs:rows:graph:" + first.job_dataset.job_dataset_id
+            stream.append([StreamEntry(key, message) for message in [*wrong, good, *wrong]])
             await eventually(lambda: first.count("rows_heard") == 2)
             await eventually(lambda: second.count("scores_heard") == 2)
-            scores = "spiderfs:scores:graph:" + first.course.course_id
-            stream.append([Entry(scores, message) for message in wrong])
+            scores = "spiderfs:scores:graph:" + first.job_dataset.job_dataset_id
+            stream.append([StreamEntry(scores, message) for message in wrong])
             await eventually(lambda: len(caplog.records) == 2)
             await eventually(lambda: stream.read({key: "0-0"}, 0.01) == {})
 
@@ -409,14 +409,14 @@ def test_a_hub_of_another_node_stands_in_for_its_own_label_alone(tmp_path: Path,
     async def test() -> None:
         node = Node(tmp_path / "node", server.url, [1], 2, "hub")
         async with sharing(node):
-            labels = node.course.list.labels
+            labels = node.job_dataset.list.labels
             near = np.arange(1, 8)
             scores = SharedScores(WIDTH, np.arange(8), np.ones(8))
             hub = SharedHub(0, near, np.linspace(0.1, 0.2, len(near)))
-            key = "spiderfs:scores:graph:" + node.course.course_id
-            Stream(server.url).append([Entry(key, encode(scores) + encode(hub))])
+            key = "spiderfs:scores:graph:" + node.job_dataset.job_dataset_id
+            Stream(server.url).append([StreamEntry(key, encode(scores) + encode(hub))])
             await eventually(lambda: node.count("scores_heard") == 8)
-            policy, inodes = node.harness.cache.engine.policy, node.course.list.inodes
+            policy, inodes = node.harness.cache.engine.policy, node.job_dataset.list.inodes
             assert isinstance(policy, Spider)
             await eventually(lambda: int(inodes[0]) in policy._waiting)
             (found,) = policy._waiting[int(inodes[0])].values()

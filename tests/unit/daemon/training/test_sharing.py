@@ -12,7 +12,7 @@ from spiderfs.core.plans.exchange import Exchanged
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.daemon.training.plans import Rank, Sharing
 from spiderfs.daemon.training.trainer import KnownList, SampleList
-from spiderfs.policies.lru import LRU
+from spiderfs.policies.baselines import LRU
 from spiderfs.protocol import Exchange, Plan, Progress
 
 FILES = 12
@@ -97,12 +97,12 @@ def test_what_was_taken_may_leave_the_cache(mount: Mount) -> None:
     for rank in (A, B):
         mount.ask(rank, [8])
         mount.ask(rank, [9], 1, (8,))
-    shared = mount.engine.owed.lists["digest"]
-    assert shared.promised(8)
+    shared = mount.engine.exchange_pending.lists["digest"]
+    assert shared.reserved(8)
     for rank in (A, B):
         mount.sharing.progressed(rank, Progress("train", 0, 1, 1))
         mount.sharing.progressed(rank, Progress("train", 0, 1, 1))
-    assert not shared.promised(8)
+    assert not shared.reserved(8)
     assert shared.wanted_by(8) == 0
 
 
@@ -111,16 +111,16 @@ def test_the_news_of_what_was_taken_may_come_before_that_of_what_was_dispatched(
     mount.ask(A, [8])
     mount.sharing.progressed(A, Progress("train", 0, 1, 1))
     mount.ask(A, [9], 1, (8,))
-    shared = mount.engine.owed.lists["digest"]
-    assert not shared.promised(8)
-    assert shared.wanted_by(8) == 1, "it is owed to the other job"
+    shared = mount.engine.exchange_pending.lists["digest"]
+    assert not shared.reserved(8)
+    assert shared.wanted_by(8) == 1, "it is pending for the other job"
 
 
 def test_what_was_dispatched_while_questions_were_lost_is_owed_no_more(mount: Mount) -> None:
     mount.ask(B, [])
     mount.ask(A, [8])
     mount.ask(A, [3], 3, (2,))
-    shared = mount.engine.owed.lists["digest"]
+    shared = mount.engine.exchange_pending.lists["digest"]
     assert [shared.wanted_by(sample) for sample in (8, 1, 2, 3)] == [1, 1, 2, 2]
 
 
@@ -142,33 +142,33 @@ def test_a_name_that_means_another_list_leaves_nothing_of_the_former_one(mount: 
     mount.ask(A, [0])
     mount.list = listed("another digest")
     mount.ask(A, [0])
-    assert list(mount.engine.owed.lists) == ["another digest"]
+    assert list(mount.engine.exchange_pending.lists) == ["another digest"]
 
 
 def test_an_epoch_that_was_broken_off_owes_nothing(mount: Mount) -> None:
     for rank in (A, B):
         mount.ask(rank, [0])
     mount.plan(B, [])
-    assert mount.engine.owed.lists["digest"].wanted_by(3) == 1
+    assert mount.engine.exchange_pending.lists["digest"].wanted_by(3) == 1
     mount.plan(B, list(range(FILES)), epoch=1)
     mount.ask(B, [0], epoch=1)
-    assert mount.engine.owed.lists["digest"].wanted_by(3) == 2
+    assert mount.engine.exchange_pending.lists["digest"].wanted_by(3) == 2
 
 
 def test_a_rank_goes_on_with_a_new_manager(mount: Mount) -> None:
     order = [11, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0]
     mount.plan(A, order, position=1)
     mount.ask(A, [3], 3, (1, 2))
-    shared = mount.engine.owed.lists["digest"]
+    shared = mount.engine.exchange_pending.lists["digest"]
     assert [shared.wanted_by(sample) for sample in (11, 1, 3, 0)] == [0, 1, 1, 1]
-    assert shared.promised(1)
+    assert shared.reserved(1)
 
 
 def test_the_last_trainer_takes_the_list_with_it(mount: Mount) -> None:
     for rank in (A, B):
         mount.ask(rank, [0])
     mount.sharing.trainer_left(1)
-    assert not mount.engine.owed.active
+    assert not mount.engine.exchange_pending.active
     mount.sharing.stop()
-    assert dict(mount.engine.owed.lists) == {}
+    assert dict(mount.engine.exchange_pending.lists) == {}
     assert mount.sharing.counts("job 1").asked == 1

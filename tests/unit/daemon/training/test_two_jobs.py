@@ -14,7 +14,7 @@ import pytest
 import trio
 from test_service import Harness
 
-from spiderfs.daemon.training.courses.courses import Course
+from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Batch, EpochEnd, Hello, ProtocolError
 from spiderfs.scorer.scorer import Scorer
@@ -51,12 +51,12 @@ class Job:
         return await self.harness.training.scores(self.trainer, self.harness.list.name)
 
     @property
-    def course(self) -> Course:
-        return self.harness.training.trainers.course_of(self.trainer, "train")
+    def job_dataset(self) -> JobDataset:
+        return self.harness.training.trainers.job_dataset_of(self.trainer, "train")
 
     @property
     def scorer(self) -> Scorer:
-        scoring = self.harness.training.scoring.of(self.course)
+        scoring = self.harness.training.scoring.of(self.job_dataset)
         assert isinstance(scoring, Scorer)
         return scoring
 
@@ -94,7 +94,7 @@ def test_each_job_has_the_scores_that_it_has_alone(tmp_path: Path) -> None:
         one, two = Job(harness, "one", 1), Job(harness, "two", 2)
         await one.attach()
         await two.attach()
-        assert one.course.list is two.course.list, "files and labels are there once"
+        assert one.job_dataset.list is two.job_dataset.list, "files and labels are there once"
         # One ends three epochs while the other ends its first.
         for epoch in range(3):
             for batch in EPOCH:
@@ -117,7 +117,7 @@ def test_the_end_of_an_epoch_is_that_of_one_job_only(tmp_path: Path) -> None:
                 await job.learn(batch)
 
         def state(name: str) -> tuple[object, ...]:
-            (found,) = (job for job in harness.training.teaching.status().jobs if job.job_id == name)
+            (found,) = (job for job in harness.training.feed.status().jobs if job.job_id == name)
             return found.epochs_done, found.sigma, found.beta, found.delta, found.u, found.ratio
 
         before, radius, scores = state("two"), two.scorer.radius, (await two.scores()).tolist()
@@ -136,7 +136,7 @@ def test_the_end_of_an_epoch_is_that_of_one_job_only(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-async def _taught(harness: Harness, name: str, **told: Any) -> Job:
+async def _learned(harness: Harness, name: str, **told: Any) -> Job:
     job = Job(harness, name, 1, **told)
     await job.attach()
     for batch in EPOCH:
@@ -147,31 +147,31 @@ async def _taught(harness: Harness, name: str, **told: Any) -> Job:
 
 def test_a_job_that_comes_back_goes_on_and_a_new_one_starts_afresh(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        one = await _taught(harness, "one", epochs=9)
+        one = await _learned(harness, "one", epochs=9)
         scores = (await one.scores()).tolist()
-        (state,) = harness.training.teaching.status().jobs
+        (state,) = harness.training.feed.status().jobs
         for grace_s in (60.0, 0.0):
             await one.leave()
             await harness.training.declared_lists.let_go(grace_s)
-            assert len(harness.training.courses) == (grace_s > 0)
+            assert len(harness.training.job_datasets) == (grace_s > 0)
             new = Job(harness, f"new {grace_s}", 5)
             await new.attach()
             assert (await new.scores()).tolist() == []
-            assert [job.epochs_done for job in harness.training.teaching.status().jobs if "new" in job.job_id] == [0]
+            assert [job.epochs_done for job in harness.training.feed.status().jobs if "new" in job.job_id] == [0]
             await new.leave()
             await harness.training.declared_lists.let_go(0.0 if grace_s == 0 else 60.0)
             one = Job(harness, "one", 6, epochs=9, resume=True)
             await one.attach()
             assert one.warnings == ()
             assert (await one.scores()).tolist() == scores
-            assert [job for job in harness.training.teaching.status().jobs if job.job_id == "one"] == [state]
+            assert [job for job in harness.training.feed.status().jobs if job.job_id == "one"] == [state]
 
     run(tmp_path, test)
 
 
 def test_scores_of_another_job_are_taken_on_purpose_only(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        one = await _taught(harness, "one")
+        one = await _learned(harness, "one")
         scores = (await one.scores()).tolist()
         heir = Job(harness, "heir", 2, scores_from="one")
         await heir.attach()
@@ -215,7 +215,7 @@ def test_scores_that_cannot_be_copied_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
     async def test(harness: Harness) -> None:
-        await _taught(harness, "one")
+        await _learned(harness, "one")
 
         def full(source: Path, target: Path) -> None:
             target.mkdir(parents=True)
@@ -229,7 +229,7 @@ def test_scores_that_cannot_be_copied_leave_nothing(
         (warning,) = heir.warnings
         assert warning.startswith("the scores of job one cannot be copied (")
         assert (await heir.scores()).tolist() == []
-        assert not heir.course.directory.exists()
+        assert not heir.job_dataset.directory.exists()
         await heir.learn(EPOCH[0])
 
     run(tmp_path, test)
@@ -243,7 +243,7 @@ def test_no_id_leads_out_of_the_scores_directory(tmp_path: Path) -> None:
 
     async def test(harness: Harness) -> None:
         for name in names:
-            await _taught(harness, name)
+            await _learned(harness, name)
         harness.training.scoring.save()
         assert {job.parent for job in (tmp_path / "scores").glob("*/*")} == set((tmp_path / "scores").iterdir())
         assert len(list((tmp_path / "scores").glob("*/*/*.npz"))) == len(names)
@@ -252,8 +252,8 @@ def test_no_id_leads_out_of_the_scores_directory(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_there_may_be_so_many_courses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.courses.declared_lists.MAX_COURSES", 2)
+def test_there_may_be_so_many_job_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.declared_lists.MAX_COURSES", 2)
 
     async def test(harness: Harness) -> None:
         one, two, three = (Job(harness, name, 1) for name in ("one", "two", "three"))
@@ -262,19 +262,19 @@ def test_there_may_be_so_many_courses(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(ProtocolError, match="in 2 lists at most; close the hooks of trainings that are over"):
             await three.attach()
         await one.leave()
-        # A job that nobody uses leaves memory for it, without waiting.
+        # A job that no one uses leaves memory for it, without waiting.
         await harness.training.samples(three.trainer, harness.list)
-        assert {course.job_id for course in harness.training.courses} == {"two", "three"}
+        assert {job_dataset.job_id for job_dataset in harness.training.job_datasets} == {"two", "three"}
 
     run(tmp_path, test)
 
 
 def test_redirects_of_a_job_are_its_own(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
-        one, two = await _taught(harness, "one"), await _taught(harness, "two")
-        assert one.course.number != two.course.number
-        taught = {row.number: row.course_numbers for row in published_trainers(harness.trainers_file)}
-        assert taught == {1: (one.course.number,), 2: (two.course.number,)}
+        one, two = await _learned(harness, "one"), await _learned(harness, "two")
+        assert one.job_dataset.number != two.job_dataset.number
+        learned = {row.number: row.job_dataset_numbers for row in published_trainers(harness.trainers_file)}
+        assert learned == {1: (one.job_dataset.number,), 2: (two.job_dataset.number,)}
 
     run(tmp_path, test)
 
@@ -287,11 +287,13 @@ def test_pins_of_an_earlier_mount_end_with_the_epoch_of_their_job(tmp_path: Path
         for job in (one, two):
             await job.attach()
         policy: Any = harness.cache.engine.policy
-        inodes = one.course.list.inodes
-        for course_id in (one.course.course_id, two.course.course_id, "gone/digest"):
-            list(policy.pin(course_id, [int(inodes[0])]))
+        inodes = one.job_dataset.list.inodes
+        for job_dataset_id in (one.job_dataset.job_dataset_id, two.job_dataset.job_dataset_id, "gone/digest"):
+            list(policy.pin(job_dataset_id, [int(inodes[0])]))
         await one.end(0)
-        assert {course_id for course_id, pinned in policy.pinned.items() if pinned} == {two.course.course_id}
+        assert {job_dataset_id for job_dataset_id, pinned in policy.pinned.items() if pinned} == {
+            two.job_dataset.job_dataset_id
+        }
         await two.end(0)
         assert not any(policy.pinned.values())
 

@@ -16,7 +16,7 @@ from azure.core.exceptions import ClientAuthenticationError
 from object_server import ObjectServer, object_server
 
 from spiderfs.errors import SourceUnavailable
-from spiderfs.sources.buckets.pages import microsofts_page
+from spiderfs.sources.buckets.bucket import microsofts_page
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import identity_of, open_source
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
+import resource
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from object_server import ObjectServer, object_server
+import trio
+from object_server import MODIFIED_S, ObjectServer, object_server
 
+from benchmarks.fakes import Bare, MemoryContent, bare_filesystem
 from spiderfs.errors import (
     SourceChanged,
     SourceDenied,
@@ -19,12 +23,17 @@ from spiderfs.errors import (
     SourceThrottled,
     SourceTimeout,
     SourceUnavailable,
+    Stale,
 )
 from spiderfs.sources import object_source
 from spiderfs.sources.buckets.source import BucketSource
 from spiderfs.sources.object_source import StoreSettings, tag_of
 from spiderfs.sources.open import open_source
 from spiderfs.sources.source import Version
+from spiderfs.store.spare_records import MemoryRecords
+from spiderfs.vfs.answer_types import Caller
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
+from spiderfs.vfs.rules import Settings
 
 SECRET = "SECRET-of-a-test"
 ODD = "b+c d%20#?&é日本~*'()!\"<>\\{}^[]`|"
@@ -96,6 +105,50 @@ def test_an_object_whose_key_ends_with_a_slash_is_an_empty_directory(
     assert stat.S_ISDIR(source.stat(b"d").mode)
 
 
+def test_an_empty_object_that_is_marked_as_a_directory_is_one_where_stores_mark_them(
+    server: ObjectServer, source: BucketSource
+) -> None:
+    put(server, "p/d/x", "p/marked but full")
+    server.objects |= dict.fromkeys(("p/d", "p/e", "p/file"), b"")
+    server.folders = {"p/d", "p/e", "p/marked but full"}
+    marked = "d" if server.dialect == "az" else "f"
+    assert listed(source) == {"d": "d", "e": marked, "file": "f", "marked but full": "f"}
+    assert stat.S_ISDIR(source.stat(b"e").mode) == (marked == "d")
+    if marked == "d":
+        assert listed(source, b"e") == {}
+    for path in (b"file", b"none"):
+        with pytest.raises(SourceNotFound):
+            list(source.scan(path))
+
+
+def test_too_many_open_files_are_said_and_no_fault_of_the_store(
+    server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks tries again until a descriptor is free."""
+    put(server, "p/a")
+    source = opened(server)
+    version = source.stat(b"a").version
+    assert source.read(b"a", 0, 3, version) == b"p/a"
+    source.close()
+    again = opened(server)
+    again.stat(b"a")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    kept = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 1, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(taken[0]))
+        with pytest.raises(SourceThrottled, match=r"may open no more files now: raise its limit \(ulimit -n\)"):
+            again.read(b"a", 0, 3, version)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, kept)
+        for descriptor in taken:
+            os.close(descriptor)
+    assert again.read(b"a", 0, 3, version) == b"p/a"
+
+
 def test_keys_that_cannot_be_names_are_left_out_and_said_once(
     server: ObjectServer, source: BucketSource, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,7 +179,7 @@ def test_a_listing_has_many_pages(server: ObjectServer, source: BucketSource) ->
 def test_a_later_page_of_a_listing_is_asked_for_again(
     server: ObjectServer, source: BucketSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever repeats a listing begins anew: one of many pages would never be had from a store that fails at times."""
+    """Whoever repeats a listing begins again: one of many pages would never be had from a store that fails at times."""
     monkeypatch.setattr(object_source, "_PAGE_PAUSES_S", (0.0, 0.0))
     put(server, *(f"p/{number:04}" for number in range(25)))
     server.page_keys = 4
@@ -199,6 +252,93 @@ def test_an_object_that_was_replaced_since_the_listing_is_another_version(
     del server.objects["p/a"]
     with pytest.raises(SourceNotFound):
         source.read(b"a", 0, 3, found.version)
+
+
+@pytest.mark.parametrize("listed_tag", ["other {}".format, "".format], ids=["other tags", "no tags"])
+def test_a_store_that_lists_other_etags_than_it_gives_is_read(
+    server: ObjectServer, source: BucketSource, listed_tag: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    server.listed_tag = listed_tag
+    for name in "ab":
+        server.objects[f"p/{name}"] = b"first"
+        found = source.stat(name.encode())
+        assert bool(found.version.tag) == bool(listed_tag("x"))
+        for _ in range(2):
+            assert bytes(source.read(name.encode(), 0, 5, found.version)) == b"first"
+            assert bytes(source.read(name.encode(), 1, 2, found.version)) == b"ir"
+            assert source.read_present(name.encode(), 5) == (found, b"first")
+    server.asked()
+    source.read(b"a", 0, 5, source.stat(b"a").version)
+    assert server.asked() == ["LIST p/a", "GET p/a"], "what was found out is remembered"
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{server.dialect}://bucket/p: listings have other ETags than the objects")
+    # What is replaced is another version, and the old one is gone.
+    version = source.stat(b"a").version
+    server.objects["p/a"], server.modified_s["p/a"] = b"other", MODIFIED_S + 1
+    for offset in (0, 1):
+        with pytest.raises(SourceChanged):
+            source.read(b"a", offset, 5 - offset, version)
+    assert source.stat(b"a").version != version
+    assert bytes(source.read(b"a", 0, 5, source.stat(b"a").version)) == b"other"
+    assert len(caplog.records) == 1
+
+
+def test_an_object_that_is_replaced_while_the_listing_stays_is_refused(
+    server: ObjectServer, source: BucketSource
+) -> None:
+    """Its blocks may be cached: bytes of both must not come under one version."""
+    server.listed_tag = "always {:.0}".format
+    server.objects["p/a"] = b"first"
+    version = source.stat(b"a").version
+    assert bytes(source.read(b"a", 0, 5, version)) == b"first"
+    server.objects["p/a"] = b"other"
+    with pytest.raises(SourceUnavailable, match="lists 'a' with another size, time or ETag than it gives it"):
+        source.read(b"a", 0, 5, version)
+
+
+def test_a_store_that_lists_another_size_or_time_than_it_gives_is_refused(
+    server: ObjectServer, source: BucketSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.objects["p/a"] = b"first"
+    listing, modified = server.listing, server.modified
+    monkeypatch.setattr(server, "listing", lambda query: listing(query).replace(b">5<", b">4<").replace(b":20", b":21"))
+    server.listed_tag = "other {}".format
+    version = source.stat(b"a").version
+    for ask in (lambda: source.read(b"a", 0, 4, version), lambda: source.read_present(b"a", 9)):
+        with pytest.raises(SourceUnavailable, match="lists 'a' with another size, time or ETag than it gives it"):
+            ask()
+    assert modified("p/a").second == 20
+
+
+def test_a_reader_of_a_store_that_contradicts_itself_gets_the_bytes(
+    server: ObjectServer, source: BucketSource, tmp_path: Path
+) -> None:
+    server.listed_tag = "other {}".format
+
+    async def read_as_linux_does(bare: Bare, name: str) -> bytes:
+        caller, names = Caller(0, 0, 1), bare.filesystem
+        inode = (await names.lookup(ROOT_INODE, name.encode(), caller)).attributes.inode
+        try:
+            opened = await names.open(inode, os.O_RDONLY, caller)
+        except Stale:
+            inode = (await names.lookup(ROOT_INODE, name.encode(), caller)).attributes.inode
+            opened = await names.open(inode, os.O_RDONLY, caller)
+        found = bytes(await names.read(opened.handle, 0, 1000, inode))
+        bare.content.end_read()
+        return found
+
+    async def live() -> None:
+        put(server, "p/other")
+        content = MemoryContent()
+        content.set_capacity(1 << 20)
+        settings = Settings(ttl_s=0.0, sample_max_bytes=100)
+        async with bare_filesystem(source, content, MemoryRecords(TABLES), tmp_path, settings=settings) as bare:
+            for size in (90, 300):
+                for letter in (b"a", b"b", b"c"):
+                    server.objects["p/x"] = letter * size
+                    assert await read_as_linux_does(bare, "x") == letter * size
+
+    trio.run(live)
 
 
 def test_an_answer_that_breaks_off_is_no_content(server: ObjectServer, source: BucketSource) -> None:

@@ -14,7 +14,7 @@ from object_server import ObjectServer, object_server
 
 from spiderfs.errors import SourceError, SourceUnavailable
 from spiderfs.sources.buckets import bucket
-from spiderfs.sources.buckets.pages import amazons_page
+from spiderfs.sources.buckets.bucket import amazons_page
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import identity_of, open_source
 
@@ -23,7 +23,7 @@ from spiderfs.sources.open import identity_of, open_source
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ObjectServer]:
     for name in [name for name in os.environ if name.startswith(("GOOGLE_", "CLOUDSDK_"))]:
         monkeypatch.delenv(name)
-    # Nobody looks for a metadata server, or for what gcloud has left.
+    # No one looks for a metadata server, or for what gcloud has left.
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     with object_server(dialect="gs") as made:

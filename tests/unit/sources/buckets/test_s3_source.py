@@ -198,7 +198,7 @@ def test_libraries_do_not_log_what_they_send(
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(ConfigError, match=r"pip install 'spiderfs\[s3\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '.\[mount,s3\]'"):
         open_source("s3://bucket", StoreSettings())
 
 

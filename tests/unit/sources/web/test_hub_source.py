@@ -435,7 +435,7 @@ def test_the_token_goes_to_the_hub_and_nowhere_else(
     hub: FakeHub, source: HubSource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
 ) -> None:
     hub.token = TOKEN
-    place = tmp_path / ("token" if where == "file" else "elsewhere")
+    place = tmp_path / ("token" if where == "file" else "remote")
     if where in ("file", "HF_TOKEN_PATH"):
         place.write_text(f"{TOKEN}\n")
     if where != "file":
@@ -453,7 +453,7 @@ def test_what_is_no_token_is_refused_in_a_line(
     hub: FakeHub, source: HubSource, monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", token)
-    with pytest.raises(SourceUnavailable, match="set HF_TOKEN anew, or log in") as caught:
+    with pytest.raises(SourceUnavailable, match="set HF_TOKEN again, or log in") as caught:
         listed(source)
     assert hub.requests == []
     assert not any(secret in str(caught.value) for secret in ("SECRET", "\n"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -285,10 +284,37 @@ def test_bytes_of_another_version_are_not_given(server: FileServer, source: Mani
     assert (content, found.version) == (b"other", Version(5, (OLD_S + 7) * 10**9))
 
 
+def test_a_manifest_that_is_not_written_anew_is_reported_once(
+    server: FileServer, source: ManifestSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reads of what has changed end in ESTALE until it is."""
+    version = source.stat(b"a.jpg").version
+    server.put("data/a.jpg", b"other", OLD_S + 7)
+    for _ in range(2):
+        with pytest.raises(SourceChanged):
+            source.read(b"a.jpg", 0, 5, version)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"{source.identity}: the server gives other versions than the manifest lists, for example of 'a.jpg': write it"
+        " again"
+    )
+
+
+def test_a_replaced_file_of_a_manifest_that_was_written_anew_is_not_reported(
+    server: FileServer, source: ManifestSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    version = source.stat(b"a.jpg").version
+    server.put("data/a.jpg", b"other", OLD_S + 7)
+    write(server, modified_s=OLD_S + 7)
+    with pytest.raises(SourceChanged):
+        source.read(b"a.jpg", 0, 5, version)
+    assert not caplog.records
+
+
 def test_a_file_that_the_server_does_not_have_says_what_to_do(server: FileServer, source: ManifestSource) -> None:
     version = source.stat(b"a.jpg").version
     del server.files["data/a.jpg"]
-    with pytest.raises(SourceError, match="in the manifest and not on the server: write the manifest anew") as caught:
+    with pytest.raises(SourceError, match="in the manifest and not on the server: write the manifest again") as caught:
         source.read(b"a.jpg", 0, 5, version)
     assert type(caught.value) is SourceError, "no reason to ask again, and the file is not gone"
     write(server)
@@ -380,11 +406,10 @@ def test_a_proxy_is_used_as_other_programs_do(
 
 
 def test_a_manifest_of_many_files_takes_little_more_memory_than_its_text(server: FileServer) -> None:
-    from spiderfs.sources.web.manifest import _Files
+    from spiderfs.sources.listed_files import ListedFiles
 
     text = b"".join(b"train/n%04d/%06d.jpg\t%d\t1700000000\n" % (at % 100, at, at) for at in range(20_000))
-    files = _Files(text)
+    files = ListedFiles(text)
     assert len(files.files(b"train/n0007")) == 200
     kept = sum(map(len, files._lines.values()))
     assert kept < len(text)
-    assert not any(thread.name.startswith("spider") for thread in threading.enumerate())

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from spiderfs.daemon.training.connection.backlog import Backlog
+from spiderfs.daemon.training.connection.hook_server import Backlog
 from spiderfs.protocol import Batch, EpochEnd
 
 

@@ -21,9 +21,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from benchmarks.fakes import RecordingSink
 from spiderfs.daemon.training.connection import hook_server
-from spiderfs.daemon.training.connection.declaring import is_below_mount
-from spiderfs.daemon.training.connection.hook_connection import ServerLimits
-from spiderfs.daemon.training.connection.hook_server import HookServer, listen
+from spiderfs.daemon.training.connection.hook_server import HookServer, ServerLimits, is_below_mount, listen
 from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.errors import HookError
 from spiderfs.linux.sockets import socket_address
@@ -252,7 +250,7 @@ def test_the_lists_of_all_trainers_may_have_so_many_bytes(tmp_path: Path) -> Non
             await one.said(Ok, "samples")
             await other.send(samples(b"y" * 900))
             await other.said(Ok, "samples")
-            # What was begun, and never ended, goes with its connection or by being begun anew.
+            # What was begun, and never ended, goes with its connection or by being begun again.
             await other.send(samples(b"x" * 900, total=2))
             await other.send(samples(b"x" * 30, total=2))
             await daemon.until(lambda: daemon.server.declared_bytes.held == 35)
@@ -301,7 +299,7 @@ def test_paths_that_are_no_use_are_ignored_with_their_count(tmp_path: Path) -> N
             await client.send(Hello("test", "test"), samples(b"a", b"/etc/passwd", b"../b", b"gone", b""))
             await client.said(Ok)
             await client.said(Warn, "2 of 5 paths are ignored: a path must be relative")
-            await client.said(Warn, "1 of 5 paths are ignored: no such file")
+            await client.said(Warn, "1 of 5 paths are ignored: no such file in the mount, such as gone")
             await client.said(Ok, "samples")
 
     daemon = served(tmp_path, talk, RecordingSink(known=frozenset([b"a"])))
@@ -395,7 +393,7 @@ def test_a_slow_sink_loses_no_batch_and_keeps_nobody_else_waiting(tmp_path: Path
             daemon.sink.batch_s = 0
             await daemon.until(lambda: len(daemon.sink.batches) == 300)
 
-    daemon = served(tmp_path, talk, limits=ServerLimits(queue=4, burst=1000))
+    daemon = served(tmp_path, talk, limits=ServerLimits(queue=4))
     assert [recorded.step for _, recorded in daemon.sink.batches] == [*range(300)]
 
 
@@ -407,7 +405,7 @@ def test_batches_that_wait_take_bounded_memory_and_rows_leave_for_it(tmp_path: P
             await slow.send(*(batch(0, step=step) for step in range(100)), EpochEnd(0, None))
             await daemon.until(lambda: len(daemon.sink.ends) == 1)
 
-    daemon = served(tmp_path, talk, limits=ServerLimits(waiting_bytes=20_000, burst=1000))
+    daemon = served(tmp_path, talk, limits=ServerLimits(waiting_bytes=20_000))
     assert "thinned" in [name for name, _ in daemon.sink.calls]
     assert 10 <= len(daemon.sink.batches) <= 60
     assert daemon.counted["hook_batches"] == 100, "a batch of which nothing is left was heard too"
@@ -518,16 +516,16 @@ def test_no_bytes_harm_anybody_else(tmp_path: Path) -> None:
     assert daemon.counted["internal_errors"] == 0
 
 
-def test_too_many_mistakes_end_the_connection(tmp_path: Path) -> None:
+def test_mistakes_do_not_end_the_connection_however_many(tmp_path: Path) -> None:
     async def talk(daemon: Daemon) -> None:
         async with daemon.client() as client:
-            await client.greet()
-            await client.send(*[Ok("nonsense")] * 10)
-            answers = [await client.answer() for _ in range(6)]
-            assert answers[-1] is None
-            assert all(isinstance(answer, Error) for answer in answers[:-1])
+            await client.greet(b"a")
+            await client.send(*[Ok("nonsense")] * 1000, ScoresRequest("train", 1))
+            for _ in range(1000):
+                assert isinstance(await client.answer(), Error)
+            await client.said(Scores)
 
-    served(tmp_path, talk, limits=ServerLimits(malformed=5))
+    served(tmp_path, talk)
 
 
 def test_limits_of_connections_messages_and_patience(tmp_path: Path) -> None:
@@ -549,21 +547,6 @@ def test_limits_of_connections_messages_and_patience(tmp_path: Path) -> None:
     assert daemon.counted["hook_refused"] == 1
 
 
-def test_a_trainer_that_talks_too_fast_waits(tmp_path: Path) -> None:
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as client:
-            await client.greet(b"a")
-            begin = trio.current_time()
-            await client.send(*[ScoresRequest("train", number) for number in range(12)])
-            for _ in range(12):
-                await client.said(Scores)
-            assert trio.current_time() - begin > 0.6
-
-    # A busy machine may take longer than the pause between two messages to answer one, but not as a rule.
-    daemon = served(tmp_path, talk, limits=ServerLimits(messages_per_s=10, burst=5))
-    assert daemon.counted["hook_throttled"] >= 3
-
-
 def test_a_sink_that_fails_is_answered_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(RecordingSink):
         async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
@@ -582,7 +565,7 @@ def test_a_sink_that_fails_is_answered_for(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_a_foreign_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only root can become somebody else; the socket's mode is opened for it, so that the credentials decide."""
+    """Only root can become someone else; the socket's mode is opened for it, so that the credentials decide."""
     program = (
         "import os, socket, sys\n"
         "listening = socket.socket(socket.AF_UNIX)\n"

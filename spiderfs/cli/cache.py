@@ -1,0 +1,163 @@
+"""`spiderfs cache`: lists the cache directories on this machine, and removes those that no mount uses."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from spiderfs.cli.control_files import printable, read_stats, warn
+from spiderfs.errors import MountError, UsageError
+from spiderfs.linux.mounts import canonical, spiderfs_mounts
+from spiderfs.options.units import round_size
+from spiderfs.shared.layout import CacheLayout
+
+# mkfs(8) leaves this directory where a whole disk is the cache.
+_NAMES = {*CacheLayout.FILES, *CacheLayout.DIRECTORIES, "lost+found"}
+
+
+class Cache(NamedTuple):
+    directory: Path
+    source: str
+    bytes_on_disk: int
+    used: datetime
+    """When it was last mounted."""
+    mounted: bool
+
+
+@click.command()
+@click.argument("action", type=click.Choice(["list", "remove"]))
+@click.argument("directories", nargs=-1, type=click.Path(path_type=Path), metavar="[DIRECTORY]...")
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON for programs.")
+def cache(action: str, directories: tuple[Path, ...], as_json: bool) -> None:
+    """List caches with their sources and sizes, or remove the caches in these directories.
+
+    Without a DIRECTORY, `list` shows those of running mounts, in /var/cache/spiderfs and in ~/.cache/spiderfs.
+    """
+    if action == "list":
+        _list(directories, as_json)
+    elif not directories or as_json:
+        raise UsageError("cache remove: name each DIRECTORY, as 'spiderfs cache list' shows it")
+    else:
+        for directory in directories:
+            freed = _remove(directory)
+            click.echo(printable(f"removed {directory}: {round_size(freed)}"))
+
+
+def _list(directories: tuple[Path, ...], as_json: bool) -> None:
+    found = []
+    for path in directories or _places():
+        try:
+            found.append(_described(path))
+        except MountError as exc:
+            if directories:
+                raise
+            warn(str(exc))
+    if as_json:
+        rows = [{**row._asdict(), "directory": str(row.directory), "used": row.used.isoformat()} for row in found]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    if not found:
+        click.echo("there is no cache in /var/cache/spiderfs or ~/.cache/spiderfs")
+    for row in found:
+        state = "mounted" if row.mounted else f"last mounted {row.used:%Y-%m-%d}"
+        click.echo(printable(f"{row.directory}: {round_size(row.bytes_on_disk)} of {row.source}, {state}"))
+
+
+def _places() -> list[Path]:
+    """Every cache directory that this user can find."""
+    own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        own = own.expanduser()
+    found = {lock.parent for root in (Path("/var/cache"), own) for lock in (root / "spiderfs").glob("*/lock")}
+    for mount in spiderfs_mounts().values():
+        # A mount that hangs, or is of another version.
+        with contextlib.suppress(OSError, KeyError):
+            found.add(Path(str(read_stats(mount)["cache_dir"])))
+    return sorted(found)
+
+
+def _described(directory: Path) -> Cache:
+    """Raises MountError if it is no cache, or another user's."""
+    layout = CacheLayout(_checked(directory))
+    try:
+        source = os.fsdecode(layout.source.read_bytes()).strip() if layout.source.exists() else "an unknown source"
+        used = datetime.fromtimestamp(layout.lock.stat().st_mtime).astimezone()
+        return Cache(directory, source, _bytes_on_disk(directory), used, _is_used(layout.lock))
+    except OSError as exc:
+        raise _unreadable(directory, exc) from exc
+
+
+def _checked(directory: Path) -> Path:
+    """The directory, if it has the names of a cache and no others."""
+    try:
+        names = set(os.listdir(directory))
+    except OSError as exc:
+        raise _unreadable(directory, exc) from exc
+    if directory.is_symlink() or "lock" not in names or not names <= _NAMES:
+        raise MountError(f"{directory} is no cache directory: 'spiderfs cache list' shows them")
+    return directory
+
+
+def _unreadable(directory: Path, exc: OSError) -> MountError:
+    return MountError(f"{directory} cannot be used ({exc.strerror}): run the command as the user who mounted, or root")
+
+
+def _bytes_on_disk(directory: Path) -> int:
+    def fail(exc: OSError) -> None:
+        # A mounted cache loses files meanwhile.
+        if exc.errno != errno.ENOENT:
+            raise exc
+
+    total = 0
+    for folder, _, names in os.walk(directory, onerror=fail):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    return total
+
+
+def _is_used(lock: Path) -> bool:
+    """Whether a daemon holds the lock; it does as long as it lives."""
+    with open(lock, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _remove(directory: Path) -> int:
+    """Delete a cache that no mount uses; returns the bytes that it had on the disk."""
+    layout = CacheLayout(_checked(canonical(directory)))
+    try:
+        with open(layout.lock, "rb") as lock:
+            # Held until the end: a mount that begins meanwhile is refused.
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                raise MountError(
+                    f"{directory} is in use: unmount it first, 'spiderfs status' lists the mounts"
+                ) from exc
+            freed = _bytes_on_disk(layout.cache)
+            for name in sorted(_NAMES - {"lock", "lost+found"}):
+                path = layout.cache / name
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+            layout.lock.unlink()
+            # A whole disk stays, as does what is mounted.
+            with contextlib.suppress(OSError):
+                layout.cache.rmdir()
+    except OSError as exc:
+        raise _unreadable(directory, exc) from exc
+    return freed

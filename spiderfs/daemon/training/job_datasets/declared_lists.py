@@ -1,0 +1,331 @@
+"""How job datasets come into memory when trainers declare their lists, and leave it when no trainer uses them any more.
+
+All ranks of a job share a job dataset, for a list is known by its content; two jobs that declare one list have one
+each. A job dataset stays in memory for a while after its last trainer has left, so that a job that comes back finds it
+as it was. When it leaves, its scores are saved, the policy forgets its labels and the scores of its samples, and its
+redirects are withdrawn. All state belongs to the manager's event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import trio
+
+from spiderfs.core.learning.feed import PolicyFeed
+from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets, directory_of, job_dataset_id_of
+from spiderfs.daemon.training.job_datasets.range_lists import inodes_of_extents
+from spiderfs.daemon.training.job_datasets.scoring import BatchScoring
+from spiderfs.daemon.training.job_datasets.trainers import Trainers
+from spiderfs.daemon.training.trainer import (
+    Declared,
+    KnownList,
+    SampleList,
+    Trainer,
+    digest_of,
+    inodes_of,
+    leave_out_contradictions,
+)
+from spiderfs.errors import ProtocolError
+from spiderfs.linux.mounts import NO_READ_AHEAD_KIB, set_read_ahead
+from spiderfs.protocol import Hello
+from spiderfs.protocol.extents import DIRECTORY
+from spiderfs.store.store import Records
+from spiderfs.vfs.on_demand import Supply
+from spiderfs.vfs.redirects import redirect_row, redirect_rows
+
+
+class RedirectPublisher:
+    """Publishes the policy's redirects: writes them to the table that workers read at each look-up.
+
+    The policy names the redirects that have changed since it was asked last, so each change is drawn from it once. Two
+    callers that draw one after the other must write in the same order: all that is written goes through one lock. A row
+    names its job dataset by the job dataset's number, and only job datasets that are in memory have rows.
+
+    The kernel is told nothing: it trusts a name for the rest of its time. A reader that opens a file which has a
+    substitute by now is sent back to look the name up again (`Substitutes.send_back` of `vfs/substitutes.py`).
+    """
+
+    def __init__(self, feed: PolicyFeed, records: Records, job_datasets: JobDatasets) -> None:
+        self._feed = feed
+        self._records = records
+        self._job_datasets = job_datasets
+        self._publishing = trio.Lock()
+
+    def begin(self) -> None:
+        """Empty the table: the substitutes that an earlier manager has published may no longer be cached."""
+        self._records.put(redirect_row(number, wanted, None) for wanted, number, _ in redirect_rows(self._records))
+
+    async def publish(self) -> None:
+        """Write the redirects that have changed since the last time."""
+        async with self._publishing:
+            changes = self._feed.redirects_changed()
+            if not changes:
+                return
+            rows = []
+            for job_dataset_id, wanted, substitute in changes:
+                assert isinstance(wanted, int)
+                assert substitute is None or isinstance(substitute, int)
+                job_dataset = self._job_datasets.get(job_dataset_id)
+                if job_dataset is not None:
+                    rows.append(redirect_row(job_dataset.number, wanted, substitute))
+            await trio.to_thread.run_sync(self._records.put, rows)
+
+    async def publish_all(self) -> None:
+        """Write every redirect again: a hub of an earlier mount may belong to a job dataset that has only now begun."""
+        async with self._publishing:
+            self.begin()
+            self._feed.forget_told()
+        await self.publish()
+
+    async def withdraw(self, job_dataset: JobDataset) -> None:
+        """Remove all redirects of a job dataset that leaves memory."""
+        async with self._publishing:
+            wanted = [row[0] for row in redirect_rows(self._records) if row[1] == job_dataset.number]
+            self._records.put(redirect_row(job_dataset.number, inode, None) for inode in wanted)
+
+    def has_substitute(self, inode: int) -> bool:
+        """Whether readers of some job dataset get another file for this one while it is not cached."""
+        return any(
+            self._feed.substitute(job_dataset.job_dataset_id, inode) is not None for job_dataset in self._job_datasets
+        )
+
+
+log = logging.getLogger(__name__)
+
+# How long a job dataset stays in memory without a trainer. A list takes 15 MB for 100,000 samples, and what a job
+# dataset learns about it some 150 bytes a sample.
+GRACE_S = 60.0
+# Files that were not there are looked for again after so long, unless more of the list's files have changed.
+FOLLOW_AGAIN_S = 30.0
+# The most samples of the lists of all job datasets together; each takes the manager 150 bytes before it is scored.
+MAX_SAMPLES = 32_000_000
+# All ranks of a job share its job datasets, so the trainers of 256 connections, with 8 lists each, seldom have half as
+# many; the others are about to leave.
+MAX_COURSES = 1024
+# How many samples are forgotten, or looked at, between two chances for other tasks, in some milliseconds.
+_AT_A_TIME = 10_000
+
+
+class DeclaredLists:
+    def __init__(
+        self,
+        supply: Supply,
+        cache: CacheControl,
+        feed: PolicyFeed,
+        job_datasets: JobDatasets,
+        trainers: Trainers,
+        scoring: BatchScoring,
+        redirects: RedirectPublisher,
+        scores_directory: Path,
+        sample_max_bytes: int,
+        mountpoint: Path,
+    ) -> None:
+        self._supply = supply
+        self._sample_max_bytes, self._mountpoint = sample_max_bytes, mountpoint
+        self._of_ranges: set[str] = set()
+        self._cache = cache
+        self._feed = feed
+        self._job_datasets = job_datasets
+        self._trainers = trainers
+        self._scoring = scoring
+        self._redirects = redirects
+        self._scores_directory = scores_directory
+        # The time at which each job dataset was first found without a trainer. One that is being declared counts as
+        # used.
+        self._unused_since: dict[str, float] = {}
+        self._declared_now: list[str] = []
+        # One list at a time begins: a rank waits until another rank of its job has begun their job dataset with its
+        # scores, and no two lists take the same room.
+        self._beginning = trio.Lock()
+
+    # -- lists come
+
+    async def declare(self, trainer: Trainer, samples: SampleList) -> Declared:
+        """Take a list that a trainer declares: its job's job dataset of this list begins, or goes on.
+
+        Raises ProtocolError if all job datasets together would have more than MAX_SAMPLES.
+        """
+        digest = digest_of(samples)
+        job_dataset_id = job_dataset_id_of(trainer.job_id, digest)
+        warnings: list[str] = []
+        with self._declaring(job_dataset_id):
+            paths, has_ranges = samples.paths, DIRECTORY in samples.text
+            if has_ranges:
+                inodes = await inodes_of_extents(paths, self._supply, self._sample_max_bytes)
+            else:
+                inodes = await inodes_of(paths, self._supply.catalogue, self._supply.lister)
+            # What has no path lies outside of the mount, which has been said.
+            unknown = [paths[index] for index in np.flatnonzero(inodes == 0).tolist() if paths[index]]
+            del paths
+            leave_out_contradictions(inodes, samples.labels)
+            async with self._beginning:
+                await self._make_room(job_dataset_id, len(samples))
+                known_list = self._job_datasets.known_list(digest, inodes) or KnownList(digest, samples, inodes)
+                job_dataset = self._job_datasets.get(job_dataset_id)
+                if job_dataset is None:
+                    number = self._job_datasets.number_of(job_dataset_id)
+                    job_dataset = JobDataset(number, trainer.job_id, known_list, self._scores_directory)
+                    self._job_datasets.put(job_dataset)
+                    if has_ranges:
+                        self._of_ranges.add(job_dataset_id)
+                        await trio.to_thread.run_sync(set_read_ahead, self._mountpoint, NO_READ_AHEAD_KIB)
+                    warnings += await self._begin(job_dataset, trainer.hello)
+                elif job_dataset.list is not known_list or not self._is_going_on(job_dataset):
+                    # Its scores are by index, so they hold for other files too.
+                    job_dataset.list = known_list
+                    warnings += await self._begin(job_dataset, trainer.hello)
+            self._trainers.declare(trainer, samples.name, job_dataset, samples.sends_batches)
+        return Declared(len(unknown), tuple(warnings), unknown[0] if unknown else b"")
+
+    def _is_going_on(self, job_dataset: JobDataset) -> bool:
+        """Whether nothing is to be told to, or asked of, a job that declares the list of this job dataset again."""
+        return self._scoring.of(job_dataset) is not None or self._trainers.any_uses(job_dataset.job_dataset_id)
+
+    async def _begin(self, job_dataset: JobDataset, hello: Hello) -> list[str]:
+        """Begin a job dataset with the scores that its job, or the job that it names, has; returns what is missing."""
+        warnings = []
+        if hello.scores_from is not None and not job_dataset.directory.exists():
+            try:
+                await self._take_over(job_dataset, hello.scores_from)
+            except OSError as exc:
+                warnings.append(f"the scores of job {hello.scores_from} cannot be copied ({exc.strerror})")
+        await self._scoring.introduce(job_dataset)
+        if self._scoring.of(job_dataset) is None and not warnings:
+            if hello.scores_from is not None:
+                warnings.append(f"the mount has no scores of job {hello.scores_from} to start from")
+            if hello.resume:
+                warnings.append(f"the mount has no scores of job {hello.job}, so it starts afresh")
+        return warnings
+
+    async def _take_over(self, job_dataset: JobDataset, job_id: str) -> None:
+        other = self._job_datasets.get(job_dataset_id_of(job_id, job_dataset.list.digest))
+        if other is not None:
+            await self._scoring.save_job_dataset(other)
+        await self._scoring.take_over(
+            job_dataset, directory_of(self._scores_directory, job_id, job_dataset.list.digest)
+        )
+
+    @contextlib.contextmanager
+    def _declaring(self, job_dataset_id: str) -> Iterator[None]:
+        """This job dataset does not leave memory meanwhile."""
+        self._declared_now.append(job_dataset_id)
+        try:
+            yield
+        finally:
+            self._declared_now.remove(job_dataset_id)
+
+    async def _make_room(self, job_dataset_id: str, samples: int) -> None:
+        if self._is_full(job_dataset_id, samples):
+            await self.let_go(0.0)
+        if self._is_full(job_dataset_id, samples):
+            raise ProtocolError(
+                f"a list of {samples} samples: all jobs of this mount together have {MAX_SAMPLES} in "
+                f"{MAX_COURSES} lists at most; close the hooks of trainings that are over",
+                "too-large",
+            )
+
+    def _is_full(self, job_dataset_id: str, samples: int) -> bool:
+        if self._job_datasets.samples_beside(job_dataset_id) + samples > MAX_SAMPLES:
+            return True
+        return job_dataset_id not in self._job_datasets and len(self._job_datasets) >= MAX_COURSES
+
+    # -- files change
+
+    def superseded(self, inode: int, path: bytes) -> None:
+        """Note that the file at a path has another version than this one."""
+        for job_dataset in self._job_datasets:
+            if inode in job_dataset.list.index_of:
+                job_dataset.list.superseded[inode] = path
+                job_dataset.list.followed_s = -math.inf
+
+    async def follow(self, job_dataset: JobDataset) -> bool:
+        """Have the samples of a list be the present versions of their files; returns whether that changes any.
+
+        As when the list is declared again, its scores hold for the files that there are now. All files are looked at
+        of each directory, such as an archive, in which one was superseded.
+        """
+        known = job_dataset.list
+        if not known.superseded or trio.current_time() < known.followed_s + FOLLOW_AGAIN_S:
+            return False
+        # What is not there now may come back.
+        known.followed_s = trio.current_time()
+        noted = dict(known.superseded)
+        directories = {path.rpartition(b"/")[0] for path in noted.values()}
+        places, paths = [], []
+        for first in range(0, len(known.keys), _AT_A_TIME):
+            inodes = known.keys[first : first + _AT_A_TIME]
+            for place, path in enumerate(self._supply.catalogue.paths(inodes), first):
+                path = noted.get(known.keys[place], path)
+                if known.keys[place] and path.rpartition(b"/")[0] in directories:
+                    places.append(place)
+                    paths.append(path)
+            await trio.lowlevel.checkpoint()
+        found = await inodes_of(paths, self._supply.catalogue, self._supply.lister)
+        now = known.inodes.copy()
+        now[places] = np.where(found, found, now[places])
+        # The source may have taken long, and no one attaches while this is held.
+        async with self._beginning:
+            if job_dataset.list is not known or np.array_equal(now, known.inodes):
+                return job_dataset.list is not known
+            followed = self._job_datasets.known_list(known.digest, now) or known.with_files(now)
+            for other in self._job_datasets:
+                if other.list is known:
+                    other.list = followed
+                    await self._scoring.introduce(other)
+        return True
+
+    # -- lists leave
+
+    async def let_go(self, grace_s: float = GRACE_S) -> None:
+        """Let job datasets leave memory that no trainer has used for `grace_s`; their scores are saved first."""
+        now = trio.current_time()
+        self._unused_since = {
+            job_dataset.job_dataset_id: self._unused_since.get(job_dataset.job_dataset_id, now)
+            for job_dataset in self._job_datasets
+            if not self._is_used(job_dataset.job_dataset_id)
+        }
+        for job_dataset_id, since in list(self._unused_since.items()):
+            job_dataset = self._job_datasets.get(job_dataset_id)
+            if job_dataset is None or now - since < grace_s:
+                continue
+            try:
+                await self._scoring.save_job_dataset(job_dataset)
+            except OSError as exc:
+                log.warning(
+                    "cannot save the scores of an unused list (%s): it stays in memory until the cache's disk has room",
+                    exc.strerror,
+                )
+                continue
+            # A trainer may have declared the list while its scores were saved.
+            if self._job_datasets.get(job_dataset_id) is job_dataset and not self._is_used(job_dataset_id):
+                await self._forget(job_dataset)
+
+    def _is_used(self, job_dataset_id: str) -> bool:
+        return job_dataset_id in self._declared_now or self._trainers.any_uses(job_dataset_id)
+
+    async def _forget(self, job_dataset: JobDataset) -> None:
+        self._job_datasets.remove(job_dataset)
+        if job_dataset.job_dataset_id in self._of_ranges:
+            self._of_ranges.discard(job_dataset.job_dataset_id)
+            if not self._of_ranges:
+                await trio.to_thread.run_sync(set_read_ahead, self._mountpoint)
+        log.info("job %s is over: what it learned about %s leaves memory", job_dataset.job_id, job_dataset.list.name)
+        inodes = list(job_dataset.list.index_of)
+        for first in range(0, max(1, len(inodes)), _AT_A_TIME):
+            # Another job may have declared a list with these files since the last slice.
+            others = [other.list.index_of for other in self._job_datasets]
+            some = inodes[first : first + _AT_A_TIME]
+            lonely = [inode for inode in some if not any(inode in other for other in others)]
+            self._cache.apply(self._feed.end(job_dataset.job_dataset_id, lonely))
+            await trio.lowlevel.checkpoint()
+            if job_dataset.job_dataset_id in self._job_datasets:
+                # The list was declared again, and with it its scores and redirects.
+                return
+        await self._redirects.withdraw(job_dataset)

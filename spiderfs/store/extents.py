@@ -1,0 +1,315 @@
+"""The bytes of whole files: chunks of one file beside LMDB, whose rows say which chunks a file has.
+
+LMDB writes a value of 100 kB into pages that it has to find, and copies it on the way: 40 to 103 us. Written over
+chunks of a file that are in the page cache, it takes 20 us, and whoever has fetched the bytes may write them. A chunk
+is written again and not punched, because a page that is new to the page cache costs as much as the copy.
+
+A second file, the **map**, has a byte for each chunk: 0 if it is free, else the number of the process that has leased
+it. A process that is about to commit the loss of a row first makes its chunks its own, and frees them afterwards. It
+holds a lock for its number as long as it lives (`linux/range_lock.py`), so chunks of dead processes can be found that
+no row names. Those that a row names get a number that no process has, and need not be looked at again. The map is read
+and written by system calls, because a mapping would end the process by SIGBUS where the disk is full or fails.
+
+Bytes may be read while their chunks are freed and written again: readers verify what they have read by the row's
+checksums, and look at the row again if that fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import struct
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from spiderfs.errors import StoreCorrupt, StoreError
+from spiderfs.linux.range_lock import lock_exclusive, locked, try_lock, unlock
+from spiderfs.store.environment import NO_ROOM, translated_disk_errors
+
+if TYPE_CHECKING:
+    # The manager alone needs it, when another process has died.
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Chunks = NDArray[np.intp]
+
+CHUNK_BYTES = 16 << 10
+"""Waste is half a chunk for each file; with twice as much, 14 % of the disk at 110 kB a file."""
+# Where the map begins in its file; before it, the number of chunks.
+_MAP_AT = 4096
+_COUNT = struct.Struct("<Q")
+_RUN = struct.Struct("<II")
+_MOST_OWNERS = 250
+_SETTLED = 255
+# Locks lie behind any map: one for changes of the map, and one for each owner.
+_CHANGE_AT = 1 << 61
+_OWNERS_AT = _CHANGE_AT + 1
+# The file grows by a sixteenth, at most by this.
+_MOST_GROWTH = (64 << 20) // CHUNK_BYTES
+# What it leaves of the disk to rows: a disk that is full to the last byte could not even say what leaves the cache.
+_LEFT_BYTES = 4 << 20
+_WINDOW = 16 << 10
+_NO_ROOM = (*NO_ROOM, errno.EFBIG)
+_translated = partial(translated_disk_errors, _NO_ROOM)
+
+
+class Lease(NamedTuple):
+    """Chunks for one file: pairs of the first chunk of a run and how many there are, in the order of the bytes."""
+
+    runs: tuple[tuple[int, int], ...]
+
+    def packed(self) -> bytes:
+        return b"".join(_RUN.pack(*run) for run in self.runs)
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> Lease:
+        return cls(tuple(_RUN.iter_unpack(packed)))
+
+    def pieces(self, offset: int, length: int) -> Iterator[tuple[int, int]]:
+        """Where bytes [offset, offset + length) of the file lie: places in the file of chunks, and lengths."""
+        for first, count in self.runs:
+            run_bytes = count * CHUNK_BYTES
+            if offset < run_bytes and length > 0:
+                taken = min(run_bytes - offset, length)
+                yield first * CHUNK_BYTES + offset, taken
+                offset, length = 0, length - taken
+            else:
+                offset -= run_bytes if offset >= run_bytes else 0
+
+
+class ExtentFile:
+    """The chunks alone, for who reads and writes them; in any thread."""
+
+    def __init__(self, path: Path, readonly: bool = False) -> None:
+        self._path = path
+        self._flags = os.O_RDONLY if readonly else os.O_RDWR | os.O_CREAT
+        self._fd = -1
+        self._opening = threading.Lock()
+
+    @property
+    def fd(self) -> int:
+        if self._fd < 0:
+            with self._opening, _translated():
+                if self._fd < 0:
+                    self._fd = os.open(self._path, self._flags | os.O_CLOEXEC, 0o600)
+        return self._fd
+
+    def write(self, lease: Lease, payload: bytes) -> None:
+        """Raises StoreFull, StoreError."""
+        view, done = memoryview(payload), 0
+        with _translated():
+            for place, length in lease.pieces(0, len(payload)):
+                while length:
+                    written = os.pwrite(self.fd, view[done : done + length], place)
+                    done, place, length = done + written, place + written, length - written
+
+    def read(self, lease: Lease, offset: int, length: int) -> bytes:
+        """The bytes at this place of the file; fewer, or none, where the disk gives no more."""
+        try:
+            parts = [os.pread(self.fd, size, place) for place, size in lease.pieces(offset, length)]
+        except (OSError, StoreError):
+            return b""
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Extents(ExtentFile):
+    """The chunks and their map."""
+
+    def __init__(self, path: Path, map_path: Path, readonly: bool = False) -> None:
+        super().__init__(path, readonly)
+        self._map_path = map_path
+        self._map_fd = -1
+        self._owner = 0
+        self._at = 0
+        self._changing = threading.Lock()
+
+    def lease(self, sizes: Sequence[int]) -> list[Lease]:
+        """Chunks for files of these sizes, theirs until they are freed; raises StoreFull, StoreError."""
+        wanted = [max(1, -(-size // CHUNK_BYTES)) for size in sizes]
+        leases = []
+        with self._changed() as count:
+            runs = self._found(sum(wanted), count)
+            for first, length in runs:
+                os.pwrite(self._map_fd, bytes([self._owner]) * length, _MAP_AT + first)
+        free = iter(runs)
+        first = length = 0
+        for chunks in wanted:
+            mine = []
+            while chunks:
+                if not length:
+                    first, length = next(free)
+                taken = min(length, chunks)
+                mine.append((first, taken))
+                first, length, chunks = first + taken, length - taken, chunks - taken
+            leases.append(Lease(tuple(mine)))
+        return leases
+
+    def free(self, leases: Iterable[Lease]) -> None:
+        """Free chunks that this process has leased or taken over; never raises.
+
+        What cannot be freed now, since the disk fails, is found after the end of this process.
+        """
+        own = list(leases)
+        if not own:
+            return
+        with contextlib.suppress(StoreError), self._changed():
+            for first, length in _runs(own):
+                if os.pread(self._map_fd, length, _MAP_AT + first) == bytes([self._owner]) * length:
+                    os.pwrite(self._map_fd, bytes(length), _MAP_AT + first)
+
+    def take_over(self, leases: Iterable[Lease]) -> None:
+        """Make these chunks this process's, which is about to commit that no row names them; raises StoreError.
+
+        If it dies before it has freed them, they are found as those that it has leased.
+        """
+        others = list(leases)
+        if others:
+            with self._changed():
+                for first, length in _runs(others):
+                    os.pwrite(self._map_fd, bytes([self._owner]) * length, _MAP_AT + first)
+
+    def abandoned(self) -> Chunks:
+        """The chunks that dead processes had leased, for `settle`; raises StoreError."""
+        import numpy as np
+
+        with self._changed() as count:
+            owners = self._owners(count)
+            return np.flatnonzero(np.isin(owners, self._dead(owners)))
+
+    def settle(self, chunks: Chunks, named: Chunks) -> None:
+        """Free those of these chunks of dead processes that no row names; raises StoreError.
+
+        The others belong to no process from then on, so that they are not looked at again.
+        """
+        import numpy as np
+
+        with self._changed() as count:
+            owners = self._owners(count).copy()
+            dead = self._dead(owners)
+            # A chunk that was freed meanwhile, and perhaps leased again, is no longer a dead process's.
+            still = chunks[chunks < count]
+            still = still[np.isin(owners[still], dead)]
+            owners[still] = np.where(np.isin(still, named), _SETTLED, 0)
+            os.pwrite(self._map_fd, owners.tobytes(), _MAP_AT)
+
+    def _owners(self, count: int) -> NDArray[np.uint8]:
+        import numpy as np
+
+        return np.frombuffer(os.pread(self._map_fd, count, _MAP_AT), np.uint8)
+
+    def _dead(self, owners: NDArray[np.uint8]) -> list[int]:
+        import numpy as np
+
+        living = (0, self._owner, _SETTLED)
+        candidates = [int(owner) for owner in np.flatnonzero(np.bincount(owners, minlength=1)) if owner not in living]
+        return [owner for owner in candidates if not locked(self._map_fd, _OWNERS_AT + owner, 1)]
+
+    def trim(self) -> None:
+        """Give free chunks at the end of the file back to the disk; raises StoreError."""
+        with self._changed() as count:
+            used = len(os.pread(self._map_fd, count, _MAP_AT).rstrip(b"\0"))
+            if used < count:
+                os.pwrite(self._map_fd, _COUNT.pack(used), 0)
+                os.ftruncate(self.fd, used * CHUNK_BYTES)
+                os.ftruncate(self._map_fd, _MAP_AT + used)
+
+    def disk_bytes(self) -> int:
+        try:
+            return os.stat(self._path).st_blocks * 512
+        except OSError:
+            return 0
+
+    def close(self) -> None:
+        super().close()
+        if self._map_fd >= 0:
+            os.close(self._map_fd)
+            self._map_fd = -1
+
+    # -- the map
+
+    @contextlib.contextmanager
+    def _changed(self) -> Iterator[int]:
+        """No one else changes the map meanwhile; gives the number of chunks. Raises StoreFull, StoreError."""
+        with self._changing, _translated():
+            if self._map_fd < 0:
+                self._open()
+            lock_exclusive(self._map_fd, _CHANGE_AT, 1)
+            try:
+                yield self._count()
+            finally:
+                unlock(self._map_fd, _CHANGE_AT, 1)
+
+    def _count(self) -> int:
+        head = os.pread(self._map_fd, _COUNT.size, 0)
+        count: int = _COUNT.unpack(head)[0] if len(head) == _COUNT.size else 0
+        if count > max(0, os.fstat(self._map_fd).st_size - _MAP_AT):
+            raise StoreCorrupt("the cache is damaged (the map of chunks is shorter than it says)")
+        return count
+
+    def _open(self) -> None:
+        with contextlib.ExitStack() as on_failure:
+            fd = os.open(self._map_path, self._flags | os.O_CLOEXEC, 0o600)
+            on_failure.callback(os.close, fd)
+            chunks = os.pread(fd, max(0, os.fstat(fd).st_size - _MAP_AT), _MAP_AT)
+            first = int.from_bytes(os.urandom(2)) % _MOST_OWNERS
+            numbers = [(first + number) % _MOST_OWNERS + 1 for number in range(_MOST_OWNERS)]
+            # Chunks of a dead process would be taken for those of this one, if it had the same number.
+            candidates = chain((number for number in numbers if chunks.find(number) < 0), numbers)
+            owner = next((number for number in candidates if try_lock(fd, _OWNERS_AT + number, 1)), None)
+            if owner is None:
+                raise StoreError(f"more than {_MOST_OWNERS} processes write to one cache")
+            self._owner, self._map_fd = owner, fd
+            on_failure.pop_all()
+
+    def _found(self, wanted: int, count: int) -> list[tuple[int, int]]:
+        """Runs of free chunks, behind those that were found last; the file grows if there are not enough."""
+        runs: list[tuple[int, int]] = []
+        begin = self._at if self._at < count else 0
+        for start, end in ((begin, count), (0, begin)):
+            for at in range(start, end, _WINDOW):
+                window = os.pread(self._map_fd, min(_WINDOW, end - at), _MAP_AT + at)
+                place = window.find(0)
+                while place >= 0 and wanted:
+                    length = 1
+                    while length < wanted and place + length < len(window) and not window[place + length]:
+                        length += 1
+                    runs.append((at + place, length))
+                    wanted -= length
+                    place = window.find(0, place + length)
+                if not wanted:
+                    self._at = sum(runs[-1])
+                    return runs
+        self._grow(count, wanted)
+        self._at = count + wanted
+        return [*runs, (count, wanted)]
+
+    def _grow(self, count: int, wanted: int) -> None:
+        for more in (max(wanted, min(count // 16, _MOST_GROWTH)), wanted):
+            try:
+                disk = os.fstatvfs(self.fd)
+                if disk.f_bavail * disk.f_frsize < more * CHUNK_BYTES + _LEFT_BYTES:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.posix_fallocate(self._map_fd, _MAP_AT, count + more)
+                os.posix_fallocate(self.fd, count * CHUNK_BYTES, more * CHUNK_BYTES)
+            except OSError as exc:
+                os.ftruncate(self.fd, count * CHUNK_BYTES)
+                if exc.errno not in _NO_ROOM or more == wanted:
+                    raise
+                continue
+            os.pwrite(self._map_fd, bytes(more), _MAP_AT + count)
+            os.pwrite(self._map_fd, _COUNT.pack(count + more), 0)
+            return
+
+
+def _runs(leases: Iterable[Lease]) -> Iterator[tuple[int, int]]:
+    return (run for lease in leases for run in lease.runs)

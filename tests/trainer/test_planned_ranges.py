@@ -1,0 +1,357 @@
+"""Samples that are ranges of large files: grids, the indices of formats, and loaders on a real mount."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mounting import eventually, mounted
+from torch.utils.data import DataLoader, Dataset, Subset
+
+import trainer_hook
+from benchmarks.common.sources import make_older, patterned
+from spiderfs.protocol.extents import extent_of
+from trainer_hook.ranges import (
+    SampleRanges,
+    arrow_rows,
+    hdf5_chunks,
+    parquet_row_groups,
+    safetensors_tensors,
+    token_windows,
+    zarr_shards,
+)
+from trainer_hook.ranges.files import rows_of_dataset
+from trainer_hook.ranges.sample_ranges import SampleGrid
+
+PAGE = 4096
+
+
+def bytes_of(ranges: SampleRanges, index: int) -> list[bytes]:
+    rows = range(ranges.first[index], ranges.first[index + 1])
+    contents = {number: Path(path).read_bytes() for number, path in enumerate(map(str, ranges.paths))}
+    return [
+        contents[ranges.files[row]][ranges.offsets[row] : ranges.offsets[row] + ranges.lengths[row]] for row in rows
+    ]
+
+
+# -- grids
+
+
+def places(grid: SampleGrid, order: Sequence[int]) -> list[tuple[int, int]]:
+    drawn = [extent_of(grid.paths[number]) for number in grid.draws(np.array(order, np.uint32))]
+    return [(extent.begin, extent.end) for extent in drawn if extent is not None]
+
+
+@pytest.mark.parametrize("longest", [3_000, 50_000, 3_000_000])
+def test_each_page_lies_in_one_extent_and_a_sample_has_all_of_its_pages(tmp_path: Path, longest: int) -> None:
+    rng, size = random.Random(longest), 5_000_000
+    (path := tmp_path / "one").write_bytes(bytes(size))
+    lengths = [rng.randrange(longest) for _ in range(80)]
+    offsets = [rng.randrange(size - length) for length in lengths]
+    grid = SampleGrid(SampleRanges.in_file(path, offsets, lengths), [b"one"])
+    extents = sorted((extent.begin, extent.end) for extent in map(extent_of, grid.paths) if extent is not None)
+    assert len(extents) == len(set(grid.paths))
+    assert all(before[1] <= after[0] for before, after in pairwise(extents))
+    assert all(begin % PAGE == 0 and (end % PAGE == 0 or end == size) for begin, end in extents)
+    assert max(end - begin for begin, end in extents) <= 1 << 20
+    for index, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
+        own = places(grid, [index])
+        assert all(before[1] == after[0] for before, after in pairwise(own))
+        assert not length or (own[0][0] <= offset and offset + length <= own[-1][1])
+
+
+def test_plans_and_progress_are_counted_in_extents(tmp_path: Path) -> None:
+    (path := tmp_path / "one").write_bytes(bytes(10 * PAGE))
+    ranges = SampleRanges.of([(path, 0, PAGE), [(path, PAGE, 10), (path, 5 * PAGE, PAGE)], [], (path, 100, 2 * PAGE)])
+    grid = SampleGrid(ranges, [b"one"])
+    assert places(grid, [1, 2, 0]) == [(PAGE, 2 * PAGE), (5 * PAGE, 6 * PAGE), (0, PAGE)]
+    assert places(grid, [3]) == [(0, PAGE), (PAGE, 2 * PAGE), (2 * PAGE, 3 * PAGE)]
+    assert grid.positions(np.array([1, 2, 0, 3], np.uint32)).tolist() == [0, 2, 2, 3, 6]
+
+
+def test_neighbours_share_the_page_that_both_have_parts_of(tmp_path: Path) -> None:
+    (path := tmp_path / "one").write_bytes(bytes(100_000))
+    grid = SampleGrid(SampleRanges.in_file(path, [0, 50_000], 50_000), [b"one"])
+    assert places(grid, [0, 1]) == [(0, 49152), (49152, 53248), (49152, 53248), (53248, 100_000)]
+
+
+# -- the indices of formats
+
+
+def test_token_windows(tmp_path: Path) -> None:
+    tokens = np.arange(10_000, dtype=np.uint16)
+    tokens.tofile(path := tmp_path / "tokens.bin")
+    ranges = token_windows(path, np.uint16, [5, 700], [100, 3])
+    assert bytes_of(ranges, 0) == [tokens[5:105].tobytes()]
+    assert bytes_of(ranges, 1) == [tokens[700:703].tobytes()]
+
+
+def test_parquet_row_groups_hold_the_columns_that_are_read(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    rng = random.Random(1)
+    table = pyarrow.table({name: [rng.randbytes(100) for _ in range(600)] for name in "ab"})
+    parquet.write_table(table, path := tmp_path / "t.parquet", row_group_size=100)
+    content = path.read_bytes()
+    ranges, part = parquet_row_groups([path, path]), parquet_row_groups([path], columns=["b"])
+    assert (len(ranges), len(part)) == (12, 6)
+    # Whatever else of the file is destroyed, the row group can be read.
+    for given, columns in ((ranges, ["a", "b"]), (part, ["b"])):
+        row = slice(given.first[4], given.first[5])
+        kept = bytearray(len(content))
+        footer = int.from_bytes(content[-8:-4], "little") + 8
+        kept[:4], kept[-footer:] = content[:4], content[-footer:]
+        for offset, length in zip(given.offsets[row], given.lengths[row], strict=True):
+            kept[offset : offset + length] = content[offset : offset + length]
+        (copy := tmp_path / "copy.parquet").write_bytes(kept)
+        read = parquet.ParquetFile(copy).read_row_group(4, columns=columns)
+        assert read == table.select(columns).slice(400, 100)
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {f"layer{number}": torch.rand(number + 1, 7) for number in range(5)}
+    save_file(tensors, path := tmp_path / "m.safetensors")
+    for names in (sorted(tensors), ["layer3", "layer1"]):
+        ranges = safetensors_tensors(path, names)
+        assert [bytes_of(ranges, i) for i in range(len(names))] == [[tensors[n].numpy().tobytes()] for n in names]
+
+
+@pytest.mark.parametrize("chunks", [None, (4, 5)])
+def test_hdf5_chunks(tmp_path: Path, chunks: tuple[int, int] | None) -> None:
+    import h5py
+
+    rows = np.arange(10 * 10, dtype=np.int32).reshape(10, 10)
+    with h5py.File(path := tmp_path / "d.h5", "w") as file:
+        file.create_dataset("x", data=rows, chunks=chunks)
+    ranges = hdf5_chunks(path, "x")
+    assert len(ranges) == len(rows)
+    for index in range(len(rows)):
+        parts = b"".join(bytes_of(ranges, index))
+        if chunks is None:
+            assert parts == rows[index].tobytes()
+        else:
+            assert all(rows[index, part : part + 5].tobytes() in parts for part in (0, 5))
+            assert len(parts) == 2 * 4 * 5 * 4
+
+
+def test_zarr_shards(tmp_path: Path) -> None:
+    import zarr
+
+    array = zarr.create_array(
+        tmp_path / "z", shape=(8, 6), chunks=(2, 3), shards=(4, 6), dtype="int32", compressors=None, fill_value=0
+    )
+    array[:6] = np.arange(1, 37).reshape(6, 6)
+    ranges = zarr_shards(tmp_path / "z")
+    chunks = [array[row : row + 2, column : column + 3] for row in range(0, 8, 2) for column in (0, 3)]
+    assert [bytes_of(ranges, index) for index in range(6)] == [[chunk.tobytes()] for chunk in chunks[:6]]
+    assert [bytes_of(ranges, index) for index in (6, 7)] == [[], []]
+
+
+def arrow_dataset(directory: Path, rows: int = 300) -> Any:
+    import datasets
+
+    rng = random.Random(2)
+    columns = {
+        "image": [{"bytes": rng.randbytes(rng.randrange(20_000, 40_000)), "path": f"{n}.jpg"} for n in range(rows)],
+        "label": list(range(rows)),
+        "tags": [[f"t{n}", "x" * (n % 50)] for n in range(rows)],
+        "flag": [n % 3 == 0 for n in range(rows)],
+        "box": [[float(n), 0.5] if n % 7 else None for n in range(rows)],
+    }
+    datasets.Dataset.from_dict(columns).save_to_disk(directory)
+    return datasets.load_from_disk(directory)
+
+
+def test_arrow_rows_hold_the_bytes_of_every_column(tmp_path: Path) -> None:
+    dataset = arrow_dataset(tmp_path / "rows", 200)
+    (file,) = dataset.cache_files
+    ranges = arrow_rows(file["filename"])
+    assert len(ranges) == len(dataset)
+    for row in (0, 123, 199):
+        assert dataset[row]["image"]["bytes"] in bytes_of(ranges, row)
+        assert b"t%d" % row + b"x" * (row % 50) in bytes_of(ranges, row)
+
+
+def test_the_ranges_of_a_shuffled_data_set_and_of_a_part_of_it(tmp_path: Path) -> None:
+    dataset = arrow_dataset(tmp_path / "rows", 200).shuffle(seed=3)
+    part = Subset(dataset, [7, 3])
+    ranges = rows_of_dataset(part)
+    assert ranges is not None
+    for index, row in enumerate(part.indices):
+        assert dataset[row]["image"]["bytes"] in bytes_of(ranges, index)
+    assert rows_of_dataset(Subset(range(3), [1])) is None  # type: ignore[arg-type]
+
+
+# -- loaders on a mount
+
+SIZE, SAMPLES = 24 << 20, 300
+SLOW = {"source__latency_ms": 5, "capacity": "6MB", "policy": "minio"}
+
+
+def windows(overlapping: bool) -> list[tuple[int, int]]:
+    rng = random.Random(4)
+    lengths = [rng.randrange(8_000, 64_000) for _ in range(SAMPLES)]
+    if overlapping:
+        return [(rng.randrange(SIZE - length), length) for length in lengths]
+    begins = np.concatenate(([0], np.cumsum(lengths)[:-1])).tolist()
+    return list(zip(begins, lengths, strict=True))
+
+
+class Windows(Dataset[bool]):
+    """Says of each sample whether its bytes are the source's."""
+
+    def __init__(self, path: Path, places: list[tuple[int, int]], mapped: bool) -> None:
+        self._path, self._places, self._mapped = path, places, mapped
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> bool:
+        offset, length = self._places[index]
+        if self._mapped:
+            found = np.memmap(self._path, np.uint8, "r")[offset : offset + length].tobytes()
+        else:
+            with open(self._path, "rb", buffering=0) as file:
+                file.seek(offset)
+                found = file.read(length)
+        return found == patterned(offset, offset + length)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("source")
+    (source / "big").mkdir()
+    (source / "big/one.bin").write_bytes(patterned(0, SIZE))
+    (source / "small.bin").write_bytes(patterned(0, 100_000))
+    for path in source.rglob("*"):
+        make_older(path)
+    return source
+
+
+def read_epochs(loader: DataLoader[Any], epochs: int) -> None:
+    for _ in range(epochs):
+        assert torch.cat(list(loader)).all(), "other bytes than the source's"
+
+
+@pytest.mark.parametrize("overlapping", [False, True], ids=["dense", "random"])
+@pytest.mark.parametrize("mapped", [False, True], ids=["read", "mapped"])
+@pytest.mark.parametrize("immutable", ["off", "on"], ids=["opened", "immutable"])
+def test_planned_ranges_come_ahead_with_the_right_bytes(
+    source: Path, tmp_path: Path, immutable: str, mapped: bool, overlapping: bool
+) -> None:
+    with mounted(source, tmp_path, immutable=immutable, workers=2, **SLOW) as mount:
+        path, places = mount.point / "big/one.bin", windows(overlapping)
+        loader = DataLoader(Windows(path, places, mapped), batch_size=8, shuffle=True, num_workers=2)
+        ranges = [(path, *place) for place in places]
+        with trainer_hook.plan(mount.point, loader, ranges=ranges):
+            read_epochs(loader, 2)
+        assert mount.metric("prefetched") > SAMPLES / 2
+        wanted = 2 * sum(length for _, length in places)
+        assert mount.metric("origin_bytes") < 1.3 * wanted
+
+
+def test_a_file_that_is_replaced_meanwhile_has_its_new_bytes(tmp_path: Path) -> None:
+    (source := tmp_path / "source").mkdir()
+    file, size, places = source / "one.bin", 12 << 20, [(number * 40_000, 30_000) for number in range(100)]
+    file.write_bytes(patterned(0, size))
+    make_older(file)
+    with mounted(source, tmp_path, ttl="0s", **SLOW) as mount:
+        path = mount.point / "one.bin"
+        loader = DataLoader(Windows(path, places, False), batch_size=8, shuffle=True, num_workers=2)
+        with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in places]):
+            read_epochs(loader, 1)
+            # The same bytes elsewhere: each sample has others than before.
+            (new := source / "new").write_bytes(patterned(1, size + 1))
+            make_older(new, 1800)
+            new.rename(file)
+            for offset, length in places:
+                with open(path, "rb", buffering=0) as opened:
+                    opened.seek(offset)
+                    assert opened.read(length) == patterned(offset + 1, offset + 1 + length)
+
+
+def test_a_hook_takes_ranges_too(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, **SLOW) as mount:
+        path, places = mount.point / "big/one.bin", windows(False)
+        loader = DataLoader(Windows(path, places, False), batch_size=8, shuffle=True, num_workers=2)
+        options = trainer_hook.HookOptions(ranges=[(path, *place) for place in places])
+        hook = trainer_hook.attach(mount.point, torch.nn.Linear(2, 2), loader, options=options)
+        read_epochs(loader, 1)
+        hook.epoch_end()
+        assert mount.metric("prefetched") > 0
+        hook.close()
+
+
+def test_a_data_set_of_hugging_face_needs_no_ranges(tmp_path: Path) -> None:
+    import datasets
+
+    right = arrow_dataset(tmp_path / "source/rows", 600)
+    for path in (tmp_path / "source").rglob("*"):
+        make_older(path)
+    with mounted(tmp_path / "source", tmp_path, **SLOW) as mount:
+        dataset = datasets.load_from_disk(mount.point / "rows")
+        loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=2, collate_fn=list)
+        with trainer_hook.plan(mount.point, loader):
+            rows = [row for batch in loader for row in batch]
+        assert sorted(row["label"] for row in rows) == list(range(600))
+        assert all(row == right[row["label"]] for row in rows)
+        assert mount.metric("prefetched") > 600
+        del dataset, loader, rows
+        gc.collect()
+
+
+def test_ranges_of_a_small_file_stand_for_the_file(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, **SLOW) as mount:
+        path, places = mount.point / "small.bin", [(number * 1000, 1000) for number in range(100)]
+        loader = DataLoader(Windows(path, places, False), batch_size=8, shuffle=True)
+        with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in places]):
+            read_epochs(loader, 1)
+        assert mount.metric("origin_bytes") <= 2 * 100_000
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        (lambda big, outside: [(big, SIZE - 5, 6)] * SAMPLES, "give ranges within the file"),
+        (lambda big, outside: [(big, -1, 6)] * SAMPLES, "give ranges within the file"),
+        (lambda big, outside: [(outside, 0, 1)] * SAMPLES, "give ranges of files in the mount"),
+        (lambda big, outside: [(big.with_name("no"), 0, 1)] * SAMPLES, "give paths of files below the mount"),
+        (lambda big, outside: [(big, 0, 1)] * 3, "one or a list of them for each index"),
+        (lambda big, outside: [big] * SAMPLES, "give ranges="),
+        (lambda big, outside: [(big, "a", 1)] * SAMPLES, "give ranges="),
+    ],
+)
+def test_ranges_that_cannot_be_are_refused_with_what_to_do(
+    source: Path, tmp_path: Path, ranges: Callable[[Path, Path], Any], message: str
+) -> None:
+    (outside := tmp_path / "outside").write_bytes(b"x")
+    with mounted(source, tmp_path) as mount:
+        path = mount.point / "big/one.bin"
+        loader = DataLoader(Windows(path, windows(True), False), batch_size=8)
+        with pytest.raises(ValueError, match=message) as refused:
+            trainer_hook.plan(mount.point, loader, ranges=ranges(path, outside))
+        assert "\n" not in str(refused.value)
+        with pytest.raises(ValueError, match="leave share out"):
+            trainer_hook.plan(mount.point, loader, ranges=[(path, 0, 1)] * SAMPLES, share=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the read-ahead of a mount")
+def test_read_ahead_is_small_while_a_list_of_ranges_is_used(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path) as mount:
+        device = mount.point.stat().st_dev
+        setting = Path(f"/sys/class/bdi/{device >> 8}:{device & 255}/read_ahead_kb")
+        path = mount.point / "big/one.bin"
+        loader = DataLoader(Windows(path, windows(True), False), batch_size=8)
+        with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in windows(True)]):
+            eventually(lambda: setting.read_text().strip() == "4", what="a small read-ahead")

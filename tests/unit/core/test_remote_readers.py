@@ -1,0 +1,191 @@
+"""What a home knows of readers on other nodes, against a model that asks each of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from spiderfs.core.engine import Engine
+from spiderfs.core.homes import Homes
+from spiderfs.core.plans import remote
+from spiderfs.core.plans.remote import HomeSamples, PlanPart, RemoteReaders
+from spiderfs.policies.spider import Spider
+
+SAMPLES = 40
+
+
+def all_of(keys: Sequence[int]) -> HomeSamples:
+    return HomeSamples(keys, {key: index for index, key in enumerate(keys)}, np.ones(len(keys), np.bool_))
+
+
+def noted(readers: RemoteReaders, reader: object, part: PlanPart, now_s: float = 0.0) -> None:
+    for _ in readers.plan(reader, part, now_s):
+        pass
+
+
+def order_of(*samples: int) -> npt.NDArray[np.uint32]:
+    return np.array(samples, np.uint32)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_next_uses_are_those_of_all_readers(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_AT_A_TIME", 7)
+    rng, readers, samples = random.Random(seed), RemoteReaders(), all_of(range(100, 100 + SAMPLES))
+    plans: dict[int, tuple[int, list[int], int]] = {}
+    known: dict[int, float | None] = {}
+    for step in range(200):
+        reader = rng.randrange(6)
+        if reader not in plans or rng.random() < 0.1:
+            some = rng.choices(range(SAMPLES), k=30) if rng.random() < 0.5 else rng.sample(range(SAMPLES), 30)
+            start = rng.choice((0, 0, 5))
+            plans[reader] = (step, some, start)
+            noted(readers, reader, PlanPart(samples, step, order_of(*some), start))
+        elif rng.random() < 0.1:
+            del plans[reader]
+            readers.drop(reader)
+        else:
+            epoch, some, come = plans[reader]
+            come = min(len(some), come + rng.randrange(8))
+            plans[reader] = (epoch, some, come)
+            assert readers.progressed(reader, epoch, come, 0.0)
+            assert not readers.progressed(reader, epoch + 1, 30, 0.0)
+        uses: dict[int, float | None] = dict.fromkeys(range(SAMPLES))
+        for one, (_, some, come) in plans.items():
+            for position in range(len(some) - 1, come - 1, -1):
+                use_s, before = readers._readers[one].time_of(position), uses[some[position]]
+                uses[some[position]] = use_s if before is None else min(before, use_s)
+        # What plans of the same reader had before is forgotten.
+        for sample, next_s in uses.items():
+            if next_s is not None or not any(sample in some[:come] for _, some, come in plans.values()):
+                assert readers.next_use_s(100 + sample) == next_s
+        changed = {key for _ in range(99) for key in readers.taken_changes(3)}
+        assert {
+            key for key in known.keys() | {100 + sample for sample in uses} if known.get(key) != uses[key - 100]
+        } <= (changed)
+        known = {100 + sample: use_s for sample, use_s in uses.items()}
+    for reader in list(plans):
+        readers.drop(reader)
+    while readers.taken_changes(9):
+        pass
+    assert not readers._uses, "nothing is kept of a list that no one reads"
+
+
+def test_samples_of_other_homes_have_no_number_and_no_use() -> None:
+    here = np.array([sample % 3 == 0 for sample in range(SAMPLES)])
+    samples = HomeSamples(range(100, 100 + SAMPLES), {100 + sample: sample for sample in range(SAMPLES)}, here)
+    readers = RemoteReaders()
+    noted(readers, "reader", PlanPart(samples, 0, samples.number_of[here].astype(np.uint32)))
+    assert [key for key in range(200) if readers.next_use_s(key) is not None] == list(range(100, 100 + SAMPLES, 3))
+    assert set(readers.taken_changes(99)) == set(range(100, 100 + SAMPLES, 3))
+
+
+def test_readers_that_share_out_the_samples_take_one_layer_and_jobs_one_each() -> None:
+    samples, readers = all_of(range(SAMPLES)), RemoteReaders()
+    for rank in range(8):
+        noted(readers, rank, PlanPart(samples, 0, order_of(*range(rank, SAMPLES, 8))))
+    (uses,) = readers._uses.values()
+    assert len(uses.layers) == 1
+    for job in range(3):
+        noted(readers, f"job {job}", PlanPart(samples, 0, order_of(*range(SAMPLES))))
+    assert len(uses.layers) == 4
+    for job in range(3):
+        readers.drop(f"job {job}")
+    assert len(uses.layers) == 1
+
+
+def test_of_a_plan_that_is_noted_4_bytes_a_draw_stay() -> None:
+    samples, readers = all_of(range(SAMPLES)), RemoteReaders()
+    part = PlanPart(samples, 0, order_of(*range(SAMPLES)))
+    noted(readers, "reader", part)
+    assert part.following is None
+    assert sum(array.nbytes for array in vars(part).values() if isinstance(array, np.ndarray)) == 4 * SAMPLES
+
+
+def test_a_plan_that_is_dropped_while_it_is_noted_is_noted_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_AT_A_TIME", 10)
+    samples, readers = all_of(range(SAMPLES)), RemoteReaders()
+    noting = readers.plan("reader", PlanPart(samples, 0, order_of(*range(SAMPLES))), 0.0)
+    next(noting)
+    assert [readers.next_use_s(key) is not None for key in (9, 10)] == [True, False]
+    readers.drop("reader")
+    assert list(noting) == []
+    assert all(readers.next_use_s(key) is None for key in range(SAMPLES))
+
+
+def test_times_are_computed_anew_for_all_when_one_is_far_off() -> None:
+    samples, readers = all_of(range(SAMPLES)), RemoteReaders()
+    noted(readers, "fast", PlanPart(samples, 0, order_of(*range(SAMPLES))))
+    noted(readers, "slow", PlanPart(samples, 0, order_of(*reversed(range(SAMPLES)))))
+    for second in range(1, 6):
+        readers.progressed("fast", 0, 4 * second, float(second))
+        readers.progressed("slow", 0, second, float(second))
+    # What has changed is to be ranked first.
+    readers.anchor(5.0, 2.0)
+    before_s = readers.next_use_s(20)
+    assert before_s is not None
+    assert before_s < 1
+    while readers.taken_changes(9):
+        pass
+    readers.anchor(5.0, 2.0)
+    # The slow one comes to sample 30 at its position 9, four later; the fast one at 30, ten later.
+    assert readers.next_use_s(30) == pytest.approx(5 + 2.5)
+    assert readers.next_use_s(33) == pytest.approx(5 + 1)
+    assert len({key for _ in range(99) for key in readers.taken_changes(9)}) == SAMPLES
+
+
+def all_changes(readers: RemoteReaders) -> set[int]:
+    return {key for _ in range(99) for key in readers.taken_changes(999)}
+
+
+def test_a_reader_that_has_no_more_uses_has_nothing_computed_anew() -> None:
+    samples, readers = all_of(range(SAMPLES)), RemoteReaders()
+    noted(readers, "reads", PlanPart(samples, 0, order_of(*range(SAMPLES))))
+    noted(readers, "is over", PlanPart(samples, 0, order_of(*range(10))))
+    noted(readers, "has none", PlanPart(samples, 0, order_of()))
+    readers.progressed("is over", 0, 10, 0.0)
+    for second in range(1, 6):
+        readers.progressed("reads", 0, second, float(second))
+    all_changes(readers)
+    readers.anchor(5.0, 2.0)
+    assert len(all_changes(readers)) == SAMPLES - 5
+    for second in range(6, 20):
+        readers.progressed("reads", 0, second, float(second))
+        assert all_changes(readers) == {second - 1}
+        readers.anchor(float(second), 2.0)
+        assert not all_changes(readers)
+
+
+def test_times_are_computed_anew_when_only_those_of_the_end_are_far_off() -> None:
+    samples, readers = all_of(range(10_000)), RemoteReaders()
+    noted(readers, "reader", PlanPart(samples, 0, order_of(*range(10_000))))
+    # A hundred times as slow as is supposed first.
+    for second in range(1, 4):
+        readers.progressed("reader", 0, 10 * second, float(second))
+    all_changes(readers)
+    readers.anchor(3.0, 10.0)
+    assert readers.next_use_s(9_999) == pytest.approx(3 + 0.1 * (9_999 - 30))
+    all_changes(readers)
+    # Its pace varies a little.
+    for seconds in range(2, 18, 2):
+        readers.progressed("reader", 0, 30 + 21 * seconds // 2, 3.0 + seconds)
+        all_changes(readers)
+        readers.anchor(3.0 + seconds, 2.0)
+    assert readers.next_use_s(9_999) == pytest.approx(3 + 0.1 * (9_999 - 30))
+
+
+def test_members_are_ranked_by_it_some_at_a_time() -> None:
+    keys = [number << 16 for number in range(1, SAMPLES + 1)]
+    engine = Engine(Spider(), SAMPLES, homes=Homes({"here": 1.0}, "here"))
+    engine.restore([(key, 1, engine.policy.foreseen) for key in keys], {})
+    order = random.Random(1).sample(range(SAMPLES), SAMPLES)
+    for _ in engine.schedule.remote.plan("reader", PlanPart(all_of(keys), 0, order_of(*order)), 0.0):
+        pass
+    ranked = 0
+    while engine.rank_some(16):
+        ranked += 1
+    assert ranked == 3
+    assert list(engine._foresight.eviction_order()) == [keys[sample] for sample in reversed(order)]

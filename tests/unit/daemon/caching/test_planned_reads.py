@@ -1,0 +1,384 @@
+"""Planned samples fetched in batches: what is stored, what is handed back, and who waits meanwhile."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from forking import exit_status, forked
+
+from spiderfs.core.events import FETCHED, HIT, REFUSED, UNSTORED
+from spiderfs.daemon.caching import planned_reads
+from spiderfs.daemon.caching.cache_control import CacheControl
+from spiderfs.daemon.caching.planned_reads import PlannedReads
+from spiderfs.daemon.caching.prefetch_backend import PrefetchResult
+from spiderfs.errors import StoreFull
+from spiderfs.metrics import SharedCounters
+from spiderfs.shared.flights import MANAGER, Flights
+from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.local import LocalSource
+from spiderfs.sources.read_process import ReadProcess
+from spiderfs.sources.source import Version
+from spiderfs.store.content import LmdbContent, RecordWriter
+from spiderfs.store.spare_records import MemoryRecords
+from spiderfs.store.store import ContentKey
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES, Catalogue, Node
+from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.fetcher import Episode, Fetcher
+from spiderfs.vfs.lister import Lister
+from spiderfs.vfs.on_demand import Supply
+
+WORKER = 1
+DELAYS_S = {b"slow": 0.3, b"slower": 2.5, b"hanging": 600.0}
+SIZES = [1, 1_000, 16_384, 16_385, 100_000, 300_000]
+
+
+class Source(LocalSource):
+    """Some files take their time."""
+
+    def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
+        time.sleep(DELAYS_S.get(path, 0.0))
+        return super().read(path, offset, length, version)
+
+
+class Harness:
+    def __init__(self, place: Path) -> None:
+        self.root, self.cache_path = place / "source", place / "content"
+        for path in (self.root, self.cache_path):
+            path.mkdir()
+        source = Source(os.fspath(self.root))
+        self.reading = ReadProcess(source, 8, 1 << 20, lambda: None, seal=RecordWriter(self.cache_path))
+        self.flights = Flights(1)
+        self.shared_counters = SharedCounters(1)
+        counters = self.shared_counters.row(0)
+        self.content = LmdbContent(self.cache_path)
+        limits = SourceLimits(timeout_s=2.0, attempts=1, max_concurrent=8)
+        self.client = SourceClient(source, limits, rng=random.Random(1), on_event=counters.add, read=self.reading.read)
+        records = MemoryRecords(TABLES)
+        self.catalogue = Catalogue(records)
+        self.catalogue.record_root(source.stat(b""))
+        self.lock_path = place / "fetch.lock"
+        self.fetch_lock = FetchLock(self.lock_path)
+        fetcher = Fetcher(
+            self.client,
+            self.content,
+            self.fetch_lock,
+            Episode(place / "full"),
+            counters,
+            flights=self.flights,
+        )
+        lister = Lister(self.catalogue, self.client)
+        supply = Supply(self.content, records, self.client, self.catalogue, lister, fetcher, counters)
+        self.cache = CacheControl(self.content, "lru", 0.1, counters)
+        self.cache.restore(4 << 20, None)
+        self.batches = PlannedReads(self.reading, self.flights, self.cache, self.content, supply)
+        self.ended: dict[bytes, PrefetchResult | None] = {}
+
+    def add(self, name: str, size: int) -> Node:
+        (self.root / name).write_bytes(random.Random(name).randbytes(size))
+        found = LocalSource(os.fspath(self.root)).stat(name.encode())
+        dentry = self.catalogue.record(ROOT_INODE, name.encode(), found, 0.0)
+        return Node(dentry.inode, name.encode(), found)
+
+    def begin(self, *nodes: Node) -> None:
+        for node in nodes:
+            self.batches.begin(node, lambda result, node=node: self.ended.update({node.path: result}))  # type: ignore[misc]
+        self.batches.send()
+
+    async def all_ended(self, *nodes: Node) -> list[PrefetchResult | None]:
+        with trio.fail_after(20):
+            while not all(node.path in self.ended for node in nodes):
+                await trio.sleep(0.005)
+        assert not any(node.inode in self.flights for node in nodes)
+        return [self.ended[node.path] for node in nodes]
+
+    def held(self, node: Node) -> bytes | None:
+        self.content.end_read()
+        found = self.content.read(ContentKey(node.inode))
+        copied = None if found is None else bytes(found)
+        self.content.end_read()
+        return copied
+
+    def counted(self, name: str) -> float:
+        return self.shared_counters.totals()[name]
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    harness = Harness(tmp_path)
+    yield harness
+    os.kill(harness.reading.pid, signal.SIGKILL)
+    os.waitpid(harness.reading.pid, 0)
+    harness.reading.close()
+    harness.content.close()
+    harness.fetch_lock.close()
+
+
+def run(harness: Harness, test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(harness.reading.attend)
+                nursery.start_soon(harness.batches.run)
+                nursery.start_soon(harness.flights.attend, MANAGER)
+                await test()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_samples_of_all_sizes_are_stored_and_kept(harness: Harness) -> None:
+    nodes = [harness.add(f"{size}", size) for size in SIZES]
+
+    async def test() -> None:
+        harness.begin(*nodes)
+        results = await harness.all_ended(*nodes)
+        assert [result and (result.where, result.size, result.failed) for result in results] == [
+            (FETCHED, size, False) for size in SIZES
+        ]
+        for node in nodes:
+            assert harness.held(node) == (harness.root / os.fsdecode(node.path)).read_bytes()
+            assert node.inode in harness.cache.engine.members
+        assert harness.counted("origin_reads") == harness.counted("source_requests") == len(SIZES)
+        assert harness.counted("origin_bytes") == sum(SIZES)
+        assert harness.content.usage().landing_entries == 0
+
+    run(harness, test)
+
+
+def test_more_than_may_be_read_at_a_time_are_all_read(harness: Harness) -> None:
+    nodes = [harness.add(f"{number}", 20_000 + number) for number in range(100)]
+
+    async def test() -> None:
+        harness.begin(*nodes)
+        assert all(result and result.where == FETCHED for result in await harness.all_ended(*nodes))
+        assert all(harness.held(node) is not None for node in nodes)
+
+    run(harness, test)
+
+
+def test_what_the_store_has_or_another_fetches_is_handed_back(harness: Harness) -> None:
+    stored, locked, free = (harness.add(name, 50_000) for name in ("stored", "locked", "free"))
+    harness.content.land(ContentKey(stored.inode), (harness.root / "stored").read_bytes())
+    other = FetchLock(harness.lock_path)
+    assert other.try_hold(ContentKey(locked.inode))
+
+    async def test() -> None:
+        harness.begin(stored, locked, free)
+        results = await harness.all_ended(stored, locked, free)
+        assert results[:2] == [None, None]
+        assert results[2] is not None
+        assert harness.counted("origin_reads") == 1
+
+    run(harness, test)
+    other.close()
+
+
+def test_a_record_that_came_meanwhile_stays_and_is_kept(harness: Harness) -> None:
+    node = harness.add("slow", 50_000)
+
+    async def test() -> None:
+        harness.begin(node)
+        harness.content.land(ContentKey(node.inode), (harness.root / "slow").read_bytes())
+        (result,) = await harness.all_ended(node)
+        assert result is not None
+        assert result.where == HIT
+        member = harness.content.member(ContentKey(node.inode))
+        assert member is not None
+        assert member.section != "landing"
+        assert node.inode in harness.cache.engine.members
+
+    run(harness, test)
+
+
+def test_a_source_that_fails_hands_back_and_one_that_refuses_does_not(harness: Harness) -> None:
+    gone, changed, good = (harness.add(name, 50_000) for name in ("gone", "changed", "good"))
+    (harness.root / "gone").unlink()
+    (harness.root / "changed").write_bytes(b"of another size")
+
+    async def test() -> None:
+        harness.begin(gone, changed, good)
+        results = await harness.all_ended(gone, changed, good)
+        assert [result and (result.where, result.failed) for result in results] == [
+            (None, True),
+            (None, True),
+            (FETCHED, False),
+        ]
+
+    run(harness, test)
+
+
+def test_a_source_that_hangs_costs_its_time_limit(harness: Harness) -> None:
+    hanging, good = harness.add("hanging", 50_000), harness.add("good", 50_000)
+
+    async def test() -> None:
+        harness.begin(hanging, good)
+        began = trio.current_time()
+        results = await harness.all_ended(hanging, good)
+        assert results[0] == PrefetchResult(None, failed=True)
+        assert results[1] is not None
+        assert 1 < trio.current_time() - began < 10
+        assert harness.counted("source_timeouts") == 1
+
+    run(harness, test)
+
+
+def test_the_chunks_of_a_late_read_are_free_once_it_returns(harness: Harness) -> None:
+    late = harness.add("slower", 50_000)
+
+    async def test() -> None:
+        harness.client._limits = SourceLimits(timeout_s=0.5, attempts=1)
+        harness.begin(late)
+        assert await harness.all_ended(late) == [PrefetchResult(None, failed=True)]
+        (meanwhile,) = harness.content.extents.lease([50_000])
+        assert meanwhile.runs[0][0] > 0
+        await trio.sleep(2.5)
+        harness.content.extents.free([meanwhile])
+        harness.content.extents._at = 0
+        assert harness.content.extents.lease([50_000])[0].runs == ((0, 4),)
+
+    run(harness, test)
+
+
+def test_a_failure_after_records_were_stored_frees_none_of_their_chunks(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = harness.add("slow", 50_000)
+
+    def full(*changes: object) -> None:
+        raise StoreFull("no space left for the cache")
+
+    async def test() -> None:
+        harness.begin(node)
+        harness.content.land(ContentKey(node.inode), (harness.root / "slow").read_bytes())
+        monkeypatch.setattr(harness.cache, "apply", full)
+        (result,) = await harness.all_ended(node)
+        assert result is not None
+        assert result.where == HIT
+        (other,) = harness.content.extents.lease([200_000])
+        harness.content.extents.write(other, bytes(200_000))
+        assert harness.held(node) == (harness.root / "slow").read_bytes()
+
+    run(harness, test)
+
+
+def test_a_full_disk_costs_the_samples_that_do_not_fit(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [harness.add(f"{number}", 50_000) for number in range(3)]
+    land_kept = harness.content.land_kept
+
+    def full(records, sections, drop):  # type: ignore[no-untyped-def]
+        if len(records) > 1 or records[0][0].inode == nodes[1].inode:
+            raise StoreFull("no space left for the cache")
+        return land_kept(records, sections, drop)
+
+    monkeypatch.setattr(harness.content, "land_kept", full)
+
+    async def test() -> None:
+        harness.begin(*nodes)
+        results = await harness.all_ended(*nodes)
+        assert [result and (result.where, result.failed) for result in results] == [
+            (FETCHED, False),
+            (UNSTORED, True),
+            (FETCHED, False),
+        ]
+        assert set(harness.cache.engine.members) == {nodes[0].inode, nodes[2].inode}
+        assert harness.counted("store_failures") == 1
+
+    run(harness, test)
+
+
+def test_without_room_for_chunks_nothing_is_asked_for(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = harness.add("file", 50_000)
+
+    def full(sizes: list[int]) -> None:
+        raise StoreFull("no space left for the cache")
+
+    monkeypatch.setattr(harness.content.extents, "lease", full)
+
+    async def test() -> None:
+        harness.begin(node)
+        assert await harness.all_ended(node) == [PrefetchResult(UNSTORED, 50_000, failed=True)]
+        assert harness.counted("source_requests") == 0
+
+    run(harness, test)
+
+
+def test_what_does_not_fit_beside_what_is_kept_is_refused(harness: Harness) -> None:
+    harness.cache.set_capacity(100_000)
+    node = harness.add("file", 300_000)
+
+    async def test() -> None:
+        harness.begin(node)
+        (result,) = await harness.all_ended(node)
+        assert result is not None
+        assert (result.where, result.failed) == (REFUSED, True)
+        # Its chunks are free again.
+        assert harness.content.extents.lease([300_000])[0].runs[0][0] == 0 or harness.held(node) is None
+
+    run(harness, test)
+
+
+def test_who_wants_a_sample_waits_until_it_is_stored(harness: Harness) -> None:
+    """One process is the manager, and another one a worker."""
+    node = harness.add("slow", 50_000)
+    ready, waits = os.pipe()
+
+    def worker() -> None:
+        async def main() -> None:
+            with trio.fail_after(20):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(harness.flights.attend, WORKER)
+                    while node.inode not in harness.flights:
+                        await trio.sleep(0.001)
+                    os.write(waits, b"w")
+                    await harness.flights.wait(node.inode, WORKER)
+                    nursery.cancel_scope.cancel()
+
+        trio.run(main)
+
+    child = forked(worker)
+
+    async def test() -> None:
+        harness.begin(node)
+        assert await trio.to_thread.run_sync(os.read, ready, 1) == b"w"
+        assert node.inode in harness.flights
+        await harness.all_ended(node)
+        assert await trio.to_thread.run_sync(exit_status, child) == 0
+        assert harness.held(node) is not None
+
+    run(harness, test)
+    os.close(ready)
+    os.close(waits)
+
+
+def test_a_manager_that_begins_has_nothing_under_way(harness: Harness) -> None:
+    assert harness.flights.begin(7)
+    assert not harness.flights.begin(7)
+    harness.flights.clear()
+    assert 7 not in harness.flights
+
+    async def test() -> None:
+        await harness.flights.wait(7, MANAGER)
+
+    run(harness, test)
+
+
+def test_a_process_that_stood_still_gives_the_source_its_time(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = harness.add("slower", 50_000)
+    monkeypatch.setattr(planned_reads, "_STOOD_STILL_S", 0.0)
+
+    async def test() -> None:
+        harness.begin(node)
+        (result,) = await harness.all_ended(node)
+        assert result is not None
+        assert result.where == FETCHED
+
+    run(harness, test)

@@ -1,0 +1,150 @@
+"""The Helm chart, rendered by the few actions of Go's templates that it uses, and by helm itself where that is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from spiderfs import __version__
+from spiderfs.options.model import Options
+
+ROOT = Path(__file__).resolve().parents[3]
+CHART = ROOT / "docs/examples/helm/spiderfs"
+RELEASE = "spiderfs-imagenet"
+
+
+def value_of(term: str, scope: dict[str, Any]) -> Any:
+    if term.startswith('"'):
+        return json.loads(term)
+    found: Any = scope
+    for key in term.removeprefix(".").split("."):
+        found = found[key]  # a value that the chart has not is a KeyError, as helm lint warns
+    return found
+
+
+def evaluated(expression: str, scope: dict[str, Any]) -> str:
+    match expression.split():
+        case [term]:
+            return str(value_of(term, scope))
+        case [term, "|", "default", other]:
+            return str(value_of(term, scope) or value_of(other, scope))
+        case ["toJson", term]:
+            return json.dumps(value_of(term, scope))
+    raise AssertionError(f"this test does not know {{{{ {expression} }}}}")
+
+
+def tokens(text: str) -> Iterator[tuple[str, str]]:
+    """Text and actions, in turns; `{{-` takes the white space before it."""
+    for part in re.split(r"(\s*\{\{- [^}]* ?\}\}|\{\{ [^{}]* \}\})", text):
+        action = re.fullmatch(r"\s*\{\{-? (.*?) \}\}", part)
+        yield ("action", action[1]) if action else ("text", part)
+
+
+def rendered(scope: dict[str, Any]) -> str:
+    written: list[str] = []
+    # Whether each block that is open is shown.
+    shown: list[bool] = []
+    for kind, content in tokens((CHART / "templates/daemonset.yaml").read_text()):
+        if kind == "action" and content.startswith("if "):
+            shown.append(bool(value_of(content.removeprefix("if "), scope)))
+        elif kind == "action" and content == "else":
+            shown[-1] = not shown[-1]
+        elif kind == "action" and content == "end":
+            shown.pop()
+        elif all(shown):
+            written.append(content if kind == "text" else evaluated(content, scope))
+    assert not shown
+    return "".join(written)
+
+
+def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    both = {**values, **changes}
+    nested = {key for key in changes if isinstance(changes[key], dict) and isinstance(values.get(key), dict)}
+    return both | {key: merged(values[key], changes[key]) for key in nested}
+
+
+def objects(**changes: Any) -> list[Any]:
+    values = merged(yaml.safe_load((CHART / "values.yaml").read_text()), changes)
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    scope = {"Values": values, "Release": {"Name": RELEASE}, "Chart": {"AppVersion": chart["appVersion"]}}
+    text = rendered(scope)
+    if helm := shutil.which("helm"):
+        subprocess.run([helm, "lint", "--strict", CHART], check=True, capture_output=True, timeout=60)
+        flags = [f"--set-json={key}={json.dumps(value)}" for key, value in changes.items()]
+        done = subprocess.run(
+            [helm, "template", RELEASE, CHART, *flags], check=True, capture_output=True, text=True, timeout=60
+        )
+        assert list(yaml.safe_load_all(done.stdout)) == list(yaml.safe_load_all(text))
+    return list(yaml.safe_load_all(text))
+
+
+def test_with_its_defaults_it_is_the_manifest() -> None:
+    manifest = list(yaml.safe_load_all((ROOT / "docs/examples/containers/daemonset.yaml").read_text()))
+    assert objects() == manifest
+
+
+def mount_command(daemons: Any, tmp_path: Path) -> tuple[str, Options]:
+    """The source of the mount's command, and its options."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "mnt").mkdir()
+    line = daemons["spec"]["template"]["spec"]["containers"][0]["args"][0].partition("exec spiderfs mount")[2]
+    words = line.split()
+    source, point = words[1:3]
+    given = ",".join(after for before, after in itertools.pairwise(words) if before == "-o")
+    given = given.replace("/var/cache", str(tmp_path / "cache"))
+    assert point.startswith("/mnt/spiderfs/")
+    return source, Options.load([given], None, tmp_path / "source", tmp_path / "mnt")
+
+
+def test_values_change_source_capacity_and_options(tmp_path: Path) -> None:
+    (daemons,) = objects(
+        source={"url": "s3://bucket/cifar", "secret": "keys"},
+        dataset="cifar",
+        capacity="5GiB",
+        immutable=False,
+        options=",ttl=1min",
+        peers={"enabled": False},
+        prometheus={"enabled": False},
+        nodeSelector={},
+        tag="1.2.3",
+    )
+    source, options = mount_command(daemons, tmp_path)
+    assert source == "s3://bucket/cifar"
+    assert (str(options.capacity), options.ttl, options.immutable) == ("5GiB", 60, False)
+    assert options.cache_dir.name == "cifar"
+    template = daemons["spec"]["template"]
+    assert "annotations" not in template["metadata"]
+    (container,) = template["spec"]["containers"]
+    assert container["image"] == "spiderfs:1.2.3"
+    assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    assert container["startupProbe"]["exec"]["command"][-1] == "/mnt/spiderfs/cifar"
+    assert [volume["name"] for volume in template["spec"]["volumes"]] == ["mounts", "cache"]
+    assert [volume["name"] for volume in container["volumeMounts"]] == ["mounts", "cache"]
+
+
+def test_prometheus_finds_the_port_that_metrics_are_served_on() -> None:
+    _, daemons = objects()
+    template = daemons["spec"]["template"]
+    *_, metrics = template["spec"]["containers"]
+    (port,) = (port["containerPort"] for port in metrics["ports"])
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == str(port)
+    assert metrics["args"][2].endswith(f":{port}")
+
+
+def test_a_value_that_is_misspelt_in_the_template_is_noticed() -> None:
+    with pytest.raises(KeyError):
+        value_of(".Values.capcity", {"Values": yaml.safe_load((CHART / "values.yaml").read_text())})
+
+
+def test_the_chart_has_the_version_of_spiderfs() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)

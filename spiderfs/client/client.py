@@ -192,8 +192,6 @@ class Cache:
     def __del__(self) -> None:
         if hasattr(self, "_pipe"):
             os.close(self._pipe)
-        if hasattr(self, "_fetches"):
-            self._fetches.close()
 
     def usable(self) -> bool:
         """Whether this is still the process, and the user, that it was made for."""

@@ -35,7 +35,7 @@ from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.listed_files import ListedSource, read_list
 from spiderfs.sources.members import Members
 from spiderfs.sources.node_names import live_name, own_url, weights_of
-from spiderfs.sources.object_source import Place
+from spiderfs.sources.object_source import ObjectSource, Place
 from spiderfs.sources.open import OpenedSource, identity_between_nodes, is_url
 from spiderfs.sources.peers import PeerSource
 from spiderfs.sources.ranges import Grids, RangeSource
@@ -92,6 +92,8 @@ class MountContext:
     """See `OpenedSource`."""
     shared_identity: str
     """See `identity_between_nodes`."""
+    connect: Callable[[], object]
+    """Has a process connect to an object store before it asks something."""
     root_fd: int | None
     """A descriptor of the source's root, which stays valid when the root is renamed; None for object stores."""
     counters: SharedCounters
@@ -209,11 +211,13 @@ class MountContext:
             originals = PeerSource(
                 self.source, self.members, options.peer_timeout, longest_s, peer_counts, self.asked_by_peers
             )
-        seal = RecordWriter(self.layout.content)
+        writer = RecordWriter(self.layout.content)
+        # The manager may never read anything.
+        connect = self.connect if row != MANAGER_ROW else lambda: None
         source = ViewSource(originals, self.forms, makers, options.sample_max_bytes, counters.add)
         # A reader's fetch never queues behind files that are pushed ahead; no push comes to the manager.
         at_a_time = options.fetches if row == MANAGER_ROW else options.fetches + self.pushes
-        return ReadProcess(source, at_a_time, longest, before, deliver_to, cautious, seal)
+        return ReadProcess(source, at_a_time, longest, before, deliver_to, cautious, writer, writer.write_part, connect)
 
     @property
     def archives(self) -> ArchiveSource | None:
@@ -325,6 +329,7 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
         slow=slow,
         identity=opened.identity,
         shared_identity=shared_identity,
+        connect=opened.connect if isinstance(opened, ObjectSource) else lambda: None,
         root_fd=opened.root_fd,
         counters=SharedCounters(2 * _rows_of_processes(options) - MANAGER_ROW),
         forms=forms,

@@ -20,17 +20,25 @@ from spiderfs.fuse.passthrough import BackingFiles, Passthrough
 from spiderfs.linux.memory import give_back_freed_memory, keep_freed_memory
 from spiderfs.shared.attached_trainers import published_trainers
 from spiderfs.sources.members import salt_of
+from spiderfs.sources.read_process import ReadProcess
+from spiderfs.store.content import LmdbContent
+from spiderfs.store.store import BLOCK_BYTES
 from spiderfs.vfs.control_files import Control, ImmutableControl
+from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode
 from spiderfs.vfs.filesystem import Filesystem
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 from spiderfs.vfs.large_files import ReadAhead
+from spiderfs.vfs.on_demand import Supply
+from spiderfs.vfs.parts import Parts
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.walk_ahead import WalkAhead
 
 log = logging.getLogger(__name__)
 
 TIDY_INTERVAL_S = 1.0
+# What may be on its way in parts of large files, for all readers of a mount together.
+PARTS_BYTES = 128 << 20
 # How long the first question may take, before which no one reads: with an empty cache a process imports what asks a
 # store, which takes longer than `source.timeout_s` may be. It is less than the supervisor's START_S.
 FIRST_ANSWER_S = 8.0
@@ -75,7 +83,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
             )
         filesystem = make_filesystem(
             supply=supply,
-            read_ahead=ReadAhead(nursery, supply.fetcher, counters, context.options.read_ahead),
+            read_ahead=_read_ahead(nursery, context, supply, reading),
             touches=context.touches,
             walk_ahead=WalkAhead(nursery, supply.client, supply.catalogue, supply.lister),
             redirects=redirects,
@@ -131,6 +139,14 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         events.flush()
         nursery.cancel_scope.cancel()
     # The store is not closed: a thread that was given up on may still come back from the source and write to it.
+
+
+def _read_ahead(nursery: trio.Nursery, context: MountContext, supply: Supply, reading: ReadProcess) -> ReadAhead:
+    options, parts = context.options, None
+    if isinstance(supply.content, LmdbContent):
+        lock, room_blocks = FetchLock(context.layout.run.fetch_lock), PARTS_BYTES // BLOCK_BYTES // options.workers
+        parts = Parts(nursery, supply, supply.content, lock, reading.read, room_blocks)
+    return ReadAhead(nursery, supply.fetcher, supply.counters, options.read_ahead, parts)
 
 
 async def _tidy(passthrough: Passthrough) -> None:

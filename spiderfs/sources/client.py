@@ -216,6 +216,10 @@ class SourceClient:
         args = (path, offset, length, version, delivery)
         return await self._in_time(self._read, args, patience or self.patience())
 
+    async def ask(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the source something by `ask`, as `read` does: within the time limit, and again after failures."""
+        return await self._in_time(ask, (), self.patience())
+
     async def _sign(self) -> None:
         """Return at once if the source has answered anything lately; else ask whether it is there, as `call` does."""
 

@@ -33,7 +33,7 @@ from spiderfs.errors import (
     SourceUnavailable,
 )
 from spiderfs.linux.mounts import Mount, parse_mount_table
-from spiderfs.sources.source import UNKNOWN, SourceStat, Version
+from spiderfs.sources.source import STREAMED_BYTES, UNKNOWN, SourceStat, Version
 
 # The errors that say something about the entry, or about this process. Every other errno (EIO, ESTALE, ETIMEDOUT ...)
 # says only that there was no answer: SourceUnavailable.
@@ -132,6 +132,11 @@ class LocalSource:
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         with self._translated(path), self._opened(path, _READ) as fd:
             return _read(fd, path, offset, length, version)
+
+    def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
+        with self._translated(path), self._opened(path, _READ) as fd:
+            for at in range(offset, offset + length, STREAMED_BYTES):
+                yield _read(fd, path, at, min(STREAMED_BYTES, offset + length - at), version)
 
     def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
         with self._translated(path), self._opened(path, _READ) as fd:

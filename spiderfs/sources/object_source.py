@@ -180,6 +180,9 @@ class ObjectSource:
         # Made before the forks, so that one process of a mount speaks for all.
         self._warned = mmap.mmap(-1, 1)
 
+    def connect(self) -> None:
+        """Connect in this process, so that its first question need not wait for that; what fails, that will say."""
+
     def warn_once(self, text: str, *args: object) -> None:
         """Log one warning for the whole mount: that a server contradicts itself, about many or all of its files."""
         if not self._warned[0]:

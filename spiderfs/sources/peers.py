@@ -35,7 +35,7 @@ import threading
 import time
 import urllib.parse
 from abc import ABC, abstractmethod
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ from spiderfs.errors import SourceError, SourceTimeout, SourceUnavailable, Sourc
 from spiderfs.sources.members import FIELDS, OWN, Members, mark_of
 from spiderfs.sources.node_names import Node, is_server
 from spiderfs.sources.redis_client import KEPT_S, SLOTS, RedisClient, errors, key_of, slot_of
-from spiderfs.sources.source import FromPeer, Source, Version, version_hash
+from spiderfs.sources.source import STREAMED_BYTES, FromPeer, Source, Version, version_hash
 from spiderfs.sources.web.asking import Line, Web, left_s
 
 log = logging.getLogger(__name__)
@@ -459,6 +459,11 @@ class PeerSource:
                         return found
                     return FromPeer(found)
         return self._from_source(path, offset, length, version)
+
+    def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
+        """What `read` gives, piece by piece: no question to a peer is about more."""
+        for at in range(offset, offset + length, STREAMED_BYTES):
+            yield self.read(path, at, min(STREAMED_BYTES, offset + length - at), version)
 
     def _from_source(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         began_s = time.monotonic()

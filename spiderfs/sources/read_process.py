@@ -18,6 +18,9 @@ Whole files that no one waits for are read in **batches** (`begin`, `send`): man
 and no task waits for each. The reading process **seals** the bytes: it makes a record of the store of them, and may
 write them there by itself. What comes within a moment is handed over together.
 
+A **part** of a large file is written into the store while it comes, and the reply has its records alone. Meanwhile the
+slot's number with a mark says that the header has another number of blocks that are written.
+
 The reading process ends with its parent (PR_SET_PDEATHSIG, and the end of the pipe). If it dies first, the parent's
 `attend` or `watch` raises, and the parent must end too: its successor asks again for whatever is wanted.
 """
@@ -35,7 +38,8 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple, NoReturn
 
 import outcome
@@ -43,15 +47,18 @@ import trio
 
 from spiderfs.errors import SourceUnavailable
 from spiderfs.linux.process_table import end_with_parent, ended_status
-from spiderfs.sources.source import Delivery, FromPeer, Source, Version, joined_time, split_time
+from spiderfs.sources.source import Delivery, FromPeer, Source, Version, joined_time, split_time, streamed
 
 _NUMBER = struct.Struct("<I")
 # Request: offset, length, the version's size, mtime (seconds, nanoseconds) and tag; bytes of the path, of what a
-# delivery begins with, of its answer, and of what sealing is told; whether to seal. Reply: how many bytes, of what kind
+# delivery begins with, of its answer, and of where to put the bytes; what to do. Reply: how many bytes, of what kind
 # they are, and how many seconds the source took.
-_REQUEST = struct.Struct("<QQQqIQIHHI?")
+_REQUEST = struct.Struct("<QQQqIQIHHIB")
 _REPLY = struct.Struct("<QBf")
 _READ, _DELIVERED, _FAILED = 0, 1, 2
+_BYTES, _SEALED, _PART = 0, 1, 2
+# A part has come further: a mark in the number of its slot, and where the header has how far.
+_CAME, _BLOCKS, _BLOCKS_AT = 1 << 31, struct.Struct("<I"), 60
 # Added to the kind of bytes that a peer gave.
 _FROM_PEER = 4
 _COUNT = struct.Struct("<Q")
@@ -93,10 +100,13 @@ class ReadProcess:
         deliver_to: int | None = None,
         cautious: bool = False,
         seal: Callable[[bytes, bytes], bytes] = lambda payload, lease: payload,
+        write_part: Callable[[Iterator[bytes], int, bytes, Callable[[int], object]], bytes] = lambda *_: b"",
+        connect: Callable[[], object] = lambda: None,
     ) -> None:
         """Fork a process that makes at most `limit` reads at a time, of at most `longest` bytes each.
 
         `seal` makes a record, of at most `longest` bytes, of what a sealed read gives and `begin` was given for it.
+        `write_part` is `RecordWriter`'s. `connect` runs beside the first reads.
 
         The new process calls `before` first. It makes deliveries only if it has the descriptor `deliver_to`. A
         `cautious` one makes one read at a time at first, and one more after each while without trouble, because its
@@ -108,7 +118,7 @@ class ReadProcess:
         self._steady = 0
         self._longest = longest
         self._deliver_to = deliver_to
-        self._seal = seal
+        self._seal, self._write_part, self._connect = seal, write_part, connect
         self._slot_bytes = -(-(_HEADER_BYTES + longest) // mmap.PAGESIZE) * mmap.PAGESIZE
         # A file in memory: only the pages that were touched exist.
         memory = os.memfd_create("spiderfs-reads")
@@ -126,6 +136,7 @@ class ReadProcess:
         self._tasks: dict[int, trio.lowlevel.Task | None] = {}
         self._sealing: set[int] = set()
         self._late: dict[int, Callable[[], object]] = {}
+        self._coming: dict[int, Callable[[int], object]] = {}
         self._unsent = b""
         self.sealed: Callable[[list[SealedRead]], object] = lambda reads: None
         """Is given the reads of batches that have ended."""
@@ -151,16 +162,24 @@ class ReadProcess:
     # -- here
 
     async def read(
-        self, path: bytes, offset: int, length: int, version: Version, delivery: Delivery | None = None
+        self,
+        path: bytes,
+        offset: int,
+        length: int,
+        version: Version,
+        delivery: Delivery | None = None,
+        place: bytes = b"",
+        came: Callable[[int], object] = lambda blocks: None,
     ) -> bytes:
         """See `Source.read`. If the caller is cancelled, the read goes on and keeps its slot until it returns.
 
-        The delivery is made only if the read gives `length` bytes.
+        The delivery is made only if the read gives `length` bytes. With a `place` in the store the bytes go there, and
+        `came` is told how many blocks are written. Then it returns how many bytes are the source's own, and records.
         """
         messages = None if delivery is None or self._deliver_to is None else delivery.messages(length)
         head, answer = messages or (b"", b"")
         # The slot has to hold the path, or an error whose text has the path in it.
-        if max(2 * len(path) + len(head) + len(answer), length) > self._longest:
+        if max(2 * len(path) + len(head) + len(answer), 0 if place else length) > self._longest:
             raise SourceUnavailable(f"{length} bytes of a path of {len(path)} are more than is read at a time")
         await trio.lowlevel.checkpoint_if_cancelled()
         self._wanting += 1
@@ -173,7 +192,8 @@ class ReadProcess:
                     self._most += 1
         finally:
             self._wanting -= 1
-        slot = self._request(path, offset, length, version, head, answer)
+        slot = self._request(path, offset, length, version, head, answer, place, _PART if place else _BYTES)
+        self._coming[slot] = came
         begin = slot * self._slot_bytes + _HEADER_BYTES
         if head:
             self._delivering.add(slot)
@@ -206,15 +226,16 @@ class ReadProcess:
         version: Version,
         head: bytes = b"",
         answer: bytes = b"",
-        lease: bytes | None = None,
+        place: bytes = b"",
+        asks: int = _BYTES,
     ) -> int:
         """Write a request into a free slot; returns the slot."""
         slot = self._free.pop()
         begin = slot * self._slot_bytes
         versioned = (version.size, *split_time(version.mtime_ns), version.tag)
-        parts = (path, head, answer, lease or b"")
+        parts = (path, head, answer, place)
         sizes = (len(part) for part in parts)
-        _REQUEST.pack_into(self._view, begin, offset, length, *versioned, *sizes, lease is not None)
+        _REQUEST.pack_into(self._view, begin, offset, length, *versioned, *sizes, asks)
         said = b"".join(parts)
         self._view[begin + _HEADER_BYTES : begin + _HEADER_BYTES + len(said)] = said
         return slot
@@ -230,7 +251,7 @@ class ReadProcess:
 
         There must be `room`. The file may have no more than `longest` bytes, nor path and lease half of that.
         """
-        slot = self._request(path, 0, length, version, lease=lease)
+        slot = self._request(path, 0, length, version, place=lease, asks=_SEALED)
         self._sealing.add(slot)
         self._unsent += _NUMBER.pack(slot)
         return slot
@@ -279,6 +300,10 @@ class ReadProcess:
                 raise SourceUnavailable("the process that reads from the source has ended")
             sealed = []
             for (slot,) in _NUMBER.iter_unpack(replies):
+                if slot & _CAME:
+                    begin = (slot ^ _CAME) * self._slot_bytes
+                    self._coming[slot ^ _CAME](*_BLOCKS.unpack_from(self._view, begin + _BLOCKS_AT))
+                    continue
                 size, what, took_s = _REPLY.unpack_from(self._view, slot * self._slot_bytes)
                 if slot in self._sealing:
                     self._sealing.discard(slot)
@@ -344,6 +369,7 @@ class ReadProcess:
     def _serve(self, source: Source, limit: int, requests: int, replies: int) -> NoReturn:
         # What was imported is never garbage, so no collection has to look at it.
         gc.freeze()
+        threading.Thread(target=self._connect, daemon=True).start()
         for _ in range(limit):
             threading.Thread(target=self._answer, args=(source, requests, replies), daemon=True).start()
         while True:
@@ -352,17 +378,24 @@ class ReadProcess:
     def _answer(self, source: Source, requests: int, replies: int) -> None:
         while number := os.read(requests, _NUMBER.size):
             begin = _NUMBER.unpack(number)[0] * self._slot_bytes
-            offset, length, size, *rest, lease_bytes, seals = _REQUEST.unpack_from(self._view, begin)
+            offset, length, size, *rest, place_bytes, asks = _REQUEST.unpack_from(self._view, begin)
             seconds, nanoseconds, tag, path_bytes, head_bytes, answer_bytes = rest
             version = Version(size, joined_time(seconds, nanoseconds), tag)
             start = begin + _HEADER_BYTES
-            said = bytes(self._view[start : start + path_bytes + head_bytes + answer_bytes + lease_bytes])
+            said = bytes(self._view[start : start + path_bytes + head_bytes + answer_bytes + place_bytes])
             path = said[:path_bytes]
             began_s = time.monotonic()
             try:
-                result, what = source.read(path, offset, length, version), _READ
-                if seals:
+                if asks == _PART:
+                    pieces, own = streamed(source, path, offset, length, version), [0]
+                    came = partial(self._came, begin, number, replies)
+                    result = self._write_part(_whole(pieces, length, own), offset, said[path_bytes:], came)
+                    result = _COUNT.pack(*own) + result
+                else:
+                    result = source.read(path, offset, length, version)
+                if asks == _SEALED:
                     result = self._sealed_as(result, length, said[path_bytes:])
+                what = _READ
             except Exception as exc:
                 result, what = pickle.dumps(exc.with_traceback(None)), _FAILED
             if head_bytes:
@@ -385,6 +418,10 @@ class ReadProcess:
         record = self._seal(payload, lease)
         return FromPeer(record) if isinstance(payload, FromPeer) else record
 
+    def _came(self, begin: int, number: bytes, replies: int, blocks: int) -> None:
+        _BLOCKS.pack_into(self._view, begin + _BLOCKS_AT, blocks)
+        os.write(replies, _NUMBER.pack(_NUMBER.unpack(number)[0] | _CAME))
+
     def _deliver(self, head: bytes, content: bytes, answer: bytes) -> int:
         assert self._deliver_to is not None
         try:
@@ -401,3 +438,15 @@ class ReadProcess:
             if exc.errno not in (errno.ENOENT, errno.ENODEV):
                 return _READ
         return _DELIVERED
+
+
+def _whole(pieces: Iterator[bytes], length: int, own: list[int]) -> Iterator[bytes]:
+    """The same pieces; `own` counts those bytes that no peer gave. Raises SourceUnavailable unless all bytes come."""
+    for piece in pieces:
+        length -= len(piece)
+        if length < 0:
+            break
+        own[0] += 0 if isinstance(piece, FromPeer) else len(piece)
+        yield piece
+    if length:
+        raise SourceUnavailable(f"{abs(length)} bytes {'are missing' if length > 0 else 'too many came'}")

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from spiderfs.errors import ConfigError
-from spiderfs.sources.source import Source, SourceStat, Version
+from spiderfs.sources.source import Source, SourceStat, Version, streamed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -200,6 +200,12 @@ class SlowSource:
         data = self._inner.read(path, offset, length, version)
         self._transfer(len(data), start)
         return data
+
+    def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
+        start = self._exchange()
+        for data in streamed(self._inner, path, offset, length, version):
+            self._transfer(len(data), start)
+            yield data
 
     def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
         start = self._exchange()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import xxhash
 
@@ -20,6 +20,8 @@ _SECOND_NS = 1_000_000_000
 HASH_MASK = (1 << 63) - 1
 # Lower numbers belong to the root and to control files.
 FIRST_INODE = 1 << 16
+# What is streamed comes in pieces of so many bytes.
+STREAMED_BYTES = 1 << 20
 # The largest file that the kernel knows of (loff_t).
 MAX_SIZE = (1 << 63) - 1
 
@@ -134,6 +136,24 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Let go of what the source holds open; idempotent."""
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """A source that can give bytes while they come."""
+
+    def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
+        """What `Source.read` gives, in order and in one request where the source has such; raises what `read` raises.
+
+        The bytes of each step are already known to be of this version.
+        """
+
+
+def streamed(source: Source, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
+    """See `Streams`; what a source cannot stream is one read."""
+    if isinstance(source, Streams):
+        return source.stream(path, offset, length, version)
+    return iter((source.read(path, offset, length, version),))
 
 
 class Delivery(Protocol):

@@ -151,25 +151,40 @@ class BlockFiles:
 
     def _write(self, held: dict[int, int], key: ContentKey, payload: bytes) -> bool:
         """Write one block; returns False if this file system has no files that long."""
-        while True:
-            fd = held.get(key.inode)
-            if fd is None:
-                fd = held[key.inode] = os.open(self._path(key.inode), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN)
-            lock_shared(fd, _start(key.block), BLOCK_BYTES)
-            # No one unlinks a file while anybody holds a lock on a block of it.
-            if os.fstat(fd).st_nlink:
-                break
-            os.close(held.pop(key.inode))
-        rest, offset = memoryview(payload), _start(key.block)
+        fd = held[key.inode] = self._locked_file(key.inode, key.block, 1, held.get(key.inode))
         try:
-            while rest:
-                written = os.pwrite(fd, rest, offset)
-                rest, offset = rest[written:], offset + written
+            _write(fd, payload, _start(key.block))
         except OSError as exc:
             if exc.errno not in _TOO_FAR:
                 raise
             return False
         return True
+
+    def _locked_file(self, inode: int, first: int, count: int, fd: int | None = None) -> int:
+        """A descriptor of the file, `fd` if that is still it, with a lock that keeps these blocks from being freed."""
+        while True:
+            if fd is None:
+                fd = os.open(self._path(inode), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN)
+            lock_shared(fd, _start(first), count * BLOCK_BYTES)
+            # No one unlinks a file while anybody holds a lock on a block of it.
+            if os.fstat(fd).st_nlink:
+                return fd
+            os.close(fd)
+            fd = None
+
+    def hold(self, inode: int, first: int, count: int) -> int:
+        """A descriptor that keeps these blocks from being freed until the caller closes it; raises StoreError."""
+        with translated_disk_errors():
+            return self._locked_file(inode, first, count)
+
+    def fill(self, inode: int, offset: int, pieces: Iterable[bytes]) -> Iterator[memoryview]:
+        """Write what comes to blocks that someone holds, from this offset on; gives each block that is written."""
+        with translated_disk_errors():
+            fd = os.open(self._path(inode), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            yield from _in_blocks(_written(fd, pieces, offset))
+        finally:
+            os.close(fd)
 
     # -- freeing
 
@@ -278,6 +293,38 @@ def _punch(fd: int, block: int) -> None:
 
 def _has_mark(found: os.stat_result) -> bool:
     return found.st_mode & stat.S_ISVTX != 0
+
+
+def _written(fd: int, pieces: Iterable[bytes], offset: int) -> Iterator[bytes]:
+    # As they come: whole blocks out of one buffer took three times as much of the kernel's time on ext4.
+    for piece in pieces:
+        with translated_disk_errors():
+            _write(fd, piece, offset)
+        offset += len(piece)
+        yield piece
+
+
+def _in_blocks(pieces: Iterable[bytes]) -> Iterator[memoryview]:
+    """The same bytes in blocks, the last of which may be shorter; each is valid until the next."""
+    block, size = memoryview(bytearray(BLOCK_BYTES)), 0
+    for piece in pieces:
+        rest = memoryview(piece)
+        while rest:
+            taken, rest = rest[: BLOCK_BYTES - size], rest[BLOCK_BYTES - size :]
+            block[size : size + len(taken)] = taken
+            size += len(taken)
+            if size == BLOCK_BYTES:
+                yield block
+                size = 0
+    if size:
+        yield block[:size]
+
+
+def _write(fd: int, payload: bytes | memoryview, offset: int) -> None:
+    rest = memoryview(payload)
+    while rest:
+        written = os.pwrite(fd, rest, offset)
+        rest, offset = rest[written:], offset + written
 
 
 def _start(block: int) -> int:

@@ -20,12 +20,14 @@ _LENGTH = struct.Struct("<Q")
 LENGTH_BYTES = _LENGTH.size
 _HEADER_OF_ONE = struct.Struct("<QQ")
 ALL_PIECES = range(BLOCK_BYTES // PIECE_BYTES)
+# The header of a block; that of a file's last block may be shorter.
+BLOCK_HEADER_BYTES = LENGTH_BYTES * (1 + len(ALL_PIECES))
 _ALL = (1 << len(ALL_PIECES)) - 1
 # Files that `SoundPieces` remembers. When it forgets a file, the file has to be read through READ once more.
 _FILES = 65536
 
 
-def header(payload: bytes) -> bytes:
+def header(payload: bytes | memoryview) -> bytes:
     """The payload's length, then the XXH3-64 of each of its pieces."""
     if 0 < len(payload) <= PIECE_BYTES:
         return _HEADER_OF_ONE.pack(len(payload), xxhash.xxh3_64_intdigest(payload))

@@ -16,7 +16,7 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -218,7 +218,7 @@ class LmdbContent:
                 self.extents.take_over(freed)
         except StoreError:
             self.extents.free(given)
-            self._disown([key for key, _ in blocks])
+            self.free_unrecorded([key for key, _ in blocks])
             raise
         unused = [lease for lease, taken in zip(leases, landed, strict=True) if lease is not None and not taken]
         self.extents.free([*freed, *unused])
@@ -232,7 +232,7 @@ class LmdbContent:
             outcomes = [(key, taken) for (key, _), taken in zip(records, landed, strict=True) if key.block]
             for key in (key for key, taken in outcomes if taken):
                 self._sound.add(key, ALL_PIECES)
-            self._disown([key for key, taken in outcomes if not taken])
+            self.free_unrecorded([key for key, taken in outcomes if not taken])
         self.free(FREED_AT_ONCE)
         return landed
 
@@ -258,11 +258,19 @@ class LmdbContent:
             write_usage(txn, usage, self._meta)
             self.extents.take_over(freed)
         for (key, _, record), taken in zip(records, landed, strict=True):
-            if not taken and not _is_inline(record):
+            if taken and key.block:
+                self._sound.add(key, ALL_PIECES)
+            if not taken and not key.block and not _is_inline(record):
                 freed.append(_lease_of(KEY.pack(*key), record))
         self.extents.free(freed)
         self.free(FREED_AT_ONCE)
         return landed
+
+    def hold_blocks(self, inode: int, first: int, count: int) -> int:
+        """A descriptor that keeps what `RecordWriter` writes to these blocks until it is closed; raises StoreError."""
+        if not self._takes_blocks():
+            raise StoreError("the file system of the cache cannot free parts of a file")
+        return self._files.hold(inode, first, count)
 
     def _leases(self, records: Sequence[tuple[ContentKey, bytes]]) -> list[Lease | None]:
         """Chunks for those payloads that are not stored in their rows; raises StoreFull, StoreError."""
@@ -271,8 +279,8 @@ class LmdbContent:
         leases = iter(self.extents.lease(sizes) if sizes else ())
         return [next(leases) if is_large else None for is_large in chunked]
 
-    def _disown(self, keys: list[ContentKey]) -> None:
-        """Free the bytes that were written for these blocks, unless the blocks have records."""
+    def free_unrecorded(self, keys: list[ContentKey]) -> None:
+        """Free the bytes of those of these blocks that have no records and that no one holds."""
         for inode, group in itertools.groupby(sorted(keys), key=lambda key: key.inode):
             with contextlib.suppress(StoreError, OSError):
                 self._free(inode, [key.block for key in group])
@@ -619,6 +627,7 @@ class RecordWriter:
 
     def __init__(self, path: Path) -> None:
         self._extents = ExtentFile(path / EXTENTS_FILE)
+        self._blocks = BlockFiles(path / BLOCKS_DIRECTORY)
 
     def __call__(self, payload: bytes, lease: bytes) -> bytes:
         """The header of a payload, which is written into the chunks of a packed lease, or else follows its header.
@@ -629,6 +638,17 @@ class RecordWriter:
             return header(payload) + payload
         self._extents.write(Lease.unpacked(lease), payload)
         return header(payload)
+
+    def write_part(self, pieces: Iterable[bytes], offset: int, place: bytes, came: Callable[[int], object]) -> bytes:
+        """Write blocks of the file with the inode `place` as they come; returns their records, one after the other.
+
+        Someone must hold them. `came` is told how many are written. Raises StoreFull, StoreError.
+        """
+        records = []
+        for block in self._blocks.fill(int(place), offset, pieces):
+            records.append(header(block))
+            came(len(records))
+        return b"".join(records)
 
 
 def is_chunked(size: int) -> bool:

@@ -419,7 +419,7 @@ class Fetcher:
             if not self._alone and not key.block:
                 # Its further READs may come to other processes.
                 (self._unstored if passes else self._lately).keep(key, payload)
-            if passes or time.monotonic() < self._full_until:
+            if passes or not self.store_takes:
                 return Fetched(payload, UNSTORED)
             fetched = self._on_their_way[key] = Fetched(payload)
             try:
@@ -470,6 +470,11 @@ class Fetcher:
         if 0 < self._full_until <= time.monotonic():
             self._full_until = 0.0
             self._full_disk.end()
+
+    @property
+    def store_takes(self) -> bool:
+        """Whether what is fetched goes into the store: for a while after it was full, nothing does."""
+        return time.monotonic() >= self._full_until
 
     def store_failed(self, exc: StoreError) -> None:
         """Note that the store did not take a record, and warn of it once."""

@@ -2,17 +2,19 @@
 
 An open waits for nothing, since only READ knows which blocks are wanted. A reader is **in order** if its READs have
 followed on each other since the beginning of the file, or for 512 KiB: a sample of some KiB takes the kernel several of
-them. It gets whole blocks, and those ahead of it, the more the longer it goes on. Of a reader that jumps no one knows
-whether it will come back: it gets the bytes that it asked for and nothing is kept, until pieces of half a block were
-read. Then the block is fetched. (Random reads of 8 to 64 KiB fetched 29 times their bytes while two READs in a row were
-in order, and the second piece brought the block.) Where all blocks are cached, the kernel may read the store's plain
-file by itself (`fuse/passthrough.py`): this module says which that is, and tells the policies of these blocks.
+them. It gets whole blocks, and those ahead of it, the more the longer it goes on and has to wait; consecutive blocks
+are one **part** (`parts.py`). Of a reader that jumps no one knows whether it will come back: it gets the bytes that it
+asked for and nothing is kept, until pieces of half a block were read. Then the block is fetched. (Random reads of 8 to
+64 KiB fetched 29 times their bytes while two READs in a row were in order, and the second piece brought the block.)
+Where all blocks are cached, the kernel may read the store's plain file by itself (`fuse/passthrough.py`): this module
+says which that is, and tells the policies of these blocks.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +33,7 @@ from spiderfs.vfs.answer_types import Caller, EventSink
 from spiderfs.vfs.catalogue import Node
 from spiderfs.vfs.fetcher import Fetcher
 from spiderfs.vfs.on_demand import OnDemand, Part, Supply
+from spiderfs.vfs.parts import Parts
 from spiderfs.vfs.redirects import Redirects
 
 log = logging.getLogger(__name__)
@@ -51,6 +54,9 @@ IN_ORDER_BYTES = 512 << 10
 _WORTH_BYTES = BLOCK_BYTES // 2
 # Of what was read in order so much more is fetched ahead: all that `read_ahead` allows by default after 1 MiB.
 _AHEAD_TIMES = 8
+# While its reader waits, a window doubles up to this many blocks: a reader that stops wastes no more than 64 MiB, with
+# what the kernel reads ahead. A part is an eighth of the window, so a source answers eight requests at a time.
+_MOST_WINDOW, _PARTS_A_WINDOW = 56, 8
 # Blocks that are remembered as touched, 4 MiB of memory for 256 GiB of files; and ends of READs, as many as readers in
 # order read side by side. With more ends, more random reads would be taken for reads in order. These are primes, since
 # offsets are multiples of powers of two.
@@ -93,7 +99,18 @@ def _number(inode: int, position: int) -> int:
 class ReadAhead:
     """Fetches the next blocks for a reader in order; several readers in one file share one window."""
 
-    def __init__(self, nursery: trio.Nursery, fetcher: Fetcher, counters: Counters, depth_blocks: int) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        fetcher: Fetcher,
+        counters: Counters,
+        depth_blocks: int,
+        parts: Parts | None = None,
+    ) -> None:
+        """A window has `depth_blocks` at first, and grows where `parts` bring it."""
+        self.parts = parts
+        # inode -> its window, and the block that its reader has to pass before the window grows again
+        self._windows: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self._nursery = nursery
         self._fetcher = fetcher
         self._counters = counters
@@ -104,7 +121,7 @@ class ReadAhead:
 
     @property
     def busy(self) -> bool:
-        return self._started > 0
+        return self._started > 0 or (self.parts is not None and self.parts.in_flight > 0)
 
     def has_reached(self, node: Node, block: int) -> bool:
         """Whether `block` was fetched ahead of a reader that is about to come to it.
@@ -124,12 +141,53 @@ class ReadAhead:
         if not previous <= first <= asked + 1:
             previous, asked = last, first  # another reader's, or the first READ
         ahead = max(asked - previous, _AHEAD_TIMES * in_a_row // BLOCK_BYTES)
-        until = min(last + min(ahead, self._depth_blocks), -(-node.stat.size // BLOCK_BYTES))
+        window, _ = self._windows.get(node.inode, (self._depth_blocks, 0))
+        end = -(-node.stat.size // BLOCK_BYTES)
+        until = min(last + min(ahead, window), end)
+        if until < end and self.parts is not None:
+            until -= until % self._part_blocks(node)
         further = range(max(asked, first) + 1, until + 1)
         self._positions[node.inode] = (last, max(asked, until))
         if len(self._positions) > _FILES:
             self._positions.popitem(last=False)
         return further
+
+    def _part_blocks(self, node: Node) -> int:
+        window, _ = self._windows.get(node.inode, (self._depth_blocks, 0))
+        return max(1, window // _PARTS_A_WINDOW)
+
+    def waited(self, node: Node, block: int) -> None:
+        """Note that a reader had to wait for this block though it was fetched ahead: more should be on its way."""
+        window, grown_at = self._windows.pop(node.inode, (self._depth_blocks, 0))
+        if self.parts is None or self.parts.is_slow:
+            window = self._depth_blocks
+        elif block > grown_at or block < grown_at - _MOST_WINDOW:
+            # Not again before the reader comes to what this brings.
+            most = max(self._depth_blocks, min(_MOST_WINDOW, self.parts.landing_blocks))
+            window, grown_at = min(2 * window, most), block + window
+        self._windows[node.inode] = window, grown_at
+        if len(self._windows) > _FILES:
+            self._windows.popitem(last=False)
+
+    def follow(self, node: Node, blocks: range, further: range) -> None:
+        """Have those of these blocks fetched that are needed now, and `further` ones."""
+        parts = self.parts
+        for wanted in (blocks, further) if parts is not None and parts.take(node) else ():
+            block = wanted.start
+            while parts is not None and block < wanted.stop:
+                if wanted is further and not parts.has_room:
+                    # The rest is asked for again when the reader has gone on.
+                    last, asked = self._positions[node.inode]
+                    self._positions[node.inode] = last, min(asked, block - 1)
+                    return
+                # Parts end at multiples of their length, so that readers side by side ask for the same ones.
+                whole = self._part_blocks(node)
+                part = range(block, min(block + whole - (block - 1) % whole, wanted.stop))
+                begun = parts.begin(node, part, wanted is further)
+                self._counters.add("readahead_blocks", begun if wanted is further else 0)
+                block += begun or 1
+        for block in further:
+            self.start(node, block)
 
     def start(self, node: Node, block: int) -> None:
         key = ContentKey(node.inode, block)
@@ -206,24 +264,25 @@ class LargeFiles(Part):
         in_a_row = self._touches.in_a_row(node.inode, offset, end)
         new: set[int] = set()
         if in_a_row >= min(offset, IN_ORDER_BYTES) or self._read_ahead.has_reached(node, blocks[0]):
-            for further in self._read_ahead.wanted(node, blocks, in_a_row + end - offset):
-                self._read_ahead.start(node, further)
+            self._read_ahead.follow(node, blocks, self._read_ahead.wanted(node, blocks, in_a_row + end - offset))
         elif end - offset < min(blocks[-1] * BLOCK_BYTES, node.stat.size) - (blocks[0] - 1) * BLOCK_BYTES:
             new.update(block for block in blocks if self._is_new(ContentKey(node.inode, block)))
             if len(new) == len(blocks):
                 return await self._read_piece(node, offset, end - offset, blocks)
         pieces = []
         # One patience for the whole READ, whatever it has to wait for.
-        patience = self._client.patience() if len(blocks) > 1 else None
+        patience = self._client.patience()
         for block in blocks:
             first = (block - 1) * BLOCK_BYTES
             start = max(offset - first, 0)
             size = min(end - first, BLOCK_BYTES) - start
-            piece: memoryview | bytes
+            piece: memoryview | bytes | None
             if block in new:
                 piece = await self._read_piece(node, first + start, size, range(block, block + 1))
             else:
-                piece = await self._block(node, block, start, size, patience)
+                piece = await self._part_piece(node, block, start, size, patience)
+                if piece is None:
+                    piece = await self._block(node, block, start, size, patience)
             # The next block may have to be awaited, and a view does not outlive that.
             pieces.append(piece if first + BLOCK_BYTES >= end else bytes(piece))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -252,7 +311,40 @@ class LargeFiles(Part):
             self._note_block(node, block, UNSTORED)
         return piece
 
-    async def _block(self, node: Node, block: int, offset: int, size: int, patience: Patience | None) -> memoryview:
+    async def _part_piece(self, node: Node, block: int, offset: int, size: int, patience: Patience) -> bytes | None:
+        """Bytes of a block that has come, or is coming, in a part; None if it must be looked for as a block alone."""
+        parts, key = self._read_ahead.parts, ContentKey(node.inode, block)
+        if parts is None or (part := parts.of(key)) is None:
+            return None
+        if has_waited := not part.has(block):
+            if part.is_ahead:
+                self._read_ahead.waited(node, block)
+            # None may be open during a wait.
+            self._content.end_read()
+            started = time.perf_counter()
+            with trio.CancelScope(deadline=patience.until) as waiting:
+                await part.wait_for(block)
+            self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))
+            if waiting.cancelled_caught:
+                self._client.timeouts.add(key)
+                raise self._client.timed_out(patience)
+            if part.has_failed:
+                return None
+        # What is in the store is read there, and verified.
+        piece = None if part.has_landed and self._fetcher.stored(key) else part.read(block, offset, size)
+        if block == part.keys[-1].block and (block - 1) * BLOCK_BYTES + offset + size >= part.offset + part.length:
+            parts.passed(part)
+        if piece is None:
+            return None
+        if has_waited:
+            self._touches.forget(key)
+            part.when_settled(partial(self._note_block, node, block))
+        else:
+            self._counters.add("block_hits")
+            part.when_settled(lambda where: self._note_block(node, block, HIT if where == FETCHED else where))
+        return piece
+
+    async def _block(self, node: Node, block: int, offset: int, size: int, patience: Patience) -> memoryview:
         key = ContentKey(node.inode, block)
         piece = self._fetcher.local(key, offset, size)
         if piece is not None:
@@ -264,6 +356,9 @@ class LargeFiles(Part):
                 # Read-ahead has brought it. If the manager heard of it before it is in the store, it could not keep it.
                 coming.when_settled(lambda where: self._note_block(node, block, HIT if where == FETCHED else where))
             return piece
+        if self._fetcher.locked(key):
+            # It comes, in a part of another worker.
+            self._read_ahead.waited(node, block)
         fetched = await self._on_demand.fetch(node, block, patience=patience)
         self._touches.forget(key)
         fetched.when_settled(partial(self._note_block, node, block))

@@ -20,7 +20,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 import xxhash
 
 from spiderfs.errors import SourceNotFound, ViewFailed
-from spiderfs.sources.source import FromPeer, Source, SourceStat, Version
+from spiderfs.sources.source import FromPeer, Source, SourceStat, Version, streamed
 from spiderfs.views.pool import MakerLost, MakerPool
 from spiderfs.views.recipe import ORIGINAL, Recipe, Unmade
 
@@ -166,6 +166,10 @@ class TreeSource:
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         return self._inner.read(self._forms.place(path).path, offset, length, version)
+
+    def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
+        """The bytes of an original."""
+        return streamed(self._inner, self._forms.place(path).path, offset, length, version)
 
     def close(self) -> None:
         self._inner.close()

@@ -24,7 +24,7 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
@@ -42,7 +42,7 @@ from spiderfs.errors import (
     SourceUnavailable,
 )
 from spiderfs.sources.object_source import CONNECT_S, NO_DESCRIPTORS, StoreSettings, lacks_descriptors
-from spiderfs.sources.source import MAX_SIZE
+from spiderfs.sources.source import MAX_SIZE, STREAMED_BYTES
 
 if TYPE_CHECKING:
     from obstore import Bytes, GetResult
@@ -326,7 +326,7 @@ class Bucket(ABC):
 
     def page(self, prefix: str, token: str = "", most: int = 0) -> Page:
         """A page of the keys that begin with `prefix`, up to the next slash; raises SourceError."""
-        clients = self._connected()
+        clients = self.connected()
         try:
             return self.listed(clients.lists, prefix, token, most or self.page_keys)
         except Refusal as exc:
@@ -335,7 +335,7 @@ class Bucket(ABC):
 
     def get(self, key: str, extent: tuple[int, int] | None = None) -> GetResult:
         """What the store has under a key, or the bytes of `extent` of it; `body` reads them. Raises SourceError."""
-        clients = self._connected()
+        clients = self.connected()
         import obstore
 
         try:
@@ -349,11 +349,17 @@ class Bucket(ABC):
         try:
             body: Bytes = answer.bytes()
         except Exception as exc:
-            kind = SourceTimeout if _LATE in str(exc) else SourceUnavailable
-            raise kind(f"{key}: the answer broke off ({type(exc).__name__})") from None
+            raise _broken_off(key, exc) from None
         if len(body) != length:
             raise SourceUnavailable(f"{key}: {len(body)} bytes came and not {length}")
         return body
+
+    def stream(self, answer: GetResult, key: str) -> Iterator[Any]:
+        """The bytes while they come, in buffers of obstore's; raises SourceUnavailable if the answer breaks off."""
+        try:
+            yield from answer.stream(min_chunk_size=STREAMED_BYTES)
+        except Exception as exc:
+            raise _broken_off(key, exc) from None
 
     def close(self) -> None:
         self._clients = None
@@ -377,7 +383,8 @@ class Bucket(ABC):
         except BaseError:
             raise SourceUnavailable(f"{self} cannot be asked: check the variables of its environment") from None
 
-    def _connected(self) -> Clients:
+    def connected(self) -> Clients:
+        """What this process asks by; raises SourceUnavailable if no credentials are found."""
         clients = self._clients
         if clients is None or clients.pid != os.getpid():
             with self._connecting:
@@ -414,6 +421,11 @@ class Bucket(ABC):
             kind = SourceTimeout if code else SourceUnavailable
             return kind(f"{self} has not answered: check source.endpoint and the network")
         return SourceUnavailable(f"{self}: {_ADVICE.get(code, 'the store has failed')} ({code})")
+
+
+def _broken_off(key: str, exc: Exception) -> SourceUnavailable:
+    kind = SourceTimeout if _LATE in str(exc) else SourceUnavailable
+    return kind(f"{key}: the answer broke off ({type(exc).__name__})")
 
 
 def failure(asked: object, exc: Exception, troubles: Mapping[str, str]) -> SourceUnavailable:

@@ -17,6 +17,7 @@ whatever else differs for good.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 from collections import OrderedDict
@@ -24,7 +25,7 @@ from collections.abc import Container, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spiderfs.errors import ConfigError, SourceChanged, SourceNotFound, SourceUnavailable
+from spiderfs.errors import ConfigError, SourceChanged, SourceError, SourceNotFound, SourceUnavailable
 from spiderfs.sources.buckets.bucket import Bucket, Listed, Page, seconds
 from spiderfs.sources.object_source import (
     DIRECTORY,
@@ -67,6 +68,12 @@ class BucketSource(ObjectSource):
     def identity(self) -> str:
         url, endpoint = self._url.rstrip("/"), self._bucket.endpoint
         return f"{url} at {endpoint}" if endpoint else url
+
+    def connect(self) -> None:
+        import obstore
+
+        with contextlib.suppress(SourceError):
+            obstore.list(self._bucket.connected().gets)  # asks nothing yet
 
     # -- names
 
@@ -151,6 +158,13 @@ class BucketSource(ObjectSource):
         self._check(path, _stat_of(answer), version)
         body: bytes = self._bucket.body(answer, key, end - offset)
         return body
+
+    def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
+        """As `Streams.stream`, by one GET."""
+        key = self._place.key(path)
+        answer = self._bucket.get(key, (offset, min(offset + length, version.size)))
+        self._check(path, _stat_of(answer), version)
+        return self._bucket.stream(answer, key)
 
     def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
         key = self._place.key(path)

@@ -129,7 +129,7 @@ def test_a_requester_pays(server: ObjectServer) -> None:
 def test_a_bucket_may_be_named_by_the_host(monkeypatch: pytest.MonkeyPatch, server: ObjectServer) -> None:
     port = server.url.rpartition(":")[2]
     source = open_source("s3://bucket", StoreSettings(endpoint=f"http://localhost:{port}", addressing="virtual"))
-    store = source._bucket._connected().gets
+    store = source._bucket.connected().gets
     assert store.config["endpoint"] == f"http://bucket.localhost:{port}"
     assert str(store.config["virtual_hosted_style_request"]).lower() == "true"
 
@@ -179,11 +179,11 @@ def test_another_region_of_amazons_is_found(server: ObjectServer, monkeypatch: p
         return "eu-west-3"
 
     monkeypatch.setattr(s3.S3Bucket, "_region", head_bucket)
-    clients = open_source("s3://bucket", StoreSettings())._bucket._connected()
+    clients = open_source("s3://bucket", StoreSettings())._bucket.connected()
     assert clients.lists.meta.region_name == "eu-west-3"
     assert clients.gets.config["endpoint"] == "https://bucket.s3.eu-west-3.amazonaws.com"
     assert len(asked) == 1
-    open_source("s3://bucket", StoreSettings(region="eu-west-1"))._bucket._connected()
+    open_source("s3://bucket", StoreSettings(region="eu-west-1"))._bucket.connected()
     assert len(asked) == 1
 
 

@@ -1,7 +1,10 @@
-"""A source with the caches of other nodes in front of it: a small file's home is asked first.
+"""A source with the caches of other nodes in front of it: a file's home is asked first.
 
 Each node has a static web server (nginx) over its mount, so the home fetches what it has not cached, once for all
 nodes, and keeps it (`core/homes.py`). Or the homes are servers of Redis, or clusters (`RedisPeer`).
+
+**Stripes.** Each STRIPE_BYTES of a file have a home of their own (`key_at`), so that nodes which read one large file at
+the same time share out its bytes, and each byte leaves the source once. A small file has one stripe.
 
 **Exactly this version.** The requested name ends with the number of the version (`asked_name`), which is the same on
 all nodes: a hash of path, size and mtime or tag, and of the source's identity (`salt_of`). The home finds such a name
@@ -9,8 +12,8 @@ only while the file's own name means that version there, and one inode never giv
 reports them would not do: whole seconds, and no tag. Files that may still be changing are read from the source.
 
 **No circles.** While nodes have different lists of members, a node may be asked that takes another one for the home. It
-then reads the source: its lookups note the versions in the table `asked`, which its reading processes share
-(`MountContext.asked_by_peers`).
+then reads the source: the requested name has the number of the stripe too, and its lookups note the stripes in the
+table `asked`, which its reading processes share (`MountContext.asked_by_peers`).
 
 **Failure.** A peer is trusted as the source is, and nothing depends on it: if it does not have the file, is late or
 returns other bytes, the source is read. A peer that is down is not asked for a while (`Breaker`). Late is not down: on
@@ -31,6 +34,7 @@ import queue
 import re
 import socket
 import ssl
+import struct
 import threading
 import time
 import urllib.parse
@@ -39,11 +43,13 @@ from collections.abc import Container, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+import xxhash
+
 from spiderfs.errors import SourceError, SourceTimeout, SourceUnavailable, SourceUnreachable
 from spiderfs.sources.members import FIELDS, OWN, Members, mark_of
 from spiderfs.sources.node_names import Node, is_server
 from spiderfs.sources.redis_client import KEPT_S, SLOTS, RedisClient, errors, key_of, slot_of
-from spiderfs.sources.source import STREAMED_BYTES, FromPeer, Source, Version, version_hash
+from spiderfs.sources.source import HASH_MASK, STREAMED_BYTES, FromPeer, Source, Version, streamed, version_hash
 from spiderfs.sources.web.asking import Line, Web, left_s
 
 log = logging.getLogger(__name__)
@@ -52,10 +58,18 @@ log = logging.getLogger(__name__)
 FAILURES, PAUSE_S, LONGEST_PAUSE_S = 3, 1.0, 30.0
 # How many times as long a question may take that is asked of a peer which has just answered another one, or is late.
 LONGER = 4.0
+STRIPE_BYTES = 8 << 20
+_KEY = struct.Struct("<QQ")
+
+
+def key_at(number: int, offset: int) -> int:
+    """The number by which the bytes at an offset of the version with this `number` have their home."""
+    stripe = offset // STRIPE_BYTES
+    return xxhash.xxh3_64_intdigest(_KEY.pack(number, stripe)) & HASH_MASK if stripe else number
 
 
 class Asked(NamedTuple):
-    """Bytes of one version of a file, which has this number and size."""
+    """Bytes of one version of a file, which has this number and size; they begin in the stripe that is meant."""
 
     path: bytes
     number: int
@@ -328,7 +342,7 @@ def _key(node: Node, asked: Asked) -> str:
     return key_of(node.url, f"{asked.number:016x}")
 
 
-_ASKED = re.compile(rb"(.+)\.spiderfs-([0-9a-f]{16})", re.DOTALL)
+_ASKED = re.compile(rb"(.+)\.spiderfs-([0-9a-f]{16})(?:-([0-9a-f]{1,13}))?", re.DOTALL)
 _NAME_MAX = 255
 # Files that are younger may be changing still (`vfs/settling.py`), and clocks differ.
 YOUNG_S = 60.0
@@ -338,15 +352,16 @@ _ABSENT = (403, 404, 410)
 _PATIENCE, _LATEST = 3.0, 0.1
 
 
-def asked_name(name: bytes, version: int) -> bytes:
-    """The name under which a node is asked for one version of a file."""
-    return b"%s.spiderfs-%016x" % (name, version)
+def asked_name(name: bytes, version: int, offset: int = 0) -> bytes:
+    """The name under which a node is asked for the stripe at an offset of one version of a file."""
+    stripe = offset // STRIPE_BYTES
+    return b"%s.spiderfs-%016x%s" % (name, version, b"-%x" % stripe if stripe else b"")
 
 
-def asked_version(name: bytes) -> tuple[bytes, int] | None:
-    """The file's own name, and the version, of a name that `asked_name` has made; None for any other name."""
+def asked_version(name: bytes) -> tuple[bytes, int, int] | None:
+    """The file's own name, the version, and where the stripe begins, of a name that `asked_name` has made; or None."""
     found = _ASKED.fullmatch(name)
-    return None if found is None else (found[1], int(found[2], 16))
+    return None if found is None else (found[1], int(found[2], 16), int(found[3] or b"0", 16) * STRIPE_BYTES)
 
 
 class WebPeer(Server):
@@ -366,7 +381,7 @@ class WebPeer(Server):
 
     def _fetch(self, asked: Asked, within_s: float) -> bytes | None:
         directory, slash, name = asked.path.rpartition(b"/")
-        name = asked_name(name, asked.number)
+        name = asked_name(name, asked.number, asked.offset)
         if len(name) > _NAME_MAX:
             return None
         extent = None if asked.length == asked.size else (asked.offset, asked.offset + asked.length)
@@ -421,7 +436,7 @@ class PeerSource:
         counts: memoryview,
         asked: Container[int],
     ) -> None:
-        """No question takes longer than `longest_s`. `counts` is this process's row of `members`; versions in `asked`
+        """No question takes longer than `longest_s`. `counts` is this process's row of `members`; stripes in `asked`
         are read from `inner` alone.
         """
         self._inner = inner
@@ -442,34 +457,57 @@ class PeerSource:
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         """As `Source.read`; what a peer gave is a `FromPeer`."""
-        if length and offset + length <= version.size and not _is_young(version):
-            number = version_hash(path, version)
-            if self._members.is_remote(number) and number not in self._asked:
-                if self._edition != self._members.edition:
-                    self._follow()
-                peer = self._peers.get(self._members.home(number))
-                if peer is not None:
-                    # Its home may have to fetch it, from a source that is as busy as it is for this node.
-                    patience_s, known_as = _PATIENCE * self._source_s, number ^ self._members.salt
-                    asked = Asked(path, known_as, offset, length, version.size, patience_s, self._longest_s)
-                    found = peer.ask(asked)
-                    if found is None:
-                        found = self._from_source(path, offset, length, version)
-                        peer.offer(asked, found)
-                        return found
-                    return FromPeer(found)
-        return self._from_source(path, offset, length, version)
+        peer, number = self._home(path, offset, version)
+        if peer is None or not length or offset + length > version.size:
+            return self._from_source(path, offset, length, version)
+        # Its home may have to fetch it, from a source that is as busy as it is for this node.
+        patience_s, known_as = _PATIENCE * self._source_s, number ^ self._members.salt
+        asked = Asked(path, known_as, offset, length, version.size, patience_s, self._longest_s)
+        if (found := peer.ask(asked)) is not None:
+            return FromPeer(found)
+        found = self._from_source(path, offset, length, version)
+        peer.offer(asked, found)
+        return found
 
     def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
-        """What `read` gives, piece by piece: no question to a peer is about more."""
-        for at in range(offset, offset + length, STREAMED_BYTES):
-            yield self.read(path, at, min(STREAMED_BYTES, offset + length - at), version)
+        """What `read` gives, piece by piece: no question to a peer is about more, and one to the source about all."""
+        end = offset + length
+        while offset < end:
+            own = offset
+            while own < end and self._home(path, own, version)[0] is None:
+                own = min(end, (own // STRIPE_BYTES + 1) * STRIPE_BYTES)
+            began_s = time.monotonic()
+            for piece in streamed(self._inner, path, offset, own - offset, version) if own > offset else ():
+                if began_s:
+                    self._source_took(time.monotonic() - began_s)
+                    began_s = 0.0
+                yield piece
+            offset = own
+            if offset < end:
+                piece_bytes = min(STREAMED_BYTES, end - offset)
+                yield self.read(path, offset, piece_bytes, version)
+                offset += piece_bytes
+
+    def _home(self, path: bytes, offset: int, version: Version) -> tuple[Peer | None, int]:
+        """Who is asked for the bytes at an offset, None for the source; and the version's number."""
+        if _is_young(version):
+            return None, 0
+        number = version_hash(path, version)
+        key = key_at(number, offset)
+        if not self._members.is_remote(key) or key in self._asked:
+            return None, number
+        if self._edition != self._members.edition:
+            self._follow()
+        return self._peers.get(self._members.home(key)), number
 
     def _from_source(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         began_s = time.monotonic()
         found = self._inner.read(path, offset, length, version)
-        self._source_s += _LATEST * (time.monotonic() - began_s - self._source_s)
+        self._source_took(time.monotonic() - began_s)
         return found
+
+    def _source_took(self, took_s: float) -> None:
+        self._source_s += _LATEST * (took_s - self._source_s)
 
     def close(self) -> None:
         for peer in self._peers.values():

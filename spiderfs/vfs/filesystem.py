@@ -35,7 +35,7 @@ from spiderfs.errors import (
 )
 from spiderfs.linux import steady_clock
 from spiderfs.shared.slots import SharedSlots
-from spiderfs.sources.peers import asked_version
+from spiderfs.sources.peers import asked_version, key_at
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import UNKNOWN, Delivery, Source, SourceStat
 from spiderfs.store.store import ContentKey
@@ -97,7 +97,7 @@ class Filesystem(Part):
     ) -> None:
         """`unstored`: the fetcher has the same. `scattered`: whether other processes may know names unknown here.
 
-        `asked_by_peers`: which versions other nodes have asked for; None where there are none. `source_salt`: see
+        `asked_by_peers`: which stripes other nodes have asked for; None where there are none. `source_salt`: see
         `sources.members.salt_of`.
         """
         super().__init__(supply, clock)
@@ -117,7 +117,8 @@ class Filesystem(Part):
         self._on_demand = OnDemand(supply, scattered, clock)
         self._substitutes = Substitutes(supply, redirects, lambda: self.settings, clock)
         self._small_files = SmallFiles(supply, self._on_demand, redirects, self._substitutes, events, clock)
-        self.large_files = LargeFiles(supply, self._on_demand, read_ahead, touches, redirects, events, clock)
+        asked = () if asked_by_peers is None else asked_by_peers
+        self.large_files = LargeFiles(supply, self._on_demand, read_ahead, touches, redirects, events, asked, clock)
         self._ranges = RangeReader(supply, self._small_files, redirects, clock)
         self._unstored = unstored
         self._provisional_files = ProvisionalFiles(
@@ -171,13 +172,16 @@ class Filesystem(Part):
             return _no_entry(self.settings.negative_ttl_s)
         return await self._answer(found, self._left_s(found), parent, caller)
 
-    async def _lookup_for_peer(self, parent: int, name: bytes, version: int, caller: Caller) -> Entry:
-        """The entry of one version of a file, for another node (`sources/peers.py`); none if the name means another."""
+    async def _lookup_for_peer(self, parent: int, name: bytes, version: int, stripe: int, caller: Caller) -> Entry:
+        """The entry of one version of a file, for another node (`sources/peers.py`); none if the name means another.
+
+        The node reads what begins at the offset `stripe`.
+        """
         assert self._asked_by_peers is not None
         entry = await self.lookup(parent, name, caller)
         if entry.attributes.inode != version ^ self._source_salt:
             return _no_entry(0.0)
-        self._asked_by_peers.put(entry.attributes.inode)
+        self._asked_by_peers.put(key_at(entry.attributes.inode, stripe))
         return entry._replace(timeout_s=0.0)
 
     async def _lookup_own(self, parent: int, name: bytes) -> Entry:

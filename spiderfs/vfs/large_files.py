@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import Patience
+from spiderfs.sources.peers import key_at
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.vfs.answer_types import Caller, EventSink
 from spiderfs.vfs.catalogue import Node
@@ -218,11 +219,14 @@ class LargeFiles(Part):
         touches: Touches,
         redirects: Redirects,
         events: EventSink,
+        asked_by_peers: Container[int] = (),
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
+        """`asked_by_peers`: which stripes other nodes have asked for (`sources/peers.py`)."""
         super().__init__(supply, clock)
         self._on_demand = on_demand
         self._read_ahead = read_ahead
+        self._asked_by_peers = asked_by_peers
         self._touches = touches
         self._redirects = redirects
         self._events = events
@@ -263,7 +267,10 @@ class LargeFiles(Part):
         self._counters.add("block_reads", len(blocks))
         in_a_row = self._touches.in_a_row(node.inode, offset, end)
         new: set[int] = set()
-        if in_a_row >= min(offset, IN_ORDER_BYTES) or self._read_ahead.has_reached(node, blocks[0]):
+        if self._asked_by_peers and in_a_row < BLOCK_BYTES and key_at(node.inode, offset) in self._asked_by_peers:
+            # A peer asks for whole blocks, and one after the other if its reader is in order.
+            self._read_ahead.follow(node, blocks, range(0))
+        elif in_a_row >= min(offset, IN_ORDER_BYTES) or self._read_ahead.has_reached(node, blocks[0]):
             self._read_ahead.follow(node, blocks, self._read_ahead.wanted(node, blocks, in_a_row + end - offset))
         elif end - offset < min(blocks[-1] * BLOCK_BYTES, node.stat.size) - (blocks[0] - 1) * BLOCK_BYTES:
             new.update(block for block in blocks if self._is_new(ContentKey(node.inode, block)))

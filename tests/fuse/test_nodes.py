@@ -569,6 +569,20 @@ def test_what_changes_at_the_source_is_never_given_as_it_was(source: Path, tmp_p
         assert members[0].had("hits") + members[1].had("hits") > FILES
 
 
+@pytest.mark.parametrize("options", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "immutable"])
+def test_a_large_file_leaves_the_source_once_for_nodes_that_read_it_side_by_side(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
+    size = (100 << 20) + 5
+    write_files(tmp_path / "source", {"large": size})
+    with nodes(tmp_path / "source", tmp_path, 3, **options) as members:
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(lambda node: node.reads("large"), members))
+        assert total(members, "origin_bytes") < 1.05 * size
+        # No node is asked for more than its own part.
+        assert all(node.mount.metric("origin_bytes") < 0.7 * size for node in members)
+
+
 def test_large_files_are_had_from_peers_by_pieces(tmp_path: Path) -> None:
     names = [f"{number}" for number in range(6)]
     write_files(tmp_path / "source", dict.fromkeys(names, (3 << 20) + 5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,7 +19,15 @@ from spiderfs.errors import SourceChanged
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.members import Members, PeerStatus
 from spiderfs.sources.node_names import Node
-from spiderfs.sources.peers import FAILURES, LONGER, PeerSource, asked_name, asked_version
+from spiderfs.sources.peers import (
+    FAILURES,
+    LONGER,
+    STRIPE_BYTES,
+    PeerSource,
+    asked_name,
+    asked_version,
+    key_at,
+)
 from spiderfs.sources.source import FromPeer, Version, version_hash
 
 pytestmark = pytest.mark.clock
@@ -167,6 +176,26 @@ def test_what_is_at_home_here_or_young_or_asked_for_or_empty_is_read_from_the_so
     setup.asked.put(version_hash(setup.path, setup.version))
     assert setup.read() == CONTENT
     assert setup.peer.asked == []
+
+
+def test_each_stripe_has_a_home_of_its_own_and_own_stripes_are_one_request(setup: Setup) -> None:
+    size = 12 * STRIPE_BYTES + 5
+    content = (random.Random(0).randbytes(STRIPE_BYTES + 1) * 13)[:size]
+    version = setup.source.add(b"large", content).version
+    number = version_hash(b"large", version)
+    places = range(0, size, STRIPE_BYTES)
+    remote = [place for place in places if setup.homes.is_remote(key_at(number, place))]
+    assert 2 < len(remote) < len(places) - 2
+    for place in remote[1:]:
+        setup.peer.files[asked_name(b"large", number, place)] = content
+    setup.asked.put(key_at(number, remote[0]))
+    pieces = list(setup.reader.stream(b"large", 0, size, version))
+    assert b"".join(pieces) == content
+    of_peer = sum(len(piece) for piece in pieces if isinstance(piece, FromPeer))
+    assert of_peer == sum(min(STRIPE_BYTES, size - place) for place in remote[1:])
+    runs = sum(place not in remote[1:] and place - STRIPE_BYTES in (-STRIPE_BYTES, *remote[1:]) for place in places)
+    assert setup.reads() == runs
+    assert b"".join(setup.reader.stream(b"large", 7, 2 * STRIPE_BYTES, version)) == content[7 : 7 + 2 * STRIPE_BYTES]
 
 
 def cut(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
@@ -328,7 +357,8 @@ def test_a_mount_may_lie_below_a_path_of_the_server(peer: Peer) -> None:
 
 @pytest.mark.parametrize("name", [b"a.jpg", b"a.spiderfs-0", b".spiderfs-0", b"\n\xff.spiderfs-0123456789abcdef"])
 def test_names_in_questions(name: bytes) -> None:
-    assert asked_version(asked_name(name, 2**63 - 1)) == (name, 2**63 - 1)
+    assert asked_version(asked_name(name, 2**63 - 1)) == (name, 2**63 - 1, 0)
+    assert asked_version(asked_name(name, 1, 3 * STRIPE_BYTES + 5)) == (name, 1, 3 * STRIPE_BYTES)
     assert asked_version(b"a.spiderfs-0123") is asked_version(b"plain") is None
 
 

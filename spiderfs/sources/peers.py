@@ -4,7 +4,8 @@ Each node has a static web server (nginx) over its mount, so the home fetches wh
 nodes, and keeps it (`core/homes.py`). Or the homes are servers of Redis, or clusters (`RedisPeer`).
 
 **Stripes.** Each STRIPE_BYTES of a file have a home of their own (`key_at`), so that nodes which read one large file at
-the same time share out its bytes, and each byte leaves the source once. A small file has one stripe.
+the same time share out its bytes, and each byte leaves the source once. A small file has one stripe. Of a large file,
+each stripe of a node that is down has another home meanwhile.
 
 **Exactly this version.** The requested name ends with the number of the version (`asked_name`), which is the same on
 all nodes: a hash of path, size and mtime or tag, and of the source's identity (`salt_of`). The home finds such a name
@@ -102,6 +103,11 @@ class Peer(ABC):
     node: Node
     """As it is known now; its URL stays."""
 
+    @property
+    def rests(self) -> bool:
+        """Whether it is down, and not to be asked now."""
+        return False
+
     @abstractmethod
     def ask(self, asked: Asked) -> bytes | None:
         """The bytes; None if the peer does not have them, or does not give them in time."""
@@ -134,6 +140,10 @@ class Breaker:
             return LONGER * least_s
         lately = self._late_s <= now or now < self._answered_s + LONGER * least_s
         return LONGER * least_s if lately else least_s
+
+    def rests(self, now: float) -> bool:
+        """Whether a question that is asked now would have no time at all."""
+        return self.is_resting and now < self._rests_until
 
     def answered(self, now: float) -> None:
         self.is_resting, self._failed, self._pauses, self._late_s = False, 0, 0, math.inf
@@ -169,6 +179,10 @@ class Server(Peer):
         self._turns = 0
         # Under the lock: what a thread that still asks it finds out says nothing about the peer.
         self.is_gone = False
+
+    @property
+    def rests(self) -> bool:
+        return self._breaker.rests(time.monotonic())
 
     def ask(self, asked: Asked) -> bytes | None:
         least_s, asked_s = min(max(self._timeout_s, asked.patience_s), asked.longest_s), time.monotonic()
@@ -350,6 +364,8 @@ _ABSENT = (403, 404, 410)
 # How many times as long as the source takes a home may take that has to fetch a file, and the share of the latest read
 # in how long that is.
 _PATIENCE, _LATEST = 3.0, 0.1
+# How many homes of a stripe are looked for, one after the other, while they are down.
+_HOMES = 3
 
 
 def asked_name(name: bytes, version: int, offset: int = 0) -> bytes:
@@ -457,7 +473,7 @@ class PeerSource:
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         """As `Source.read`; what a peer gave is a `FromPeer`."""
-        peer, number = self._home(path, offset, version)
+        peer, number = self._home(path, offset, version, is_whole=length == version.size)
         if peer is None or not length or offset + length > version.size:
             return self._from_source(path, offset, length, version)
         # Its home may have to fetch it, from a source that is as busy as it is for this node.
@@ -488,17 +504,23 @@ class PeerSource:
                 yield self.read(path, offset, piece_bytes, version)
                 offset += piece_bytes
 
-    def _home(self, path: bytes, offset: int, version: Version) -> tuple[Peer | None, int]:
+    def _home(self, path: bytes, offset: int, version: Version, is_whole: bool = False) -> tuple[Peer | None, int]:
         """Who is asked for the bytes at an offset, None for the source; and the version's number."""
         if _is_young(version):
             return None, 0
         number = version_hash(path, version)
         key = key_at(number, offset)
-        if not self._members.is_remote(key) or key in self._asked:
-            return None, number
-        if self._edition != self._members.edition:
-            self._follow()
-        return self._peers.get(self._members.home(key)), number
+        for _ in range(_HOMES):
+            if not self._members.is_remote(key) or key in self._asked:
+                return None, number
+            if self._edition != self._members.edition:
+                self._follow()
+            peer = self._peers.get(self._members.home(key))
+            if is_whole or peer is None or not peer.rests:
+                return peer, number
+            # The same one for all nodes that find it down. A small file may as well be read from the source.
+            key = key_at(key, STRIPE_BYTES)
+        return None, number
 
     def _from_source(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         began_s = time.monotonic()

@@ -28,7 +28,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import Patience
-from spiderfs.sources.peers import key_at
+from spiderfs.sources.peers import STRIPE_BYTES, key_at
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.vfs.answer_types import Caller, EventSink
 from spiderfs.vfs.catalogue import Node
@@ -58,6 +58,7 @@ _AHEAD_TIMES = 8
 # While its reader waits, a window doubles up to this many blocks: a reader that stops wastes no more than 64 MiB, with
 # what the kernel reads ahead. A part is an eighth of the window, so a source answers eight requests at a time.
 _MOST_WINDOW, _PARTS_A_WINDOW = 56, 8
+_STRIPE_BLOCKS = STRIPE_BYTES // BLOCK_BYTES
 # Blocks that are remembered as touched, 4 MiB of memory for 256 GiB of files; and ends of READs, as many as readers in
 # order read side by side. With more ends, more random reads would be taken for reads in order. These are primes, since
 # offsets are multiples of powers of two.
@@ -154,8 +155,9 @@ class ReadAhead:
         return further
 
     def _part_blocks(self, node: Node) -> int:
+        """A power of two up to a stripe: a part of two stripes would make the reader of one wait for another node."""
         window, _ = self._windows.get(node.inode, (self._depth_blocks, 0))
-        return max(1, window // _PARTS_A_WINDOW)
+        return 1 << max(1, min(window // (_PARTS_A_WINDOW - 1), _STRIPE_BLOCKS)).bit_length() - 1
 
     def waited(self, node: Node, block: int) -> None:
         """Note that a reader had to wait for this block though it was fetched ahead: more should be on its way."""

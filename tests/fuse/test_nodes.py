@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Barrier
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -581,6 +582,28 @@ def test_a_large_file_leaves_the_source_once_for_nodes_that_read_it_side_by_side
         assert total(members, "origin_bytes") < 1.05 * size
         # No node is asked for more than its own part.
         assert all(node.mount.metric("origin_bytes") < 0.7 * size for node in members)
+
+
+def test_the_stripes_of_a_node_that_is_killed_are_fetched_once_by_another(tmp_path: Path) -> None:
+    size, piece = 160 << 20, 1 << 20
+    write_files(tmp_path / "source", {"large": size})
+    content = (tmp_path / "source/large").read_bytes()
+    with nodes(tmp_path / "source", tmp_path, 3, timeout_s=TIMEOUT_S) as (lost, *others):
+        a_quarter = Barrier(3, action=lambda: lost.server.signal(signal.SIGKILL))
+
+        def read(node: Node) -> None:
+            with open(node.mount.point / "large", "rb", buffering=0) as file:
+                for at in range(0, size, piece):
+                    assert file.read(piece) == content[at : at + piece]
+                    if at == size // 4:
+                        a_quarter.wait(PATIENCE_S)
+                        if node is lost:
+                            return
+
+        with ThreadPoolExecutor(3) as threads:
+            list(threads.map(read, (lost, *others)))
+        # What the killed node had fetched, or was being asked for, is fetched again.
+        assert total([lost, *others], "origin_bytes") < 1.3 * size
 
 
 def test_large_files_are_had_from_peers_by_pieces(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ Then the source is a bucket which gives all nodes together RATE bytes a second, 
 is how many samples a second all nodes together read in the later epochs. Systems are those of the first part, and with
 -planned the same with each rank's plans of this epoch and the next.
 
+Then the bucket has one large file, and gives LARGE_RATE; four nodes begin at once to read all of it in order. Figures
+are what the bucket gave, as a multiple of the file, and when the last node was ready, as a multiple of one node alone.
+
 Then one node reads files that its peer has cached, one at a time, and others from the source: the times of both.
 """
 
@@ -78,7 +81,8 @@ JOBS = ("jobs-apart", "jobs-homes", "jobs-cluster")
 RATE, RATE_AIM = 3_000_000, 2.5
 TIMEOUT_S = 1
 NGINX_WORKERS = 32  # as in the example
-PARTS, QUICK_PARTS = ("epochs", "more", "jobs", "rates", "waits"), ("epochs", "waits")
+LARGE_RATE, LARGE_AIMS = 200_000_000, {"source": 1.05, "last": 1.4}
+PARTS, QUICK_PARTS = ("epochs", "more", "jobs", "rates", "large", "waits"), ("epochs", "large", "waits")
 RATED = ("one", *SYSTEMS, "apart-planned", "homes-planned")
 
 
@@ -87,6 +91,7 @@ class Extent(NamedTuple):
     epochs: int
     rounds: int
     latency_ms: int
+    large_mib: int
 
 
 class Epoch(NamedTuple):
@@ -109,8 +114,8 @@ Orders = list[npt.NDArray[np.uint32]]
 # For each system and figure a value of each round.
 Figures = dict[str, dict[str, list[float]]]
 
-FULL = Extent(files=1_200, epochs=3, rounds=2, latency_ms=20)
-QUICK = Extent(files=150, epochs=3, rounds=1, latency_ms=20)
+FULL = Extent(files=1_200, epochs=3, rounds=2, latency_ms=20, large_mib=512)
+QUICK = Extent(files=150, epochs=3, rounds=1, latency_ms=20, large_mib=64)
 
 
 @contextlib.contextmanager
@@ -303,6 +308,42 @@ def measure_rates(site: Machines, extent: Extent, names: list[str]) -> Figures:
         return measure(site, extent, RATED, store, names)
 
 
+def measure_large(site: Machines, extent: Extent) -> dict[str, dict[str, list[float]]]:
+    size, found = extent.large_mib << 20, dict[str, dict[str, list[float]]]()
+
+    def read_all(point: Path) -> None:
+        with open(point / "large", "rb", buffering=0) as file:
+            assert sum(iter(lambda: len(file.read(1 << 20)), 0)) == size
+
+    with contextlib.ExitStack() as stack:
+        with site.servers.entered():
+            objects = Objects([], 0, {"large": size})
+            store = stack.enter_context(paced_store(objects, extent.latency_ms, site.servers.address))
+        store.bytes_per_s = LARGE_RATE
+        for _ in range(extent.rounds):
+            for system, count in (("one", 1), ("apart", MORE_NODES), ("homes", MORE_NODES)):
+                with nodes(site, system, store, 2 * size, 0, count) as points, ThreadPoolExecutor(count) as threads:
+                    store.asked()
+                    began = time.perf_counter()
+                    list(threads.map(read_all, points))
+                    row = found.setdefault(system, {"source": [], "seconds": []})
+                    row["seconds"].append(round(time.perf_counter() - began, 3))
+                    row["source"].append(round(store.asked().given_bytes / size, 4))
+    return found
+
+
+def show_large(found: dict[str, dict[str, list[float]]], extent: Extent, console: Console) -> None:
+    title = f"{MORE_NODES} nodes read {extent.large_mib} MiB of {LARGE_RATE / 1e6:g} MB/s for all"
+    table = plain_table(title, "", "x file from the source", "last ready, s", "x one", " ", words=("", " "))
+    alone = statistics.median(found["one"]["seconds"])
+    for system, row in found.items():
+        source, last = statistics.median(row["source"]), statistics.median(row["seconds"])
+        missed = [name for name, value in (("source", source), ("last", last / alone)) if value > LARGE_AIMS[name]]
+        aims = "" if system != "homes" else f"missed: {', '.join(missed)}" if missed else "aims reached"
+        table.add_row(system, f"{source:.3f}", f"{last:.2f}", f"{last / alone:.2f}", aims)
+    console.print(table)
+
+
 def measure_waits(site: Machines, extent: Extent, source: Path, names: list[str]) -> dict[str, float]:
     """Medians, in milliseconds, of reads from a peer that has the file cached, and from the source."""
     capacity = 4 * len(names) * FILE_BYTES
@@ -350,6 +391,9 @@ def run(extent: Extent, parts: Sequence[str], console: Console) -> dict[str, Any
         if "rates" in parts:
             found["rates"] = measure_rates(site, extent, small_names[: int(RATE_FILES * extent.files)])
             show(f"{NODES} nodes, {cached} of {RATE / 1e6:g} MB/s for all", found["rates"], "apart", console, RATE_AIM)
+        if "large" in parts:
+            found["large"] = measure_large(site, extent)
+            show_large(found["large"], extent, console)
         if "waits" in parts:
             waits = found["waits"] = measure_waits(site, extent, source, names[:300])
             peer_ms, source_ms = waits["peer_ms"], waits["source_ms"]

@@ -315,8 +315,9 @@ def test_readers_in_order_side_by_side_fetch_each_byte_once(source: Path, tmp_pa
                 for place, file in files.items():
                     found[place] += os.pread(file.fileno(), 1 << 17, place + (part << 17))
         assert found == {place: content[place : place + (24 << 17)] for place in places}
-        # Each begins with 512 KiB in pieces that are not kept, and the kernel reads ahead of it.
-        assert mount.metric("origin_bytes") <= 11 * (1 << 20) + 3 * (1 << 20)
+        # Each begins with 512 KiB in pieces that are not kept, and the kernel reads ahead of it. To two workers it
+        # gives these READs in any order.
+        assert mount.metric("origin_bytes") <= (11 + 3 * workers) * (1 << 20)
 
 
 _SCAN = """

@@ -104,9 +104,9 @@ def test_a_port_that_is_taken_or_none_is_refused_in_one_line(tmp_path: Path, cap
     for wrong in ("9464", "localhost:", "a:99999"):
         done = mounting.run_spiderfs("metrics", "--listen", wrong)
         assert done.stderr == f"spiderfs: --listen {wrong}: write HOST:PORT, such as 127.0.0.1:9464\n"
-    for nobody in ("a..b:1", f"{'a' * 70}:1"):
-        done = mounting.run_spiderfs("metrics", "--listen", nobody)
-        said = f"spiderfs: --listen {nobody}: no host can have this name: choose another address\n"
+    for impossible in ("a..b:1", f"{'a' * 70}:1"):
+        done = mounting.run_spiderfs("metrics", "--listen", impossible)
+        said = f"spiderfs: --listen {impossible}: no host can have this name: choose another address\n"
         assert (done.returncode, done.stderr) == (1, said)
 
 

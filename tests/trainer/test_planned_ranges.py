@@ -273,7 +273,7 @@ def test_a_file_that_is_replaced_meanwhile_has_its_new_bytes(tmp_path: Path) -> 
         loader = DataLoader(Windows(path, places, False), batch_size=8, shuffle=True, num_workers=2)
         with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in places]):
             read_epochs(loader, 1)
-            # The same bytes elsewhere: each sample has others than before.
+            # The same bytes in another place: each sample has others than before.
             (new := source / "new").write_bytes(patterned(1, size + 1))
             make_older(new, 1800)
             new.rename(file)

@@ -119,14 +119,14 @@ COUNTERS = (
     Definition("partials_kept", "Partly augmented samples that loaders put into the cache"),
     Definition("partials_refused", "Partly augmented samples that found no room in the cache"),
     Definition("cluster_rows_sent", "Samples of batches sent to the node with rank 0 to be scored"),
-    Definition("cluster_rows_heard", "Samples of batches received from other nodes to be scored"),
+    Definition("cluster_rows_received", "Samples of batches received from other nodes to be scored"),
     Definition(
         "cluster_rows_lost",
         "Samples of batches that the server of `cluster` did not accept",
         "The server is down or full, and scores get stale; see the log.",
     ),
-    Definition("cluster_scores_heard", "Scores received from the node with rank 0"),
-    Definition("cluster_plans_heard", "Plans received from jobs on other nodes"),
+    Definition("cluster_scores_received", "Scores received from the node with rank 0"),
+    Definition("cluster_plans_received", "Plans received from jobs on other nodes"),
     Definition(
         "cluster_plans_lost",
         "Plans of `cluster` that were not accepted by the server, or received in part",

@@ -287,16 +287,13 @@ def lock_holder(cache: Path) -> int:
     """The pid of the supervisor that runs in the background and has locked this cache directory."""
     status = os.stat(CacheLayout(cache).lock)
     inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-
-    def holder() -> int | None:
-        # The kernel gives the list in pieces: a line can be missing where another process unlocks between two of them.
+    # The kernel gives the list in pieces: a line can be missing where another process unlocks between two of them.
+    for _ in range(5):
         for line in Path("/proc/locks").read_text().splitlines():
             fields = line.split()
             if fields[1] == "FLOCK" and fields[5] == inode:
                 return int(fields[4])
-        return None
-
-    return eventually(holder, within_s=5, what=f"who holds {cache}/lock")
+    raise AssertionError(f"no one holds {cache}/lock")
 
 
 def attach(source: Path | str, point: Path, cache: Path, log: Path, workers: int, faults: Faults) -> Mounted:

@@ -1,4 +1,4 @@
-"""A guided policy that remembers what it was told, and gives the substitutes that a test has set."""
+"""A guided policy that remembers what it was calls, and gives the substitutes that a test has set."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ class RecordingPolicy(LRU):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[object, ...]] = []
+        self.calls: list[tuple[object, ...]] = []
         self.substitutes: dict[tuple[str, Key], Key] = {}
         self.changes: list[tuple[str, Key, Key | None]] = []
         self._ratio = 0.9
 
     def scored(self, key: Key, score: float) -> None:
-        self.told.append(("scored", key, score))
+        self.calls.append(("scored", key, score))
 
     def listed(self, job_dataset_id: str, labels: Mapping[Key, int]) -> None:
-        self.told.append(("listed", job_dataset_id, len(labels)))
+        self.calls.append(("listed", job_dataset_id, len(labels)))
 
     def forget_job_dataset(self, job_dataset_id: str, keys: Iterable[Key]) -> None:
-        self.told.append(("forget_job_dataset", job_dataset_id, sum(1 for _ in keys)))
+        self.calls.append(("forget_job_dataset", job_dataset_id, sum(1 for _ in keys)))
 
     def hub_found(self, hub: Hub) -> None:
-        self.told.append(("hub_found", hub.key))
+        self.calls.append(("hub_found", hub.key))
 
     def is_hub(self, job_dataset_id: str, key: Key) -> bool:
         return False
 
     def limit_hubs(self, limits: HubLimits) -> None:
-        self.told.append(("limit_hubs", limits))
+        self.calls.append(("limit_hubs", limits))
 
     def substitute_for(self, job_dataset_id: str, key: Key) -> Key | None:
         return self.substitutes.get((job_dataset_id, key))
 
     def substituted(self, job_dataset_id: str, substitute: Key, wanted: Key) -> None:
-        self.told.append(("substituted", job_dataset_id, substitute, wanted))
+        self.calls.append(("substituted", job_dataset_id, substitute, wanted))
 
     def redirects_changed(self) -> list[tuple[str, Key, Key | None]]:
         changes, self.changes = self.changes, []
@@ -59,14 +59,14 @@ class RecordingPolicy(LRU):
         ]
 
     def new_epoch(self, job_dataset_id: str) -> None:
-        self.told.append(("new_epoch", job_dataset_id))
+        self.calls.append(("new_epoch", job_dataset_id))
 
     @property
     def ratio(self) -> float:
         return self._ratio
 
     def set_ratio(self, ratio: float) -> None:
-        self.told.append(("set_ratio", ratio))
+        self.calls.append(("set_ratio", ratio))
         self._ratio = ratio
 
 

@@ -311,8 +311,8 @@ class Hook:
             return False
         if self._planning is not None and self._planning.follower.loader() is None:
             return True
-        anew = (self._job, self._declared.split) == (job, split)
-        return anew and (self._batches_taken > 0 or self.follows(loader))
+        is_same = (self._job, self._declared.split) == (job, split)
+        return is_same and (self._batches_taken > 0 or self.follows(loader))
 
     def copied(self, batch: Any) -> None:
         """The training is about to use `batch`, a copy of the batch that was taken last. Only callbacks call this."""

@@ -57,7 +57,7 @@ class Host:
         return f"import ctypes, os; ctypes.CDLL(None).setns(os.open({self._namespace!r}, os.O_RDONLY), {_CLONE_NEWNET})"
 
     def link(self, state: str) -> None:
-        """`up`, or `down`: then nothing comes or goes, and no one is told."""
+        """`up`, or `down`: then nothing comes or goes, and no one gets an error."""
         with self.entered():
             _run("ip", "link", "set", LINK, state)
 

@@ -10,7 +10,7 @@ fastest job, and no job waits: a sample that is not there when it is read counts
     no sharing   the product's engine with LRU
     plans        the same; each job publishes its epochs, so that MIN decides
     exchange     the same; jobs exchange samples at dispatch (spiderfs/core/plans/exchange.py)
-    exchange, ahead   the same; what is dispatched, and what most jobs still owe, is fetched ahead
+    exchange, ahead   the same; what is dispatched, and what most jobs will read, is fetched ahead
     MinIO        fills the cache once (CoorDL)
     Quiver       LRU; of the next ten batches' samples each job takes those first that are cached. Only what it takes
                  counts as fetched, which is to Quiver's advantage: in the paper it asks for all ten batches
@@ -204,7 +204,7 @@ class Exchanging(Cached):
     def begin(self, job: int, order: list[int]) -> None:
         super().begin(job, order)
         self.shared.begin(job, job, np.array(order))
-        self.engine.rank_anew()
+        self.engine.rerank()
 
     def dispatch(self, job: int) -> list[int]:
         order = self.orders[job]
@@ -274,7 +274,7 @@ class ODS(System):
         order = self.orders[job]
         wanted = order.coming(self.setting.batch)
         asked = set(wanted)
-        unseen = [sample for sample in self.held if order.owes(sample) and sample not in asked]
+        unseen = [sample for sample in self.held if order.is_pending(sample) and sample not in asked]
         self.randomness.shuffle(unseen)
         given = [sample if sample in self.held or not unseen else unseen.pop() for sample in wanted]
         return order.hand_on(given, self.setting.batch)

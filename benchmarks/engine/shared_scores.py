@@ -82,7 +82,7 @@ class Step(NamedTuple):
     embeddings: npt.NDArray[np.float16]
 
 
-class Taught(NamedTuple):
+class TrainingData(NamedTuple):
     """The label of each sample, and what all ranks train on."""
 
     labels: npt.NDArray[np.int32]
@@ -95,7 +95,7 @@ class Learned(NamedTuple):
     counts: dict[str, int]
 
 
-def taught_by(extent: Extent) -> Taught:
+def made_training(extent: Extent) -> TrainingData:
     rng, made = np.random.default_rng(0), Embeddings(extent.samples, WIDTH, CLASSES)
     steps = []
     for epoch in range(extent.epochs):
@@ -104,7 +104,7 @@ def taught_by(extent: Extent) -> Taught:
             indices = order[first : first + extent.step]
             embeddings = made.of(indices, epoch).astype(np.float16)
             steps.append(Step(first + extent.step >= extent.samples, indices, embeddings))
-    return Taught(made.labels.astype(np.int32), steps)
+    return TrainingData(made.labels.astype(np.int32), steps)
 
 
 class Node:
@@ -160,7 +160,7 @@ class Node:
             await self.scoring.new_epoch([self.job_dataset])
 
         for trainer in self._trainers:
-            self.nodes.say_ended(trainer, self._epoch)
+            self.nodes.send_ended(trainer, self._epoch)
         await self.nodes.once_all_ended(self.job_dataset.job_id, self._epoch, act)
         self._epoch += 1
 
@@ -175,12 +175,12 @@ class Node:
 
 
 def _serve(
-    parent: Connection, place: Path, extent: Extent, server: str, ranks: Sequence[int], of: int, taught: Taught
+    parent: Connection, place: Path, extent: Extent, server: str, ranks: Sequence[int], of: int, training: TrainingData
 ) -> None:
     """A node's process: it learns from a message to begin on, and sends what it has learned after a message to end."""
 
     async def main() -> None:
-        node = Node(place, server, ranks, of, taught.labels)
+        node = Node(place, server, ranks, of, training.labels)
         await node.scoring.introduce(node.job_dataset)
         parent.send(None)
         began = await trio.to_thread.run_sync(parent.recv)
@@ -188,11 +188,11 @@ def _serve(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.nodes.run, node.scoring, trio.lowlevel.checkpoint)
             paced = bool(server) or len(ranks) > 1
-            await node.learn(taught.steps, began, extent.rows_per_s / extent.step if paced else 0)
+            await node.learn(training.steps, began, extent.rows_per_s / extent.step if paced else 0)
             if server and 0 in ranks:
-                others = sum(len(step.indices) - len(step.indices[::of]) for step in taught.steps)
+                others = sum(len(step.indices) - len(step.indices[::of]) for step in training.steps)
                 with trio.move_on_after(PATIENCE_S):
-                    while node.count("cluster_rows_heard") < others:
+                    while node.count("cluster_rows_received") < others:
                         await trio.sleep(0.05)
             parent.send(None)
             await trio.to_thread.run_sync(parent.recv)
@@ -210,7 +210,7 @@ def _end(process: multiprocessing.process.BaseProcess) -> None:
     process.join()
 
 
-def learned_by(extent: Extent, system: str, nodes: int, taught: Taught) -> list[Learned]:
+def learned_by(extent: Extent, system: str, nodes: int, training: TrainingData) -> list[Learned]:
     """What the manager of each node has learned at the end."""
     forking = multiprocessing.get_context("fork")
     with ExitStack() as stack:
@@ -219,7 +219,7 @@ def learned_by(extent: Extent, system: str, nodes: int, taught: Taught) -> list[
         talks = []
         for ranks in [range(nodes)] if system == ONE else [[rank] for rank in range(nodes)]:
             talk, parent = forking.Pipe()
-            arguments = (parent, place / str(ranks[0]), extent, server, ranks, nodes, taught)
+            arguments = (parent, place / str(ranks[0]), extent, server, ranks, nodes, training)
             process = forking.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             stack.callback(_end, process)
@@ -240,7 +240,7 @@ def learned_by(extent: Extent, system: str, nodes: int, taught: Taught) -> list[
 
 
 def run(extent: Extent, console: Console) -> dict[str, object]:
-    taught = taught_by(extent)
+    training = made_training(extent)
     table = plain_table(
         f"{extent.samples:,} samples, {extent.epochs} epochs, {extent.rows_per_s:,} rows/s",
         *("nodes", "system", "rank correlation, least", "mean", "CPU", "rows lost"),
@@ -249,9 +249,9 @@ def run(extent: Extent, console: Console) -> dict[str, object]:
     runs: list[dict[str, Any]] = []
     for nodes in NODES:
         with console.status(f"{nodes} nodes"):
-            (one,) = learned_by(extent, ONE, nodes, taught)
+            (one,) = learned_by(extent, ONE, nodes, training)
             for system in (OWN, SHARED):
-                learned = learned_by(extent, system, nodes, taught)
+                learned = learned_by(extent, system, nodes, training)
                 found = [round(float(spearmanr(node.scores, one.scores).statistic), 4) for node in learned]
                 cpu = round(learned[0].cpu_s / one.cpu_s, 3)
                 lost = sum(node.counts["cluster_rows_lost"] + node.counts["hook_rows_left_out"] for node in learned)

@@ -48,7 +48,7 @@ class Row:
         return max(self.call_s, self.reads_s)
 
 
-class Taught:
+class FilledPolicy:
     def __init__(self, policy: str, samples: int) -> None:
         self.policy, self.samples = policy, samples
         cached = int(samples * CACHED_SHARE)
@@ -81,7 +81,7 @@ class Taught:
 
 
 def measure(policy: str, samples: int) -> list[Row]:
-    learned = Taught(policy, samples)
+    learned = FilledPolicy(policy, samples)
     first, *others = learned.scores("second", 2)
     return [
         learned.row("a second one scores", [first]),

@@ -83,7 +83,7 @@ SPARSE_BYTES = 64 << 30
 RANDOM_READS, RANDOM_BYTES = 512, 128 << 10
 AT_A_TIME = 8
 # More than the default of dir_ttl.
-LOOKED_UP_ANEW_S = 1.5
+LOOKED_UP_AGAIN_S = 1.5
 # Threads that no one needs end within 10 s; then all mounts are watched for a while.
 AT_REST_S = 15.0
 IDLE_S = 10.0
@@ -144,7 +144,7 @@ def folders(scratch: Path, extent: int, rounds: int, say: Callable[[str], None])
                 options = f"source.latency_ms={FOLDERS_AWAY_MS}"
                 with mounted(system, root, scratch / f"{system}-{way}-{number}", options) as peer:
                     row.setdefault(way, []).append(seconds(ask, peer.root))
-                    time.sleep(LOOKED_UP_ANEW_S)
+                    time.sleep(LOOKED_UP_AGAIN_S)
                     row.setdefault(f"{way} again", []).append(seconds(ask, peer.root))
         say(f"round {number + 1} of {rounds}")
     return figures

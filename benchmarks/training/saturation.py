@@ -167,8 +167,8 @@ def _serve(
         cache.restore(0, None)
         options = Options(source=place / "source", mountpoint=place / "point", cache_dir=place / "cache")
         places = partial(publish_trainers, place / "trainers"), place / "scores"
-        told = lambda: None, lambda: True
-        training = FilledTraining(supply, cache, *places, options, None, *told)
+        callbacks = lambda: None, lambda: True
+        training = FilledTraining(supply, cache, *places, options, None, *callbacks)
         server = HookServer(training, counters.add)
         await lister.root()
         listener = listen(place / "hook.sock")

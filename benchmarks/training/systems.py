@@ -12,7 +12,7 @@ share one training.
     lru, lfu, minio   uniform sampling, each sample once in an epoch
     quiver            the same, but each batch takes what is cached of ten times as many candidates (Quiver); its cache
                       is filled once, since what is read in an epoch is of no use until the next
-    echo 2            each sample twice while it is cached, and then not again before all others; the engine is told of
+    echo 2            each sample twice while it is cached, and then not again before all others; the engine knows
                       each epoch when it begins (data echoing)
     echo 3            three times
     infobatch         half of the samples below the mean loss are left out of an epoch and the rest weighs more; planned
@@ -32,7 +32,7 @@ share one training.
     spider-imp        its part for important samples alone: no hubs
     spider            the same as spider-paper with the product's limits
     spider+plan       what the product does with its hook: a coverage floor of 0.3, losses weighted, the next epoch
-                      drawn after a quarter of this one, and the engine told of it; no substitute, for through a mount
+                      drawn after a quarter of this one, and given to the engine; no substitute, for through a mount
                       only reads get one that no one has begun to fetch, and with a plan those are next to none
     uniform+plan      MIN: uniform sampling with a cache that knows each epoch as it begins
 

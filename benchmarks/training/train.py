@@ -197,9 +197,9 @@ def train(data: Data, root: Path, task: Task, epochs: int, progress: Progress) -
         sent, dropped = sent_and_dropped(hook)
         graph = "" if configuration.local else (root / ".spiderfs" / "graph").read_text()
     finally:
-        for told in (hook, planning):
-            if told is not None:
-                told.close()
+        for attached in (hook, planning):
+            if attached is not None:
+                attached.close()
         progress.remove_task(shown)
     return Run(task.configuration, task.seed, done, sent, dropped, graph, task.workers)
 

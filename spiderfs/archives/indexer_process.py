@@ -77,7 +77,7 @@ class Indexers:
             assert process.stdout is not None
             try:
                 job = {"kind": kind, "archive": archive.hex(), "version": list(version), "to": str(to)}
-                _say(process.stdin, job)
+                _write(process.stdin, job)
                 while isinstance(answer := json.loads(process.stdout.readline() or "null"), list):
                     process.stdin.write(ahead.read(*answer))
                     process.stdin.flush()
@@ -139,14 +139,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def _say(to: IO[bytes], what: Any) -> None:
+def _write(to: IO[bytes], what: Any) -> None:
     to.write(json.dumps(what).encode() + b"\n")
     to.flush()
 
 
 def _do(job: dict[str, Any], requests: IO[bytes], answers: IO[bytes]) -> None:
     def read(offset: int, length: int) -> bytes:
-        _say(answers, [offset, length])
+        _write(answers, [offset, length])
         found = requests.read(length)
         if len(found) < length:
             raise EOFError
@@ -164,9 +164,9 @@ def _do(job: dict[str, Any], requests: IO[bytes], answers: IO[bytes]) -> None:
     except OSError as exc:
         spare = sum(map(len, parts))
         if spare > MOST_SPARE_BYTES:
-            _say(answers, {"disk": exc.strerror or str(exc)})
+            _write(answers, {"disk": exc.strerror or str(exc)})
             return
-    _say(answers, {"spare": spare})
+    _write(answers, {"spare": spare})
     if spare:
         answers.writelines(parts)
         answers.flush()

@@ -348,7 +348,7 @@ def _spare_bytes(index: ArchiveIndex) -> int:
 
 # Members whose own headers were looked at lately, for reads of pieces of them: where their bytes begin, and when that
 # was. So long a header is trusted; till then a replaced archive of the same size and time may give other bytes.
-_BEGINNINGS, _BELIEVED_S = 65536, 60.0
+_BEGINNINGS, _TRUSTED_S = 65536, 60.0
 # A piece that begins so near to the header of its member is read together with it: that takes less than a request.
 _NEAR_BYTES = 64 << 10
 _SECOND_NS = 1_000_000_000
@@ -565,7 +565,7 @@ class ArchiveSource:
         """Where the bytes of a member begin, by its own header; raises ArchiveFailed if that is another member's."""
         key = archive, index.version, row.number
         begin, looked_at_s = self._beginnings.get(key, (0, -math.inf))
-        if time.monotonic() < looked_at_s + _BELIEVED_S:
+        if time.monotonic() < looked_at_s + _TRUSTED_S:
             return begin
         if archive.endswith(b".zip"):
             header = self.inner.read(archive, row.offset, zip_format.LOCAL_BYTES, index.version)

@@ -73,6 +73,11 @@ def all_served() -> list[Mount]:
         return []
 
 
+def every_place() -> dict[str, Mount]:
+    """All mounts, and what this user's daemons serve without one, by the place that people name."""
+    return {place_of(mount): mount for mount in (*spiderfs_mounts().values(), *all_served())}
+
+
 def place_of(mount: Mount) -> str:
     """What people call the place where the files are shown."""
     return f"{SCHEME}{mount.mountpoint.name}" if mount.fstype == SERVED else str(mount.mountpoint)
@@ -89,7 +94,7 @@ def daemon_of(mount: Mount) -> int:
 
 def mountpoints(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """What a shell can complete a MOUNTPOINT to."""
-    return [point for point in map(str, spiderfs_mounts()) if point.startswith(incomplete)]
+    return [place for place in every_place() if place.startswith(incomplete)]
 
 
 def read_control(mount: Mount, name: str) -> str:

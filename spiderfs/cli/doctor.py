@@ -22,10 +22,19 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from spiderfs import __version__
-from spiderfs.cli.control_files import explained, mount_at, mountpoints, printable, read_control, read_stats
+from spiderfs.cli.control_files import (
+    every_place,
+    explained,
+    mount_at,
+    mountpoints,
+    place_of,
+    printable,
+    read_control,
+    read_stats,
+)
 from spiderfs.cli.signals import ended_by_signals, signals_wait
 from spiderfs.errors import MountError, SpiderfsError, UsageError
-from spiderfs.linux.mounts import Mount, canonical, check_fuse_available, mounts, spiderfs_mounts, within
+from spiderfs.linux.mounts import Mount, canonical, check_fuse_available, mounts, within
 
 # What needs more than `spiderfs --help` is imported where it is used.
 if TYPE_CHECKING:
@@ -96,7 +105,7 @@ def _findings(place: str | None, mount: Mount | None, given: tuple[str, ...]) ->
         options = yield from _chosen(place, given)
     yield from _kernel(options is not None and options.allow_other)
     yield from _machine()
-    yield from _mounted([mount] if mount is not None else spiderfs_mounts().values())
+    yield from _mounted([mount] if mount is not None else every_place().values())
     if mount is not None:
         yield from _one_mount(mount)
     elif options is not None:
@@ -131,17 +140,18 @@ def _machine() -> Iterator[Finding]:
 def _mounted(there: Iterable[Mount]) -> Iterator[Finding]:
     """Whether mounts answer."""
     for mount in there:
-        here = mount.mountpoint
+        here = place_of(mount)
         try:
-            version = read_stats(mount).get("version")
+            stats = read_stats(mount)
         except OSError as exc:
             yield Finding("mount", "wrong", str(explained(mount, exc)))
             continue
+        version = stats.get("version")
         if version != __version__:
             said = f"{here} is served by version {version}, and this is {__version__}: mount it again when it is idle"
             yield Finding("mount", "note", said)
         else:
-            yield Finding("mount", "ok", f"{here} shows {mount.source}, and answers")
+            yield Finding("mount", "ok", f"{here} shows {stats.get('source', mount.source)}, and answers")
 
 
 def _one_mount(mount: Mount) -> Iterator[Finding]:

@@ -37,6 +37,7 @@ class Row(NamedTuple):
 
 def all_rows(stats: Figures) -> list[Row]:
     """Everything that a person wants to know at a glance."""
+    rest = {name: its for name, its in stats.items() if name not in _LAID_OUT and its and isinstance(its, dict | list)}
     return [
         Row("policy", about(stats)),
         *cache(stats),
@@ -49,7 +50,7 @@ def all_rows(stats: Figures) -> list[Row]:
         *ahead(stats),
         *peers(stats, _SHOWN_PEERS),
         *_cluster(stats),
-        *(row for name in stats if name not in _LAID_OUT for row in _component(stats, name)),
+        *(row for name, its in rest.items() for row in section(name, its)),
         *remarks(stats),
     ]
 
@@ -189,7 +190,7 @@ def peers(stats: Figures, most: int) -> Iterator[Row]:
 def _cluster(stats: Figures) -> Iterator[Row]:
     link, counts = table(stats, "cluster"), table(stats, "metrics")
     if link:
-        names = ("rows_sent", "rows_heard", "rows_lost", "scores_heard", "plans_heard")
+        names = ("rows_sent", "rows_received", "rows_lost", "scores_received", "plans_received")
         sent, received, lost, scores, others = (f"{number(counts, f'cluster_{name}'):,.0f}" for name in names)
         state = "up" if link.get("up") else "fails: this mount goes on with the scores that it has"
         yield Row("cluster", f"{escaped(str(link.get('url', '?')))} {state}", bad=not link.get("up"))
@@ -206,11 +207,6 @@ def remarks(stats: Figures) -> Iterator[Row]:
         yield Row("trainer", "of another pid namespace: never redirected", bad=True)
     met = [f"{counts[name]:,} {name.replace('_', ' ')}" for name in sorted(TROUBLES) if counts.get(name)]
     yield Row("troubles", ", ".join(met) or "none", bad=bool(met))
-
-
-def _component(stats: Figures, name: str) -> Iterator[Row]:
-    """Rows of what may be a component, if it has any figures."""
-    return section(name, stats[name]) if isinstance(stats[name], dict | list) and stats[name] else iter(())
 
 
 def section(name: str, value: object, depth: int = 0) -> Iterator[Row]:

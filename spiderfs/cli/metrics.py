@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import click
 from prometheus_client import start_http_server
@@ -16,12 +15,13 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from spiderfs.cli.control_files import every_place, place_of, printable, read_control, served_as, warn
 from spiderfs.cli.control_files import mountpoints as complete
-from spiderfs.cli.control_files import printable, read_control, warn
 from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import ConfigError
-from spiderfs.linux.mounts import canonical, spiderfs_mounts
+from spiderfs.linux.mounts import canonical
 from spiderfs.metrics import MOUNT_UP
+from spiderfs.protocol.requests import address_of
 
 DEFAULT_LISTEN = "127.0.0.1:9464"
 
@@ -32,11 +32,12 @@ DEFAULT_LISTEN = "127.0.0.1:9464"
 def metrics(mountpoints: tuple[str, ...], listen: str) -> None:
     """Serve the metrics of the mounts at MOUNTPOINT, or of all, to Prometheus, until Ctrl-C or SIGTERM.
 
-    Each has the label mount=MOUNTPOINT. Whoever reaches the port can read them and the names of the mount points.
+    A MOUNTPOINT may be spiderfs://NAME, which 'spiderfs serve' serves. Each has the label mount=MOUNTPOINT. Whoever
+    reaches the port can read the metrics and these names.
     """
     host, port = _address(listen)
     registry = CollectorRegistry(auto_describe=False)
-    chosen = [canonical(point) for point in mountpoints]
+    chosen = [_named(point) for point in mountpoints]
     registry.register(Mounts(chosen))
     try:
         server, thread = start_http_server(port, host or "0.0.0.0", registry)
@@ -47,13 +48,22 @@ def metrics(mountpoints: tuple[str, ...], listen: str) -> None:
     shown = f"[{host}]" if ":" in host else host or "*"
     click.echo(f"http://{shown}:{server.server_port}/metrics")
     # One may come later, as in a pod.
-    for point in set(chosen) - spiderfs_mounts().keys():
-        warn(f"no spiderfs mount is at {point} yet: 'spiderfs status' lists the mounts")
+    for place in sorted(set(chosen) - every_place().keys()):
+        warn(f"no spiderfs mount is at {place} yet: 'spiderfs status' lists the mounts")
     with ended_by_signals(), contextlib.suppress(KeyboardInterrupt):
         signal.pause()
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def _named(point: str) -> str:
+    """What `every_place` calls what a user has named; raises ConfigError for no possible name."""
+    try:
+        address = address_of(point)
+    except ValueError as exc:
+        raise ConfigError(str(exc)) from exc
+    return str(canonical(point)) if address is None else place_of(served_as(address.name))
 
 
 def _address(listen: str) -> tuple[str, int]:
@@ -64,22 +74,22 @@ def _address(listen: str) -> tuple[str, int]:
 
 
 class Mounts(Collector):
-    """The metrics of the mounts at these paths, or of all that there are; of one that does not answer, that alone."""
+    """The metrics of the mounts at these places, or of all that there are; of one that does not answer, that alone."""
 
-    def __init__(self, chosen: Sequence[Path]) -> None:
+    def __init__(self, chosen: Sequence[str]) -> None:
         self._chosen = chosen
 
     def collect(self) -> Iterable[Metric]:
-        there = spiderfs_mounts()
+        there = every_place()
         up = GaugeMetricFamily(f"spiderfs_{MOUNT_UP.name}", MOUNT_UP.help, labels=["mount"])
         families: dict[str, Metric] = {}
-        for point in self._chosen or there:
-            label = printable(point)
+        for place in self._chosen or there:
+            label = printable(place)
             found: list[Metric] = []
-            if point in there:
+            if place in there:
                 # Nothing if it does not answer, or is another user's.
                 with contextlib.suppress(OSError, ValueError):
-                    found = list(text_string_to_metric_families(read_control(there[point], "metrics")))
+                    found = list(text_string_to_metric_families(read_control(there[place], "metrics")))
             up.add_metric([label], float(bool(found)))
             for family in found:
                 together = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))

@@ -65,7 +65,7 @@ json_file = click.option(
 @click.option(
     "--plans",
     is_flag=True,
-    help="Follow the recorded plans of trainings, and count what jobs that exchange are pending.",
+    help="Follow the recorded plans of trainings, and count the pending samples of jobs that exchange.",
 )
 @click.option(
     "--nodes",

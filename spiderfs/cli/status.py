@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from spiderfs.cli.control_files import (
-    all_served,
+    every_place,
     explained,
     find_mount,
     mountpoints,
@@ -26,7 +26,7 @@ from spiderfs.cli.control_files import (
     write_control,
 )
 from spiderfs.errors import ConfigError, UsageError
-from spiderfs.linux.mounts import Mount, spiderfs_mounts
+from spiderfs.linux.mounts import Mount
 from spiderfs.options.units import round_size
 
 
@@ -72,10 +72,10 @@ def _show(row: Any) -> None:
 
 def _list_mounts(as_json: bool) -> None:
     listed = []
-    for mount in (*spiderfs_mounts().values(), *all_served()):
+    for place, mount in every_place().items():
         state = _state(mount)
         source = state.get("stats", {}).get("source", mount.source)
-        listed.append({"source": source, "mountpoint": place_of(mount), **state})
+        listed.append({"source": source, "mountpoint": place, **state})
     if as_json:
         click.echo(json.dumps(listed, indent=2))
     elif not listed:

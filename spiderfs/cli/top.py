@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -34,12 +33,12 @@ from rich.table import Table
 from rich.text import Text
 
 from spiderfs.cli import figures
-from spiderfs.cli.control_files import explained, find_mount, printable, read_stats
+from spiderfs.cli.control_files import every_place, explained, find_mount, place_of, printable, read_stats
 from spiderfs.cli.control_files import mountpoints as complete
 from spiderfs.cli.figures import rate
 from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import MountError
-from spiderfs.linux.mounts import Mount, spiderfs_mounts
+from spiderfs.linux.mounts import Mount
 from spiderfs.options.units import round_size
 
 _INTERVAL_S = 1.0
@@ -70,10 +69,10 @@ def top(mountpoints: tuple[str, ...], everything: bool) -> None:
     if sys.stdout is None or not sys.stdout.isatty():
         # No one would see to it that it ends when its reader has gone.
         raise click.UsageError("top draws on a terminal: use 'spiderfs status', or 'spiderfs status --json'")
-    chosen = {mount.mountpoint: mount for mount in map(find_mount, mountpoints)}
-    if not chosen and not spiderfs_mounts():
+    chosen = {place_of(mount): mount for mount in map(find_mount, mountpoints)}
+    if not chosen and not every_place():
         raise MountError("there is no spiderfs mount: 'spiderfs mount SOURCE MOUNTPOINT' makes one")
-    meters: dict[Path, Meter] = {}
+    meters: dict[str, Meter] = {}
     answers: SimpleQueue[tuple[Meter, dict[str, Any] | OSError, float]] = SimpleQueue()
     look = Look()
     # However it ends, the terminal is as it was.
@@ -84,7 +83,7 @@ def top(mountpoints: tuple[str, ...], everything: bool) -> None:
         Live(auto_refresh=False, screen=True) as live,
     ):
         while True:
-            there = chosen or spiderfs_mounts()
+            there = chosen or every_place()
             for point in meters.keys() - there.keys():
                 meters.pop(point).gone = True
             for point in there.keys() - meters.keys():
@@ -270,7 +269,7 @@ def page(
         if meter.trouble:
             troubles.append(Text(meter.trouble, style="red"))
             continue
-        name = printable(meter.mount.mountpoint)
+        name = printable(place_of(meter.mount))
         table.add_row(
             Text(_end_of(name)),
             *(_percent(now.hit_rate), rate(now.per_s(now.opens)), rate(now.per_s(now.waited_s))),
@@ -282,7 +281,8 @@ def page(
 
 
 def _one(meter: Meter, look: Look, everything: bool, lines: int) -> RenderableType:
-    head = Text(printable(f"{meter.mount.source} on {meter.mount.mountpoint}"), style="bold", no_wrap=True)
+    source = (meter.stats or {}).get("source", meter.mount.source)
+    head = Text(printable(f"{source} on {place_of(meter.mount)}"), style="bold", no_wrap=True)
     if meter.trouble or not meter.stats:
         return Group(head, Text(meter.trouble or "no answer yet", style="red" if meter.trouble else ""))
     if VIEWS[look.view] == "metrics":

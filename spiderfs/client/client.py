@@ -47,10 +47,10 @@ from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.redirects import PendingReads, Redirects, Who
 from spiderfs.vfs.rules import (
     ANYBODY,
-    Believed,
     Credentials,
     Ownership,
     Settings,
+    Validity,
     directories_to_pass,
     is_provisional,
     left_s,
@@ -72,7 +72,7 @@ class Directory(NamedTuple):
     """A directory of the mount, all directories above it included."""
 
     inode: int
-    trusted: Believed
+    trusted: Validity
 
 
 class Store:

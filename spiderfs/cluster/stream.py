@@ -138,7 +138,7 @@ class Stream:
         removed: int = self.done(lambda redis: redis.xdel(key, *numbers))
         return removed
 
-    def begun_anew(self, after: Mapping[str, str]) -> list[str]:
+    def lost_since(self, after: Mapping[str, str]) -> list[str]:
         """The streams that the server has lost since the message with this number; raises StreamLost.
 
         Its numbers begin with the time. If its clock is behind, those of new messages are smaller than that one. A user
@@ -200,7 +200,7 @@ class Beats:
         self._last, self._is_up = "0-0", True
 
     def beat(self) -> list[str]:
-        """Say that this node is there, and return who counts; while the server fails, who counted before."""
+        """Announce this node, and return the nodes that count; while the server fails, those that counted before."""
         here: dict[str, bool] = {}
         try:
             here = self._stream.done(self._exchanged) | {self._own: True}
@@ -213,14 +213,14 @@ class Beats:
         return self._roll.after([url for url in here if here[url]], [url for url in here if not here[url]])
 
     def leave(self) -> None:
-        """Say that this node leaves: the others know it at their next beats."""
+        """Announce that this node leaves: the others know it at their next beats."""
         with contextlib.suppress(StreamLost):
-            self._stream.done(lambda redis: self._say(redis, _GONE))
+            self._stream.done(lambda redis: self._publish(redis, _GONE))
         self._stream.close()
 
     def _exchanged(self, redis: Any) -> dict[str, bool]:
         """The nodes that reported, and whether they are there."""
-        number = self._say(redis, _HERE)
+        number = self._publish(redis, _HERE)
         # Else the stream is new to this node, or has begun again and the server's clock is behind.
         if not (0, 0) < place(self._last) < place(number):
             self._last = f"{max(0, place(number)[0] - FIRST_MS)}-0"
@@ -238,7 +238,7 @@ class Beats:
                     log.warning("peers: %.99r is left out: %s", url, other_source(source, self._source))
         return found
 
-    def _say(self, redis: Any, kind: bytes) -> str:
+    def _publish(self, redis: Any, kind: bytes) -> str:
         number: str = redis.xadd(self._key, {kind: self._own, _SOURCE: os.fsencode(self._source)}, maxlen=MOST).decode()
         redis.expire(self._key, KEPT_S)
         return number

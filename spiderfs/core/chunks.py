@@ -82,6 +82,6 @@ def is_worth_it(
         return False
     mean_bytes = engine.used_bytes / len(engine.members) if engine.members else size
     # What is in hand takes room too, unless the kernel has it: a small cache may have none beside it.
-    in_hand = reader.in_hand if engine.schedule.opens_are_heard else 0
+    in_hand = reader.in_hand if engine.schedule.opens_are_reported else 0
     room_bytes = engine.budget_bytes - in_hand * mean_bytes
     return (position - since) * mean_bytes < near_caches * room_bytes and engine.would_keep(key, size)

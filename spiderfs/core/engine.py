@@ -290,7 +290,7 @@ class Engine:
             self.schedule.begin(trainer, name, epoch, now_s)
         else:
             self.schedule.follow_with(trainer, name, epoch, now_s)
-        self._replanned()
+        self.rerank()
 
     def progressed(self, trainer: Hashable, name: str, number: int, dispatched: int, taken: int, now_s: float) -> None:
         """A trainer has dispatched and taken this many positions of epoch `number`."""
@@ -310,12 +310,12 @@ class Engine:
     def end_epoch(self, trainer: Hashable, number: int) -> None:
         """A trainer reads nothing more of epoch `number`."""
         self.schedule.end(trainer, number)
-        self._replanned()
+        self.rerank()
 
     def unplan(self, trainer: Hashable) -> None:
         """A trainer has disconnected: forget its plans."""
         self.schedule.drop(trainer)
-        self._replanned()
+        self.rerank()
 
     def rank_some(self, limit: int) -> bool:
         """Rank so many of those samples again whose use by readers on other nodes has changed; whether there were any.
@@ -337,7 +337,7 @@ class Engine:
         trusted = self.schedule.trusted
         changed = self.schedule.opened(trainer, key, now_s, late, access)
         if self.schedule.trusted is not trusted:
-            self._replanned()
+            self.rerank()
         else:
             for other in changed:
                 self._foresight.changed(other)
@@ -347,28 +347,25 @@ class Engine:
         trusted = self.schedule.trusted
         found = self.schedule.unseen(now_s, trainer)
         if self.schedule.trusted is not trusted:
-            self._replanned()
+            self.rerank()
         return found
 
     def share(self, name: Hashable, shared: SharedList) -> None:
         """Jobs may exchange samples of this list from now on."""
         self.exchange_pending.add(name, shared, self.members)
 
-    def rank_anew(self) -> None:
-        """Rank all members again: homes have moved, or what jobs owe has changed."""
-        self._replanned()
-
     def compare_paces(self, now_s: float) -> None:
         """Compute the times of next uses again, by how fast each reader is now; to be called every few seconds."""
         if self.schedule.anchor(now_s, _DRIFT_S):
-            self._replanned()
+            self.rerank()
 
     def scored(self, key: Key, score: float) -> None:
         """A sample, member or not, has a new score."""
         self.policy.scored(key, score)
         self._foresight.changed(key)
 
-    def _replanned(self) -> None:
+    def rerank(self) -> None:
+        """Rank all members again: plans, homes, or samples that are pending for jobs have changed."""
         foreseen = self.policy.foreseen
         self._foresight.replanned(key for key, member in self.members.items() if member.section == foreseen)
 
@@ -593,7 +590,7 @@ class Engine:
             self.section_entries[section] += 1
         self.members.update((key, CacheMember(self.members[key].size, section)) for key, section in moved)
         self.used_bytes = sum(self.section_bytes.values())
-        self._replanned()
+        self.rerank()
         drop = self.settle().drop
         return Changes(tuple(move for move in moved if move[0] in self.members), drop)
 

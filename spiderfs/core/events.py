@@ -16,7 +16,7 @@ WARMED = 4  # the sample was fetched because the user asked for it; no one has o
 OPENED = 5  # a trainer opened a large file; its reads of blocks are accesses of their own, which name no trainer
 UNSEEN = 6  # a trainer got the sample from the kernel's memory; no worker says so, the manager finds out by the plan
 FORGOTTEN = 7  # no access: the kernel was made to forget all names, and the pages of files that no one has open
-UNTOLD = 8  # a trainer took the sample before any worker knew the trainer: no one knows how it was read
+UNREPORTED = 8  # a trainer took the sample before any worker knew the trainer: no one knows how it was read
 # With this bit, no one has opened the sample: the mount had the kernel read it ahead. The other bits are as above, or
 # all of them are set if it could not be read.
 PUSHED = 16

@@ -71,7 +71,7 @@ def detach() -> Callable[[str], None] | None:
 
 
 def notify_systemd(state: str) -> None:
-    """Tell systemd a state such as READY=1 or STOPPING=1 (sd_notify(3)), if systemd has started this process.
+    """Send systemd a state such as READY=1 or STOPPING=1 (sd_notify(3)), if systemd has started this process.
 
     A failure is logged and does no other harm.
     """
@@ -86,7 +86,7 @@ def notify_systemd(state: str) -> None:
             notify.connect("\0" + address[1:] if address.startswith("@") else address)
             notify.sendall(state.encode())
     except OSError as exc:
-        log.warning("systemd was not told %s at NOTIFY_SOCKET=%s (%s): the mount goes on", state, address, exc)
+        log.warning("systemd was not sent %s at NOTIFY_SOCKET=%s (%s): the mount goes on", state, address, exc)
 
 
 class _Printable(logging.Formatter):

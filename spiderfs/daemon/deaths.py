@@ -61,7 +61,7 @@ MANAGER_PAUSE_S = 0.5
 
 
 class Deaths:
-    """Tells the supervisor what follows from a death; it must hear of each start and each death."""
+    """Decides what the supervisor does after a death; it is given each start and each death."""
 
     def __init__(
         self,
@@ -97,22 +97,21 @@ class Deaths:
 
         Call this before the kernel hands out its requests again.
         """
-        pause_s = self._of_manager() if index == MANAGER else self._of_worker(index)
+        pause_s: float | None
+        if index == MANAGER:
+            applied = self._counters.row(MANAGER_ROW).value("events_folded")
+            pause_s = self._manager_restarts.died(0, [applied], [self.lived_s(MANAGER)])
+            pause_s = max(pause_s or 0.0, MANAGER_PAUSE_S)
+        else:
+            self._suspects.died(*self._resent.held_by(index))
+            self._resent.publish(self._suspects.alone())
+            answered = [self._answered(worker) for worker in self._workers]
+            pause_s = self._restarts.died(index, answered, [self.lived_s(worker) for worker in self._workers])
         del self._since[index]
         if pause_s is not None:
             so_often = self._counters.row(SUPERVISOR_ROW).value(_counter(index)) + 1
             log.info("%s starts again in %g s (%s: %d)", name_of(index), pause_s, _counter(index), so_often)
         return pause_s
-
-    def _of_manager(self) -> float:
-        folded = self._counters.row(MANAGER_ROW).value("events_folded")
-        return max(self._manager_restarts.died(0, [folded], [self.lived_s(MANAGER)]) or 0.0, MANAGER_PAUSE_S)
-
-    def _of_worker(self, index: int) -> float | None:
-        self._suspects.died(*self._resent.held_by(index))
-        self._resent.publish(self._suspects.alone())
-        answered = [self._answered(worker) for worker in self._workers]
-        return self._restarts.died(index, answered, [self.lived_s(worker) for worker in self._workers])
 
     def _answered(self, worker: int) -> int:
         """How many requests this worker has answered; to refuse a request is no progress."""

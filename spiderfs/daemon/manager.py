@@ -5,7 +5,7 @@ for the control files, records traces, and keeps the store in order. The manager
 without it, events wait in the pipe, and the next manager learns everything from the store.
 
 `Manager.__init__` makes the components, each after those that it needs; `Manager.run` starts their tasks. No component
-knows the manager: it gets its collaborators when it is made, and tells its state by a `status()` that does not change.
+knows the manager: it gets its collaborators when it is made, and shows its state by a `status()` that does not change.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ log = logging.getLogger(__name__)
 
 # Between two looks at the event pipe; the events of that time share one transaction.
 FOLD_PAUSE_S = 0.005
-LOG_INTERVAL_S = 0.25
 SAVE_INTERVAL_S = 30.0
 # Saving the order of millions of records takes seconds; at most this share of the manager's time goes into it.
 SAVE_SHARE = 0.02
@@ -103,7 +102,7 @@ class Manager:
         client, catalogue = self._client, self._catalogue = supply.client, supply.catalogue
         self._fetcher = supply.fetcher
 
-        # The workers and clients tell what was read, and the cache control decides what is kept.
+        # The workers and clients report what was read, and the cache control decides what is kept.
         self._events = EventWriter(context.event_writer, counters)
         self._read_workers = partial(read_events, context.event_reader)
         self._client_pipe = ClientPipe(run, client_terms_of(options, context.mounted_at_s), counters)
@@ -124,7 +123,7 @@ class Manager:
         def rehomed() -> None:
             # What others asked for when it was at home here may be at home with them now.
             context.asked_by_peers.replace(())
-            cache.engine.rank_anew()
+            cache.engine.rerank()
 
         self._membership = Membership(context.members, options, rehomed)
 
@@ -229,7 +228,7 @@ class Manager:
         return ControlTable(renders, acts)
 
     def status(self) -> dict[str, Any]:
-        """What every component tells of itself, by its name in `stats.json`; the figures of the cache have no name."""
+        """The status of every component, by its name in `stats.json`; the figures of the cache have no name."""
         context, options, members = self._context, self._options.current, self._context.members
         survey, link, view = self._capacity.survey(), self._training.link_status(), options.shown_form != ORIGINAL
         peers = members.statuses().items() if members else ()
@@ -295,7 +294,7 @@ class Manager:
         nursery.start_soon(answer_questions, self._context.control_listener, self._table, nursery)
         nursery.start_soon(self._fold_events, self._context.event_reader, self._read_workers)
         nursery.start_soon(self._fold_events, self._client_pipe.fd, self._client_pipe.read)
-        for task in (self._events.flush_in_time, self._write_log, self._keep_house, self._save_now_and_then):
+        for task in (self._events.flush_in_time, self._access_log.run, self._keep_house, self._save_now_and_then):
             nursery.start_soon(task)
         nursery.start_soon(forget_gone, self._context.source)
         for component in (self._capacity, self._superseded, self._warmer, self._prefetcher, self._membership):
@@ -307,7 +306,8 @@ class Manager:
             self._counters.add("process_starts")
             async for _ in signals:
                 break
-        self._training.end()
+        # Connections end before the cache is saved: what trainers have pinned is to be saved all the same.
+        self._training.pinboard.forget()
 
     def _listen_for_trainers(self, nursery: trio.Nursery) -> None:
         path = self._context.layout.run.hook_socket
@@ -347,20 +347,14 @@ class Manager:
             await trio.sleep(FOLD_PAUSE_S)
 
     def _fold(self, events: list[Access]) -> None:
-        events = self._prefetcher.heard(events)
+        events = self._prefetcher.on_events(events)
         try:
-            self._cache.fold(events, self._training.heard)
+            self._cache.fold(events, self._training.on_access)
             self._training.record_accesses(events)
         except SpiderfsError as exc:
             # The fetched records stay in landing until they are pushed out; no one waits until they are kept.
             log.warning("%s", exc)
         self._access_log.record_accesses(events)
-
-    async def _write_log(self) -> None:
-        while True:
-            await self._access_log.told()
-            await trio.sleep(LOG_INTERVAL_S)
-            self._access_log.write()
 
     # -- upkeep
 

@@ -1,4 +1,4 @@
-"""The pipes by which workers, and readers around FUSE, tell the manager what was read, and never wait for it.
+"""The pipes by which workers, and readers around FUSE, report to the manager what was read, and never wait for it.
 
 **Workers** share one pipe. Writes of up to PIPE_BUF bytes are atomic (pipe(7)), so records never mix. If the pipe is
 full, a worker drops its batch and counts the events: events are hints, the store is the truth. The supervisor keeps
@@ -6,7 +6,7 @@ both ends open, so the events that are in the pipe outlive the manager.
 
 **Readers around FUSE** write what they served into a FIFO, which lives as long as the manager. A client that finds no
 manager at the other end reads through the mount until there is a new FIFO. A client counts the records that find the
-FIFO full, and tells their number in the next record that fits.
+FIFO full, and reports their number in the next record that fits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BATCH_EVENTS = select.PIPE_BUF // ACCESS_RECORD.size
 # The events that the manager acts on in one transaction of the store.
 READ_EVENTS = 1024
 
-# How late the manager may hear of an access, or `session.PASS_INTERVAL_S` more. A flush is a write of 48 bytes per
+# How late the manager may learn of an access, or `session.PASS_INTERVAL_S` more. A flush is a write of 48 bytes per
 # access.
 FLUSH_INTERVAL_S = 0.02
 
@@ -131,8 +131,9 @@ class ClientPipe:
                 "cannot make the FIFO of spiderfs.client (%s): it reads through the mount until cache_dir is writable",
                 exc.strerror,
             )
-            self.fd = _nobodys_pipe()
-        with contextlib.suppress(PermissionError):
+            # It never has anything to read.
+            self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        with contextlib.suppress(OSError):
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self.change(terms)
 
@@ -158,13 +159,3 @@ class ClientPipe:
         self._counters.add("events_dropped", dropped)
         self._counters.add("redirects", sum(event.inode != event.wanted for event in events))
         return events
-
-
-def _nobodys_pipe() -> int:
-    """The reading end of a pipe that no one writes to, and that never reaches its end."""
-    name = f"/proc/self/fd/{(ends := os.pipe())[0]}"
-    try:
-        return os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    finally:
-        for end in ends:
-            os.close(end)

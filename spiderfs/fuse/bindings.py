@@ -53,15 +53,15 @@ class KernelBinding:
             os.write(self.descriptor, wire.forget_name(parent, name))
 
     def forget_names(self) -> bool:
-        return self._tell(wire.forget_names())
+        return self._notify(wire.forget_names())
 
     def doubt(self, inode: int) -> None:
-        self._tell(wire.doubt(inode))
+        self._notify(wire.doubt(inode))
 
     def drop_pages(self, inode: int, offset: int, size: int) -> None:
-        self._tell(wire.drop_pages(inode, offset, size))
+        self._notify(wire.drop_pages(inode, offset, size))
 
-    def _tell(self, notice: bytes) -> bool:
+    def _notify(self, notice: bytes) -> bool:
         # ENOENT: the kernel does not know the inode any more. EINVAL: it does not know this notice, or the connection
         # is at its end.
         try:

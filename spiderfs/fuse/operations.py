@@ -229,7 +229,7 @@ class ImmutableOperations(Operations):
     it sends WRITE. But before that, write(2) and truncate(2) take away the permissions that the file gives to a program
     (file_remove_privs): the kernel asks how long the attribute `security.capability` is, and if there is one, it has it
     removed. So the daemon says that there is one, and refuses REMOVEXATTR: the call fails, and no page is touched. A
-    program that asks what the capabilities are is told that there are none. A store through a shared mapping asks
+    program that asks what the capabilities are gets none. A store through a shared mapping asks
     no one. The kernel writes such a page back later; then WRITE is refused, and the pages are dropped.
     """
 

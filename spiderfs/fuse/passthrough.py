@@ -8,7 +8,7 @@ and until the kernel has let go of it (`handles.py`).
 A registered file stays as it is for a reader that has mapped it, however long the mapping lives (`store/blocks.py`).
 
 A worker that dies leaves handles behind, and its successor has to know which inodes are passed through. So each such
-inode has a file in the mount's run directory, made before the kernel hears of the handle. The successor does not know
+inode has a file in the mount's run directory, made before the kernel gets the handle. The successor does not know
 how many handles there are, nor which inodes have cached handles. So it keeps passing these inodes through for the rest
 of the mount, and begins with no further one.
 """
@@ -46,7 +46,7 @@ LINGER_S, _LINGERING = 2.0, 256
 
 
 class BackingFiles:
-    """Tells the kernel of files that it may read by itself; `descriptor` is its connection, an open /dev/fuse."""
+    """Registers files with the kernel that it may read by itself; `descriptor` is its connection, an open /dev/fuse."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

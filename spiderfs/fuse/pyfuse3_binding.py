@@ -47,7 +47,7 @@ _HANDSHAKE_S = 10.0
 _HELD_UP_S = 0.05
 # How long the last answer may stay a view of the store when no one asks for anything.
 _VIEW_S = 0.02
-# A listing is not told how much room there is: as many names as fit into what getdents64(2) of glibc asks for.
+# A listing does not know how much room there is: as many names as fit into what getdents64(2) of glibc asks for.
 _NAMES = wire.most_names(32768)
 
 
@@ -133,7 +133,7 @@ class Pyfuse3Binding:
 def _answering(handler: F) -> F:
     """A handler that pyfuse3 may call: FUSEError is the only exception that comes out of it.
 
-    pyfuse3 does not tell the kernel's number of a request, nor whether the kernel has handed it out before. So each is
+    pyfuse3 shows neither the kernel's number of a request, nor whether the kernel has handed it out before. So each is
     noted, under a number that follows from what is asked and is the same in each process of the mount.
     """
     kind = handler.__name__
@@ -394,7 +394,7 @@ def looking_before_waiting(descriptor: int, alarm: Alarm) -> Iterator[None]:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether to keep this log record; raises StoreCorrupt for one that tells of a reader who would wait without end.
+    """Whether to keep this log record; raises StoreCorrupt for one that means a reader who would wait without end.
 
     False for pyfuse3's error about an answer that no one waits for: its reader was killed, or has unmounted.
     Of an answer that the kernel could not read, because a page of the store's map is gone, pyfuse3 does no more than

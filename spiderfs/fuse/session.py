@@ -150,7 +150,7 @@ class RequestLoop:
             except BlockingIOError:
                 if woken:
                     self.counters.add("queue_races")
-                self._tell()
+                self._count_answers()
                 now = time.monotonic()
                 if burst or woken:
                     standby_until = now + STANDBY_S
@@ -221,7 +221,7 @@ class RequestLoop:
                 burst = 0
             if burst >= BURST:
                 burst = 0
-                self._tell()
+                self._count_answers()
                 await trio.lowlevel.checkpoint()
 
     def _again(
@@ -233,7 +233,7 @@ class RequestLoop:
         what = f"{wire.Opcode(opcode).name} of inode {inode}"
         return self.held.answer(unique, what, lambda: self.handlers[opcode](inode, kept, caller, unique))
 
-    def _tell(self) -> None:
+    def _count_answers(self) -> None:
         if self._answers:
             self.counters.add("answers", self._answers)
             self._answers = 0

@@ -212,7 +212,7 @@ LISTED_AFTER_SHARE = 1 / 8
 LISTED_AFTER_READS = 256
 
 
-class Impact_job_dataset:
+class ImpactJobDataset:
     """`is_away(key)` says whether a sample is neither cached nor pinned."""
 
     def __init__(self, is_away: Callable[[Key], bool]) -> None:
@@ -287,7 +287,7 @@ class Impact_job_dataset:
         enough = max(LISTED_AFTER_READS, len(self.losses) * LISTED_AFTER_SHARE)
         return bool(self.high) and self._reads_since_list >= enough
 
-    def list_anew(self) -> None:
+    def renew_list(self) -> None:
         """Choose the H-samples by the losses of now; there are none while the job dataset warms up."""
         self._reads_since_list = 0
         # Members are offered again by the new list.
@@ -362,7 +362,7 @@ class Impact(Policy):
     guided = has_substitutes = restocks = True
 
     def __init__(self) -> None:
-        self._job_datasets: dict[str, Impact_job_dataset] = {}
+        self._job_datasets: dict[str, ImpactJobDataset] = {}
         self._worths: dict[Key, float] = {}
         self._sizes: dict[Key, int] = {}
         self._parts = HighAndLow({})
@@ -376,7 +376,7 @@ class Impact(Policy):
         self._pinned: dict[Key, None] = {}
         # The job dataset and the sample of the next read, if that is known, and the job datasets of the last one.
         self._next_read: tuple[str, Key] | None = None
-        self._last_read: tuple[Key, Sequence[Impact_job_dataset]] | None = None
+        self._last_read: tuple[Key, Sequence[ImpactJobDataset]] | None = None
         # Redirects of job datasets that are over, which have to be taken back.
         self._left: list[tuple[str, Key, Key | None]] = []
         self.missed_ids: OrderedDict[Key, None] = OrderedDict()
@@ -474,7 +474,7 @@ class Impact(Policy):
             job_dataset.forget_reads()
         for name, saved in state.get("job_datasets", {}).items():
             if name not in self._job_datasets:
-                self._job_datasets[name] = Impact_job_dataset(self._is_away)
+                self._job_datasets[name] = ImpactJobDataset(self._is_away)
                 self._job_datasets[name].is_back = False
             self._job_datasets[name].restore(saved, members)
         self._sizes = dict(members)
@@ -549,14 +549,14 @@ class Impact(Policy):
         for gone in [name for name, other in self._job_datasets.items() if not other.is_back]:
             del self._job_datasets[gone]
         job_dataset.new_epoch()
-        self._list_anew(job_dataset)
+        self._renew_list(job_dataset)
 
     def warm_up(self, job_dataset_id: str, active: bool) -> None:
         """While a job dataset warms up it has no H-list; when the warm-up is over it has one at once."""
         job_dataset = self._job_dataset(job_dataset_id)
         if active != job_dataset.warms_up:
             job_dataset.warms_up = active
-            self._list_anew(job_dataset)
+            self._renew_list(job_dataset)
 
     @property
     def ratio(self) -> float:
@@ -586,17 +586,17 @@ class Impact(Policy):
 
     # -- inside
 
-    def _job_dataset(self, job_dataset_id: str) -> Impact_job_dataset:
+    def _job_dataset(self, job_dataset_id: str) -> ImpactJobDataset:
         job_dataset = self._job_datasets.get(job_dataset_id)
         if job_dataset is None:
-            job_dataset = self._job_datasets[job_dataset_id] = Impact_job_dataset(self._is_away)
+            job_dataset = self._job_datasets[job_dataset_id] = ImpactJobDataset(self._is_away)
         job_dataset.is_back = True
         return job_dataset
 
     def _is_away(self, key: Key) -> bool:
         return key not in self._sizes and key not in self._pins
 
-    def _read(self, key: Key) -> Sequence[Impact_job_dataset]:
+    def _read(self, key: Key) -> Sequence[ImpactJobDataset]:
         """Note a read that got the sample's own bytes, cached or not; returns the job datasets that it counts for."""
         self._pass_members(PASSED_AT_ONCE)
         next_read, self._next_read = self._next_read, None
@@ -610,7 +610,7 @@ class Impact(Policy):
             if key in self._parts:
                 job_dataset.use(key)
             if job_dataset.list_is_old:
-                self._list_anew(job_dataset)
+                self._renew_list(job_dataset)
         self._note_used(key)
         return job_datasets
 
@@ -639,10 +639,10 @@ class Impact(Policy):
         ):
             self._used.setdefault(key)
 
-    def _list_anew(self, job_dataset: Impact_job_dataset) -> None:
+    def _renew_list(self, job_dataset: ImpactJobDataset) -> None:
         """Choose the H-samples of one job dataset again, and with them those of the cache, and let members pass."""
         self._pass_members(len(self._to_pass))
-        job_dataset.list_anew()
+        job_dataset.renew_list()
         high = {
             key: self._worths[key] for other in self._job_datasets.values() for key in other.high if key in self._worths
         }

@@ -225,20 +225,21 @@ class Spider(Policy):
     def state(self) -> dict[str, Any]:
         """Only the scores of members in the importance section are in it; the scorer saves all scores of its own."""
         order = list(self._important.ascending())
+        hubs = [hub for key in self._homophily for hub in self._homophily.job_datasets_of(key).values()]
         return {
             "ratio": self._ratio,
             "order": order,
             "scores": [self.score(key) for key in order],
-            "hubs": [_as_row(hub) for key in self._homophily for hub in self._homophily.job_datasets_of(key).values()],
+            "hubs": [[hub.key, hub.job_dataset_id, list(hub.neighbours), list(hub.distances)] for hub in hubs],
         }
 
     def restore(self, members: Mapping[Key, int], state: Mapping[str, Any]) -> None:
         self.set_ratio(state.get("ratio", self._ratio))
         self._waiting.clear()
         self._homophily.clear()
-        for hub in map(_from_row, state.get("hubs", ())):
-            if hub.key in members:
-                self._homophily.put(hub)
+        for key, job_dataset_id, neighbours, distances in state.get("hubs", ()):
+            if key in members:
+                self._homophily.put(Hub(key, job_dataset_id, saved_keys(neighbours), list(distances)))
         scores = dict(zip(saved_keys(state.get("order", ())), state.get("scores", ()), strict=False))
         rest = (key for key in members if key not in self._homophily)
         ranked = [(key, scores.get(key, self.score(key))) for key in in_saved_order(rest, scores)]
@@ -323,12 +324,3 @@ class Spider(Policy):
         if not 0 <= ratio <= 1:
             raise ValueError(f"the ratio must lie between 0 and 1, not {ratio}")
         self._ratio = ratio
-
-
-def _as_row(hub: Hub) -> list[Any]:
-    return [hub.key, hub.job_dataset_id, list(hub.neighbours), list(hub.distances)]
-
-
-def _from_row(row: Any) -> Hub:
-    key, job_dataset_id, neighbours, distances = row
-    return Hub(key, job_dataset_id, saved_keys(neighbours), list(distances))

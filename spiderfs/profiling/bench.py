@@ -395,8 +395,8 @@ class FoundFiles(NamedTuple):
 class _Steps:
     """Reports which step of how many begins, and how many seconds are left at most."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self._ends_s = time.perf_counter() + _ALL_S
         self._number, self._total = 0, _STEPS + _LEAST_ROUNDS
 
@@ -406,15 +406,16 @@ class _Steps:
     def begin(self, what: str, most_s: float = math.inf) -> None:
         self._number += 1
         self._total = max(self._total, self._number)
-        self._say(f"{self._number} of {self._total}: {what}, at most {max(1, min(most_s, self.left_s())):.0f} s left")
+        left_s = max(1, min(most_s, self.left_s()))
+        self._report(f"{self._number} of {self._total}: {what}, at most {left_s:.0f} s left")
 
 
-def bench(options: Options, workers: int, say: Callable[[str], None]) -> BenchFindings:
-    """Measure all ways; `say` is given each step as it begins.
+def bench(options: Options, workers: int, report: Callable[[str], None]) -> BenchFindings:
+    """Measure all ways; `report` is given each step as it begins.
 
     Raises UsageError for a source without small files, SpiderfsError or OSError where one cannot be read.
     """
-    named, settings, steps = str(options.source), options.store_settings, _Steps(say)
+    named, settings, steps = str(options.source), options.store_settings, _Steps(report)
     if options.archives:
         raise UsageError(
             "bench compares with files read directly, and members of archives are none: leave out archives"

@@ -43,7 +43,7 @@ class KeptSamples(Enum):
 
     NO = "no"
     READ = "read"
-    ANEW = "anew"
+    AGAIN = "again"
 
 
 class LoaderProcess:
@@ -293,9 +293,9 @@ def _originals(loader: Loader, uncached: Cost, speeds: Speeds, cache_bytes: floa
             "the loader has read nothing from the mount: let its function give a loader of files with content below the"
             " directory that it gets"
         )
-    loader.measure(first, count, KeptSamples.ANEW)  # makes them
+    loader.measure(first, count, KeptSamples.AGAIN)  # makes them
     augmented = _repeated(loader, first, count, KeptSamples.READ)
-    kept_anew = _repeated(loader, first, count, KeptSamples.ANEW).cost
+    kept_again = _repeated(loader, first, count, KeptSamples.AGAIN).cost
     return Profile(
         cache_bytes=cache_bytes,
         cores=len(os.sched_getaffinity(0)),
@@ -309,9 +309,9 @@ def _originals(loader: Loader, uncached: Cost, speeds: Speeds, cache_bytes: floa
         augmented=Form(augmented.kept_bytes, None, augmented.cost),
         # What is kept is sent, and not waited for, unless sample follows on sample as here.
         keeping=Cost(
-            max(0.0, kept_anew.cpu_s - augmented.cost.cpu_s),
+            max(0.0, kept_again.cpu_s - augmented.cost.cpu_s),
             0.0,
-            max(0.0, kept_anew.other_cpu_s - augmented.cost.other_cpu_s),
+            max(0.0, kept_again.other_cpu_s - augmented.cost.other_cpu_s),
         ),
         planned=wanted.planned,
         uses=wanted.uses,

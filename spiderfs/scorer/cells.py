@@ -32,12 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spiderfs.scorer.graph import GraphIndex, is_installed
-from spiderfs.scorer.index import NOBODY, Ids, Near, Nearest, NearestSamples, Vectors
+from spiderfs.scorer.index import NO_ID, Ids, Near, Nearest, NearestSamples, Vectors
 from spiderfs.scorer.saved_files import save_arrays, saved_arrays
 
 GRAPH_CENTRES = 8192
 # A centre is linked again when it has moved by this share of the mean distance of its samples from it.
-_LINKED_ANEW = 0.1
+_LINKED_AGAIN = 0.1
 # The graph is asked for this many more cells than are wanted.
 _SPARE = 8
 
@@ -74,7 +74,7 @@ class Centres:
         self._used = max(self._used, int(cells.max(initial=-1)) + 1)
         if self._graph is not None:
             moved = self._vectors[cells] - self._linked[cells]
-            far = np.einsum("ij,ij->i", moved, moved) > _LINKED_ANEW**2 * self.spread(cells)
+            far = np.einsum("ij,ij->i", moved, moved) > _LINKED_AGAIN**2 * self.spread(cells)
             self._link(cells[far])
         elif self._used > self._graph_centres:
             self._graph = GraphIndex(*self._vectors.shape)
@@ -93,7 +93,7 @@ class Centres:
         lengths = np.einsum("ij,ij->i", vectors, vectors)[:, None]
         products = np.einsum("ij,ikj->ik", vectors, self._vectors[cells], optimize=True)
         squared: Vectors = lengths - 2 * products + self._squares[cells]
-        squared[cells == NOBODY] = np.inf
+        squared[cells == NO_ID] = np.inf
         return squared
 
     def nearest(self, vectors: Vectors, count: int) -> tuple[Ids, Vectors]:
@@ -101,7 +101,7 @@ class Centres:
         if self._graph is None:
             return _ordered(*self._compared(vectors, count), count)
         # The graph still knows cells that are no more; the number of such a cell is the next to be used again.
-        cells = self._graph.nearest(np.full(len(vectors), NOBODY), vectors, count + _SPARE).ids
+        cells = self._graph.nearest(np.full(len(vectors), NO_ID), vectors, count + _SPARE).ids
         cells, squared = _ordered(cells, self.distances(vectors, cells), count)
         missed = np.flatnonzero(np.isinf(squared[:, 0]))
         if len(missed):
@@ -183,7 +183,7 @@ class CellIndex:
         # The kernel gives memory only to pages that were written, so an index costs what it holds.
         self._rows = np.zeros((pages, PAGE_ROWS, dimension + 1), np.int16)
         self._ids = np.zeros(pages * PAGE_ROWS, np.int32)
-        self._place_of = np.full(capacity, NOBODY, np.int32)
+        self._place_of = np.full(capacity, NO_ID, np.int32)
         self._count = 0
         self._cell_of_page = np.zeros(pages, np.int32)
         self._free_pages = _Free(pages)
@@ -263,7 +263,7 @@ class CellIndex:
         last = int(self._sizes[cell]) - 1
         which, last_row = int(self._pages[cell, last // PAGE_ROWS]), last % PAGE_ROWS
         self._sums[cell] -= self._rows[page, row, :-1]
-        self._place_of[self._ids[place]] = NOBODY
+        self._place_of[self._ids[place]] = NO_ID
         if (which, last_row) != (page, row):
             moved = int(self._ids[which * PAGE_ROWS + last_row])
             self._rows[page, row] = self._rows[which, last_row]
@@ -304,7 +304,7 @@ class CellIndex:
         ids, numbers = self._samples_of(cell), self._numbers_of(cell)[:size]
         for page in self._pages[cell, : -(-size // PAGE_ROWS)].tolist():
             self._free_pages.give(page)
-        self._place_of[ids] = NOBODY
+        self._place_of[ids] = NO_ID
         self._count -= size
         self._sizes[cell] = 0
         self._sums[cell] = 0
@@ -387,7 +387,7 @@ class CellIndex:
         rows, cells = np.nonzero(wanted)[0], probed[wanted]
         order = np.argsort(cells, kind="stable")
         rows, cells = rows[order], cells[order]
-        starts = np.flatnonzero(np.diff(cells, prepend=NOBODY))
+        starts = np.flatnonzero(np.diff(cells, prepend=NO_ID))
         for start, end in itertools.pairwise([*starts.tolist(), len(cells)]):
             cell, some = int(cells[start]), rows[start:end]
             squared = widened[some] @ self._numbers_of(cell)[: self._sizes[cell]].astype(np.float32).T

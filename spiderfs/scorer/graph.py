@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spiderfs.scorer.index import NOBODY, Ids, Near, NearestSamples, Vectors
+from spiderfs.scorer.index import NO_ID, Ids, Near, NearestSamples, Vectors
 
 if TYPE_CHECKING:
     import hnswlib
@@ -68,7 +68,7 @@ class GraphIndex:
         own[~own.any(axis=1), -1] = True
         order = np.argsort(own, axis=1, kind="stable")[:, :-1]
         found, squared = np.take_along_axis(found, order, 1), np.take_along_axis(squared, order, 1)
-        return NearestSamples(_padded(found, k, NOBODY), _padded(np.sqrt(squared), k, np.inf))
+        return NearestSamples(_padded(found, k, NO_ID), _padded(np.sqrt(squared), k, np.inf))
 
     def within(self, ids: Ids, vectors: Vectors, radius: float, most: int) -> Near:
         found = self.nearest(ids, vectors, most)
@@ -117,7 +117,7 @@ class GraphIndex:
                 k //= 2
             else:
                 return found.astype(np.int64), squared
-        return np.full((len(vectors), 1), NOBODY, np.int64), np.full((len(vectors), 1), np.inf, np.float32)
+        return np.full((len(vectors), 1), NO_ID, np.int64), np.full((len(vectors), 1), np.inf, np.float32)
 
 
 @contextlib.contextmanager

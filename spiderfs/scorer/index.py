@@ -18,7 +18,7 @@ from spiderfs.scorer.saved_files import save_arrays, saved_arrays
 Ids = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 
-NOBODY = -1
+NO_ID = -1
 """The number that stands where there is no neighbour."""
 
 # The distances of 4,096 samples to 128 rows take 2 MiB. More would leave the processor's caches before they are used.
@@ -26,12 +26,12 @@ BLOCK, BLOCK_ROWS = 4096, 128
 
 
 class NearestSamples(NamedTuple):
-    """For each row of a query its k neighbours, nearest first; if there are fewer, the row ends in NOBODY."""
+    """For each row of a query its k neighbours, nearest first; if there are fewer, the row ends in NO_ID."""
 
     ids: Ids
     """(rows, k) numbers of samples."""
     distances: Vectors
-    """(rows, k) distances; infinity for NOBODY."""
+    """(rows, k) distances; infinity for NO_ID."""
 
 
 class Near(NamedTuple):
@@ -177,7 +177,7 @@ class Nearest:
         ranks = _ranks(rows, len(self._own))
         near = np.flatnonzero(ranks < self._k - 1)
         shape = len(self._own), self._k - 1
-        found = NearestSamples(np.full(shape, NOBODY, np.int64), np.full(shape, np.inf, np.float32))
+        found = NearestSamples(np.full(shape, NO_ID, np.int64), np.full(shape, np.inf, np.float32))
         found.ids[rows[near], ranks[near]] = ids[near]
         found.distances[rows[near], ranks[near]] = np.sqrt(squared[near])
         return found

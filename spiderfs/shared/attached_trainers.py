@@ -1,6 +1,6 @@
 """The list of attached trainers: a file that the manager writes, and that workers and clients read.
 
-The file is replaced as a whole, so a reader of it sees one list or the next; the file's edition tells which.
+The file is replaced as a whole, so a reader of it sees one list or the next; the file's edition says which.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 
 class Edition(NamedTuple):
-    """Tells whether a file that another process replaces is still the one that was read last.
+    """Shows whether a file that another process replaces is still the one that was read last.
 
     Two files that were published one after the other differ in one of these values at least.
 
-    The time alone does not tell: the kernel's clock for it stands still for up to 4 ms (CONFIG_HZ=250), and goes back
+    The time alone is not enough: the kernel's clock for it stands still for up to 4 ms (CONFIG_HZ=250), and goes back
     when the machine's clock is set back. Nor does the inode alone, which may be used again, or be written to in place.
     """
 

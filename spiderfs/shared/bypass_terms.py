@@ -105,5 +105,5 @@ def hit_record(now: float, given: int, wanted: int, size: int, pid: int, trainer
 
 
 def lost_record(now: float, opens: int) -> bytes:
-    """Tells of files served whose records found the FIFO full. No file has the inode 0."""
+    """Counts files served whose records found the FIFO full. No file has the inode 0."""
     return ACCESS_RECORD.pack(now, 0, 0, opens, 0, 0, 0, HIT, 0)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Notice:
-    """How workers hear that the manager has published a file: by an eventfd each, so that none has to look for it.
+    """How workers learn that the manager has published a file: by an eventfd each, so that none has to look for it.
 
     All processes of a mount share it, so make it before the fork; a worker that replaces another one takes over.
     """

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import Candidates, Epoch, Hint, Labels, Pinning, RankNews, Ratio, Scored, WarmUp
+from spiderfs.core.hints import Candidates, Epoch, Hint, Labels, Pinning, Ratio, Scored, WarmUp
 from spiderfs.core.homes import Homes
 from spiderfs.core.policy import Hub, Key, Policy
 from spiderfs.errors import UsageError
@@ -56,27 +56,25 @@ def rescored(trace: Trace, scoring: str, options: ScorerOptions) -> Rescored:
         )
     hints: list[tuple[int, Hint]] = []
     job_datasets: dict[str, _JobDataset] = {}
-    for before, lesson in _lessons(trace):
-        if isinstance(lesson, list):
-            job_dataset_id = lesson[0].job_dataset_id
+    for before, event in _batches_and_hints(trace):
+        if isinstance(event, list):
+            job_dataset_id = event[0].job_dataset_id
             if job_dataset_id not in job_datasets:
                 raise _damaged(f"it holds a batch of job dataset {job_dataset_id}, but not its list")
-            hints += [(before, hint) for hint in job_datasets[job_dataset_id].batches(lesson)]
+            hints += [(before, hint) for hint in job_datasets[job_dataset_id].batches(event)]
             continue
-        hints.append((before, lesson))
-        if isinstance(lesson, Labels):
+        hints.append((before, event))
+        if isinstance(event, Labels):
             # After a crash of the manager a trainer declares its list again, and its scoring goes on.
-            known = job_datasets.get(lesson.job_dataset_id)
-            if known is None or known.labels != lesson.labels:
-                job_datasets[lesson.job_dataset_id] = _JobDataset(
-                    lesson.job_dataset_id, lesson.labels, scoring, options
-                )
-        elif isinstance(lesson, Epoch) and lesson.job_dataset_id in job_datasets:
-            job_datasets[lesson.job_dataset_id].new_epoch()
+            known = job_datasets.get(event.job_dataset_id)
+            if known is None or known.labels != event.labels:
+                job_datasets[event.job_dataset_id] = _JobDataset(event.job_dataset_id, event.labels, scoring, options)
+        elif isinstance(event, Epoch) and event.job_dataset_id in job_datasets:
+            job_datasets[event.job_dataset_id].new_epoch()
     return Rescored(hints, {name: found.described() for name, found in job_datasets.items()})
 
 
-def _lessons(trace: Trace) -> Iterator[tuple[int, list[TracedBatch] | Hint]]:
+def _batches_and_hints(trace: Trace) -> Iterator[tuple[int, list[TracedBatch] | Hint]]:
     """The batches of a trace, those that were scored together as one, and the hints that no scoring finds."""
     together: list[TracedBatch] = []
     came_before = 0
@@ -208,7 +206,7 @@ class HintSource:
         self._settings = settings
         self._ratio = ratio
         self._recorded = trace.hints()
-        self._anew: dict[tuple[str, ScorerOptions], list[tuple[int, Hint]]] = {}
+        self._rescored: dict[tuple[str, ScorerOptions], list[tuple[int, Hint]]] = {}
         self.scorings: list[dict[str, Any]] = []
         """A summary of each new scoring, as plain data."""
 
@@ -226,22 +224,22 @@ class HintSource:
         return [(before, hint) for before, hint in hints if not isinstance(hint, Ratio)]
 
     def _scored(self, scoring: str, setting: ScorerOptions) -> list[tuple[int, Hint]]:
-        if (scoring, setting) not in self._anew:
+        if (scoring, setting) not in self._rescored:
             began = perf_counter()
             found = rescored(self._trace, scoring, setting)
-            self._anew[scoring, setting] = found.hints
-            recorded, anew = (set(_scores(hints)) for hints in (self._recorded, found.hints))
+            self._rescored[scoring, setting] = found.hints
+            recorded, scored = (set(_scores(hints)) for hints in (self._recorded, found.hints))
             self.scorings.append(
                 {
                     "scoring": scoring,
                     **self.described(scoring, setting),
-                    "scores": len(anew),
-                    "scores_as_recorded": len(anew & recorded),
+                    "scores": len(scored),
+                    "scores_as_recorded": len(scored & recorded),
                     "seconds": perf_counter() - began,
                     "job_datasets": found.described,
                 }
             )
-        return self._anew[scoring, setting]
+        return self._rescored[scoring, setting]
 
     @staticmethod
     def described(scoring: str, setting: ScorerOptions | None) -> dict[str, Any]:
@@ -293,10 +291,14 @@ def compare(
 ) -> dict[str, Any]:
     """Replay a trace with every policy at every capacity; the result is plain data, ready for JSON.
 
-    With `plans`, those that were recorded overrule every policy but the bound, and so does what jobs that exchange
-    samples owe. Each of `nodes` has such a capacity; the bound is one cache with the room of all.
+    With `plans`, those that were recorded overrule every policy but the bound, and so do the pending samples of
+    jobs that exchange. Each of `nodes` has such a capacity; the bound is one cache with the room of all.
     """
-    news = _recorded_plans(trace, name, nodes) if plans else []
+    if plans and nodes > 1:
+        raise UsageError("the plans of a trace are those of one mount: leave out --plans, or --nodes")
+    if plans and not trace.has_plans:
+        raise UsageError(f"the trace {name} holds no plans: record one of trainings that attach or plan")
+    news = trace.rank_news() if plans else []
     accesses, hint_source = trace.accesses(), HintSource(trace, settings, ratio)
     if not len(accesses):
         raise UsageError(f"the trace {name} holds no accesses: record one with -o trace=FILE")
@@ -338,14 +340,6 @@ def compare(
         "scorings": hint_source.scorings,
         "results": results,
     }
-
-
-def _recorded_plans(trace: Trace, name: str, nodes: int) -> list[tuple[int, RankNews]]:
-    if nodes > 1:
-        raise UsageError("the plans of a trace are those of one mount: leave out --plans, or --nodes")
-    if not trace.has_plans:
-        raise UsageError(f"the trace {name} holds no plans: record one of trainings that attach or plan")
-    return trace.rank_news()
 
 
 def _engine(policy: str, accesses: Accesses, capacity_bytes: int, homes: Homes | None = None) -> Engine:
@@ -422,7 +416,7 @@ def caption(report: dict[str, Any]) -> str:
     if report["served_ratio_when_recorded"] is not None:
         text += f" When it was recorded, {report['served_ratio_when_recorded']:.1%} did not wait for the source."
     if report["plans"]:
-        text += " Recorded plans, and what jobs that exchange samples owe, overrule all policies but belady."
+        text += " Recorded plans, and the pending samples of jobs that exchange, overrule all policies but belady."
     if report["nodes"] > 1:
         text += (
             f" {report['nodes']} nodes with this capacity each take the accesses in turns; hits and origin are those of"

@@ -315,10 +315,10 @@ class _Sharing:
 class PlannedRanks(_InOrder[RankNews]):
     """Gives news of ranks to an engine, each before its access; the news are in that order.
 
-    Their plans overrule the policy, and so does what jobs that exchange still owe. The samples come in the order in
-    which they were exchanged when the trace was recorded. With another capacity or policy a mount would have exchanged
-    others, so a replay shows how the rules of eviction (`core/plans/foresight.py`) serve these orders. Nothing is
-    fetched ahead. Time is counted in accesses.
+    Their plans overrule the policy, and so do the pending samples of jobs that exchange. The samples come in the order
+    in which they were exchanged when the trace was recorded. With another capacity or policy a mount would have
+    exchanged others, so a replay shows how the rules of eviction (`core/plans/foresight.py`) serve these orders.
+    Nothing is fetched ahead. Time is counted in accesses.
     """
 
     def __init__(self, engine: Engine, news: Sequence[tuple[int, RankNews]]) -> None:
@@ -361,7 +361,7 @@ class PlannedRanks(_InOrder[RankNews]):
         if sharing is None or sharing.epoch is not epoch:
             self._sharing[rank] = _Sharing(epoch, handed.position)
             shared.begin(rank, handed.job_dataset_id, np.unique(epoch.order[handed.position :]))
-            self._engine.rank_anew()
+            self._engine.rerank()
         samples = [epoch.index_of[key] for key in handed.keys if key in epoch.index_of]
         for position, sample in enumerate(samples, handed.position):
             for key in epoch.swap(position, sample):
@@ -376,7 +376,7 @@ class PlannedRanks(_InOrder[RankNews]):
     def _end(self, rank: int, job_dataset_id: str) -> None:
         if self._sharing.pop((rank, job_dataset_id), None) is not None:
             self._shared(job_dataset_id).end((rank, job_dataset_id))
-            self._engine.rank_anew()
+            self._engine.rerank()
 
     def _shared(self, job_dataset_id: str) -> SharedList:
         known = self._list_of[job_dataset_id]

@@ -105,7 +105,7 @@ class SourceClient:
 
     `on_event` gets 'source_requests' for every attempt, 'source_retries' for every attempt after a call's first, and
     'source_timeouts' or 'source_errors' for every call that the source did not answer. If `read` is given, it reads in
-    place of a thread of this process. `on_reachable` hears at once, and at each change, whether the source is
+    place of a thread of this process. `on_reachable` is called at once, and at each change, with whether the source is
     reachable. All clients of a mount share `timeouts`.
     """
 

@@ -51,7 +51,7 @@ def salt_of(identity: str) -> int:
 
 
 def other_source(theirs: str, ours: str) -> str:
-    """What a user is told of two names for what may be one source."""
+    """The message about two names for what may be one source."""
     return (
         f"its source is {theirs!r:.300}, and this mount's {ours!r:.300}: give other data another name, "
         "and one source the same name on all nodes"
@@ -71,7 +71,7 @@ class PeerStatus(NamedTuple):
     timeouts: int
 
     def stranger(self, url: str) -> str:
-        """What a user is told of a node that answers and has nothing; a server has only what it was given."""
+        """The message about a node that answers and has nothing; a server has only what it was given."""
         has_nothing = not self.hits and self.absent >= _NONE_OF and not is_server(url)
         return "has had no file that it was asked for: see that it shows the same source" if has_nothing else ""
 
@@ -79,7 +79,7 @@ class PeerStatus(NamedTuple):
 class Members(Homes):
     """Homes whose members may change, and what the reading processes have had from each; make it before these.
 
-    `members` has the URLs by their places, empty where no one is, as this process has heard last (`nodes`).
+    `members` has the URLs by their places, empty where no one is, as this process has read them last (`nodes`).
     """
 
     def __init__(self, processes: int = 1, identity: str = "") -> None:

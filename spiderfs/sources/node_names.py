@@ -1,7 +1,7 @@
 """The names and addresses of nodes that share out the samples of a source (`members.py`).
 
 A node's name is the URL of the web server over its mount. The option `peers` lists the names, or it is one URL, each
-address of whose host is a member, with a name of its own, or the nodes tell each other theirs (`cluster/stream.py`). Or
+address of whose host is a member, with a name of its own, or the nodes announce theirs (`cluster/stream.py`). Or
 it lists servers of Redis, or clusters of these, each with its share of the samples; what these leave is at home on each
 node.
 
@@ -23,7 +23,7 @@ from spiderfs.errors import ConfigError
 MISSED = 3
 # This node, beside servers of Redis.
 HERE = "here"
-# What `peers` begins with where the nodes tell each other that they are there, by the server of `cluster`.
+# What `peers` begins with where the nodes announce themselves by the server of `cluster`.
 BY_CLUSTER = "cluster/"
 
 
@@ -63,7 +63,7 @@ def live_name(urls: Collection[str]) -> str:
 
 
 def data_set_of(urls: Collection[str]) -> str:
-    """In which name the nodes tell each other that they are there; empty if they do not."""
+    """The name under which the nodes announce themselves; empty if they do not."""
     return next((url.removeprefix(BY_CLUSTER) for url in urls if url.startswith(BY_CLUSTER)), "")
 
 
@@ -83,7 +83,7 @@ def is_server(url: str) -> bool:
 
 
 def name_of(urls: Collection[str], given: str) -> str:
-    """By which URL this node is known: `given`, or that by which it tells others that it is there, or ""."""
+    """The URL of this node: `given`, or that by which it announces itself, or ""."""
     return given or (f"http://{socket.gethostname()}:8443" if data_set_of(urls) else "")
 
 

@@ -12,6 +12,7 @@ workers find the extents of a READ in them (`vfs/range_reader.py`).
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
@@ -141,9 +142,11 @@ class Grids:
             # Each version is a new file: two may have one mtime.
             if (now := (found.st_ino, found.st_mtime_ns)) == stamp:
                 return grids
-            with np.load(path) as saved:
+            # np.load would leave a torn file open.
+            with open(path, "rb") as file_of_grids, np.load(file_of_grids) as saved:
                 grids = tuple(Grid(saved[f"arr_{number}"]) for number in range(len(saved.files)))
-        except OSError:
+        except (OSError, EOFError, ValueError, zipfile.BadZipFile):
+            # There is none, or what a full or failing disk has left of one.
             return ()
         self._known[file] = path, now, grids
         return grids

@@ -161,7 +161,7 @@ class Survey:
         self._clients: dict[_Key, RedisClient] = {}
         self._refused: dict[_Key, int] = {}
         """What each server had refused at the last look."""
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def look(self, node: Node) -> Node:
         """The node with its shards and its room now; may take seconds."""
@@ -191,9 +191,9 @@ class Survey:
         """Whether it is in a cluster, and whether it has had no memory for something since the last look."""
         said = redis.info()
         if said["maxmemory_policy"] != "noeviction":
-            self._say(f"{server.url} loses samples by maxmemory-policy {said['maxmemory_policy']}: set noeviction")
+            self._log_once(f"{server.url} loses samples by maxmemory-policy {said['maxmemory_policy']}: set noeviction")
         elif not said["maxmemory"]:
-            self._say(f"{server.url} has no maxmemory, and takes samples until its machine has no memory left")
+            self._log_once(f"{server.url} has no maxmemory, and takes samples until its machine has no memory left")
         refused = int(said.get("errorstat_OOM", {}).get("count", 0))
         known = self._refused.get(_key(server), refused)
         self._refused[_key(server)] = refused
@@ -208,11 +208,11 @@ class Survey:
         return home
 
     def _compare_sources(self, redis: Any) -> None:
-        """Say that this mount is there, or hear that one of another source is; their samples have other names."""
+        """Announce this mount, or find that one of another source is there; their samples have other names."""
         own = os.fsencode(self._source)
         said = os.fsdecode(redis.getex(self._source_key) or own)
         if said != self._source:
-            self._say(f"{self._url} is used by another mount, too: {other_source(said, self._source)}")
+            self._log_once(f"{self._url} is used by another mount, too: {other_source(said, self._source)}")
         else:
             redis.set(self._source_key, own, ex=_LOCKED_S)
 
@@ -229,12 +229,12 @@ class Survey:
             return node.room
         if room != node.room:
             log.info("peers: %s has room for %.0f %% of its samples", self._url, 100 * room / GROUPS)
-        # What has been refused until others have heard of it, or samples are removed, says nothing.
+        # Samples that are refused before other mounts know the room, or before samples are removed, say nothing.
         self._refused.clear()
         return int(room)
 
     def _lowered(self, room: int, servers: Iterable[Node], redis: Any) -> int:
-        """A tenth less than the room, which all mounts hear of; the room itself while a mount removes samples."""
+        """A tenth less than the room, published to all mounts; the room itself while a mount removes samples."""
         if redis.getex(self._lock_key) is not None:
             return room
         lower, cursor, removes = room * 9 // 10, 0, False
@@ -244,13 +244,13 @@ class Survey:
             # In the same message: a server that is full takes neither before, and others would fill it again.
             calls.set(self._lock_key, "", nx=True, ex=_LOCKED_S)
             calls.set(self._room_key, lower, ex=KEPT_S)
-            *_, is_locked, is_told = calls.execute(raise_on_error=False)
+            *_, is_locked, is_published = calls.execute(raise_on_error=False)
             # None where another mount holds it, or this one has it from before.
             removes = removes or is_locked is not None
-            if is_told is True:
+            if is_published is True:
                 break
             if not cursor:
-                raise is_told
+                raise is_published
         if removes:
             # From the next look on: by then no mount gives the servers what is removed.
             self._to_scan = [(server, 0) for server in servers]
@@ -280,13 +280,13 @@ class Survey:
             return question(self._clients[_key(server)].within(within_s))
         except errors() as exc:
             if type(exc).__name__ in _REFUSALS:
-                self._say(f"{server.url} does not say which shards it has, or how much room: {exc}")
+                self._log_once(f"{server.url} does not say which shards it has, or how much room: {exc}")
             return None
 
-    def _say(self, what: str) -> None:
-        if what not in self._told:
+    def _log_once(self, what: str) -> None:
+        if what not in self._logged:
             log.warning("peers: %s", what)
-            self._told.add(what)
+            self._logged.add(what)
 
 
 def _key(server: Node) -> _Key:

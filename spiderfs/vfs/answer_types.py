@@ -82,4 +82,4 @@ class EventSink(Protocol):
         """`at_s`: when the reader asked, in seconds since the epoch; by default now."""
 
     def flush(self) -> None:
-        """Tell what was noted now, and not with the next notes."""
+        """Send what was noted now, and not with the next notes."""

@@ -65,7 +65,7 @@ _LISTING = struct.Struct("<dqId")
 _BEHIND = struct.Struct("<dd")  # how many seconds the source's clock is behind, and the time when that was found out
 _BEHIND_FACT = "clock behind"
 _FORM = struct.Struct("<Q")
-# The fact with which the processes of a mount tell each other a view's fingerprint: the time of the mount comes first.
+# The fact by which the processes of a mount share a view's fingerprint: the time of the mount comes first.
 _FINGERPRINT_FACT, _MOUNTED_AT = "fingerprint of ", struct.Struct("<d")
 # A batch of rows is one transaction, and other writers wait for it: 2,000 names take about 10 ms.
 _BATCH_NAMES = 2000
@@ -326,10 +326,10 @@ class Catalogue:
         known = self.forms.known_fingerprint(form)
         if known is not None:
             return known
-        told = self.fact(_FINGERPRINT_FACT + form)
-        if told is not None and _MOUNTED_AT.unpack_from(told)[0] != self.forms.mounted_at_s:
-            told = None
-        return self.forms.fingerprint(form, None if told is None else told[_MOUNTED_AT.size :])
+        published = self.fact(_FINGERPRINT_FACT + form)
+        if published is not None and _MOUNTED_AT.unpack_from(published)[0] != self.forms.mounted_at_s:
+            published = None
+        return self.forms.fingerprint(form, None if published is None else published[_MOUNTED_AT.size :])
 
     def record(self, parent: int, name: bytes, found: SourceStat, now: float, exactly: bool = False) -> Dentry:
         """Note the attributes of `name`, about which the source was asked at `now`.

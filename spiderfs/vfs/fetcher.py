@@ -286,10 +286,10 @@ class Fetcher:
         Also returns where the bytes lie now, as `core.events` has it: FETCHED (in landing), REFUSED or UNSTORED.
         Raises SourceError and StoreCorrupt.
         """
-        fetched = await self.bring(node, block)
+        fetched = await self.fetch_bytes(node, block)
         return fetched.payload, await fetched.settled()
 
-    async def bring(
+    async def fetch_bytes(
         self,
         node: Node,
         block: int = 0,

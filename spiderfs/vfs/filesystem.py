@@ -417,7 +417,7 @@ class Filesystem(Part):
     ) -> memoryview | bytes:
         """Up to `size` bytes, short only at the end of the file; a view is valid until the next request.
 
-        `inode` is what was opened, under the number that the kernel was told; it matters for provisional versions.
+        `inode` is what was opened, under the number that the kernel got; it matters for provisional versions.
         """
         if is_control_handle(handle):
             return await self._control.read(handle, offset, size)

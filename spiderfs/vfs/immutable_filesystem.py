@@ -1,6 +1,6 @@
 """The file system of an immutable mount, where the kernel opens files without asking (`-o immutable`).
 
-The kernel has been told that there is no OPEN (`fuse/operations.py`). It opens a file by itself, keeps the
+The kernel knows that there is no OPEN (`fuse/operations.py`). It opens a file by itself, keeps the
 pages of the file, and never says that the file was closed; each request about an open file names the inode alone. Other
 requests do the work of OPEN:
 
@@ -10,8 +10,8 @@ requests do the work of OPEN:
   attributes of a file before it opens it, unless it trusts those that it has. If the answer is ESTALE, it looks the
   whole path up again and opens what it gets. So where a READ was answered with ESTALE, the kernel is made to **doubt**
   the inode, which waits for nothing and concerns no other file. (fstat(2) sends the same request, and gets an error:
-  so nothing but a change that was not to happen is told this way.)
-- **LOOKUP** gives a trainer its substitute, and tells the policies so at once. While some trainer may be given one,
+  so this answer is given for nothing but a change that was not to happen.)
+- **LOOKUP** gives a trainer its substitute, and reports that at once. While some trainer may be given one,
   names are trusted for 0 seconds; when that begins, the worker makes the kernel forget those that it knows.
 """
 
@@ -77,7 +77,7 @@ class ImmutableFilesystem(Filesystem):
         # would be about that one.
         if before != (dentry.inode, substitute.inode):
             trainer = self._redirects.trainer_of(caller.pid)
-            # No open will tell of the substitute.
+            # No open will report the substitute.
             self._counters.add("redirects")
             number = trainer.number if trainer else 0
             self._events.record_access(
@@ -209,7 +209,7 @@ class ImmutableFilesystem(Filesystem):
         return None if opened.fetched is None else memoryview(opened.fetched)[:size]
 
     def _trainer_of(self, inode: int, caller: Caller) -> int:
-        """The number of the trainer for which a file is opened as itself, else 0: a substitute was told before."""
+        """The number of the trainer for which a file is opened as itself, else 0: a substitute was reported before."""
         if not self._redirects.attended or (trainer := self._redirects.trainer_of(caller.pid)) is None:
             return 0
         last = self._redirects.last_lookup(caller.pid)
@@ -218,19 +218,19 @@ class ImmutableFilesystem(Filesystem):
     # -- what pushers ask for
 
     async def _sized_ahead(self, dentry: Dentry) -> Dentry:
-        """A name with the size of what is shown; the manager is told of what was fetched for that."""
+        """A name with the size of what is shown; what was fetched for that is reported to the manager."""
         sized = await self._on_demand.sized_ahead(dentry)
         if sized is None:
             return dentry
         node, fetched = sized
-        # Told before the READ that follows, which another worker may get.
+        # Reported before the READ that follows, which another worker may get.
         self._note_pushed(node, await fetched.settled() if fetched.claim() else HIT)
         return dentry._replace(stat=node.stat)
 
     async def _pushed_read(self, inode: int, offset: int, size: int, delivery: Delivery | None) -> memoryview | None:
         """Make a small file local, for no reader but because a plan names it; its bytes, if this READ has fetched it.
 
-        Of several READs the manager is told of the first, and of a fetch in any case, but once.
+        Of several READs the first is reported to the manager, and a fetch in any case, but once.
         """
         node, key = self._catalogue.node(inode), ContentKey(inode)
         is_first = offset == 0

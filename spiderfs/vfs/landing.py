@@ -34,7 +34,7 @@ Outcome = bool | StoreError | StoreCorrupt
 class _Waiting(NamedTuple):
     key: ContentKey
     payload: bytes
-    tell: Callable[[Outcome], None]
+    on_landed: Callable[[Outcome], None]
 
 
 class Landing:
@@ -49,11 +49,11 @@ class Landing:
         self._running = False
         self._freed = trio.Event()
 
-    async def put(self, key: ContentKey, payload: bytes, tell: Callable[[Outcome], None]) -> None:
-        """Have a record landed; waits only for room. `tell` is called with the outcome, on the loop's thread."""
+    async def put(self, key: ContentKey, payload: bytes, on_landed: Callable[[Outcome], None]) -> None:
+        """Have a record landed; waits only for room. `on_landed` is called with the outcome, on the loop's thread."""
         while self._bytes > WAITING_BYTES:
             await self._freed.wait()
-        self._waiting.append(_Waiting(key, payload, tell))
+        self._waiting.append(_Waiting(key, payload, on_landed))
         self._bytes += len(payload) + ENTRY_BYTES
         if not self._running:
             self._running = True
@@ -77,14 +77,14 @@ class Landing:
             try:
                 outcomes = await self._thread.run(self._land, batch)
             except StoreCorrupt as exc:
-                # This task belongs to no one, so it has to tell those whose processes are to end of it.
+                # This task belongs to no one, so it has to report to those whose processes are to end.
                 outcomes = [exc] * len(batch)
             self._bytes -= size
             self._running = bool(self._waiting)
             self._freed.set()
             self._freed = trio.Event()
             for waiting, outcome in zip(batch, outcomes, strict=True):
-                waiting.tell(outcome)
+                waiting.on_landed(outcome)
 
     def _land(self, batch: list[_Waiting]) -> list[Outcome]:
         try:

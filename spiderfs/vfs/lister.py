@@ -41,7 +41,7 @@ MOST_LINKS = 40
 _LINKS_IN_A_ROW = 64
 
 NotRead = Callable[[bytes, SourceError], object]
-"""Hears of a directory that could not be read, and why."""
+"""Called with a directory that could not be read, and the error."""
 
 
 class Lister:
@@ -178,7 +178,7 @@ class Lister:
     ) -> dict[bytes, Node]:
         """The directories that paths lead to whose names can all be known, as of at most `ttl_s` ago; many at a time.
 
-        `not_read` hears of those that there may be, and that could not be read.
+        `not_read` is called for those that there may be, and that could not be read.
         """
 
         async def one(path: bytes) -> Node:
@@ -317,7 +317,7 @@ class Lister:
         """All regular files, some at a time, of every directory at and below `roots` whose path is `wanted`.
 
         `roots` are those of the mount or of forms. A directory that vanishes meanwhile is left out, and so is one that
-        cannot be read, or a name whose attributes cannot; `not_read` hears of these two.
+        cannot be read, or a name whose attributes cannot; `not_read` is called for these two.
         """
 
         async def complete(directory: Node) -> Node:

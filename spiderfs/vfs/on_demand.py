@@ -125,10 +125,10 @@ class OnDemand(Part):
         is_read: bool = True,
         read: Callable[[], Awaitable[bytes]] | None = None,
     ) -> Fetched:
-        """A whole file (block 0) or one block, as `Fetcher.bring` gives it. `is_read`: someone waits for it."""
+        """A whole file (block 0) or one block, as `Fetcher.fetch_bytes` gives it. `is_read`: someone waits for it."""
         started = time.perf_counter()
         try:
-            fetched = await self._fetcher.bring(node, block, delivery, patience, read)
+            fetched = await self._fetcher.fetch_bytes(node, block, delivery, patience, read)
         except (SourceNotFound, SourceChanged) as exc:
             raise await self.stale(node, exc) from exc
         if is_read:

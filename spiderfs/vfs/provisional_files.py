@@ -1,6 +1,6 @@
 """Opening and reading a **provisional version**, whose bytes may still change under it (`vfs/settling.py`).
 
-The kernel is told of such a version under another number than the inode, with the bit PROVISIONAL, and for no longer
+The kernel gets such a version under another number than the inode, with the bit PROVISIONAL, and for no longer
 than until it has settled; the next look-up then gives the inode itself. What one open reads of the version no one else
 gets, the store and the kernel's pages included: the open's handle is a random number, by which all workers find its
 bytes (`unstored_bytes.py`). Everywhere else (events, lists, redirects) the version is its inode.
@@ -93,7 +93,7 @@ class ProvisionalFiles(Part):
                 node = _for_one_open(node, handle)
             content: bytes | None
             try:
-                content, kept = (await self._fetcher.bring(node)).payload, node.inode == handle
+                content, kept = (await self._fetcher.fetch_bytes(node)).payload, node.inode == handle
             except (SourceNotFound, SourceChanged):
                 # Changed between the look and the read, which are one step now. Of a view they cannot be.
                 (dentry, content), kept = await read_present(), False

@@ -131,7 +131,7 @@ class Redirects:
         self._leases: dict[tuple[int, int], tuple[int, float]] = {}
         self._who: Who = "trainer"
         self.attended = False
-        """Whether there are trainers, whose reads must be told from others'. Ask this first, since it costs nothing."""
+        """Whether there are trainers, whose reads differ from others'. Ask this first, since it costs nothing."""
         self.active = False
         """Whether anybody may be redirected at all."""
         self.gives = False

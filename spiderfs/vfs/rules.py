@@ -83,7 +83,7 @@ class Settings(NamedTuple):
     """No name is trusted that was checked before; an immutable mount asks for each name itself."""
 
 
-class Believed(NamedTuple):
+class Validity(NamedTuple):
     """The times between which something is trusted, in seconds since the epoch."""
 
     since: float
@@ -92,9 +92,9 @@ class Believed(NamedTuple):
     def at(self, now: float) -> bool:
         return self.since <= now < self.until
 
-    def and_also(self, other: Believed) -> Believed:
+    def and_also(self, other: Validity) -> Validity:
         """The times at which both are trusted."""
-        return Believed(max(self.since, other.since), min(self.until, other.until))
+        return Validity(max(self.since, other.since), min(self.until, other.until))
 
 
 class Cached(Protocol):
@@ -122,9 +122,9 @@ def left_s(checked_at: float, now: float, ttl_s: float, since_s: float = 0.0, se
     return left if settles_at <= checked_at else min(left, settles_at - now)
 
 
-def trusted(checked_at: float, ttl_s: float, since_s: float = 0.0) -> Believed:
+def trusted(checked_at: float, ttl_s: float, since_s: float = 0.0) -> Validity:
     """The times at which a name is trusted: those for which `left_s` is more than 0."""
-    return Believed(checked_at, checked_at + min(ttl_s, FOREVER_S) if checked_at >= since_s else checked_at)
+    return Validity(checked_at, checked_at + min(ttl_s, FOREVER_S) if checked_at >= since_s else checked_at)
 
 
 def is_provisional(settles_at: float, now: float) -> bool:

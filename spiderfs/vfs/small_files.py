@@ -54,7 +54,7 @@ class SmallFiles(Part):
         trusted: Attached | None = None,
         read: Callable[[], Awaitable[bytes]] | None = None,
     ) -> Opened:
-        """The same for a reader that is known; see `Redirects.reader_of`. `read` is as in `Fetcher.bring`."""
+        """The same for a reader that is known; see `Redirects.reader_of`. `read` is as in `Fetcher.fetch_bytes`."""
         started, asked_s = time.perf_counter(), self._now()
         fetched = self._looked_into.pop(node.inode, None)
         key = ContentKey(node.inode)
@@ -97,7 +97,7 @@ class SmallFiles(Part):
     def note_fetched(
         self, node: Node, pid: int, trainer: int, wanted: int, asked_s: float, waited_s: float, where: int
     ) -> None:
-        """Tell the policies of an open that had to fetch the file; `asked_s`: when the reader asked."""
+        """Report an open that had to fetch the file; `asked_s`: when the reader asked."""
         if where != FETCHED:
             self._counters.add("opens_uncached")
         waited_us = min(int(waited_s * 1e6), _LONGEST_US)

@@ -960,7 +960,7 @@ def test_owner_and_modes_can_be_replaced(kind: str, tmp_path: Path) -> None:
         assert subject.scan(b"dir")[b"file"] == file
 
 
-def test_a_name_that_is_believed_for_ever_is_asked_again_when_its_version_is_gone(kind: str, tmp_path: Path) -> None:
+def test_a_name_that_is_trusted_for_ever_is_asked_again_when_its_version_is_gone(kind: str, tmp_path: Path) -> None:
     tree = Tree(tmp_path, "source")
     tree.put(b"small", b"old")
     tree.put(b"large", bytes_of(2 << 20))

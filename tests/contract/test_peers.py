@@ -404,7 +404,7 @@ def paths_by_owner(home: Home, each: int) -> list[list[bytes]]:
 
 @pytest.mark.parametrize("what", ["killed", "stopped"])
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_shard_that_is_lost_keeps_nobody_from_the_others(cluster: Home, what: str, lost: int) -> None:
+def test_a_shard_that_is_lost_keeps_no_one_from_the_others(cluster: Home, what: str, lost: int) -> None:
     paths = paths_by_owner(cluster, 5)
     assert all(cluster.read(path)[:2] == (True, True) for some in paths for path in some)
     cluster.server.servers[lost].signal(signal.SIGSTOP if what == "stopped" else signal.SIGKILL)

@@ -148,7 +148,7 @@ def test_a_refused_record_pushes_nothing_out(content: Content) -> None:
     assert not content.has(C)
 
 
-def test_a_keep_too_late_is_told(content: Content) -> None:
+def test_a_keep_too_late_is_reported(content: Content) -> None:
     content.land(A, b"alpha")
     assert content.apply([A], [Keep(A, "samples"), Keep(B, "samples")]) == [A, B]
     assert content.usage() == (0, 0, 0, 0, 1000)

@@ -177,7 +177,7 @@ def test_a_hanging_request_goes_on_when_the_source_comes_back(source: Path, tmp_
         assert found == [b"late but whole"]
 
 
-def test_passing_errors_are_retried_and_nobody_sees_them(source: Path, tmp_path: Path) -> None:
+def test_passing_errors_are_retried_and_no_one_sees_them(source: Path, tmp_path: Path) -> None:
     wanted = write_files(source, {f"{number}": 5_000 for number in range(80)} | {"large": 10 << 20})
     options = {"source.error_rate": 0.2, "source.attempts": 10, "source.timeout_s": 60}
     with mounted(source, tmp_path / "m", workers=2, **options) as mount:

@@ -129,7 +129,7 @@ OPTIONS = {"capacity": 200_000, "ttl": "1h", "dir_ttl": "1h", "substitute_when":
 
 @pytest.mark.clock
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_pending_look_up_holds_up_nobody_who_knows_the_names(source: Path, tmp_path: Path, workers: int) -> None:
+def test_a_pending_look_up_holds_up_no_one_who_knows_the_names(source: Path, tmp_path: Path, workers: int) -> None:
     options = {**OPTIONS, "workers": workers}
     with mounted(source, tmp_path / "m", **options) as mount, training_over_a_hanging_source(mount) as trainer:
         for _ in range(3):

@@ -92,7 +92,7 @@ def test_a_mount_outlives_its_cache_directory(source: Path, tmp_path: Path, loss
         assert (seen.wrong, seen.errors) == ([], [])
 
 
-def test_a_cache_directory_that_is_deleted_while_it_is_made_anew_is_made_once_more(
+def test_a_cache_directory_that_is_deleted_while_it_is_made_again_is_made_once_more(
     source: Path, tmp_path: Path
 ) -> None:
     wanted = write_files(source, {"one": 5_000, "two": 5_000})

@@ -85,14 +85,14 @@ _WITH_ABORT = pytest.mark.skipif(
 @pytest.mark.parametrize(
     "victim",
     [
-        "nobody",
+        "none",
         pytest.param("supervisor", marks=_WITH_ABORT),
         "worker",
         "its reading process",
         "manager",
     ],
 )
-def test_nobody_waits_for_a_process_that_cannot_end(
+def test_no_one_waits_for_a_process_that_cannot_end(
     tmp_path: Path, files: dict[str, str], below: Mounted, victim: str
 ) -> None:
     cache = tmp_path / "cache"

@@ -391,7 +391,7 @@ def test_known_names_and_cached_bytes_outlive_the_source(own_source: Path, tmp_p
             subject.read(mount.point / "uncached")
 
 
-def test_a_stale_name_is_looked_up_anew(own_source: Path, tmp_path: Path) -> None:
+def test_a_stale_name_is_looked_up_again(own_source: Path, tmp_path: Path) -> None:
     (own_source / "file").write_bytes(b"old")
     with mounted(own_source, tmp_path / "m") as mount:
         os.stat(mount.point / "file")

@@ -15,7 +15,7 @@ WATCHED_S = 5.0
 
 @pytest.mark.both_bindings
 @pytest.mark.opened_and_immutable
-def test_a_mount_that_nobody_uses_hardly_wakes(tmp_path: Path) -> None:
+def test_a_mount_that_no_one_uses_hardly_wakes(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     names = write_files(source, {f"{number:02d}": 5_000 for number in range(20)})

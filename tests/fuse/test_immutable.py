@@ -135,7 +135,7 @@ def test_what_root_stores_does_not_stay_though_a_read_of_the_file_hangs(source: 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can open a file to write")
 @pytest.mark.parametrize("at", [0, 10, 4096])
-def test_what_root_writes_is_refused_and_seen_by_nobody(mount: Mounted, at: int) -> None:
+def test_what_root_writes_is_refused_and_seen_by_no_one(mount: Mounted, at: int) -> None:
     path, expected = mount.point / "one/030", content(mount, "one/030")
     assert path.read_bytes() == expected
     fd = os.open(path, os.O_RDWR)

@@ -369,13 +369,13 @@ def test_other_users_see_what_the_permissions_allow(source: Path, tmp_path: Path
     # By root, for whom allow_other needs no line in /etc/fuse.conf; in a namespace, so that it ends in any case.
     options = options_text({"cache_dir": cache, "log_file": log, "allow_other": "on", **options_of(binding)})
     paths = [point / "file", point / "secret", *(point / ".spiderfs" / name for name in ("hook", "config", "warm"))]
-    nobody = shlex.join(map(str, [sys.executable, "-I", "-S", "-c", _AS_NOBODY, *paths]))
+    as_nobody = shlex.join(map(str, [sys.executable, "-I", "-S", "-c", _AS_NOBODY, *paths]))
     script = f"""
         set -e
         mount -t tmpfs -o mode=0755 tmpfs {ROOTS_OWN}
         {SPIDERFS} mount {source} {point} -o {options}
         cat {point}/secret; echo
-        {nobody}
+        {as_nobody}
         {SPIDERFS} umount {point}
     """
     with ending(tmp_path, point, cache):
@@ -386,7 +386,7 @@ def test_other_users_see_what_the_permissions_allow(source: Path, tmp_path: Path
     assert seen[4:] == [denied, denied]
 
 
-def test_without_allow_other_nobody_else_gets_in(source: Path, tmp_path: Path) -> None:
+def test_without_allow_other_no_one_else_gets_in(source: Path, tmp_path: Path) -> None:
     (source / "file").chmod(0o644)
     source.chmod(0o755)
     let_everybody_in(tmp_path)

@@ -160,7 +160,7 @@ def test_what_is_cached_is_read_while_the_store_is_away(server: ObjectServer, tm
 
 
 @OPENED_AND_IMMUTABLE
-def test_a_store_that_hangs_holds_nobody_for_long(
+def test_a_store_that_hangs_holds_no_one_for_long(
     server: ObjectServer, tmp_path: Path, mode: dict[str, object]
 ) -> None:
     options = {"source__timeout_s": 1, "source__attempts": 1}
@@ -189,7 +189,7 @@ def test_a_store_that_hangs_holds_nobody_for_long(
 
 
 @MODES
-def test_processes_that_are_killed_connect_anew(server: ObjectServer, tmp_path: Path, mode: dict[str, object]) -> None:
+def test_processes_that_are_killed_connect_again(server: ObjectServer, tmp_path: Path, mode: dict[str, object]) -> None:
     with shown(server, tmp_path, **mode) as mount:
         mount.expect("ended", "the process ends")
         paths = [mount.point / key.removeprefix("train/") for key in server.objects]

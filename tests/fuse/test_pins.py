@@ -90,7 +90,7 @@ def test_a_link_means_what_it_leads_to_when_it_is_unpinned_too(tmp_path: Path) -
         assert run_spiderfs("evict", mount.point, "link").stdout == "2 records evicted\n"
 
 
-def test_a_mistyped_path_is_told_and_one_of_a_file_that_is_gone_is_not(tmp_path: Path) -> None:
+def test_a_mistyped_path_is_reported_and_one_of_a_file_that_is_gone_is_not(tmp_path: Path) -> None:
     source = tmp_path / "source"
     write_files(source, {"a": 1000, "b": 1000})
     with mounted(source, tmp_path / "m", capacity="1MiB", ttl=0, dir_ttl=0) as mount:

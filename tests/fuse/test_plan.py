@@ -227,7 +227,7 @@ def test_a_trainer_that_dies_is_fetched_for_no_more(mount: Mounted) -> None:
 
 
 @SEVERAL_WORKERS
-def test_a_wrong_plan_is_dropped_and_told(mount: Mounted, source: Path) -> None:
+def test_a_wrong_plan_is_dropped_and_reported(mount: Mounted, source: Path) -> None:
     rng = random.Random(3)
     with training(mount) as trainer:
         trainer.plan(shuffled(1))
@@ -271,7 +271,7 @@ def test_plans_can_be_switched_off_and_on(mount: Mounted, source: Path) -> None:
         eventually(lambda: position(mount) == FILES)
 
 
-def test_a_killed_manager_costs_no_read_and_hears_the_plan_again(mount: Mounted, source: Path) -> None:
+def test_a_killed_manager_costs_no_read_and_gets_the_plan_again(mount: Mounted, source: Path) -> None:
     order = shuffled(1)
     mount.expect(r"manager .* ended \(signal 9\)", r" ended \(signal 9\)")
     with training(mount) as trainer:

@@ -262,7 +262,7 @@ def _brings(mount: Mounted, fd: int, offset: int, size: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_reads_that_jump_bring_what_they_ask_for_and_then_the_blocks_of_which_they_want_half(
+def test_reads_that_jump_fetch_what_they_ask_for_and_then_the_blocks_of_which_they_want_half(
     source: Path, tmp_path: Path, workers: int
 ) -> None:
     size = 1 << 16
@@ -288,7 +288,7 @@ def test_reads_that_jump_bring_what_they_ask_for_and_then_the_blocks_of_which_th
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_random_reads_of_a_file_far_larger_bring_hardly_more_than_they_ask_for(tmp_path: Path, workers: int) -> None:
+def test_random_reads_of_a_file_far_larger_fetch_hardly_more_than_they_ask_for(tmp_path: Path, workers: int) -> None:
     (tmp_path / "source").mkdir()
     with open(tmp_path / "source" / "sparse", "wb") as file:
         file.truncate(SPARSE_BYTES)
@@ -303,7 +303,7 @@ def test_random_reads_of_a_file_far_larger_bring_hardly_more_than_they_ask_for(t
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_readers_in_order_side_by_side_bring_each_byte_once(source: Path, tmp_path: Path, workers: int) -> None:
+def test_readers_in_order_side_by_side_fetch_each_byte_once(source: Path, tmp_path: Path, workers: int) -> None:
     """A file has one window of read-ahead, which they would tear to and fro; each goes on where it stopped."""
     content = (source / "large").read_bytes()
     places = [(5 << 20) + 4096, 9 << 20, (14 << 20) + 4096]
@@ -315,8 +315,9 @@ def test_readers_in_order_side_by_side_bring_each_byte_once(source: Path, tmp_pa
                 for place, file in files.items():
                     found[place] += os.pread(file.fileno(), 1 << 17, place + (part << 17))
         assert found == {place: content[place : place + (24 << 17)] for place in places}
-        # Each begins with 512 KiB in pieces that are not kept, and the kernel reads ahead of it.
-        assert mount.metric("origin_bytes") <= 11 * (1 << 20) + 3 * (1 << 20)
+        # Each begins with 512 KiB in pieces that are not kept, and the kernel reads ahead of it. To two workers it
+        # gives these READs in any order.
+        assert mount.metric("origin_bytes") <= (11 + 3 * workers) * (1 << 20)
 
 
 _SCAN = """

@@ -18,6 +18,7 @@ import pytest
 from mounting import eventually, mounted
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from reading import write_files
+from serving import URL, served
 
 from benchmarks.common.debian import program
 from spiderfs.metrics import COUNTERS, GAUGES, HISTOGRAMS
@@ -26,7 +27,7 @@ GRAFANA = Path(__file__).parents[2] / "docs/grafana"
 
 
 @contextmanager
-def serving(*mountpoints: Path) -> Iterator[str]:
+def serving(*mountpoints: Path | str) -> Iterator[str]:
     """The URL at which the program serves."""
     command = [mounting.SPIDERFS, "metrics", "--listen", "127.0.0.1:0", *mountpoints]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -76,6 +77,19 @@ def test_a_scrape_has_every_metric_of_each_mount(tmp_path: Path) -> None:
         assert ("spiderfs_up", str(one.point)) not in scraped(url)
 
 
+def test_what_is_served_without_a_mount_is_scraped_too(tmp_path: Path) -> None:
+    write_files(tmp_path / "source", {"a": 1000})
+    with served(tmp_path / "source", tmp_path / "daemon") as daemon, serving() as url:
+        daemon.files.read_bytes("a")
+        found = scraped(url)
+        assert found["spiderfs_up", URL] == 1
+        assert found["spiderfs_opens_total", URL] == 1
+        with serving(URL) as chosen:
+            again = scraped(chosen)
+        assert {mount for _, mount in again} == {URL}
+        assert {name for name, mount in found if mount == URL} == {name for name, _ in again}
+
+
 def test_a_port_that_is_taken_or_none_is_refused_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with serving(tmp_path / "late") as url:
         assert scraped(url) == {("spiderfs_up", str(tmp_path / "late")): 0}
@@ -90,9 +104,9 @@ def test_a_port_that_is_taken_or_none_is_refused_in_one_line(tmp_path: Path, cap
     for wrong in ("9464", "localhost:", "a:99999"):
         done = mounting.run_spiderfs("metrics", "--listen", wrong)
         assert done.stderr == f"spiderfs: --listen {wrong}: write HOST:PORT, such as 127.0.0.1:9464\n"
-    for nobody in ("a..b:1", f"{'a' * 70}:1"):
-        done = mounting.run_spiderfs("metrics", "--listen", nobody)
-        said = f"spiderfs: --listen {nobody}: no host can have this name: choose another address\n"
+    for impossible in ("a..b:1", f"{'a' * 70}:1"):
+        done = mounting.run_spiderfs("metrics", "--listen", impossible)
+        said = f"spiderfs: --listen {impossible}: no host can have this name: choose another address\n"
         assert (done.returncode, done.stderr) == (1, said)
 
 

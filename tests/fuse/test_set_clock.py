@@ -74,7 +74,7 @@ def test_each_name_is_asked_for_once(
         assert _asked(mount, names) == 0
 
 
-def test_a_name_is_believed_for_its_ttl_and_no_longer(tmp_path: Path, set_clock: Callable[[float], None]) -> None:
+def test_a_name_is_trusted_for_its_ttl_and_no_longer(tmp_path: Path, set_clock: Callable[[float], None]) -> None:
     names = _made(source := tmp_path / "source")
     with mounted(source, tmp_path / "place", ttl="1s", dir_ttl="1s", negative_ttl="1s") as mount:
         for ahead_s in (0, -HOUR_S, HOUR_S):

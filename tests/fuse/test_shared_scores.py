@@ -83,7 +83,7 @@ def test_two_mounts_of_a_training_have_the_scores_of_one(tmp_path: Path) -> None
         for start in range(0, len(NAMES), 16):
             first.train(*range(start, start + 8))
             second.train(*range(start + 8, start + 16))
-        eventually(lambda: one.metric("cluster_rows_heard") == two.metric("cluster_rows_sent") == len(NAMES) // 2)
+        eventually(lambda: one.metric("cluster_rows_received") == two.metric("cluster_rows_sent") == len(NAMES) // 2)
         eventually(lambda: alike(first, second), what="the same scores on both mounts")
         lines = two.status().splitlines()
         assert f"{'cluster':16} {server.url} up" in lines
@@ -97,7 +97,7 @@ def test_two_mounts_of_a_training_have_the_scores_of_one(tmp_path: Path) -> None
         first.close()
         eventually(lambda: one.metric("manager_restarts") == 1)
         first = Rank(one, 0)
-        eventually(lambda: one.metric("cluster_rows_heard") == 32)
+        eventually(lambda: one.metric("cluster_rows_received") == 32)
         first.train(*range(40, 48))
         eventually(lambda: np.array_equal(first.scores()[:8], second.scores()[:8]))
 
@@ -113,7 +113,7 @@ def test_two_mounts_of_a_training_have_the_scores_of_one(tmp_path: Path) -> None
         second.close()
 
 
-def test_a_home_hears_what_a_job_on_another_node_reads(tmp_path: Path) -> None:
+def test_a_home_receives_the_plan_of_a_job_on_another_node(tmp_path: Path) -> None:
     source, urls = tmp_path / "source", ["http://127.0.0.1:1", "http://127.0.0.1:2"]
     write_files(source, dict.fromkeys(NAMES, 1000))
     with (
@@ -123,8 +123,8 @@ def test_a_home_hears_what_a_job_on_another_node_reads(tmp_path: Path) -> None:
     ):
         first, second = Rank(one, 0, 1), Rank(two, 0, 1)
         first.plan(0)
-        eventually(lambda: two.metric("cluster_plans_heard") == 1)
+        eventually(lambda: two.metric("cluster_plans_received") == 1)
         assert any("1 of jobs on other nodes" in line for line in two.status().splitlines())
-        assert one.metric("cluster_plans_heard") == 0
+        assert one.metric("cluster_plans_received") == 0
         first.close()
         second.close()

@@ -56,7 +56,7 @@ def test_a_file_of_any_time_is_shown(source: Path, tmp_path: Path, seconds: int)
         assert mount.metric("manager_restarts") == 0
 
 
-def test_everything_may_be_believed_for_ever(source: Path, tmp_path: Path) -> None:
+def test_everything_may_be_trusted_for_ever(source: Path, tmp_path: Path) -> None:
     (source / "directory").mkdir()
     (source / "directory" / "file").write_bytes(b"content")
     with mounted(source, tmp_path / "place", ttl="inf", negative_ttl="inf", dir_ttl="inf") as mount:
@@ -127,7 +127,7 @@ def test_a_small_file_that_changes_all_the_time_can_be_opened(source: Path, tmp_
         writer.result()
 
 
-def test_each_open_of_a_version_that_has_not_settled_reads_it_anew(source: Path, tmp_path: Path) -> None:
+def test_each_open_of_a_version_that_has_not_settled_reads_it_again(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "place", ttl="0s") as mount:
         (source / "file").write_bytes(b"version 0")
         mtime_ns = os.stat(source / "file").st_mtime_ns
@@ -293,7 +293,7 @@ def test_the_listing_of_an_empty_directory_is_kept_no_longer_than_others(
         eventually(lambda: os.listdir(mount.point / "directory") == ["new"], 5, "the new name")
 
 
-def test_a_listing_anew_has_the_types_of_then(source: Path, tmp_path: Path) -> None:
+def test_a_listing_again_has_the_types_of_then(source: Path, tmp_path: Path) -> None:
     (source / "directory").mkdir()
     (source / "directory" / "changed").touch()
     (source / "directory" / "same").touch()

@@ -106,22 +106,22 @@ TEXT = st.text(st.sampled_from("ab1 90#\n\t-.\x00é"), max_size=60).map(str.enco
 @given(
     records=st.lists(GOOD | accesses() | events(), max_size=30),
     epoch=st.none() | st.integers(1, 40) | integers(63).filter(bool),
-    anew=st.booleans(),
+    rescored=st.booleans(),
     data=st.data(),
 )
 def test_any_records_are_simulated_or_refused(
-    records: list[bytes], epoch: int | None, anew: bool, data: st.DataObject
+    records: list[bytes], epoch: int | None, rescored: bool, data: st.DataObject
 ) -> None:
     trace = HEADER + b"".join(records)
     if data.draw(st.integers(0, 4)) == 0:
         trace = data.draw(damaged(trace))
-    _simulate(trace, epoch, anew)
+    _simulate(trace, epoch, rescored)
 
 
 @examples(60)
-@given(anew=st.booleans(), data=st.data())
-def test_a_damaged_trace_is_simulated_or_refused(anew: bool, data: st.DataObject) -> None:
-    _simulate(data.draw(damaged(written())), None, anew)
+@given(rescored=st.booleans(), data=st.data())
+def test_a_damaged_trace_is_simulated_or_refused(rescored: bool, data: st.DataObject) -> None:
+    _simulate(data.draw(damaged(written())), None, rescored)
 
 
 def test_a_trace_that_is_not_damaged_is_simulated() -> None:
@@ -134,10 +134,10 @@ def test_any_text_is_simulated_or_refused(text: bytes) -> None:
     _simulate(text, None, False)
 
 
-def _simulate(content: bytes, epoch: int | None, anew: bool) -> None:
+def _simulate(content: bytes, epoch: int | None, rescored: bool) -> None:
     with tempfile.NamedTemporaryFile(prefix="trace") as file:
         Path(file.name).write_bytes(content)
-        settings = chosen_settings("nearest,0.5", 5) if anew else chosen_settings(None, None)
+        settings = chosen_settings("nearest,0.5", 5) if rescored else chosen_settings(None, None)
         try:
             report = compare(
                 read_trace(file.name), "trace", chosen_policies("all"), [Capacity.parse("50%")], epoch, None, settings

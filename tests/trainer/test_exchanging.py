@@ -131,7 +131,7 @@ def test_a_daemon_that_goes_in_the_middle_costs_no_sample(daemon: HookDaemon) ->
     daemon.__enter__()
 
 
-def test_a_daemon_that_comes_back_is_told_the_order_as_it_is(daemon: HookDaemon) -> None:
+def test_a_daemon_that_comes_back_gets_the_order_as_it_is(daemon: HookDaemon) -> None:
     daemon.sink.give = the_last_first
     loader = make()
     with trainer_hook.plan(daemon.mount, loader, share=True):

@@ -63,7 +63,7 @@ def test_ranks_share_an_epoch_without_repetition(
 
 
 @given(SAMPLES, REUSES, KEPT, SEEDS, st.integers(0, 9), st.integers(1, 50))
-def test_each_batch_makes_as_many_samples_anew(
+def test_each_batch_makes_as_many_samples_again(
     samples: int, reuse: int, kept: float, seed: int, epoch: int, batch: int
 ) -> None:
     generations = schedule(samples, reuse, kept, seed)

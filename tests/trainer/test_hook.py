@@ -237,10 +237,10 @@ def test_torch_compile(daemon: HookDaemon, attach_first: bool, fullgraph: bool) 
     assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
 
 
-@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("attached_again", [False, True])
 @pytest.mark.parametrize("before", ["nothing", "the model", "another model"])
 def test_torch_compile_beside_models_of_the_same_class_without_a_hook(
-    daemon: HookDaemon, before: str, anew: bool
+    daemon: HookDaemon, before: str, attached_again: bool
 ) -> None:
     torch.compiler.reset()
     # As in a process that has never attached a hook.
@@ -254,7 +254,7 @@ def test_torch_compile_beside_models_of_the_same_class_without_a_hook(
             pass
     hook = attach(daemon.mount, model, batches)
     for _ in range(3):
-        if anew:
+        if attached_again:
             hook.close()
             hook = attach(daemon.mount, model, batches)
         others = torch.randn(8, WIDTH)
@@ -489,7 +489,7 @@ def test_hooks_of_earlier_folds_need_not_be_closed(daemon: HookDaemon) -> None:
 
 
 @pytest.mark.parametrize("new_loader", [False, True])
-def test_attaching_anew_leaves_one_hook(daemon: HookDaemon, new_loader: bool) -> None:
+def test_attaching_again_leaves_one_hook(daemon: HookDaemon, new_loader: bool) -> None:
     model, batches = Network(), loader()
     kept = [batches]
     hook = attach(daemon.mount, model, batches)

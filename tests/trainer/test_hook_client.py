@@ -81,7 +81,7 @@ def test_requests_are_answered(tmp_path: Path) -> None:
         talking.close()
 
 
-def test_an_answer_that_nobody_waits_for_is_not_kept(tmp_path: Path) -> None:
+def test_an_answer_that_no_one_waits_for_is_not_kept(tmp_path: Path) -> None:
     with HookDaemon(tmp_path) as daemon:
         talking = client_of(tmp_path)
         talking.declare(declaration())
@@ -151,7 +151,7 @@ def said(daemon: HookDaemon) -> list[tuple[str, int, int, int]]:
     return [(said.list, said.epoch, said.dispatched, said.taken) for _, said in daemon.sink.progress]
 
 
-def test_progress_is_told_now_and_then_and_the_last_of_it_always(tmp_path: Path) -> None:
+def test_progress_is_sent_now_and_then_and_the_last_of_it_always(tmp_path: Path) -> None:
     order = np.arange(1000, dtype=np.uint32)
     daemon = HookDaemon(tmp_path)
     with daemon:

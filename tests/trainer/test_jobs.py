@@ -37,7 +37,7 @@ def hellos(daemon: HookDaemon, count: int) -> list[Hello]:
     return [trainer.hello for trainer in dict.fromkeys(trainer for trainer, _ in daemon.sink.lists)]
 
 
-def test_the_daemon_is_told_of_the_training(daemon: HookDaemon) -> None:
+def test_the_daemon_knows_of_the_training(daemon: HookDaemon) -> None:
     told = {"job": "run-7", "epoch": 4, "epochs": 90, "resume": True, "scores_from": "run-6"}
     options = HookOptions(job_name="the best one", epochs=90, resume=True, scores_from="run-6")
     hook = attach(daemon.mount, Network(), loader(), job="run-7", epoch=4, options=options)
@@ -103,7 +103,7 @@ def _lists_of(daemon: HookDaemon, job: str) -> set[str]:
     return {declared.name for trainer, declared in daemon.sink.lists if trainer.hello.job == job}
 
 
-def test_a_hook_says_with_its_list_that_it_will_teach_and_a_plan_does_not(daemon: HookDaemon) -> None:
+def test_a_hook_says_with_its_list_that_it_will_send_batches_and_a_plan_does_not(daemon: HookDaemon) -> None:
     def declared() -> list[tuple[str, bool]]:
         return [(samples.name, samples.sends_batches) for _, samples in daemon.sink.lists]
 
@@ -212,7 +212,7 @@ def test_what_waits_for_the_job_before_keeps_the_list_of_that_job(tmp_path: Path
     assert not daemon.counted["hook_malformed"]
 
 
-def test_a_daemon_that_comes_back_is_told_the_job_and_the_epoch_by_then(tmp_path: Path, caplog: Any) -> None:
+def test_a_daemon_that_comes_back_gets_the_job_and_the_epoch_by_then(tmp_path: Path, caplog: Any) -> None:
     daemon = HookDaemon(tmp_path)
     client = HookClient(socket_finder(tmp_path, None), Hello("test", "one", epoch=3, epochs=9), patience=QUICK)
     with daemon:
@@ -256,13 +256,13 @@ def _attach_on_the_first_rank_only(rank: int, mount: str) -> None:
         assert len(hooks_job(None, timeout_s=0.2)) == 12
 
 
-def test_a_hook_of_rank_0_alone_waits_for_nobody(daemon: HookDaemon) -> None:
+def test_a_hook_of_rank_0_alone_waits_for_no_one(daemon: HookDaemon) -> None:
     in_two_ranks(_attach_on_the_first_rank_only, daemon.mount)
     (hello,) = hellos(daemon, 1)
     assert (hello.rank, hello.world_size) == (0, 2)
 
 
-def _plan_anew_each_epoch(holds: int, rank: int, mount: str) -> None:
+def _plan_again_each_epoch(holds: int, rank: int, mount: str) -> None:
     join_two_ranks(rank, mount)
     held: list[Any] = []
     for _ in range(3):
@@ -277,7 +277,7 @@ def _plan_anew_each_epoch(holds: int, rank: int, mount: str) -> None:
         gc.collect()
 
 
-def _attach_anew_each_epoch(rank: int, mount: str) -> None:
+def _attach_again_each_epoch(rank: int, mount: str) -> None:
     join_two_ranks(rank, mount)
     kept = None if rank else (first := loader(), attach(mount, Network(), first, split="kept"))
     if rank:
@@ -290,14 +290,14 @@ def _attach_anew_each_epoch(rank: int, mount: str) -> None:
 
 
 def _first_holds(rank: int, mount: str) -> None:
-    _plan_anew_each_epoch(0, rank, mount)
+    _plan_again_each_epoch(0, rank, mount)
 
 
 def _second_holds(rank: int, mount: str) -> None:
-    _plan_anew_each_epoch(1, rank, mount)
+    _plan_again_each_epoch(1, rank, mount)
 
 
-@pytest.mark.parametrize("train", [_first_holds, _second_holds, _attach_anew_each_epoch])
+@pytest.mark.parametrize("train", [_first_holds, _second_holds, _attach_again_each_epoch])
 def test_ranks_stay_one_job_if_one_of_them_keeps_its_connection_longer(daemon: HookDaemon, train: Any) -> None:
     in_two_ranks(train, daemon.mount)
     until(lambda: len(dict.fromkeys(trainer for trainer, _ in daemon.sink.lists)) >= 4)

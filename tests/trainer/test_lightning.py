@@ -271,7 +271,7 @@ def test_a_batch_at_which_a_training_failed_is_read_again(daemon: HookDaemon, fi
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`", "ignore:You're resuming from a checkpoint")
-def test_a_checkpoint_of_another_list_begins_its_epoch_anew(
+def test_a_checkpoint_of_another_list_begins_its_epoch_again(
     daemon: HookDaemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     saver = ModelCheckpoint(daemon.mount / "saved", save_top_k=-1, every_n_train_steps=4)

@@ -42,7 +42,7 @@ def test_a_plan_that_is_sent_late_begins_where_its_epoch_began() -> None:
         assert (said.epoch, said.dispatched, said.taken) == (epoch, 64, 56)
 
 
-def test_a_daemon_that_comes_back_is_told_of_the_rest() -> None:
+def test_a_daemon_that_comes_back_gets_the_rest() -> None:
     again = lists()
     again.plan(plan(0))
     again.set_progress("train", 64, 56)

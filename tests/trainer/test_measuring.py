@@ -67,9 +67,9 @@ def test_kept_samples_are_made_once_and_have_a_size(mount: str | None) -> None:
     data = Waiting()
     measuring = Measuring(DataLoader(data, 4), None, mount)
     try:
-        first = measuring.measure(2, 6, kept="anew")
+        first = measuring.measure(2, 6, kept="again")
         assert data.asked == 6
-        passes = [measuring.measure(2, 6, kept=kept) for kept in ("read", "anew", "read")]
+        passes = [measuring.measure(2, 6, kept=kept) for kept in ("read", "again", "read")]
         assert data.asked == 6
         assert all(again.kept_bytes == first.kept_bytes >= 6 * 1000 for again in passes)
         assert min(again.worker_wait_s for again in passes) < first.worker_wait_s

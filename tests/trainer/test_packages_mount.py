@@ -68,7 +68,7 @@ def test_packages_are_made_and_loaded_and_readers_do_not_see_them(source: Path, 
             eventually(lambda n=number, p=name: (mount.point / p).read_bytes() == content(n), what=name)  # type: ignore[misc]
 
 
-def test_a_changed_file_is_read_anew_over_a_remount(source: Path, tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again_over_a_remount(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, packages="source", **OPTIONS) as mount:
         training = training_on(mount)
         train_until_loaded(mount, training, 1)

@@ -223,7 +223,7 @@ def test_a_data_set_that_keeps_its_files_in_memory_is_not_fetched_for_again(
         assert mount.metric("origin_reads") - first <= UNPROVEN_SAMPLES + again
 
 
-def test_a_manager_that_is_killed_hears_how_far_the_training_is(source: Path, tmp_path: Path) -> None:
+def test_a_manager_that_is_killed_gets_the_progress_of_the_training(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m", source__latency_ms=5) as mount:
         mount.expect(r"manager .* ended \(signal 9\)", r" ended \(signal 9\)", "the process that pushes")
         with loading(mount, epochs=[None, None], step_s=0.05) as loader:

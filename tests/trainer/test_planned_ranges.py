@@ -15,10 +15,12 @@ import pytest
 import torch
 from mounting import eventually, mounted
 from torch.utils.data import DataLoader, Dataset, Subset
+from xxhash import xxh3_64_intdigest
 
 import trainer_hook
 from benchmarks.common.sources import make_older, patterned
 from spiderfs.protocol.extents import extent_of
+from spiderfs.shared.layout import CacheLayout
 from trainer_hook.ranges import (
     SampleRanges,
     arrow_rows,
@@ -271,7 +273,7 @@ def test_a_file_that_is_replaced_meanwhile_has_its_new_bytes(tmp_path: Path) -> 
         loader = DataLoader(Windows(path, places, False), batch_size=8, shuffle=True, num_workers=2)
         with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in places]):
             read_epochs(loader, 1)
-            # The same bytes elsewhere: each sample has others than before.
+            # The same bytes in another place: each sample has others than before.
             (new := source / "new").write_bytes(patterned(1, size + 1))
             make_older(new, 1800)
             new.rename(file)
@@ -279,6 +281,16 @@ def test_a_file_that_is_replaced_meanwhile_has_its_new_bytes(tmp_path: Path) -> 
                 with open(path, "rb", buffering=0) as opened:
                     opened.seek(offset)
                     assert opened.read(length) == patterned(offset + 1, offset + 1 + length)
+
+
+def test_where_grids_cannot_be_written_the_ranges_are_read_unplanned(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, allowed=["no range of big/one.bin is fetched ahead .*: free the cache's"]) as mount:
+        path, places = mount.point / "big/one.bin", windows(False)
+        CacheLayout(mount.cache).run.grids(f"{xxh3_64_intdigest(b'big/one.bin'):016x}").mkdir()
+        loader = DataLoader(Windows(path, places, False), batch_size=8, shuffle=True)
+        with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in places]):
+            read_epochs(loader, 1)
+        assert mount.metric("prefetched") == 0
 
 
 def test_a_hook_takes_ranges_too(source: Path, tmp_path: Path) -> None:

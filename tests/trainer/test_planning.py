@@ -236,7 +236,7 @@ def test_the_next_epoch_of_what_accelerate_deals_out_is_known(daemon: HookDaemon
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_daemon_hears_how_far_the_loader_and_the_loop_are(
+def test_the_daemon_gets_the_progress_of_the_loader_and_the_loop(
     daemon: HookDaemon, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, _ = KINDS[kind]
@@ -711,7 +711,7 @@ def test_nothing_keeps_a_loader_alive(daemon: HookDaemon) -> None:
         gc.enable()
 
 
-def test_nobody_has_to_keep_what_plan_returns(daemon: HookDaemon) -> None:
+def test_no_one_has_to_keep_what_plan_returns(daemon: HookDaemon) -> None:
     batches = make(shuffle=True)
     trainer_hook.plan(daemon.mount, batches)
     gc.collect()

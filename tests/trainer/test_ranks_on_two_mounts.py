@@ -74,7 +74,7 @@ def test_ranks_on_two_mounts_draw_the_same_and_have_the_same_scores(tmp_path: Pa
         options = {"cluster": server.url, "substitute": "off"}
         mounts = [stack.enter_context(mounted(source, tmp_path / str(rank), **options)) for rank in (0, 1)]
         in_two_ranks(_rank, tmp_path)
-        assert mounts[0].metric("cluster_rows_heard") == mounts[1].metric("cluster_rows_sent") == EPOCHS * SIZE // 2
+        assert mounts[0].metric("cluster_rows_received") == mounts[1].metric("cluster_rows_sent") == EPOCHS * SIZE // 2
         first, second = (json.loads((tmp_path / f"drawn-{rank}").read_text()) for rank in (0, 1))
     assert first == second
     assert [len(epoch["order"]) for epoch in first] == [SIZE] * EPOCHS

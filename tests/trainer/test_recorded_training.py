@@ -48,7 +48,7 @@ def simulated(trace: Path, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("policy", ["spider", "lru"])
-def test_a_recorded_training_is_scored_anew_with_other_radii(source: Path, tmp_path: Path, policy: str) -> None:
+def test_a_recorded_training_is_scored_again_with_other_radii(source: Path, tmp_path: Path, policy: str) -> None:
     # Without substitutes every sample is read, and its embedding recorded, whatever the policy was.
     trace = recorded(source, tmp_path / policy, policy=policy, substitute="off", **SHARED)
     assert len(read_trace(trace).accuracies()["1"]) == EPOCHS

@@ -97,7 +97,7 @@ def test_each_partial_sample_is_used_as_often_as_asked() -> None:
     assert made[0] == SAMPLES
 
 
-def test_the_final_part_is_drawn_anew_at_each_use() -> None:
+def test_the_final_part_is_drawn_again_at_each_use() -> None:
     dataset, _, _ = numbers()
     loader = trainer_hook.refurbish(loader_of(dataset), split=1, reuse=3)
     forms: dict[int, list[float]] = {}

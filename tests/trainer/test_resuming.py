@@ -306,7 +306,7 @@ def test_the_rest_can_be_left_again(daemon: HookDaemon) -> None:
     assert len(set(taken)) == 48
 
 
-def test_a_sampler_that_is_told_a_later_epoch_leaves_the_state_out(daemon: HookDaemon) -> None:
+def test_a_sampler_that_is_set_to_a_later_epoch_leaves_the_state_out(daemon: HookDaemon) -> None:
     batches = DataLoader(Indexed(), batch_size=8, sampler=DistributedSampler(Indexed(), 1, 0))
     with trainer_hook.plan(daemon.mount, batches) as planning:
         next(iter(batches))

@@ -399,7 +399,7 @@ class HookClient:
         """Whether this process has the sending thread; logs once if it has not."""
         if os.getpid() == self._pid:
             return True
-        self._say_once("forked", "this process was forked after the hook was attached: attach in the one that trains")
+        self._log_once("forked", "this process was forked after the hook was attached: attach in the one that trains")
         return False
 
     def _wake_up(self) -> None:
@@ -496,7 +496,7 @@ class HookClient:
                     frame = encode(message)
                     if isinstance(message, Plan) and message.begun and len(message.order):
                         text = f"the mount has the plan of the list {message.list!r}: {len(message.order):,} samples"
-                        self._say_once(f"plan {message.list}", text, logging.INFO)
+                        self._log_once(f"plan {message.list}", text, logging.INFO)
                     if isinstance(message, Batch):
                         self.counts["sent"] += 1
                     self._leaving = isinstance(message, Goodbye)
@@ -504,7 +504,7 @@ class HookClient:
                 self.counts["not finite"] += 1
             except (ProtocolError, ValueError, RuntimeError) as exc:
                 self.counts["unusable"] += 1
-                self._say_once("unusable", f"a message could not be sent: {exc}")
+                self._log_once("unusable", f"a message could not be sent: {exc}")
 
     def _receive(self, received: list[Any]) -> bool:
         """Act on the daemon's answers; returns whether it has answered the goodbye."""
@@ -521,9 +521,9 @@ class HookClient:
                     raise ConnectionAbortedError(message.text)
                 case Error():
                     self.counts["errors"] += 1
-                    self._say_once(message.code, f"the daemon refused a message: {message.text}")
+                    self._log_once(message.code, f"the daemon refused a message: {message.text}")
                 case Warn():
-                    self._say_once(message.text, message.text)
+                    self._log_once(message.text, message.text)
                 case Scores() | Cached() | Pinned() | Given():
                     if isinstance(message, Scores):
                         self.follows_plans = message.follows_plans
@@ -534,7 +534,7 @@ class HookClient:
                     raise ConnectionAbortedError(f"its answer cannot be understood: {message}")
         return False
 
-    def _say_once(self, kind: str, text: str, level: int = logging.WARNING) -> None:
+    def _log_once(self, kind: str, text: str, level: int = logging.WARNING) -> None:
         if kind not in self._said:
             self._said.add(kind)
             log.log(level, "%s", text)

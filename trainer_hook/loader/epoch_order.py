@@ -41,7 +41,7 @@ class EpochOrder:
         coming: list[int] = self.order[self.position : self.position + count].tolist()
         return coming
 
-    def owes(self, sample: int) -> bool:
+    def is_pending(self, sample: int) -> bool:
         """Whether a sample of the list is still to come."""
         return bool(self._position_of[sample] >= self.position)
 

@@ -406,10 +406,11 @@ class Planner:
     def _publish_progress(self, iteration: PlannedPass) -> None:
         if iteration is self._current and iteration.planned:
             places = iteration.positions
-            told = (iteration.dispatched, iteration.taken)
+            dispatched, taken = iteration.dispatched, iteration.taken
             if places is not None:
-                told = (int(places[min(told[0], iteration.planned)]), int(places[min(told[1], iteration.planned)]))
-            self._client.set_progress(self._name, *told)
+                dispatched = int(places[min(dispatched, iteration.planned)])
+                taken = int(places[min(taken, iteration.planned)])
+            self._client.set_progress(self._name, dispatched, taken)
 
     def _withdraw(self) -> None:
         """Publish an empty plan for this epoch: nothing more of it will be read."""

@@ -280,7 +280,7 @@ class Attribution:
             if self._is_past(other, iteration):
                 other.past = True
                 self._in_turn = self._in_turn or (other.used and other.iteration is iteration)
-                self._say_why(other)
+                self._log_why(other)
         in_use = [other for other in self._batches if other.is_of_use()]
         for other in set(self._batches) - set(in_use[-_WAITING_MAX:]):
             for key in {memory.key for memory in other.memories}:
@@ -360,9 +360,9 @@ class Attribution:
         """Accept what is held back: no further forward pass comes before the loop takes its next batch."""
         self._decide()
         for batch in self._batches:
-            self._say_why(batch)
+            self._log_why(batch)
 
-    def _say_why(self, batch: _Taken) -> None:
+    def _log_why(self, batch: _Taken) -> None:
         if batch.reason and len(batch.indices) and not batch.seen.any():
             self.reasons.add(batch.reason)
 

@@ -160,12 +160,12 @@ class _Kept:
 
 @dataclass
 class _Chosen(Dataset[Any]):
-    """Some samples of a data set: those in `kept`, if it is given, which get their next generation if `anew`."""
+    """Some samples of a data set: those in `kept`, if it is given. `renewed` ones get their next generation."""
 
     whole: Any
     indices: list[int]
     kept: _Kept | None
-    anew: bool
+    renewed: bool
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -182,7 +182,7 @@ class _Chosen(Dataset[Any]):
                 sample = self.kept.get(index)
             except Missing:
                 sample = self.whole[index]
-            if self.anew:
+            if self.renewed:
                 self.kept.put(index, sample)
         if number == len(self) - 1:
             self.kept.end()
@@ -248,7 +248,7 @@ class Measuring:
         if kept != "no" and self._kept is None:
             self._kept = _Kept(self._mount, len(self._order))
         keeper = None if kept == "no" else self._kept
-        dataset = _Chosen(loader.dataset, chosen, keeper, kept == "anew")
+        dataset = _Chosen(loader.dataset, chosen, keeper, kept == "again")
         arguments: dict[str, Any] = {"num_workers": 0}
         if loader.num_workers:
             arguments = {"num_workers": 1, "multiprocessing_context": loader.multiprocessing_context}
@@ -264,7 +264,7 @@ class Measuring:
             if len(self._batches) <= _STEPS_BEFORE:
                 self._batches.append(batch)
         main_cpu_s = time.process_time() - cpu_s if loader.num_workers else 0.0
-        if keeper is not None and kept == "anew" and not keeper.all_put(chosen):
+        if keeper is not None and kept == "again" and not keeper.all_put(chosen):
             return self.measure(first, count, kept)
         size = 0 if keeper is None else keeper.sample_bytes(chosen)
         return LoaderTimes(

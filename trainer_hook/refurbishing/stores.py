@@ -351,7 +351,7 @@ class MountStore:
 
         def send(line: MountConnection) -> None:
             if len(payload) > line.most_bytes:
-                self._say_once(f"{len(payload)} bytes, and sample_max_bytes={line.most_bytes}")
+                self._log_once(f"{len(payload)} bytes, and sample_max_bytes={line.most_bytes}")
             else:
                 line.put(payload, [self._inode(index, number) for number in numbers])
 
@@ -387,7 +387,7 @@ class MountStore:
             self._lose(exc)
             return None
         for text in line.refusals:
-            self._say_once(text)
+            self._log_once(text)
         line.refusals.clear()
         return answer
 
@@ -412,11 +412,11 @@ class MountStore:
         if self._line is not None:
             self._line.close()
             self._line = None
-        self._say_once(str(exc))
+        self._log_once(str(exc))
         self._retry_at = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, DEFAULT_PATIENCE.longest_pause_s)
 
-    def _say_once(self, text: str) -> None:
+    def _log_once(self, text: str) -> None:
         if not self._has_said:
             log.warning("the mount %s cannot take a partly augmented sample (%s): it is made again", self._mount, text)
         self._has_said = True

@@ -154,7 +154,7 @@ class ImpactSampler(SpiderSampler):
         evaluates = losses is not None and self._hybrid
         to_evaluate = self.warm_up.unstable if evaluates else np.empty(0, np.int64)
         warms_up, unstable = from_first_rank((not self.warm_up.over, to_evaluate))
-        self._say_warm_up(warms_up)
+        self._publish_warm_up(warms_up)
         found: list[Losses | None] = []
         if len(unstable):
             found = from_all_ranks(self._evaluated(unstable[rank::world_size], timeout_s))
@@ -184,7 +184,7 @@ class ImpactSampler(SpiderSampler):
         log.info("warm-up is over after %d epochs", self.warm_up.epochs)
         return losses
 
-    def _say_warm_up(self, active: bool) -> None:
+    def _publish_warm_up(self, active: bool) -> None:
         """Notify the daemon, which may be a new one, in each epoch that the warm-up goes on; and when it is over."""
         if self._client is not None and (active or self._has_said_warm_up):
             self._client.warm_up(self._list, active)

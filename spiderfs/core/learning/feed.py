@@ -518,7 +518,7 @@ class PolicyFeed:
         self._note(Published())
         return policy.redirects_changed()
 
-    def forget_told(self) -> None:
+    def forget_published(self) -> None:
         """Make the next `redirects_changed` return every redirect, as if it had never returned any."""
         self._engine.policy.forget_published()
 

@@ -146,7 +146,7 @@ class Exchanged:
     saved_bytes: int = 0
     """The bytes of those of them that were cached, as the caller of `SharedList.dispatched` has counted them."""
     withdrawn: int = 0
-    """Promises that the rank did not take up."""
+    """Reserved samples that the rank did not take up."""
 
     def __add__(self, other: Exchanged) -> Exchanged:
         return Exchanged(
@@ -176,7 +176,7 @@ class SharingRank:
 
 
 class SharedList:
-    """The ranks that share a list, and what each of them owes.
+    """The ranks that share a list, and the samples that are pending for each of them.
 
     `keys` has the file of each sample, `index_of` the sample of each file. `cacheable` says of a file whether the cache
     can ever hold it.
@@ -225,9 +225,9 @@ class SharedList:
     # -- epochs of ranks ---------------------------------------------------------------------------------------------
 
     def begin(self, rank_id: Hashable, job: Hashable, rest: npt.NDArray[np.integer]) -> None:
-        """A rank of a job begins an epoch, or goes on with one; it is pending the `rest`, samples that differ.
+        """A rank of a job begins an epoch, or goes on with one; the `rest`, samples that differ, are pending for it.
 
-        The rank may read an earlier epoch no further. The pending reads of nearly all samples changes.
+        The rank may read an earlier epoch no further. Nearly all samples are pending for others than before.
         """
         self._release(rank_id)
         rank = self.ranks[rank_id] = SharingRank(job, len(self))
@@ -324,7 +324,7 @@ class SharedList:
         return known
 
     def _itself(self, rank: SharingRank, sample: int) -> int | None:
-        """Promise the wanted sample if it is cached or coming, or never cached; None if it is to be fetched."""
+        """Reserve the wanted sample if it is cached or coming, or never cached; None if it is to be fetched."""
         if rank.state[sample] != _PENDING:
             return sample
         at_hand = self._held[sample] or sample in self._coming
@@ -335,7 +335,7 @@ class SharedList:
         return sample
 
     def _in_place_of(self, rank: SharingRank, wanted: int) -> int:
-        """Promise a sample in the place of one that is neither cached nor coming."""
+        """Reserve a sample in the place of one that is neither cached nor coming."""
         if rank.state[wanted] != _PENDING:
             # The question names it twice, and it was reserved for the first time.
             return wanted
@@ -423,7 +423,7 @@ class SharedList:
 
         It is one that is pending for the rank with the fewest candidates, if that has less than `ready(rank)`; None if
         each rank has so many, or nothing is left to fetch. The caller fetches it (`fetching`) only if the cache has
-        room that no reservation holds, and that no more ranks are pending.
+        room that is not reserved, and not taken by samples that are pending for more ranks.
         """
         if not self.active:
             return None

@@ -1,4 +1,4 @@
-"""The order in which samples leave: what jobs that share a list owe, then next uses by plans, then the policy.
+"""The order in which samples leave: by pending draws of jobs that share a list, next uses by plans, and the policy.
 
 Foresight is a layer between the engine and any policy. It acts on the section `Policy.foreseen` alone, while at least
 one reader's plan is trusted, or while jobs exchange samples. The members of that section are of five kinds, and leave
@@ -7,7 +7,7 @@ in this order:
 1. those that neither a plan nor a sharing job names: the lowest score of the policy first;
 2. those that are awaited: a later epoch reads them, too far ahead for the time to matter (`schedule.py`). Each of them
    that stays saves one fetch. The lowest score of the policy first;
-3. those that a plan names, and no sharing job is pending: the one whose next use is the latest first (MIN, Belady
+3. those that a plan names, and that no sharing job will read: the one whose next use is the latest first (MIN, Belady
    1966);
 4. those that are pending for sharing jobs (`exchange.py`): the one that is pending for the fewest ranks first, in a
    random order among equals. When a sample is read has no meaning there: whoever finds it cached takes it sooner;
@@ -49,7 +49,7 @@ RESERVED = math.inf
 
 
 class PendingDraws:
-    """What the jobs that share lists still owe, over all lists, in the keys of the engine, which names the members."""
+    """The samples that jobs which share lists will still read, by the keys of the engine, which names the members."""
 
     def __init__(self) -> None:
         self.lists: dict[Hashable, SharedList] = {}
@@ -101,7 +101,7 @@ class PendingDraws:
 
     def rank(self, key: Key) -> float:
         """The rank by which a sample leaves, the lowest first: NOT_PENDING, how many ranks it is pending for, or
-        PROMISED.
+        RESERVED.
 
         A fraction drawn at random is added to the number of ranks, so that equals leave in a random order.
         """

@@ -1,4 +1,4 @@
-"""Readers on other nodes: when they use the samples whose home is here, by the plans that this node hears of.
+"""Readers on other nodes: when they use the samples whose home is here, by the plans that this node receives.
 
 They may be many, for each rank of a training is one, and so may be the samples: whoever asks for the next use of one
 cannot ask every reader. So for each sample it is noted who uses it, and at which position, in **layers**: a reader's
@@ -22,7 +22,7 @@ from spiderfs.core.policy import Key
 
 Numbers = npt.NDArray[np.uint32]
 
-_NOBODY, _MOST_READERS = 0, (1 << 16) - 1
+_NO_READER, _MOST_READERS = 0, (1 << 16) - 1
 # Draws that are noted between two chances for other tasks: a millisecond for each layer.
 _AT_A_TIME = 1 << 15
 # By how much of the time that its plan takes still the times of a reader's uses may be wrong: others are compared with
@@ -57,14 +57,14 @@ class HomeSamples:
 class PlanPart:
     """Those draws of an epoch that name samples whose home is here. Making this object may cost a sort, in any thread.
 
-    `order` has the samples by their numbers; the reader begins at the position `start`. If draws were left out, `told`
-    has the positions that the others had, by which the reader's node counts, also at the start.
+    `order` has the samples by their numbers; the reader begins at the position `start`. If draws were left out,
+    `in_plan` has the positions of the others in the whole plan, by which the reader's node counts, also at the start.
     """
 
     def __init__(
-        self, samples: HomeSamples, epoch: int, order: Numbers, start: int = 0, told: Numbers | None = None
+        self, samples: HomeSamples, epoch: int, order: Numbers, start: int = 0, in_plan: Numbers | None = None
     ) -> None:
-        self.samples, self.epoch, self.order, self._told = samples, epoch, order, told
+        self.samples, self.epoch, self.order, self._in_plan = samples, epoch, order, in_plan
         self.start = start = self.position(start)
         rest, total = order[start:], len(order)
         self.firsts: Numbers = np.arange(start, total, dtype=np.uint32)
@@ -80,9 +80,9 @@ class PlanPart:
             self.following[by_sample[:-1][again]] = by_sample[1:][again]
             self.firsts = by_sample[np.concatenate(([True], ~again))]
 
-    def position(self, told: int) -> int:
-        """The position here of one by which the reader's node counts."""
-        return told if self._told is None else int(np.searchsorted(self._told, told))
+    def position(self, planned: int) -> int:
+        """The position here of one in the whole plan, by which the reader's node counts."""
+        return planned if self._in_plan is None else int(np.searchsorted(self._in_plan, planned))
 
 
 class _Reader(Paced):
@@ -137,7 +137,7 @@ class _Uses:
             if number == len(self.layers):
                 self.layers.append(_Layer(len(self.samples)))
             layer = self.layers[number]
-            free = layer.readers[samples] == _NOBODY
+            free = layer.readers[samples] == _NO_READER
             layer.readers[samples[free]] = reader.number
             layer.positions[samples[free]] = rest[free]
             samples, rest = samples[~free], rest[~free]
@@ -152,13 +152,13 @@ class _Uses:
         for layer in self.layers:
             its = layer.readers[samples] == reader.number
             layer.positions[samples[its]] = nexts[its]
-            layer.readers[samples[its & (nexts >= len(order))]] = _NOBODY
+            layer.readers[samples[its & (nexts >= len(order))]] = _NO_READER
         self.change(samples)
 
     def forget(self, reader: _Reader) -> None:
         for layer in self.layers:
             its = np.flatnonzero(layer.readers == reader.number)
-            layer.readers[its] = _NOBODY
+            layer.readers[its] = _NO_READER
             self.change(its)
         while self.layers and not self.layers[-1].readers.any():
             self.layers.pop()

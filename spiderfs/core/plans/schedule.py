@@ -4,15 +4,15 @@ A reader publishes the draws of an epoch before the epoch begins, and sometimes 
 plans follows when each sample is used next; MIN decides by that time (Belady, 1966). (`planned_epoch.py` has the
 words for positions.)
 
-The reader tells how far it is: how many positions have been **dispatched** to its loader workers, and how many of
+The reader reports its progress: how many positions have been **dispatched** to its loader workers, and how many of
 these its training loop has **taken**. What was taken is used up. What lies between both is **in hand**: it is needed at
 once. An open that is seen uses up its position sooner than that, so that the cache gets the room back; and what is
 opened has been **reached**, though the news of its dispatch may come later. Opens need not be seen: where the kernel
-has a file's pages, no one hears of it (`unseen_draws.py`).
+has a file's pages, it opens the file by itself (`unseen_draws.py`).
 
 A plan may be wrong: another order, or a list whose indices mean other files. So the opens that are seen are compared
 with what is in hand. An open of a sample whose next position is far beyond that counts against the plan, unless it is
-the very next one: a short epoch may be over before anything of it is told. An open of a sample that is no longer
+the very next one: a short epoch may be over before any progress is reported. An open of a sample that is no longer
 pending says nothing. When too few opens follow the plan, the plan is no longer trusted; it is trusted again when
 enough opens follow it. Nor is it trusted when samples are taken and none is opened, as by a data set that keeps its
 files in memory; unless the kernel opens files without asking.
@@ -52,19 +52,19 @@ AWAITED = math.inf
 """The time of a use that has none: a later epoch reads the sample, at a position that does not count yet."""
 LOOK_AHEAD = 512
 """How many positions after those reached may be fetched ahead, until someone says otherwise."""
-# News of an open may come sooner than that of its dispatch, which a hook tells 20 times a second. So an open is in time
+# An open may be reported before its dispatch, which a hook reports 20 times a second. So an open is in time
 # if its position lies no further beyond what was dispatched than a reader gets in this time, or than an eighth of a
 # short epoch. In a wrong order, few opens do.
 SLACK_S = 0.1
 SLACK_LEAST, SLACK_SHARE, SLACK_MOST = 4, 1 / 8, 1024
-# A reader may also have come as far as it has opened samples since its dispatch was told last: a fast one opens
+# A reader may also have come as far as it has opened samples since its last report of dispatch: a fast one opens
 # hundreds between two messages, and its pace is not known before the first second is over. They count up to this share
 # of the epoch, so that a wrong order is still noticed.
-SINCE_TOLD_SHARE = 1 / 4
+SINCE_REPORT_SHARE = 1 / 4
 # The weight of one open in the share of opens that follow the plan: after 90 to 300 opens a wrong plan is not trusted.
 FOLLOWED_WEIGHT = 1 / 128
-# A plan is no longer trusted when that share falls below the first number, and again when it exceeds the second.
-BELIEVED_BELOW, BELIEVED_AGAIN = 0.5, 0.8
+# A plan is no longer trusted when that share falls below the first number, and trusted again above the second.
+UNTRUSTED_BELOW, TRUSTED_ABOVE = 0.5, 0.8
 # A plan is proven after this many opens of an epoch, if at least this share followed it: until then it may name
 # files that no one reads.
 PROVEN_OPENS, PROVEN_SHARE = 32, 0.9
@@ -86,14 +86,14 @@ class PlannedReader(Paced):
         self,
         epoch: PlannedEpoch,
         now_s: float,
-        opens_are_heard: bool = True,
+        opens_are_reported: bool = True,
         drawn: Callable[[Draw, bool], None] = lambda draw, unseen: None,
     ) -> None:
         """`drawn` is called with each draw of a trusted plan once, when it was read, and with whether it is unseen."""
         super().__init__(now_s, epoch.start)
         self.epoch = epoch
         self._drawn = drawn
-        self._opens_are_heard = opens_are_heard
+        self._opens_are_reported = opens_are_reported
         self.exchanges = False
         """Whether its samples change places with others before they are dispatched (`exchange.py`)."""
         self.later: list[PlannedEpoch] = []
@@ -101,7 +101,7 @@ class PlannedReader(Paced):
         self.dispatched = self.taken = epoch.start
         """How many positions the loader workers have been given, and how many of them the training loop has taken."""
         self.reached = epoch.start
-        """One past the furthest position that was dispatched, or opened before that was told."""
+        """One past the furthest position that was dispatched, or opened before its dispatch was reported."""
         self.in_hand = 0
         """How many positions before `reached` are pending: the workers have them, and no one has seen the opens."""
         self.look_ahead = LOOK_AHEAD
@@ -111,7 +111,7 @@ class PlannedReader(Paced):
         self.late = 0
         """How many of the opens waited for the source."""
         self.unseen_draws = 0
-        """How many draws were taken whose opens no one heard of, because memory had the bytes."""
+        """How many draws were taken whose opens were not reported, because memory had the bytes."""
         self.followed_share = 1.0
         """The share of opens that follow the plan, as a moving mean."""
         self.trusted = True
@@ -120,15 +120,15 @@ class PlannedReader(Paced):
         self._epochs_proven = 0
         self._judged = 0
         self._unopened = 0
-        self._opens_since_told = 0
+        self._opens_since_report = 0
         self._first_pending = epoch.start
         # What the loader workers had before the reader was known: whether it was opened, no one can say.
-        self._heard_from: int | None = None
+        self._reported_from: int | None = None
         # From here on, each open is known to be the reader's: until the first one of which that was known, workers may
         # have seen others and not known whose they were.
         self._known_from = sys.maxsize
         self._unseen = UnseenDraws()
-        # Samples that were opened when this epoch had no more of them: when, and how if their draws are to be told.
+        # Samples that were opened when this epoch had no more of them: when, and how if their draws are to be reported.
         self._early: OrderedDict[Key, tuple[float, Access | None]] = OrderedDict()
 
     def begin(self, epoch: PlannedEpoch, now_s: float) -> None:
@@ -139,13 +139,13 @@ class PlannedReader(Paced):
         mistaken = any(ahead.number == epoch.number and not ahead.same_draws(epoch) for ahead in self.later)
         known = [] if mistaken or epoch.number < self.epoch.number else self.later
         self.later = [ahead for ahead in known if ahead.number > epoch.number]
-        if self._opens_are_heard and epoch.number != self.epoch.number:
+        if self._opens_are_reported and epoch.number != self.epoch.number:
             self.proven, self._judged = False, 0
         self.epoch = next(drawn_ahead, epoch)
         self.dispatched = self.taken = self.reached = self._first_pending = epoch.start
         self.in_hand = 0
-        self._opens_since_told = 0
-        self._heard_from = None if self._heard_from is None else epoch.start
+        self._opens_since_report = 0
+        self._reported_from = None if self._reported_from is None else epoch.start
         self._known_from = min(self._known_from, epoch.start if self.opens else sys.maxsize)
         self._looked_at = self.reached + self.look_ahead
         self._paced_at = None
@@ -173,12 +173,12 @@ class PlannedReader(Paced):
         """
         first = self.dispatched
         self.dispatched = max(first, min(dispatched, len(self.epoch)))
-        if self._heard_from is None:
-            self._heard_from = self.dispatched
+        if self._reported_from is None:
+            self._reported_from = self.dispatched
         if self.opens and self._known_from == sys.maxsize:
             self._known_from = self.dispatched
         if self.dispatched > first:
-            self._opens_since_told = 0
+            self._opens_since_report = 0
         changed = self._reach(self.dispatched) + self._opened_early(first)
         taken = min(taken, self.dispatched)
         if taken > self.taken:
@@ -189,37 +189,37 @@ class PlannedReader(Paced):
     def opened(self, key: Key, now_s: float, late: bool, access: Access | None = None) -> list[Key]:
         """Note an open, `late` if it waited for the source; returns the keys whose next use has changed.
 
-        `access` is what `drawn` is to be told of it.
+        `drawn` is given `access` with the draw.
         """
         if key not in self.epoch.index_of:
             return []
         self.opens += 1
-        self._opens_since_told += 1
+        self._opens_since_report += 1
         self.late += late
         self._unopened = 0
-        draw = self._unseen.heard(key, now_s, access)
+        draw = self._unseen.opened(key, now_s, access)
         if draw is not None:
             self._judge(True)
-            self._tell(draw)
+            self._report(draw)
             return []
         position = self.epoch.next_position(key)
         if position is not None:
             in_time = position < self.dispatched + self._slack() or position == self._next_pending()
             self._judge(in_time)
             if not in_time:
-                self._unseen.heard_ahead(key, now_s, access)
+                self._unseen.opened_ahead(key, now_s, access)
                 return []
-            self._tell(Draw(key, now_s, self.epoch.number, access=access))
+            self._report(Draw(key, now_s, self.epoch.number, access=access))
             return [*self._reach(position + 1), self._use_up(position)]
         if self.dispatched < len(self.epoch):
-            self._unseen.heard_ahead(key, now_s, access)
+            self._unseen.opened_ahead(key, now_s, access)
             return []
         # Loader workers open files of the next epoch before it is known to have begun.
         if self.later:
             ahead = self.later[0].next_position(key)
             if ahead is not None and ahead < self._slack():
                 self._judge(True)
-                self._tell(Draw(key, now_s, self.later[0].number, access=access))
+                self._report(Draw(key, now_s, self.later[0].number, access=access))
                 return [self.later[0].use_up(ahead)]
         self._early[key] = now_s, access
         if len(self._early) > EARLY_MOST:
@@ -227,24 +227,24 @@ class PlannedReader(Paced):
         return []
 
     def opened_before(self, opens: Iterable[tuple[Key, float]]) -> None:
-        """Note opens, each with its time, that were heard of before the reader had a plan, by which they are told."""
+        """Note opens, each with its time, that were reported before the reader had a plan."""
         self._early.update((key, (at_s, None)) for key, at_s in opens)
         self._forget_early(self._anchor[0] - EARLY_S)
 
     def unseen(self, now_s: float) -> list[Key]:
-        """The samples that were taken since the last call and whose opens were not heard of, once for each draw."""
+        """The samples that were taken since the last call and whose opens were not reported, once for each draw."""
         awaited = self._unseen.take(now_s)
         found = [draw for draw in awaited if not draw.was_in_hand]
         self._unopened += len(found)
         self.unseen_draws += len(found)
-        if self._opens_are_heard and self._unopened >= UNOPENED_MOST:
+        if self._opens_are_reported and self._unopened >= UNOPENED_MOST:
             self.trusted = self.proven = False
             self._judged = 0
         for draw in awaited:
-            self._tell(draw, unseen=not draw.was_in_hand)
+            self._report(draw, unseen=not draw.was_in_hand)
         return [draw.key for draw in found]
 
-    def _tell(self, draw: Draw, unseen: bool = False) -> None:
+    def _report(self, draw: Draw, unseen: bool = False) -> None:
         if self.trusted:
             self._drawn(draw, unseen)
 
@@ -257,7 +257,7 @@ class PlannedReader(Paced):
         """
         if not self.proven:
             return self.epoch.start + UNPROVEN_SAMPLES
-        if self._opens_are_heard and self._epochs_proven < 2:
+        if self._opens_are_reported and self._epochs_proven < 2:
             return len(self.epoch) + UNPROVEN_SAMPLES
         return sys.maxsize
 
@@ -320,10 +320,10 @@ class PlannedReader(Paced):
 
     def _slack(self) -> float:
         """So far beyond what was dispatched an open follows the plan."""
-        since_told = min(self._opens_since_told, SLACK_MOST, len(self.epoch) * SINCE_TOLD_SHARE)
+        since_report = min(self._opens_since_report, SLACK_MOST, len(self.epoch) * SINCE_REPORT_SHARE)
         # What is supposed of a pace that is not known yet would have half of a short epoch in time.
         by_pace = SLACK_S / self.pace_s if self._has_pace else 0.0
-        return since_told + max(SLACK_LEAST, min(SLACK_MOST, len(self.epoch) * SLACK_SHARE), by_pace)
+        return since_report + max(SLACK_LEAST, min(SLACK_MOST, len(self.epoch) * SLACK_SHARE), by_pace)
 
     def _reach(self, position: int) -> list[Key]:
         """The reader has come as far as this; returns the keys whose next use has changed."""
@@ -346,7 +346,7 @@ class PlannedReader(Paced):
                 at_s, access = self._early.pop(key)
                 changed.append(self._use_up(position))
                 if access is not None:
-                    self._tell(Draw(key, at_s, self.epoch.number, access=access))
+                    self._report(Draw(key, at_s, self.epoch.number, access=access))
         return changed
 
     def _forget_early(self, before_s: float) -> None:
@@ -354,7 +354,7 @@ class PlannedReader(Paced):
 
     def _take(self, taken: int, now_s: float) -> list[Key]:
         """Use up what the loop has taken."""
-        assert self._heard_from is not None
+        assert self._reported_from is not None
         changed = []
         for position in range(self.taken, taken):
             if self.epoch.pending(position):
@@ -362,11 +362,11 @@ class PlannedReader(Paced):
                 changed.append(key)
                 if not key:
                     continue
-                was_in_hand = position < self._heard_from
+                was_in_hand = position < self._reported_from
                 known = position >= self._known_from and not was_in_hand
                 draw = self._unseen.took(key, now_s, self.epoch.number, known, was_in_hand)
                 if draw is not None:
-                    self._tell(draw)
+                    self._report(draw)
         self.taken = taken
         return changed
 
@@ -385,9 +385,9 @@ class PlannedReader(Paced):
     def _judge(self, follows: bool) -> None:
         self.followed_share += (follows - self.followed_share) * FOLLOWED_WEIGHT
         self._judged += 1
-        if self.followed_share < BELIEVED_BELOW:
+        if self.followed_share < UNTRUSTED_BELOW:
             self.trusted = self.proven = False
-        elif self.followed_share > BELIEVED_AGAIN:
+        elif self.followed_share > TRUSTED_ABOVE:
             self.trusted = True
         if self._judged >= PROVEN_OPENS and self.followed_share >= PROVEN_SHARE:
             self._epochs_proven += not self.proven
@@ -403,15 +403,15 @@ class Schedule:
     """The plans of all trainers. A trainer that reads several lists is one reader for each of them."""
 
     def __init__(self) -> None:
-        self.opens_are_heard = True
-        """Whether each open is told; in an immutable mount the kernel opens files without asking."""
+        self.opens_are_reported = True
+        """Whether each open is reported; in an immutable mount the kernel opens files without asking."""
         self.readers: dict[tuple[Hashable, str], PlannedReader] = {}
         """By trainer and name of the list."""
         self.drawn: Callable[[Hashable, Draw, bool], None] = _uncounted
-        """Is told of the draws of each trainer, as in `PlannedReader`."""
+        """Is called with the draws of each trainer, as in `PlannedReader`."""
         self._of_trainer: dict[Hashable, list[PlannedReader]] = {}
-        # What was told of an epoch whose plan has not begun yet: a long plan is sorted meanwhile.
-        self._told: dict[tuple[Hashable, str], tuple[int, int, int]] = {}
+        # The progress of epochs whose plans have not begun yet: a long plan is sorted meanwhile.
+        self._early_progress: dict[tuple[Hashable, str], tuple[int, int, int]] = {}
         # The last opens of trainers that have no plan yet.
         self._opened_before: deque[tuple[Hashable, Key, float]] = deque(maxlen=EARLY_MOST)
         self._trusted: tuple[PlannedReader, ...] = ()
@@ -427,11 +427,11 @@ class Schedule:
         reader = self.readers.get((trainer, name))
         if reader is None:
             drawn = partial(self.drawn, trainer)
-            reader = self.readers[trainer, name] = PlannedReader(epoch, now_s, self.opens_are_heard, drawn)
+            reader = self.readers[trainer, name] = PlannedReader(epoch, now_s, self.opens_are_reported, drawn)
             reader.opened_before((key, at_s) for owner, key, at_s in self._opened_before if owner == trainer)
         else:
             reader.begin(epoch, now_s)
-        number, dispatched, taken = self._told.pop((trainer, name), (-1, 0, 0))
+        number, dispatched, taken = self._early_progress.pop((trainer, name), (-1, 0, 0))
         if number == epoch.number:
             self.readers[trainer, name].progressed(dispatched, taken, now_s)
         self._trust()
@@ -446,7 +446,7 @@ class Schedule:
         reader = self.readers.get((trainer, name))
         if reader is not None and reader.epoch.number == number:
             return reader.progressed(dispatched, taken, now_s)
-        self._told[trainer, name] = (number, dispatched, taken)
+        self._early_progress[trainer, name] = (number, dispatched, taken)
         return []
 
     def unseen(self, now_s: float, of: Hashable | None = None) -> list[tuple[Hashable, Key]]:
@@ -473,7 +473,7 @@ class Schedule:
     def drop(self, trainer: Hashable) -> None:
         """The trainer has disconnected: forget its plans."""
         self.readers = {key: reader for key, reader in self.readers.items() if key[0] != trainer}
-        self._told = {key: told for key, told in self._told.items() if key[0] != trainer}
+        self._early_progress = {key: how for key, how in self._early_progress.items() if key[0] != trainer}
         self._trust()
 
     def planned(self, trainer: Hashable, key: Key) -> bool:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 LANDING_MOST_SHARE = 0.1
 
 
-Heard = Callable[[Access, bool], None]
+OnAccess = Callable[[Access, bool], None]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class CacheControl:
         views: ViewsRoom = NO_VIEWS,
         homes: Homes | None = None,
     ) -> None:
-        """`note` hears what the engine hears beside accesses."""
+        """`note` is called with what the engine is given beside accesses."""
         self._content = content
         self._note = note
         self._counters = counters
@@ -126,7 +126,7 @@ class CacheControl:
         self.apply(*(self._candidate(_engine_key(member.key), member.size) for member in waiting))
 
     def _learn(self, capacity_bytes: int, members: Iterable[Member], state: bytes | None) -> Changes:
-        """Tell the engine what the store has; returns the changes for records that do not fit."""
+        """Give the engine what the store has; returns the changes for records that do not fit."""
         self._capacity_bytes = capacity_bytes
         stored = [member for member in members if member.section != LANDING]
         self._largest_bytes = max((size for _, size, *_ in stored if 2 * size <= capacity_bytes), default=0)
@@ -151,17 +151,17 @@ class CacheControl:
 
     # -- decisions
 
-    def fold(self, events: list[Access], heard: Heard = lambda access, offered: None) -> None:
+    def fold(self, events: list[Access], on_access: OnAccess = lambda access, offered: None) -> None:
         """Give accesses to the engine, and do in the store what the engine decides.
 
-        `heard` is called with each access, before the engine has it, and with whether the engine will have it.
+        `on_access` is called with each access, before the engine has it, and with whether the engine will have it.
         """
         changes: list[Changes] = []
         for access in events:
             if access.trainer:
                 self._wanted(access)
             offered = access.size > 0 and access.where not in (UNSTORED, REFUSED)
-            heard(access, offered)
+            on_access(access, offered)
             if access.where == REFUSED and access.size:
                 changes.append(self._room_for(access.size))
             if not offered:

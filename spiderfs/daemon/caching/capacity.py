@@ -33,7 +33,7 @@ class SurveyStatus:
 
 
 class CacheCapacity:
-    """Tells the cache control the capacity, whenever the option changes or the survey knows the source better."""
+    """Gives the cache control the capacity, whenever the option changes or the survey knows the source better."""
 
     def __init__(self, options: Options, cache: CacheControl, catalogue: Catalogue, lister: Lister) -> None:
         self._capacity = options.capacity

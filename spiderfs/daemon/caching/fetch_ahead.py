@@ -1,4 +1,4 @@
-"""Brings planned samples into the store, as far as the engine would keep them: the way of mounts that are asked for
+"""Fetches planned samples into the store, as far as the engine would keep them: the way of mounts that are asked for
 each open.
 
 The window is as long as the samples that are read while some fetches take place. But it is never more than a small part
@@ -153,7 +153,7 @@ class FetchAhead:
             return Admission.PREFETCH
         return Admission.ENOUGH if self._cache.engine.could_keep(node.inode, node.stat.size) else Admission.LEAVE
 
-    def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
+    def prefetch(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
         chunk = self.chunk(node, reader, reader.reached, self.is_resident, self.concurrency)
         return self.begin(chunk.nodes if chunk else [node], reader, done, chunk)
 
@@ -167,7 +167,7 @@ class FetchAhead:
     ) -> Chunk | None:
         """The sample with its neighbours, for `begin`; None if none is to come along.
 
-        `since` is as in `is_worth_it`. `concurrency` is that of the way that brings the sample.
+        `since` is as in `is_worth_it`. `concurrency` is that of the backend that prefetches the sample.
         """
         # Where all requests that may be made at a time are worth it, the source could perhaps send more still.
         most_bytes = min(MOST_BYTES if concurrency.is_highest else FEW_BYTES, self._room_bytes())
@@ -178,7 +178,7 @@ class FetchAhead:
         return chunk
 
     def begin(self, nodes: list[Node], reader: PlannedReader, done: Done, chunk: Chunk | None) -> int:
-        """Bring all these, which are those of the chunk if there is one, as `bring` does."""
+        """Prefetch all these, which are those of the chunk if there is one, as `prefetch` does one."""
         for each in nodes:
             self._fetching[each.inode] = each.stat.size
             self._to_begin.append((each, reader, done, partial(chunk.payload, each) if chunk else None))
@@ -196,30 +196,30 @@ class FetchAhead:
         if self._batches is not None:
             self._batches.send()
 
-    def _ended(self, node: Node, reader: PlannedReader, done: Done, brought: PrefetchResult | None) -> None:
-        if brought is None:
+    def _ended(self, node: Node, reader: PlannedReader, done: Done, result: PrefetchResult | None) -> None:
+        if result is None:
             assert self._nursery is not None
             self._nursery.start_soon(self._fetch, node, reader, done, None)
             return
         del self._fetching[node.inode]
         self._along.discard(node.inode)
-        done(node, reader, brought)
+        done(node, reader, result)
 
     async def _fetch(self, node: Node, reader: PlannedReader, done: Done, read: Read | None) -> None:
         started = trio.current_time()
-        brought = PrefetchResult(None, failed=True)
+        result = PrefetchResult(None, failed=True)
         try:
-            fetched = await self._fetcher.bring(node, read=read)
-            # What another process has brought, that one tells of.
+            fetched = await self._fetcher.fetch_bytes(node, read=read)
+            # A fetch of another process is reported by that one.
             where = await fetched.settled() if fetched.claim() else HIT
             # A fetch was in vain if its bytes have not reached the store.
-            brought = PrefetchResult(
+            result = PrefetchResult(
                 where, len(fetched.payload), trio.current_time() - started, where not in (FETCHED, HIT)
             )
         except SpiderfsError as exc:
             log.debug("%s could not be fetched ahead: %s", os.fsdecode(node.path), exc)
         finally:
-            self._ended(node, reader, done, brought)
+            self._ended(node, reader, done, result)
 
     def is_ready(self, inode: int) -> bool:
         return inode in self._cache.engine.members

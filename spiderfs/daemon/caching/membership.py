@@ -1,4 +1,4 @@
-"""The manager's part in `peers`: it finds out who the nodes are, and where, and tells all processes (`members.py`)."""
+"""The manager's part in `peers`: it finds the nodes, and publishes them to all processes (`members.py`)."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Membership:
         self._members = members
         self._rehomed = rehomed
         self._options = options
-        # A manager before this one has heard answers too.
+        # A manager before this one has had answers too.
         known = members.nodes() if members is not None else []
         self._found = {node.url: node for node in known if node is not None}
         self._roll = Roll([address for node in self._found.values() for address in node.addresses])
-        self._told: object = None
+        self._published: object = None
         self._one_at_a_time = trio.Lock()
         self._changed = trio.Event()
 
@@ -74,7 +74,7 @@ class Membership:
             self._changed, peers = trio.Event(), self._options.peers
             async with trio.open_nursery() as nursery:
                 if data_set_of(peers):
-                    nursery.start_soon(self._hear, self._members)
+                    nursery.start_soon(self._exchange_beats, self._members)
                 else:
                     nursery.start_soon(self._follow_all, weights_of(peers), live_name(peers), trio.CancelScope())
                 for url in filter(is_server, peers):
@@ -87,22 +87,22 @@ class Membership:
     def _name(self) -> str:
         return name_of(self._options.peers, self._options.peer_self)
 
-    async def _hear(self, members: Members) -> None:
-        """Tell the other nodes that this one is there, and hear of them; at the end tell them that it leaves."""
+    async def _exchange_beats(self, members: Members) -> None:
+        """Announce this node to the others, and find them; at the end announce that it leaves."""
         # It may follow servers of Redis, which are no nodes.
         options, known = self._options, list(filter(is_web_server, members.members))
         name, identity = data_set_of(options.peers), members.identity
         beats = Beats(options.cluster, name, self._name, known, identity)
-        heard, following = list[str](), trio.CancelScope()
+        present, following = list[str](), trio.CancelScope()
         try:
             async with trio.open_nursery() as nursery:
                 while True:
-                    before, heard = heard, await trio.to_thread.run_sync(beats.beat, abandon_on_cancel=True)
-                    if heard != before:
+                    before, present = present, await trio.to_thread.run_sync(beats.beat, abandon_on_cancel=True)
+                    if present != before:
                         following.cancel()
                         following = trio.CancelScope()
                         # As many as there are places; all nodes leave out the same ones.
-                        weights = dict.fromkeys(heard[: MOST_MEMBERS - 1], 1.0)
+                        weights = dict.fromkeys(present[: MOST_MEMBERS - 1], 1.0)
                         nursery.start_soon(self._follow_all, weights, "", following)
                     await trio.sleep(BEAT_S)
         finally:
@@ -146,13 +146,13 @@ class Membership:
             await trio.sleep((LOOK_UP_S if name else LISTED_S) if found else AGAIN_S)
 
     async def _look_for_strangers(self, members: Members) -> None:
-        """Say once of a node that it has none of the files that it was asked for."""
-        told = set[str]()
+        """Log once of a node that it has none of the files that it was asked for."""
+        logged = set[str]()
         while True:
             await trio.sleep(LOOK_UP_S)
             for url, peer in members.statuses().items():
-                if url not in told and (said := peer.stranger(url)):
-                    told.add(url)
+                if url not in logged and (said := peer.stranger(url)):
+                    logged.add(url)
                     log.warning("peers: %s %s, %s", url, said, members.identity)
 
     async def _survey(self, url: str, source: str) -> None:
@@ -176,15 +176,15 @@ class Membership:
         with trio.CancelScope(shield=True):
             async with self._one_at_a_time:
                 own, found = self._own(weights), dict(self._found)
-                telling = (dict(weights), own, found)
-                if telling == self._told:
+                known = (dict(weights), own, found)
+                if known == self._published:
                     return
                 try:
                     has_moved = await trio.to_thread.run_sync(self._members.change, weights, own, found)
                 except ConfigError as exc:
                     log.warning("%s", exc)
                     return
-                self._told = telling
+                self._published = known
                 log.info("peers: %d nodes, and this is %s", len(weights), self._members.members[OWN] or "none of them")
                 if has_moved:
                     self._rehomed()

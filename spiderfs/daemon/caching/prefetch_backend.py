@@ -86,7 +86,7 @@ class PrefetchBackend(Protocol):
     def judge(self, node: Node) -> Admission:
         """What is to be done about a sample that is not resident."""
 
-    def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
+    def prefetch(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
         """Prefetch a sample for this position of a reader, from the next `send` on; `done` is called later.
 
         Others may come along, for each of which `done` is called too. Returns the bytes of all.

@@ -1,11 +1,10 @@
-"""Brings samples near before they are read: those that plans name, the sooner needed first.
+"""Prefetches the samples that plans name, those that are needed sooner first.
 
 The prefetcher looks at a window of each reader's plan. Between readers the earlier deadline decides, so a slow reader
-cannot hold up a fast one. How a sample is brought near is another module's affair, one for each mode of a mount: into
-the store (`fetch_ahead.py`), or by a process that has the kernel read it (`push_ahead.py`). Both say how long the
-window is, and what is worth bringing. The number of fetches at a time follows the speed of the source
-(`core/plans/fetch_limits.py`). When a reader has to wait for a file, its worker fetches the file: a miss never queues
-behind the fetches ahead.
+cannot hold up a fast one. Each mode of a mount has a backend: it fetches samples into the store (`fetch_ahead.py`), or
+has a process make the kernel read them (`push_ahead.py`). The backend decides how long the window is, and what is worth
+prefetching. The number of fetches at a time follows the speed of the source (`core/plans/fetch_limits.py`). When a
+reader has to wait for a file, its worker fetches the file: a miss never queues behind the fetches ahead.
 
 All state belongs to the manager's event loop. Samples that have arrived go to the cache control together, once a turn.
 """
@@ -51,7 +50,7 @@ _STORE_PAUSE_S = 1.0
 # A source that was idle within this time could have served more fetches.
 _LATELY_S = 0.5
 # A job that exchanges samples is to have this many cached ones to choose from, or a hundredth of the cache if that is
-# less: what it has beyond that takes the room of samples that several jobs are pending (benchmarks/engine/jobs.py).
+# less: what it has beyond that takes the room of samples that several jobs will read (benchmarks/engine/jobs.py).
 _READY = 64
 # How many positions are looked at in one turn: 2 ms.
 _AT_A_TIME = 2000
@@ -90,11 +89,11 @@ class PrefetcherStatus:
 
 
 class Prefetcher:
-    """Prefetches what readers will read; rings of `wakeup` say that they have come further, or that plans have come.
+    """Prefetches what readers will read; `wakeup` rings when they have come further, or when plans have come.
 
     `reachable` says whether the source answers, and `has_substitute` whether a cached file can be read in place of an
     inode. Where the options have readers take that at every miss, such an inode is not prefetched. `fetched_ahead` is
-    told for which trainer how many bytes were fetched.
+    called with a trainer's number, and how many bytes were fetched for it.
     """
 
     def __init__(
@@ -184,14 +183,14 @@ class Prefetcher:
             samples_per_s=1 / reader.pace_s if len(reader.epoch) else 0.0,
             ready_samples=ready,
             ready_s=ready * reader.pace_s,
-            window_samples=self.window(reader),
+            window_samples=self._backend_of(reader).window(reader),
             opens=reader.opens,
             unseen=reader.unseen_draws,
             late_share=reader.late / max(1, reader.opens + reader.unseen_draws),
         )
 
     async def run(self) -> None:
-        """Bring near for ever."""
+        """Prefetch for ever."""
         async with trio.open_nursery() as nursery:
             self._fetch.start(nursery)
             if self._push is not None:
@@ -217,20 +216,16 @@ class Prefetcher:
         )
         return pushes + (self._fetch.samples_at_once if not pushes or self._cache.engine.exchange_pending.active else 0)
 
-    def heard(self, accesses: list[Access]) -> list[Access]:
-        """Take note of what was pushed, by what workers have told; returns what readers have read."""
+    def on_events(self, accesses: list[Access]) -> list[Access]:
+        """Take note of the pushes among workers' events; returns what readers have read."""
         if self._push is None:
             return accesses
-        for inode, reader in self._push.heard(accesses):
+        for inode, reader in self._push.on_events(accesses):
             self._keep(inode)
             node = self._catalogue.known(inode)
             if reader is not None and node is not None:
-                self._tell_for_whom(reader, node.version.size)
+                self._count_ahead(reader, node.version.size)
         return [access for access in accesses if not access.where & PUSHED and access.where != FORGOTTEN]
-
-    def window(self, reader: PlannedReader) -> int:
-        """How many positions ahead of a reader may be brought near now."""
-        return self._backend_of(reader).window(reader)
 
     def ready_ahead(self, reader: PlannedReader) -> int:
         """How many samples the reader could read now, one after the other, without waiting for the source."""
@@ -242,13 +237,13 @@ class Prefetcher:
             ready += 1
         return ready
 
-    # -- what to bring
+    # -- what to prefetch
 
     def _prefetch_due(self) -> None:
         now = trio.current_time()
         backend = self._backend
         again = now >= self._looked_at_s + _LOOK_AGAIN_S
-        # Found once a turn: to tell extents from files takes a look into the catalogue.
+        # Found once a turn: whether a reader's samples are extents takes a look into the catalogue.
         backends = {reader: self._backend_of(reader) for reader in self._schedule.trusted}
         if again:
             self._looked_at_s = now
@@ -268,11 +263,11 @@ class Prefetcher:
                     backend.concurrency.short_of_work()
                     break
                 by, node, reader, position = found
-                self.rate.begin(by.bring(node, reader, position, partial(self._brought, by)))
+                self.rate.begin(by.prefetch(node, reader, position, partial(self._prefetched, by)))
         finally:
             backend.send()
             if backend is not self._fetch:
-                # What jobs are pending goes that way in any case, and what comes together.
+                # Pending samples of jobs go that way in any case, and so do chunks.
                 self._fetch.send()
             self._content.end_read()
 
@@ -309,7 +304,7 @@ class Prefetcher:
         self._wakeup.ring()
 
     def _pending_of_jobs(self) -> Iterator[tuple[PrefetchBackend, Node, PlannedReader, int]]:
-        """What jobs that exchange samples are pending, as long as one of them has too few cached ones to choose from.
+        """Pending samples of jobs that exchange, as long as one of these has too few cached ones to choose from.
 
         They choose from what the store has, so it is fetched into that in every mode, and only if it will stay. In the
         page cache alone no one would be given it, and it would be fetched again.
@@ -351,7 +346,7 @@ class Prefetcher:
         return cursor
 
     def _missing(self, inode: int, backend: PrefetchBackend) -> Node | None:
-        """The file, if it is to be brought."""
+        """The file, if it is to be prefetched."""
         if not inode or inode in self._failed or backend.is_resident(inode):
             return None
         # A look into the store costs more than the other questions.
@@ -368,30 +363,30 @@ class Prefetcher:
 
     # -- what has come
 
-    def _brought(self, backend: PrefetchBackend, node: Node, reader: PlannedReader, brought: PrefetchResult) -> None:
+    def _prefetched(self, backend: PrefetchBackend, node: Node, reader: PlannedReader, result: PrefetchResult) -> None:
         now = trio.current_time()
         # What found no room before it was fetched took no time.
-        if brought.fetched and brought.took_s:
-            backend.concurrency.fetched(brought.size, brought.took_s, now)
-            self._tell_for_whom(reader, node.version.size)
-        if brought.where == FETCHED and brought.placed:
+        if result.fetched and result.took_s:
+            backend.concurrency.fetched(result.size, result.took_s, now)
+            self._count_ahead(reader, node.version.size)
+        if result.where == FETCHED and result.placed:
             self._counters.add("prefetched")
             if node.inode not in self._cache.engine.members:
                 self._cache.engine.exchange_pending.not_kept(node.inode)
-        elif brought.where == FETCHED:
+        elif result.where == FETCHED:
             self._keep(node.inode)
         else:
             # What the kernel alone has was fetched ahead too.
-            self._counters.add("prefetched", int(brought.where == UNSTORED and not brought.failed))
+            self._counters.add("prefetched", int(result.where == UNSTORED and not result.failed))
             self._cache.engine.exchange_pending.not_kept(node.inode)
-        if brought.failed:
+        if result.failed:
             self._failed[node.inode] = now + _FAILED_PAUSE_S
             # Landing grows when it has no room for what a reader has waited for; a full disk takes nothing at all.
-            if brought.where == UNSTORED:
+            if result.where == UNSTORED:
                 self._full_until_s = now + _FAILED_PAUSE_S
         self._wakeup.ring()
 
-    def _tell_for_whom(self, reader: PlannedReader, size: int) -> None:
+    def _count_ahead(self, reader: PlannedReader, size: int) -> None:
         for (trainer, _), known in self._schedule.readers.items():
             if known is reader:
                 assert isinstance(trainer, int)

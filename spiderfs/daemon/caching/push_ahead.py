@@ -1,8 +1,8 @@
 """Has the kernel read planned samples ahead: the way of mounts whose files the kernel opens by itself.
 
 A process that is a client of the mount like any other one (`push_process.py`) asks the kernel for the pages of a file.
-The worker that gets the READ fetches the file, if it is not in the store, and tells in its events that it has answered
-it. So store and page cache are filled before the reader comes, and what is in the store alone is brought too.
+The worker that gets the READ fetches the file, if it is not in the store, and says in its events that it has answered
+it. So store and page cache are filled before the reader comes, and what is in the store alone is pushed too.
 
 All that comes within a window is pushed, in the order in which it will be read, whether the store would keep it or not:
 it waits in the page cache for its reader. What enters the store is decided by the engine, as for every file that lands;
@@ -16,8 +16,8 @@ readers have not taken yet; the kernel alone knows what else it keeps.
 A member of an archive with neighbours that are worth it is fetched into the store together with these, by the way of
 mounts with opens (`fetch_ahead.py`), and pushed when it is there.
 
-A few pushes that wait for the source are under way at a time, as many as bring more
-(`core/plans/fetch_limits.py`). In all the kernel has far fewer of our requests than its limit on those in the
+A few pushes that wait for the source are under way at a time, as many as raise the
+speed (`core/plans/fetch_limits.py`). In all the kernel has far fewer of our requests than its limit on those in the
 background, which readers need too (`fuse/wire.py`): a source that hangs must not hold up readers of what is cached.
 """
 
@@ -68,7 +68,7 @@ _PASSING_BYTES = 256 << 10
 MOST_THREADS = 16
 # The most of a file that the kernel asks for at a time.
 _REQUEST_BYTES = 128 << 10
-# A push of which no worker has told anything by then is given up: its READ was never sent, or its worker was killed.
+# A push that no worker has reported by then is given up: its READ was never sent, or its worker was killed.
 # The first is rare: a reader asked for the file's pages in the same moment.
 _LOST_S = 5.0
 # How long samples come alone after something of a chunk has failed, or has found no room in the store.
@@ -96,19 +96,19 @@ class _Waiting:
         self.epochs = epochs
         """The reader's epoch and the later ones, from whose beginning positions count on."""
         self.samples: deque[tuple[int, Node, Done]] = deque()
-        self.brought_to = 0
-        """One past the furthest position that was to be brought."""
+        self.prefetched_to = 0
+        """One past the furthest position that was to be prefetched."""
         self.exchanged = False
         """Whether samples may have changed places since they were pushed."""
 
     def count_from(self, epochs: tuple[PlannedEpoch, ...]) -> list[tuple[Node, Done]]:
         """Go on with these epochs; returns the samples that wait for a draw of none of them."""
         before, begins = list(_with_begins(self.epochs)), dict(_with_begins(epochs))
-        samples, brought_to, left = self.samples, self.brought_to, []
-        self.epochs, self.samples, self.brought_to = epochs, deque(), 0
+        samples, prefetched_to, left = self.samples, self.prefetched_to, []
+        self.epochs, self.samples, self.prefetched_to = epochs, deque(), 0
         for epoch, began in before:
-            if epoch in begins and brought_to > began:
-                self.brought_to = begins[epoch] + min(brought_to - began, len(epoch))
+            if epoch in begins and prefetched_to > began:
+                self.prefetched_to = begins[epoch] + min(prefetched_to - began, len(epoch))
         for position, node, done in samples:
             epoch, began = before[bisect(before, position, key=itemgetter(1)) - 1]
             if epoch in begins:
@@ -161,23 +161,24 @@ class PushAhead:
         self._orders: dict[int, _Order] = {}
         self._fetching = self._requests = self._waiting_bytes = 0
         self._waiting: dict[PlannedReader, _Waiting] = {}
-        self._near: dict[int, int] = {}
+        # How many pushes of each sample no reader has taken yet.
+        self._untaken: dict[int, int] = {}
         # The same for workers. A manager before this one may have had others.
         self._pushed, self._passing = pushed, passing
-        for told in (pushed, passing):
-            told.replace(())
+        for slots in (pushed, passing):
+            slots.replace(())
         # Samples that were taken, or have come in a chunk, and whose next draws were passed by meanwhile.
         self._passed: deque[tuple[Node, Done]] = deque()
         self.looks_again = False
-        self._is_told = True
+        self._kernel_reports = True
 
     @property
     def able(self) -> bool:
         """False where no process can be started, and where the kernel does not say what it has in memory.
 
-        In the second case no one would tell of most pushes.
+        In the second case most pushes would not be reported.
         """
-        return self._is_told and not self._pusher.broken
+        return self._kernel_reports and not self._pusher.broken
 
     @property
     def under_way(self) -> int:
@@ -201,7 +202,7 @@ class PushAhead:
         if again:
             self.looks_again = False
             self._give_up()
-        self._bring_again()
+        self._push_passed()
 
     def _waiting_of(self, reader: PlannedReader) -> _Waiting:
         """What waits for a reader, by positions as they are now."""
@@ -214,8 +215,8 @@ class PushAhead:
                 self._taken(node, done)
         return waiting
 
-    def _bring_again(self) -> None:
-        """Have pushed what was passed by, as far as it may wait in the page cache."""
+    def _push_passed(self) -> None:
+        """Push the samples that were passed by, as far as they may wait in the page cache."""
         while self._passed and self.has_room() and self.judge(self._passed[0][0]) is Admission.PREFETCH:
             node, done = self._passed.popleft()
             for reader in self._waiting:
@@ -224,9 +225,9 @@ class PushAhead:
                     self._push(node, reader, position, done)
 
     def _passed_by(self, reader: PlannedReader, inode: int) -> int | None:
-        """The next position of a sample, if it was to be brought before."""
+        """The next position of a sample, if it was to be prefetched before."""
         position = reader.next_position(inode)
-        return position if position is not None and position < self._waiting[reader].brought_to else None
+        return position if position is not None and position < self._waiting[reader].prefetched_to else None
 
     def _reader_passed_by(self, inode: int) -> PlannedReader | None:
         return next((reader for reader in self._waiting if self._passed_by(reader, inode) is not None), None)
@@ -250,9 +251,9 @@ class PushAhead:
 
     def _taken(self, node: Node, done: Done) -> None:
         self._waiting_bytes -= node.stat.size
-        self._near[node.inode] -= 1
-        if not self._near[node.inode]:
-            del self._near[node.inode]
+        self._untaken[node.inode] -= 1
+        if not self._untaken[node.inode]:
+            del self._untaken[node.inode]
             self._pushed.discard(node.inode)
             if self._reader_passed_by(node.inode) is not None:
                 self._passed.append((node, done))
@@ -272,9 +273,9 @@ class PushAhead:
         full = self._waiting_bytes and self._waiting_bytes + node.stat.size > self._most_bytes
         return Admission.ENOUGH if full else Admission.PREFETCH
 
-    def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
+    def prefetch(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
         waiting = self._waiting_of(reader)
-        waiting.brought_to = max(waiting.brought_to, position + 1)
+        waiting.prefetched_to = max(waiting.prefetched_to, position + 1)
         return self._fetch_together(node, reader, position, done) or self._push(node, reader, position, done)
 
     def _fetch_together(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
@@ -282,15 +283,15 @@ class PushAhead:
         together, inode = self._together, node.inode
         if together is None or steady_clock.now() < self._alone_until_s:
             return 0
-        # What jobs are pending may be on its way already; what is near for that way is in the store, too.
-        if inode in self._near or together.is_resident(inode) or len(self._chunks) >= together.concurrency.most:
+        # Pending samples of jobs may be on their way already; what is resident there is in the store, too.
+        if inode in self._untaken or together.is_resident(inode) or len(self._chunks) >= together.concurrency.most:
             return 0
         # The store has to take it until it is pushed.
         if not self._engine.would_keep(inode, node.stat.size):
             return 0
 
         def is_resident(inode: int) -> bool:
-            return inode in self._near or together.is_resident(inode)
+            return inode in self._untaken or together.is_resident(inode)
 
         chunk = together.chunk(node, reader, position, is_resident, self.concurrency)
         if chunk is None:
@@ -299,23 +300,23 @@ class PushAhead:
         self._coming.update(member.inode for member in chunk.nodes)
         return together.begin(chunk.nodes, reader, partial(self._come, done), chunk)
 
-    def _come(self, done: Done, node: Node, reader: PlannedReader, brought: PrefetchResult) -> None:
+    def _come(self, done: Done, node: Node, reader: PlannedReader, result: PrefetchResult) -> None:
         """A sample of a chunk has come: it is pushed if the plan has been followed beyond it."""
         self._coming.discard(node.inode)
         self._chunks.discard(node.inode)
-        if brought.failed:
+        if result.failed:
             self._alone_until_s = steady_clock.now() + _ALONE_S
             # Those that were to come along are looked at again.
             self.looks_again = True
-        if brought.where is not None:
+        if result.where is not None:
             # What the store did not take is in memory that workers look into.
-            brought = brought._replace(failed=False)
+            result = result._replace(failed=False)
             self._passed.append((node, done))
-        done(node, reader, brought)
+        done(node, reader, result)
 
     def _push(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
         # It waits for another draw, which may be the last that finds it in memory.
-        if node.inode in self._orders or (node.inode in self._near and not reader.exchanges):
+        if node.inode in self._orders or (node.inode in self._untaken and not reader.exchanges):
             return 0
         stored = node.inode in self._engine.members
         requests = -(-node.stat.size // _REQUEST_BYTES)
@@ -331,22 +332,22 @@ class PushAhead:
         self._fetching += not stored
         insort(self._waiting_of(reader).samples, (position, node, done), key=itemgetter(0))
         self._waiting_bytes += node.stat.size
-        self._near[node.inode] = self._near.get(node.inode, 0) + 1
+        self._untaken[node.inode] = self._untaken.get(node.inode, 0) + 1
         self._pushed.put(node.inode)
         return node.stat.size
 
     def send(self) -> None:
         for inode in self._pusher.send():
             self._pushed.discard(inode)
-            self._not_brought(inode)
+            self._not_prefetched(inode)
 
     def is_ready(self, inode: int) -> bool:
-        return inode in self._engine.members or (inode in self._near and inode not in self._orders)
+        return inode in self._engine.members or (inode in self._untaken and inode not in self._orders)
 
     # -- what becomes of orders
 
-    def heard(self, accesses: list[Access]) -> Iterator[tuple[int, PlannedReader | None]]:
-        """Take note of what workers have told.
+    def on_events(self, accesses: list[Access]) -> Iterator[tuple[int, PlannedReader | None]]:
+        """Take note of workers' events.
 
         Gives each inode that landed although no order waits for it any more, and for which reader, if that is known.
         """
@@ -361,7 +362,7 @@ class PushAhead:
             order = self._pop(access.inode)
             # There may be two events of a file: if a look-up had to fetch it, or another READ than the first one did.
             # The second one ends no order.
-            late = order is None and access.inode in self._near
+            late = order is None and access.inode in self._untaken
             if pushed and where is not None and (order is not None or (where == FETCHED and not late)):
                 self._counters.add("pushed")
             if order is None:
@@ -373,8 +374,8 @@ class PushAhead:
             self._done(order, PrefetchResult(where if pushed else HIT, access.size, took_s, where is None))
 
     def _answered(self, inode: int, outcome: int) -> None:
-        if outcome in (errno.ENOSYS, errno.EPERM) and self._is_told:
-            self._is_told = False
+        if outcome in (errno.ENOSYS, errno.EPERM) and self._kernel_reports:
+            self._kernel_reports = False
             log.info("the kernel does not say what it has in memory: plans are followed by fetches into the store")
         order = self._pop(inode)
         if order is None:
@@ -384,13 +385,13 @@ class PushAhead:
             log.debug("%s could not be pushed: %s", os.fsdecode(order.node.path), os.strerror(outcome))
         self._done(order, PrefetchResult(None if failed else HIT, failed=failed))
 
-    def _done(self, order: _Order, brought: PrefetchResult) -> None:
-        if brought.failed:
+    def _done(self, order: _Order, result: PrefetchResult) -> None:
+        if result.failed:
             self._pushed.discard(order.node.inode)
             self._unserve(order)
         elif order.stored:
             self._engine.served(order.epoch, order.position)
-        order.done(order.node, order.reader, brought)
+        order.done(order.node, order.reader, result)
 
     def _pages_lost(self) -> None:
         """The kernel has dropped what waited."""
@@ -405,15 +406,15 @@ class PushAhead:
         for reader in list(self._waiting):
             self._forget(reader)
         for inode in list(self._orders):
-            self._not_brought(inode)
+            self._not_prefetched(inode)
         self._passed.clear()
 
     def _give_up(self) -> None:
         overdue_s = steady_clock.now() - self._patience_s
         while self._orders and (inode := next(iter(self._orders))) and self._orders[inode].ordered_s < overdue_s:
-            self._not_brought(inode, failed=True)
+            self._not_prefetched(inode, failed=True)
 
-    def _not_brought(self, inode: int, failed: bool = False) -> None:
+    def _not_prefetched(self, inode: int, failed: bool = False) -> None:
         order = self._pop(inode)
         assert order is not None
         self._unserve(order)

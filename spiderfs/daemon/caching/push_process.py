@@ -84,11 +84,11 @@ class Push:
             pages = _pages_in_memory(file)
             if pages * _PAGE_BYTES >= found.st_size:
                 return IN_MEMORY
-            # The mount tells of the READ of the beginning, and of no other.
-            untold = pages > 0 and _pages_in_memory(file, 1) > 0
+            # The mount reports the READ of the beginning, and no other.
+            unreported = pages > 0 and _pages_in_memory(file, 1) > 0
             for offset in range(0, found.st_size, self._piece_bytes):
                 os.posix_fadvise(file, offset, self._piece_bytes, os.POSIX_FADV_WILLNEED)
-            return IN_MEMORY if untold else ASKED
+            return IN_MEMORY if unreported else ASKED
         except OSError as exc:
             return exc.errno or errno.EIO
         finally:

@@ -2,7 +2,7 @@
 
 The process asks the mount for files, so it may wait for anything that a reader may wait for, and the manager never
 waits for it: orders and answers go through a socket that does not block. If it dies, another one is started after a
-pause; so what it was told and had not done is not done.
+pause; so orders that it had and had not carried out are dropped.
 
 A process may also live and do nothing: someone has stopped it, or all of its threads wait for something that does not
 come. It says nothing of most orders anyway. So when it has been silent for a while it is asked for an answer, which any
@@ -44,8 +44,8 @@ ORDERS_AT_ONCE = 4
 class Pusher:
     """Keeps the process, which opens `at_a_time` files.
 
-    One that owes an answer for longer than `patience_s` is replaced: the mount has to answer its requests sooner.
-    `answered` is told the number and the outcome of an order; `lost`, that all others will not be answered.
+    One that does not answer for longer than `patience_s` is replaced: the mount has to answer its requests sooner.
+    `answered` is called with the number and the outcome of an order; `lost`, when all others will not be answered.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Pusher:
                     cwd="/",
                 )
             try:
-                return await self._begin(answers) and await self._hear(answers)
+                return await self._begin(answers) and await self._receive(answers)
             finally:
                 was_ready, self._orders = self.ready, None
                 self._threads.replace(())
@@ -169,8 +169,8 @@ class Pusher:
         self.broken = False
         return True
 
-    async def _hear(self, answers: trio.socket.SocketType) -> bool:
-        """Tell of answers until the process has ended, or is to be ended because it does nothing: False."""
+    async def _receive(self, answers: trio.socket.SocketType) -> bool:
+        """Pass answers on until the process has ended, or is to be ended because it does nothing: False."""
         asked_at_s: float | None = None
         while True:
             answer: bytes | None = None

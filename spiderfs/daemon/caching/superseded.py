@@ -42,14 +42,14 @@ class Superseded:
         catalogue: Catalogue,
         content: Content,
         cache: CacheControl,
-        heard: Callable[[int, bytes], None],
+        on_superseded: Callable[[int, bytes], None],
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
-        """`heard` is called with each inode that is not current, and its path, before the catalogue forgets it."""
+        """`on_superseded` gets each inode that is not current, and its path, before the catalogue forgets it."""
         self._catalogue = catalogue
         self._content = content
         self._cache = cache
-        self._heard = heard
+        self._on_superseded = on_superseded
         self._now = clock
         self._after = 0
 
@@ -71,7 +71,7 @@ class Superseded:
         for inode in keys:
             node = self._catalogue.known(inode)
             if node is not None:
-                self._heard(inode, node.path)
+                self._on_superseded(inode, node.path)
         self._cache.release([key for of_one in keys.values() for key in of_one])
         finished = [inode for inode in inodes if inode not in keys or not (keys[inode] or self._is_in_transit(inode))]
         if finished:

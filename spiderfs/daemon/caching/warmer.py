@@ -50,7 +50,7 @@ _AT_A_TIME = 1000
 
 _CONTROL_NAME = os.fsdecode(CONTROL_DIRECTORY)
 
-# Tells the cache control of a candidate, by an event: inode, size, where, pid, block.
+# Reports a candidate to the cache control, by an event: inode, size, where, pid, block.
 Note = Callable[[int, int, int, int, int], None]
 
 
@@ -211,7 +211,7 @@ class Warmer:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._find_all, found)
                     for _ in range(self._lister.at_once):
-                        nursery.start_soon(self._bring_all, to_prefetch)
+                        nursery.start_soon(self._fetch_all, to_prefetch)
 
     async def _find_all(self, found: trio.MemorySendChannel[int]) -> None:
         async for patterns, pins in self._receive:
@@ -290,7 +290,7 @@ class Warmer:
     ) -> AsyncGenerator[tuple[Pattern, Node | None]]:
         """What each pattern means, taken as a path: None if the source has no such file.
 
-        If that cannot be found out, `not_read` hears why instead. The directories above are listed side by side.
+        If that cannot be found out, `not_read` gets the error instead. The directories above are listed side by side.
         """
         starts = [await self._lister.start(pattern.path) for pattern in patterns]
         above = {
@@ -309,7 +309,7 @@ class Warmer:
                 yield pattern, start
             await trio.lowlevel.checkpoint()
 
-    async def _bring_all(self, to_prefetch: trio.MemoryReceiveChannel[int]) -> None:
+    async def _fetch_all(self, to_prefetch: trio.MemoryReceiveChannel[int]) -> None:
         async for inode in to_prefetch:
             warming = self._warming
             node = self._catalogue.known(inode)
@@ -317,14 +317,14 @@ class Warmer:
                 # Another version of the file was found meanwhile.
                 warming.failed += 1
             else:
-                await self._bring(node, warming)
+                await self._fetch(node, warming)
                 # The size of a view is known only when it is made.
                 warming.left_bytes = max(0, warming.left_bytes - node.stat.size)
             warming.left -= 1
             if not warming.left:
                 warming.left_bytes = 0
 
-    async def _bring(self, node: Node, warming: Warming) -> None:
+    async def _fetch(self, node: Node, warming: Warming) -> None:
         large = node.stat.size > self._sample_max_bytes
         blocks = range(1, math.ceil(node.stat.size / BLOCK_BYTES) + 1) if large else range(1)
         fetched, kept = False, True

@@ -24,6 +24,7 @@ REMEMBERED_ACCESSES = 1000
 # this size the file begins again, and a reader who follows it with `tail -f` reads on.
 WANTED_S = 60.0
 MAX_BYTES = 8 << 20
+WRITE_INTERVAL_S = 0.25
 
 WORDS = {HIT: "hit", FETCHED: "fetched", REFUSED: "uncached", UNSTORED: "uncached", WARMED: "warmed"}
 
@@ -37,23 +38,26 @@ class AccessLog:
         self._recent: deque[Access] = deque(maxlen=REMEMBERED_ACCESSES)
         self._unwritten: deque[Access] = deque(maxlen=100 * REMEMBERED_ACCESSES)
         self._following = False
-        self._told = trio.Event()
+        self._recorded = trio.Event()
 
     def record_accesses(self, events: list[Access]) -> None:
         """Remember accesses."""
         if self._enabled:
             noted = (access for access in events if access.where != OPENED)
             (self._unwritten if self._following else self._recent).extend(noted)
-            self._told.set()
+            self._recorded.set()
 
-    async def told(self) -> None:
-        """Return when accesses were recorded since the file was brought up to date."""
-        await self._told.wait()
+    async def run(self) -> None:
+        """For ever: write soon after accesses were recorded."""
+        while True:
+            await self._recorded.wait()
+            await trio.sleep(WRITE_INTERVAL_S)
+            self.write()
 
     def write(self) -> None:
         """Bring the file up to date if anybody reads it; what was remembered comes first."""
-        if self._told.is_set():
-            self._told = trio.Event()
+        if self._recorded.is_set():
+            self._recorded = trio.Event()
         following = self._is_wanted()
         if following and not self._following:
             self._unwritten.extend(self._recent)

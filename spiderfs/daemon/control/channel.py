@@ -118,7 +118,7 @@ async def _answer(table: Answering, stream: trio.SocketStream) -> None:
         log.info("a control question made no sense: %s", exc)
     else:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_say_alive, send)
+            nursery.start_soon(_send_alive, send)
             outcome = await _outcome_of(act)
             nursery.cancel_scope.cancel()
         with contextlib.suppress(*_GIVEN_UP):
@@ -136,7 +136,7 @@ def _act(
     return partial(table.apply, question["apply"], question["text"])
 
 
-async def _say_alive(send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+async def _send_alive(send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
     while True:
         await trio.sleep(ALIVE_INTERVAL_S)
         with contextlib.suppress(*_GIVEN_UP):

@@ -1,1 +1,1 @@
-"""The manager's work for trainers: it hears them, follows plans, scores batches, publishes redirects, pins."""
+"""The manager's work for trainers: their messages, plans, scores of batches, redirects, pins."""

@@ -1,8 +1,8 @@
 """Plans of trainers: the engine's schedule takes them over, as long as the option `plan` says so.
 
 A plan goes on until its epoch or its trainer ends. With plans the cache is shared in another way
-(`core/learning/feed.py`), and the prefetcher has work. What a training took without an open that anybody heard of,
-is told further.
+(`core/learning/feed.py`), and the prefetcher has work. Samples that a training took and whose opens were not reported
+are passed on as unseen.
 
 **Ranks that exchange samples** ask which ones to take in the places of the next ones (`core/plans/exchange.py`). A rank
 that shares its list publishes its plan like any other, and asks before each batch. What it is given changes places in
@@ -43,10 +43,10 @@ Rank = tuple[int, str]
 
 
 @dataclass
-class _Told:
-    """What a rank has said of the epoch that it exchanges: how many samples were dispatched, and how many taken.
+class _Exchanging:
+    """What a rank has reported of the epoch that it exchanges: how many samples were dispatched, and how many taken.
 
-    The news of what was taken may pass by a question that says what was dispatched. So only `consumed` of the samples
+    A report of what was taken may overtake a question that says what was dispatched. So only `consumed` of the samples
     that were taken are known, and their reservations are over.
     """
 
@@ -64,7 +64,7 @@ class Sharing:
         self._chance = chance
         self._cacheable = cacheable
         self._digests: dict[Rank, str] = {}
-        self._told: dict[Rank, _Told] = {}
+        self._exchanging: dict[Rank, _Exchanging] = {}
         self._before: dict[str, Exchanged] = {}
         """By job, what was exchanged in epochs and by trainers that are over."""
 
@@ -77,26 +77,26 @@ class Sharing:
         shared = self._shared(rank, known_list)
         handed = question.dispatched.tolist()
         self._put(reader.epoch, first, handed)
-        told = self._told.get(rank)
+        known = self._exchanging.get(rank)
         # After a question that was lost, what was dispatched meanwhile is pending no more.
-        if told is None or told.epoch is not reader.epoch or told.dispatched != first:
-            told = self._begin(rank, job, shared, reader.epoch, first)
+        if known is None or known.epoch is not reader.epoch or known.dispatched != first:
+            known = self._begin(rank, job, shared, reader.epoch, first)
         members, counts = self._engine.members, shared.ranks[rank].counts
         for sample in shared.dispatched(rank, handed):
             member = members.get(shared.keys[sample])
             counts.saved_bytes += 0 if member is None else member.size
-        told.dispatched = question.position
+        known.dispatched = question.position
         self._take(rank, question.taken)
         given = shared.ask(rank, question.wanted.tolist())
         self._put(reader.epoch, question.position, given)
         for owner, other in self._readers(shared):
-            other.exchanges = shared.active and owner in self._told
+            other.exchanges = shared.active and owner in self._exchanging
         return np.array(given, np.uint32)
 
     def progressed(self, rank: Rank, progress: Progress) -> None:
         """A rank's loop has taken more of its samples."""
-        told = self._told.get(rank)
-        if told is not None and told.epoch.number == progress.epoch:
+        known = self._exchanging.get(rank)
+        if known is not None and known.epoch.number == progress.epoch:
             self._take(rank, progress.taken)
 
     def planned(self, rank: Rank, plan: Plan) -> None:
@@ -159,19 +159,19 @@ class Sharing:
         if digest not in self._digests.values():
             self._engine.exchange_pending.remove(digest)
 
-    def _begin(self, rank: Rank, job: str, shared: SharedList, epoch: PlannedEpoch, first: int) -> _Told:
+    def _begin(self, rank: Rank, job: str, shared: SharedList, epoch: PlannedEpoch, first: int) -> _Exchanging:
         self._keep_counts(rank, shared)
-        told = self._told[rank] = _Told(epoch, first, first, first)
+        known = self._exchanging[rank] = _Exchanging(epoch, first, first, first)
         shared.begin(rank, job, np.unique(epoch.order[first:]))
-        self._engine.rank_anew()
-        return told
+        self._engine.rerank()
+        return known
 
     def _end(self, rank: Rank) -> None:
-        if self._told.pop(rank, None) is not None:
+        if self._exchanging.pop(rank, None) is not None:
             shared = self._list_of(rank)
             self._keep_counts(rank, shared)
             shared.end(rank)
-            self._engine.rank_anew()
+            self._engine.rerank()
 
     def _keep_counts(self, rank: Rank, shared: SharedList) -> None:
         ended = shared.ranks.get(rank)
@@ -180,9 +180,9 @@ class Sharing:
             self._before[job] = self._before.get(job, Exchanged()) + ended.counts
 
     def _take(self, rank: Rank, taken: int) -> None:
-        told = self._told[rank]
-        told.taken = max(told.taken, taken)
-        told.consumed += self._list_of(rank).taken(rank, told.taken - told.consumed)
+        known = self._exchanging[rank]
+        known.taken = max(known.taken, taken)
+        known.consumed += self._list_of(rank).taken(rank, known.taken - known.consumed)
 
     def _put(self, epoch: PlannedEpoch, position: int, samples: Sequence[int]) -> None:
         """Have the plan name these samples from a position on."""
@@ -195,7 +195,7 @@ class Sharing:
 class Plans:
     """`wake_prefetcher` is called when a plan has come, or a reader further in it. Trainers are named by their numbers.
 
-    `read_unseen` is called with samples, each with its trainer, whose opens were not heard of. `size_of` gives the
+    `read_unseen` is called with samples, each with its trainer, whose opens were not reported. `size_of` gives the
     bytes of a file, 0 if it is not known.
     """
 
@@ -216,7 +216,7 @@ class Plans:
         self._sample_max_bytes = options.sample_max_bytes
         self.sharing = Sharing(cache.engine, random.Random().random, self._cacheable)
         # In an immutable mount the kernel opens files without asking.
-        cache.engine.schedule.opens_are_heard = not options.immutable
+        cache.engine.schedule.opens_are_reported = not options.immutable
         self.followed = options.plan
         """Whether plans are followed: the option `plan`."""
 
@@ -251,7 +251,7 @@ class Plans:
             trainer, progress.list, progress.epoch, progress.dispatched, progress.taken, now_s
         )
         self.sharing.progressed((trainer, progress.list), progress)
-        self._tell_unseen(now_s)
+        self.report_unseen(now_s)
         self._wake_prefetcher()
 
     def exchange(self, rank: Rank, job: str, known_list: KnownList, question: Exchange) -> npt.NDArray[np.uint32]:
@@ -260,24 +260,17 @@ class Plans:
         self._wake_prefetcher()
         return given
 
-    def tell_unseen(self) -> None:
-        """Tell of the last unseen samples of a training that pauses; to be called now and then."""
-        self._tell_unseen(steady_clock.now())
-
-    def epoch_ended(self, trainer: int, epoch: int) -> None:
-        """Give up what is left of an epoch."""
-        self._cache.engine.end_epoch(trainer, epoch)
-
     def trainer_left(self, trainer: int) -> None:
         self._unplan(trainer)
         self.sharing.trainer_left(trainer)
 
     def _unplan(self, trainer: int) -> None:
-        # What the reader has taken last was read, though no one will hear whether it was seen.
-        self._tell_unseen(math.inf, trainer)
+        # What the reader has taken last was read, though it will not be known whether it was seen.
+        self.report_unseen(math.inf, trainer)
         self._cache.engine.unplan(trainer)
 
-    def _tell_unseen(self, now_s: float, trainer: int | None = None) -> None:
+    def report_unseen(self, now_s: float, trainer: int | None = None) -> None:
+        """Pass on what was taken unseen, by one trainer or all; to be called now and then, for trainings that pause."""
         found: list[tuple[int, int]] = []
         for number, inode in self._cache.engine.unseen(now_s, trainer):
             assert isinstance(number, int)

@@ -30,7 +30,7 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.cluster.link import Link, LinkStatus
-from spiderfs.core.events import FROM_THE_SOURCE, HIT, OPENED, UNSEEN, UNTOLD, WARMED, Access
+from spiderfs.core.events import FROM_THE_SOURCE, HIT, OPENED, UNREPORTED, UNSEEN, WARMED, Access
 from spiderfs.core.hints import Disconnected, Dispatched, Planned, Progressed
 from spiderfs.core.learning.feed import ElasticOptions, PolicyFeed, PolicyFeedOptions
 from spiderfs.core.plans.unseen_draws import Draw
@@ -107,7 +107,7 @@ class Pinboard:
         self._bytes.clear()
 
     async def _pass_on(self, job_dataset_id: str) -> None:
-        """Teach the cache a job dataset's pins; for one job dataset at a time."""
+        """Give the cache a job dataset's pins; for one job dataset at a time."""
         async with self._passing:
             room = pinned_limit(self._cache.engine.budget_bytes)
             room -= sum(size for other, size in self._bytes.items() if other != job_dataset_id)
@@ -199,7 +199,7 @@ class Training:
         # Records what ranks publish of their plans; None without a recording, for plans are long.
         self._note_news = None if recording is None else noted_in(recording, self.job_datasets.number_of)
 
-    # -- what the manager tells
+    # -- what the manager reports
 
     def begin(self, learned: bytes | None) -> None:
         """Before any trainer attaches: no reader is redirected, and jobs go on from what `learned` gave."""
@@ -215,7 +215,7 @@ class Training:
         packed: bytes = msgpack.packb({**self.feed.state(), "epochs": self.accounts.epochs()})
         return packed
 
-    def heard(self, access: Access, offered: bool) -> None:
+    def on_access(self, access: Access, offered: bool) -> None:
         """A reader, or the mount itself, got bytes; `offered` says whether the engine has the access next."""
         job_dataset = self.trainers.job_dataset_with(access.trainer, access.wanted) if access.trainer else None
         if self._recording is not None and access.where not in (OPENED, WARMED):
@@ -224,9 +224,9 @@ class Training:
             self.feed.served(job_dataset.job_dataset_id, access.wanted, access.inode)
 
     def _read_unseen(self, reads: Sequence[tuple[int, int]]) -> None:
-        """Trainers took these samples, and no worker heard of the opens: the kernel had the bytes.
+        """Trainers took these samples, and no worker saw the opens: the kernel had the bytes.
 
-        Where the kernel tells every open, what is unseen was not opened, or the news of it was lost.
+        Where the kernel reports every open, what is unseen was not opened, or its event was lost.
         """
         if not self._immutable:
             return
@@ -234,32 +234,32 @@ class Training:
         found = (self._unseen(trainer, inode, now_s) for trainer, inode in reads)
         accesses = [access for access in found if access is not None]
         for access in accesses:
-            self.heard(access, True)
+            self.on_access(access, True)
             self._cache.engine.read_unseen(access.inode, access.size)
         self._counters.add("page_cache_reads", len(accesses))
 
     def _unseen(self, trainer: int, inode: int, at_s: float) -> Access | None:
-        """A read that no one heard of; None where there was none, or none that counts."""
+        """A read that no worker saw; None where there was none, or none that counts."""
         size = self._catalogue.size_of(inode)
         # The kernel reads nothing of an empty file, and large files are not counted by opens.
         return Access(at_s, inode, inode, size, 0, 0, trainer, UNSEEN) if 0 < size <= self._sample_max_bytes else None
 
     def _drawn(self, trainer: Hashable, draw: Draw, unseen: bool) -> None:
-        """A trainer has read a sample that its plan names; `unseen`: no one will hear of the open."""
+        """A trainer has read a sample that its plan names; `unseen`: its open will not be reported."""
         assert isinstance(trainer, int)
         assert isinstance(draw.key, int)
         access = draw.access
         if access is not None:
             access = self._with_origin_bytes(access)
         elif not draw.known and not (unseen and self._immutable):
-            access = Access(draw.at_s, draw.key, draw.key, 0, 0, 0, trainer, UNTOLD)
+            access = Access(draw.at_s, draw.key, draw.key, 0, 0, 0, trainer, UNREPORTED)
         elif self._immutable:
             access = self._unseen(trainer, draw.key, draw.at_s)
         if access is not None:
             self.accounts.drawn(access, draw.epoch)
 
     async def _until_workers_know(self, replaced: bool = False) -> None:
-        """Wait until workers have heard that a trainer may be given substitutes, and have told the kernel.
+        """Wait until workers know that a trainer may be given substitutes, and the kernel does.
 
         The kernel drops the pages of files by that: what is pushed before would be pushed twice. `replaced`: a list has
         taken the place of another, by whose labels workers give substitutes until then.
@@ -293,17 +293,14 @@ class Training:
 
     def jobs(self) -> tuple[JobStatus, ...]:
         """One status for each job that has a trainer attached, with what it has read unseen until now."""
-        self.plans.tell_unseen()
+        self.plans.report_unseen(steady_clock.now())
         statuses = self.accounts.statuses(self.trainers.attached(), self.feed.status(), steady_clock.now())
-        return tuple(self._with_exchanged(status) for status in statuses)
-
-    def _with_exchanged(self, status: JobStatus) -> JobStatus:
-        counts = self.plans.sharing.counts(status.job)
-        return replace(status, exchanged=counts.exchanged, saved_bytes=counts.saved_bytes)
+        counted = [(status, self.plans.sharing.counts(status.job)) for status in statuses]
+        return tuple(replace(one, exchanged=its.exchanged, saved_bytes=its.saved_bytes) for one, its in counted)
 
     async def keep_house(self) -> None:
         """Let go of what belongs to jobs that are over."""
-        self.plans.tell_unseen()
+        self.plans.report_unseen(steady_clock.now())
         await self.declared_lists.let_go()
         jobs = {job_dataset.job_id for job_dataset in self.job_datasets} | {
             trainer.job_id for trainer in self.trainers.attached()
@@ -321,7 +318,7 @@ class Training:
         self.plans.change(options)
 
     async def policy_changed(self) -> None:
-        """Teach a policy that was just chosen all lists and their scores, and tell workers of its redirects alone."""
+        """Give a policy that was just chosen all lists and their scores, and workers its redirects alone."""
         self.pinboard.forget()
         self._cache.apply(self.feed.policy_changed())
         for job_dataset in self.job_datasets:
@@ -337,11 +334,7 @@ class Training:
         """The state of the link to other nodes, if there is one."""
         return self._nodes.link_status()
 
-    def end(self) -> None:
-        """The mount is about to end, and so are connections: what trainers have pinned is to be saved all the same."""
-        self.pinboard.forget()
-
-    # -- what trainers say (`HookSink` of hook_server.py)
+    # -- what trainers send (`HookSink` of hook_server.py)
 
     async def attached(self, trainer: Trainer) -> None:
         hello = trainer.hello
@@ -371,8 +364,8 @@ class Training:
     async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
         number = self.trainers.number_of(trainer)
         self.scoring.forget_reads(number)
-        self.plans.epoch_ended(number, end.epoch)
-        self._nodes.say_ended(trainer, end.epoch)
+        self._cache.engine.end_epoch(number, end.epoch)
+        self._nodes.send_ended(trainer, end.epoch)
         if not self.trainers.ends_epoch(trainer, end.epoch):
             return
         self.accounts.begin_epoch(trainer.job_id, end.epoch + 1, steady_clock.now())
@@ -394,7 +387,7 @@ class Training:
             self.accounts.begin_epoch(trainer.job_id, plan.epoch, steady_clock.now())
         await self.plans.take(number, job_dataset.list, plan)
         if self._remote_plans is not None and self.plans.followed:
-            await self._remote_plans.tell(number, job_dataset.list, plan)
+            await self._remote_plans.send(number, job_dataset.list, plan)
         if self._note_news is not None and self.plans.followed:
             keys = job_dataset.list.inodes[job_dataset.list.one_of_file[plan.order]]
             self._note_news(Planned(number, job_dataset.job_dataset_id, plan.epoch, plan.position, plan.begun, keys))

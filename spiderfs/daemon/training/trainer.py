@@ -41,7 +41,7 @@ class Declared:
     warnings: Sequence[str] = ()
     example: bytes = field(default=b"", compare=False)
     oldest: Oldest | None = field(default=None, compare=False)
-    """Chooses among rows of batches of the list that wait; no one hears of the others. None if all have to wait."""
+    """Chooses among rows of batches of the list that wait; the others are dropped. None if all have to wait."""
 
 
 @dataclass(eq=False)
@@ -110,7 +110,7 @@ class KnownList:
     def _know(self, inodes: npt.NDArray[np.uint64]) -> None:
         self.inodes = inodes
         self.superseded: dict[int, bytes] = {}
-        """The paths of those files that have another version by now, as far as that was heard of."""
+        """The paths of those files that have another version by now, as far as that is known."""
         self.followed_s = -math.inf
         """When these were last looked for, and some not found."""
         self.keys: list[int] = inodes.tolist()

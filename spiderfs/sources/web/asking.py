@@ -182,7 +182,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class Line(NamedTuple):
-    """A connection to a host, or to the proxy in front of it, which wants to be told more with each request."""
+    """A connection to a host, or to the proxy in front of it, which wants more with each request."""
 
     connection: http.client.HTTPConnection
     prefix: str = ""

@@ -92,8 +92,8 @@ class ManifestSource(WebSource):
         answer = self._get(path, extent, version.size if extent is None else extent[1] - extent[0], version)
         found = self._found(answer, version.tag).version
         if found != version and self.stat(path).version == version:
-            told = "%s: the server gives other versions than the manifest lists, for example of %r: write it again"
-            self.warn_once(told, self._url, os.fsdecode(path))
+            text = "%s: the server gives other versions than the manifest lists, for example of %r: write it again"
+            self.warn_once(text, self._url, os.fsdecode(path))
         self._check(path, version, found)
         return answer.body
 

@@ -240,7 +240,7 @@ def test_a_piece_of_a_large_member_is_not_that_of_another_one(
     assert source.read(path, 250_000, 10, found.version) == b"1" * 10
     assert memory.calls["read"] == 3, "and is trusted for a while"
     memory.add(b"s." + kind.encode(), made({b"b": second, b"a": first}), mtime_ns=10**18)
-    monkeypatch.setattr("spiderfs.archives.source._BELIEVED_S", 0.0)
+    monkeypatch.setattr("spiderfs.archives.source._TRUSTED_S", 0.0)
     for asked in (source, show(memory)):
         with pytest.raises(ArchiveFailed, match=r"s\.(tar|zip)/a: "):
             asked.read(path, 200_000, 10, found.version)
@@ -546,7 +546,7 @@ def test_an_index_that_neither_disk_nor_memory_takes_is_an_error_until_one_does(
         assert read(source, b"s.tar/n01/a.jpg") == b"first"
 
 
-def test_a_damaged_index_is_made_anew(show: Show, tmp_path: Path) -> None:
+def test_a_damaged_index_is_made_again(show: Show, tmp_path: Path) -> None:
     memory = MemorySource()
     memory.add(b"s.tar", tar_of(TREE))
     assert read(show(memory), b"s.tar/n01/a.jpg") == b"first"

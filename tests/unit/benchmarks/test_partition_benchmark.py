@@ -35,7 +35,7 @@ def test_augmented_images_are_shown_as_originals_as_long_as_there_are_any() -> N
     assert len(many) == 50
 
 
-def test_augmented_images_are_made_anew_after_their_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_augmented_images_are_made_again_after_their_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Counter[int]()
 
     def image(self: object, index: int) -> torch.Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from scipy.stats import spearmanr
 
-from benchmarks.engine.shared_scores import ONE, OWN, SHARED, Extent, learned_by, taught_by
+from benchmarks.engine.shared_scores import ONE, OWN, SHARED, Extent, learned_by, made_training
 
 
-def test_managers_that_share_agree_with_one_that_hears_all() -> None:
+def test_managers_that_share_agree_with_one_that_gets_all() -> None:
     extent = Extent(samples=300, epochs=2, step=60, rows_per_s=600)
-    learned = taught_by(extent)
+    learned = made_training(extent)
     (one,) = learned_by(extent, ONE, 3, learned)
     least = {}
     for system in (OWN, SHARED):

@@ -31,7 +31,7 @@ def readings(*first: float) -> list[Reading]:
     return [Reading(first=figure, start_s=0.1) for figure in first]
 
 
-def test_a_ratio_is_of_one_round_in_which_nobody_refused() -> None:
+def test_a_ratio_is_of_one_round_in_which_no_one_refused() -> None:
     found = {"planned": readings(300, 400, 500), "litdata": [*readings(100, 800), Reading(refused="no")]}
     assert ratio(found, "planned", "litdata") == [3.0, 0.5]
     assert ratio(found, "planned", "mosaicml") == []

@@ -8,8 +8,8 @@ from benchmarks.engine import worths
 
 
 @pytest.mark.parametrize("policy", worths.GUIDED)
-def test_every_worth_is_told_while_times_are_taken(policy: str) -> None:
-    learned = worths.Taught(policy, 3 * worths.BATCH)
+def test_every_worth_is_passed_on_while_times_are_taken(policy: str) -> None:
+    learned = worths.FilledPolicy(policy, 3 * worths.BATCH)
     first, *_ = learned.scores("second", 2)
     row = learned.row("a second one scores", [first])
     assert 0 < row.stall_s <= row.total_s

@@ -143,7 +143,7 @@ def test_ctrl_c_while_the_program_begins_says_no_more_than_later() -> None:
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["--version"], ["mount", "--help"], ["status"], ["status", "--json"]]
 )
-def test_output_that_nobody_takes_is_no_traceback(arguments: list[str]) -> None:
+def test_output_that_no_one_takes_is_no_traceback(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = program(*arguments, stdout=full)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
@@ -406,7 +406,7 @@ def test_shells_complete_commands_and_mount_points(mounted: Path) -> None:
         (["mount", "/"], "write 'spiderfs mount SOURCE MOUNTPOINT'"),
     ],
 )
-def test_a_slip_in_a_command_line_is_told_with_what_to_write(words: list[str], said: str) -> None:
+def test_a_slip_in_a_command_line_is_reported_with_what_to_write(words: list[str], said: str) -> None:
     result = CliRunner().invoke(main, words)
     assert result.exit_code != 0
     assert said in result.stderr

@@ -35,7 +35,7 @@ def test_a_plan_that_is_left_or_ignored_has_no_figures_of_its_reads() -> None:
     assert ignored.bad
 
 
-def test_a_component_that_nobody_has_met_is_shown_by_its_names() -> None:
+def test_a_component_that_no_one_has_met_is_shown_by_its_names() -> None:
     status = {"fill_share": 0.5, "held_bytes": 3 << 20, "oldest_s": 0.25, "bytes_per_s": 1024.0, "count": 12345}
     status |= {"pid": 12345, "on": True, "limit": None, "ranks": [0, 1], "parts": [{"name": "a"}], "of": {"x": 1.23456}}
     assert text(figures.all_rows({"new_one": status})).split("new one")[1].splitlines()[:4] == [
@@ -70,8 +70,8 @@ def test_of_many_peers_those_are_shown_that_fail_most() -> None:
     assert (others.name, others.text) == ("  184 others", "better than these; of all 200, 1 down")
     few = dict(list(known.items())[:3])
     assert [row.name.strip() for row in figures.peers({"peers": few}, 16)][1:] == list(few)
-    (nobody,) = figures.peers({"peers": {}, "is_member": True}, 16)
-    assert nobody.text == "no other node is known"
+    (none,) = figures.peers({"peers": {}, "is_member": True}, 16)
+    assert none.text == "no other node is known"
 
 
 @pytest.mark.parametrize(

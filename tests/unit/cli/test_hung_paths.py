@@ -12,7 +12,7 @@ from spiderfs.cli.main import main
 
 
 @pytest.mark.parametrize("command", ["doctor", "bench", "status", "warm"])
-def test_a_path_that_hangs_is_told_of(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_hangs_is_reported(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = threading.Event()
     monkeypatch.setattr(control_files, "ANSWER_TIMEOUT_S", 0.05)
     monkeypatch.setattr(control_files, "mounted_at", lambda _: ends.wait(10))

@@ -348,7 +348,7 @@ def test_it_needs_a_mount(tmp_path: Path) -> None:
     assert refusal(tmp_path) == f"spiderfs: no spiderfs mount is at {tmp_path}: 'spiderfs status' lists the mounts\n"
 
 
-def test_nobody_waits_long_for_a_daemon_that_does_not_answer(
+def test_no_one_waits_long_for_a_daemon_that_does_not_answer(
     mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(_: Mount) -> dict[str, Any]:

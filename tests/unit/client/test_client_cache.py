@@ -126,7 +126,7 @@ class Daemon:
     def begin(self, **terms: object) -> None:
         self.pipe = ClientPipe(self.layout.run, TERMS._replace(**terms), self.counters.row(0))
 
-    def told(self) -> list[Access]:
+    def events(self) -> list[Access]:
         return self.pipe.read()
 
     def counted(self, name: str) -> int:
@@ -147,21 +147,21 @@ def daemon() -> Iterator[Daemon]:
     shutil.rmtree(place)
 
 
-def test_what_is_cached_is_served_and_told(daemon: Daemon) -> None:
+def test_what_is_cached_is_served_and_reported(daemon: Daemon) -> None:
     cache = Cache(daemon.terms)
     before = time.time()
     assert cache.serve(b"train/cat") == b"a cat"
-    (told,) = daemon.told()
-    assert before <= told.time_s <= time.time()
+    (event,) = daemon.events()
+    assert before <= event.time_s <= time.time()
     inode = daemon.inodes[b"cat"]
-    assert told[1:8] == (inode, inode, 5, 0, os.getpid(), 0, HIT)
+    assert event[1:8] == (inode, inode, 5, 0, os.getpid(), 0, HIT)
     assert [daemon.counted(name) for name in ("opens", "opens_hit", "client_opens", "redirects")] == [1, 1, 1, 0]
 
 
 def test_an_empty_file_needs_no_record(daemon: Daemon) -> None:
     daemon.record(b"train", b"empty", b"")
     assert Cache(daemon.terms).serve(b"train/empty") == b""
-    assert [told.size for told in daemon.told()] == [0]
+    assert [event.size for event in daemon.events()] == [0]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_an_empty_file_needs_no_record(daemon: Daemon) -> None:
 )
 def test_other_paths_are_the_mounts(daemon: Daemon, path: bytes) -> None:
     assert Cache(daemon.terms).serve(path) is None
-    assert daemon.told() == []
+    assert daemon.events() == []
 
 
 def test_what_is_not_plain_is_the_mounts(daemon: Daemon) -> None:
@@ -191,7 +191,7 @@ def test_what_is_not_plain_is_the_mounts(daemon: Daemon) -> None:
     cache = Cache(daemon.terms)
     for path in (b"train/uncached", b"train/large", b"train/link", b"train link/cat", b"train/cat/cat"):
         assert cache.serve(path) is None
-    assert daemon.told() == []
+    assert daemon.events() == []
 
 
 @pytest.mark.parametrize(("age_s", "served"), [(0.0, True), (50.0, True), (70.0, False), (-70.0, False)])
@@ -245,7 +245,7 @@ def test_a_damaged_record_is_never_served(daemon: Daemon) -> None:
     data.write_bytes(data.read_bytes().replace(b"a cat", b"a rat"))
     with pytest.raises(StoreDamaged):
         Cache(daemon.terms).serve(b"train/cat")
-    assert daemon.told() == []
+    assert daemon.events() == []
 
 
 # -- the manager at the other end
@@ -271,11 +271,11 @@ def test_events_that_find_the_pipe_full_are_counted(daemon: Daemon) -> None:
         assert cache.serve(b"train/cat") == b"a cat"
         served += 1
     assert cache.serve(b"train/cat") == b"a cat"
-    told = len(daemon.told())
+    reported = len(daemon.events())
     assert cache.serve(b"train/dog") == b"a dog"
-    while some := len(daemon.told()):
-        told += some
-    assert told == served
+    while some := len(daemon.events()):
+        reported += some
+    assert reported == served
     assert daemon.counted("events_dropped") == 2
     assert daemon.counted("client_opens") == daemon.counted("opens") == daemon.counted("opens_hit") == served + 2
 
@@ -291,7 +291,7 @@ def test_another_pid_namespace_and_another_version_keep_away(daemon: Daemon, mon
         published_terms(daemon.terms)
 
 
-def test_a_store_that_was_wiped_is_opened_anew(daemon: Daemon) -> None:
+def test_a_store_that_was_wiped_is_opened_again(daemon: Daemon) -> None:
     old = Cache(daemon.terms)
     assert old.serve(b"train/cat") == b"a cat"
     shutil.rmtree(daemon.layout.store)
@@ -323,7 +323,7 @@ def test_trainers_that_change_within_one_tick_of_the_clock_are_followed(daemon: 
     os.utime(trainers, ns=(5, 5))
     cache._follow_at = -math.inf
     assert cache.serve(b"train/cat") == b"a cat"
-    assert [told.trainer for told in daemon.told()] == [0, 3]
+    assert [event.trainer for event in daemon.events()] == [0, 3]
 
 
 _FETCHING = """
@@ -363,7 +363,7 @@ def attach(daemon: Daemon, pid: int | None = None) -> None:
 def test_a_trainer_is_told_apart(daemon: Daemon) -> None:
     attach(daemon)
     assert Cache(daemon.terms).serve(b"train/cat") == b"a cat"
-    assert [(told.trainer, told.wanted) for told in daemon.told()] == [(3, daemon.inodes[b"cat"])]
+    assert [(event.trainer, event.wanted) for event in daemon.events()] == [(3, daemon.inodes[b"cat"])]
 
 
 def test_a_trainer_gets_the_substitute_of_what_is_not_cached(daemon: Daemon) -> None:
@@ -371,8 +371,9 @@ def test_a_trainer_gets_the_substitute_of_what_is_not_cached(daemon: Daemon) -> 
     daemon.redirect(b"cow", b"cat")
     attach(daemon)
     assert Cache(daemon.terms).serve(b"train/cow") == b"a cat"
-    (told,) = daemon.told()
-    assert (told.trainer, told.wanted, told.inode, told.size) == (3, daemon.inodes[b"cow"], daemon.inodes[b"cat"], 5)
+    (event,) = daemon.events()
+    assert (event.trainer, event.size) == (3, 5)
+    assert (event.wanted, event.inode) == (daemon.inodes[b"cow"], daemon.inodes[b"cat"])
     assert daemon.counted("redirects") == 1
 
 
@@ -409,10 +410,10 @@ def test_where_samples_are_pushed_ahead_the_mount_says_which_substitute_is_due(d
     daemon.begin(pushes_ahead=True)
     cache = Cache(daemon.terms)
     assert [cache.serve(b"train/cow"), cache.serve(b"train/dog")] == [None, b"a dog"]
-    assert [told.trainer for told in daemon.told()] == [3]
+    assert [event.trainer for event in daemon.events()] == [3]
 
 
-def test_nobody_else_gets_a_substitute(daemon: Daemon) -> None:
+def test_no_one_else_gets_a_substitute(daemon: Daemon) -> None:
     daemon.record(b"train", b"cow", None, size=5)
     daemon.redirect(b"cow", b"cat")
     assert Cache(daemon.terms).serve(b"train/cow") is None
@@ -423,7 +424,7 @@ def test_nobody_else_gets_a_substitute(daemon: Daemon) -> None:
     daemon.pipe.change(TERMS._replace(substitute="off"))
     assert Cache(daemon.terms).serve(b"train/cow") is None
     assert Cache(daemon.terms).serve(b"train/cat") == b"a cat"
-    assert daemon.told()[-1].trainer == 3
+    assert daemon.events()[-1].trainer == 3
 
 
 def test_a_substitute_that_has_left_the_store_is_the_mounts_affair(daemon: Daemon) -> None:
@@ -555,7 +556,7 @@ def test_terms_that_make_no_sense_are_none(daemon: Daemon, text: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes another user's part")
-def test_a_process_that_becomes_another_user_must_look_anew(daemon: Daemon) -> None:
+def test_a_process_that_becomes_another_user_must_look_again(daemon: Daemon) -> None:
     cache = Cache(daemon.terms)
     assert cache.usable()
     os.seteuid(NOBODY)

@@ -59,7 +59,7 @@ def test_who_is_silent_for_some_beats_has_left_until_it_reports_again(server: Re
     assert two.beat() == one.beat() == [A, B]
 
 
-def test_the_next_manager_loses_nobody_that_has_not_reported_yet(server: RedisServer, name: str) -> None:
+def test_the_next_manager_loses_no_one_that_has_not_reported_yet(server: RedisServer, name: str) -> None:
     following = Beats(server.url, name, A, [A, B, C])
     Beats(server.url, name, B, ()).beat()
     for _ in range(MISSED - 1):

@@ -114,7 +114,7 @@ def test_who_wants_to_receive_nothing_asks_nothing_until_it_does(server: RedisSe
     run(test)
 
 
-def test_what_is_to_be_received_is_found_even_if_nobody_says_so(
+def test_what_is_to_be_received_is_found_even_if_no_one_says_so(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.05)
@@ -175,7 +175,7 @@ def test_a_server_that_has_not_taken_what_was_offered_is_asked_until_it_is_back(
     run(test)
 
 
-def test_a_paused_server_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_paused_server_keeps_no_one_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "TIMEOUT_S", 0.5)
 
     async def test(nursery: trio.Nursery) -> None:
@@ -364,7 +364,7 @@ def test_a_server_that_is_none_is_a_server_that_fails(answer: bytes, monkeypatch
 
 @pytest.mark.parametrize(
     "ask",
-    [lambda stream: stream.append_to_few(StreamEntry("a", b"some"), 9), lambda stream: stream.begun_anew({"a": "1-0"})],
+    [lambda stream: stream.append_to_few(StreamEntry("a", b"some"), 9), lambda stream: stream.lost_since({"a": "1-0"})],
 )
 def test_a_server_that_describes_streams_strangely_fails(
     ask: Callable[[Stream], object], monkeypatch: pytest.MonkeyPatch
@@ -409,7 +409,7 @@ def test_a_key_that_is_no_stream_is_said_once(server: RedisServer, caplog: pytes
     run(test)
 
 
-def test_one_key_that_is_no_stream_keeps_nobody_from_receiving_the_others(
+def test_one_key_that_is_no_stream_keeps_no_one_from_receiving_the_others(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = redis.Redis.from_url(server.url)
@@ -431,7 +431,7 @@ def test_one_key_that_is_no_stream_keeps_nobody_from_receiving_the_others(
     assert caplog.messages == ["nothing is received from other: the server has something else in this name"]
 
 
-def test_a_stream_that_begins_anew_by_a_clock_that_is_behind_is_received(server: RedisServer) -> None:
+def test_a_stream_that_begins_again_by_a_clock_that_is_behind_is_received(server: RedisServer) -> None:
     client = redis.Redis.from_url(server.url)
 
     async def test(nursery: trio.Nursery) -> None:

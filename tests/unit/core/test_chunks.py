@@ -48,7 +48,7 @@ def test_labels_between_samples_are_passed_over() -> None:
 
 
 @given(st.integers(0, 59), st.sets(st.integers(0, 59)), st.integers(1, 40), st.integers(90, 4000))
-def test_nobody_is_asked_about_a_member_that_would_not_fit(
+def test_no_one_is_asked_about_a_member_that_would_not_fit(
     at: int, admitted: set[int], most_members: int, most_bytes: int
 ) -> None:
     asked: list[int] = []

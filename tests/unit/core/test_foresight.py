@@ -85,7 +85,7 @@ class PlannedEngineAgainstModel(EngineAgainstModel):
             if owner == trainer:
                 reader.trusted = False
         self.engine.schedule._trust()
-        self.engine._replanned()
+        self.engine.rerank()
 
     @rule()
     def compare_paces(self) -> None:
@@ -169,7 +169,7 @@ TestPlannedEngineAgainstModel.settings = settings(
 
 @pytest.mark.parametrize("gone", ["unplanned", "not followed"])
 @pytest.mark.parametrize("policy", sorted(mountable_policies()))
-def test_a_plan_that_is_not_believed_changes_nothing(policy: str, gone: str) -> None:
+def test_a_plan_that_is_not_trusted_changes_nothing(policy: str, gone: str) -> None:
     rng = np.random.default_rng(7)
     plain, with_plan = (Engine(mountable_policies()[policy](), 2000) for _ in range(2))
     if gone == "unplanned":
@@ -420,7 +420,7 @@ def test_restored_members_are_ranked_by_the_plan() -> None:
     assert engine.resize(20, 0).drop == (7,)
 
 
-def test_the_order_changes_when_a_plan_is_disbelieved_and_believed_again() -> None:
+def test_the_order_changes_when_a_plan_is_distrusted_and_trusted_again() -> None:
     engine = Engine(LRU(), 30)
     rng = np.random.default_rng(4)
     files = 4000

@@ -116,7 +116,7 @@ def test_a_plan_that_is_dropped_while_it_is_noted_is_noted_no_further(monkeypatc
     assert all(readers.next_use_s(key) is None for key in range(SAMPLES))
 
 
-def test_times_are_computed_anew_for_all_when_one_is_far_off() -> None:
+def test_times_are_computed_again_for_all_when_one_is_far_off() -> None:
     samples, readers = all_of(range(SAMPLES)), RemoteReaders()
     noted(readers, "fast", PlanPart(samples, 0, order_of(*range(SAMPLES))))
     noted(readers, "slow", PlanPart(samples, 0, order_of(*reversed(range(SAMPLES)))))
@@ -141,7 +141,7 @@ def all_changes(readers: RemoteReaders) -> set[int]:
     return {key for _ in range(99) for key in readers.taken_changes(999)}
 
 
-def test_a_reader_that_has_no_more_uses_has_nothing_computed_anew() -> None:
+def test_a_reader_that_has_no_more_uses_has_nothing_computed_again() -> None:
     samples, readers = all_of(range(SAMPLES)), RemoteReaders()
     noted(readers, "reads", PlanPart(samples, 0, order_of(*range(SAMPLES))))
     noted(readers, "is over", PlanPart(samples, 0, order_of(*range(10))))
@@ -159,7 +159,7 @@ def test_a_reader_that_has_no_more_uses_has_nothing_computed_anew() -> None:
         assert not all_changes(readers)
 
 
-def test_times_are_computed_anew_when_only_those_of_the_end_are_far_off() -> None:
+def test_times_are_computed_again_when_only_those_of_the_end_are_far_off() -> None:
     samples, readers = all_of(range(10_000)), RemoteReaders()
     noted(readers, "reader", PlanPart(samples, 0, order_of(*range(10_000))))
     # A hundred times as slow as is supposed first.

@@ -76,7 +76,7 @@ def test_a_log_of_several_processes_is_renamed_once_it_is_long(tmp_path: Path, m
     assert len(kept) > 200
 
 
-def test_a_log_whose_directory_may_not_be_written_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_whose_directory_may_not_be_written_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "_LOG_MAX_BYTES", 1000)
     (tmp_path / "log.1").mkdir()
     log = tmp_path / "log"
@@ -86,7 +86,7 @@ def test_a_log_whose_directory_may_not_be_written_begins_anew(tmp_path: Path, mo
     assert log.stat().st_size <= 1000
 
 
-def test_a_log_whose_directory_is_gone_costs_nobody_but_the_log(tmp_path: Path) -> None:
+def test_a_log_whose_directory_is_gone_costs_no_one_but_the_log(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "log"
     log.parent.mkdir()
     start_logging("info", log, tmp_path, False)

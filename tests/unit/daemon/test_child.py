@@ -61,7 +61,7 @@ async def meets_damage_in_one_of_its_tasks() -> None:
         (meets_damage_in_one_of_its_tasks, EXIT_STORE_CORRUPT),
     ],
 )
-def test_the_status_tells_the_supervisor_why_it_ended(main: Callable[[], Awaitable[None]], status: int) -> None:
+def test_the_status_shows_the_supervisor_why_it_ended(main: Callable[[], Awaitable[None]], status: int) -> None:
     child = os.fork()
     if child == 0:
         live(main)

@@ -55,7 +55,7 @@ def kill() -> None:
     raise Killed
 
 
-def test_a_mount_that_nobody_reads_outlives_a_death_an_hour() -> None:
+def test_a_mount_that_no_one_reads_outlives_a_death_an_hour() -> None:
     mount = Mount()
     assert [mount.die(0, lived_s=3600.0) for _ in range(3 * DEATHS)] == [0.0] * 3 * DEATHS
     assert mount.counters.totals()["worker_restarts"] == 3 * DEATHS

@@ -58,7 +58,7 @@ def test_what_it_takes_to_keep_an_augmented_sample_is_shared_by_its_uses() -> No
     assert kept.predicted(ENCODED, None) == replace(kept, keeping=MADE_UP.keeping).predicted(ENCODED, None)
 
 
-def test_machines_bring_cores_and_caches_and_share_the_source() -> None:
+def test_machines_add_cores_and_caches_and_share_the_source() -> None:
     alone, four = MADE_UP, replace(MADE_UP, nodes=4)
     rates = [found.predicted(ENCODED, None).samples_per_s for found in (alone, four)]
     assert rates[1] == pytest.approx(4 * rates[0])
@@ -147,7 +147,7 @@ class InSteps(Answers):
     """A loader whose worker takes 1 s for a sample, 0.5 s for one that was kept, and 0.25 s more to keep it."""
 
     def ask(self, **question: object) -> dict[str, object]:
-        worker_s = {"no": 4.0, "read": 2.0, "anew": 3.0}[str(question["kept"])]
+        worker_s = {"no": 4.0, "read": 2.0, "again": 3.0}[str(question["kept"])]
         return {"samples": 4, "worker_cpu_s": worker_s, "worker_wait_s": 0.0, "main_cpu_s": 0.0, "kept_bytes": 40}
 
 

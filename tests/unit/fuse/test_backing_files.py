@@ -127,7 +127,7 @@ def test_who_comes_back_soon_finds_it_as_it_was(kernel: Kernel, run: RunLayout, 
     assert list(run.directory.iterdir()) == []
 
 
-def test_nobody_has_to_tidy_while_nothing_lingers(kernel: Kernel, run: RunLayout, plain_files: Plain) -> None:
+def test_no_one_has_to_tidy_while_nothing_lingers(kernel: Kernel, run: RunLayout, plain_files: Plain) -> None:
     clock = Clock()
     book = Passthrough(kernel, plain_files, run, clock)
 

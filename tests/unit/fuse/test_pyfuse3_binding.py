@@ -105,7 +105,7 @@ def test_requests_are_answered_and_their_errors_too(kernel: Kernel, tmp_path: Pa
     serve_until(kernel, ask, tmp_path)
 
 
-def test_a_request_that_has_vanished_holds_nobody_up_for_long(
+def test_a_request_that_has_vanished_holds_no_one_up_for_long(
     kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pyfuse3 reads where nothing is, as when a reader was killed after the kernel had said that it waits."""
@@ -203,7 +203,7 @@ def test_the_alarm_rests_while_nothing_is_read(monkeypatch: pytest.MonkeyPatch) 
         alarm.rest()
 
 
-def test_what_nobody_waits_for_any_more_is_no_trouble(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_no_one_waits_for_any_more_is_no_trouble(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("pyfuse3")
     before = logger.filters[:]
     logger.addFilter(pyfuse3_binding._is_news)

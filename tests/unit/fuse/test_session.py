@@ -219,9 +219,9 @@ def test_what_would_wait_beside_too_many_is_refused(kernel: Kernel, monkeypatch:
             kernel.ask(inode=FIRST_INODE - 1)
             kernel.ask(inode=FIRST_INODE, body=b"let go")
             assert [kernel.answer()[::2] for _ in range(5)] == [(0, b"yes")] * 5
-            trio.from_thread.run_sync(anew)
+            trio.from_thread.run_sync(hold_again)
 
-    def anew() -> None:
+    def hold_again() -> None:
         nonlocal released
         released = trio.Event()
 

@@ -101,7 +101,7 @@ def test_a_dead_mount_is_cleaned(mounted: Path, monkeypatch: pytest.MonkeyPatch)
     assert unmounted == [(mounted, True)]
 
 
-def test_a_hung_mount_hangs_nobody(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_mount_hangs_no_one(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     monkeypatch.setattr(mounts.os, "getxattr", lambda path, name: released.wait(30))
     monkeypatch.setattr(mounts, "PROBE_TIMEOUT_S", 0.01)

@@ -258,7 +258,7 @@ def test_a_url_is_a_source_with_defaults_of_its_own(paths: Paths, bucket: type[_
     assert len(caches) == 2
 
 
-def test_a_data_set_of_a_hub_is_immutable_unless_somebody_says_otherwise(paths: Paths) -> None:
+def test_a_data_set_of_a_hub_is_immutable_unless_someone_says_otherwise(paths: Paths) -> None:
     def made(**values: object) -> Options:
         return Options(source="hf://datasets/owner/photos", mountpoint=paths.mountpoint, **values)
 

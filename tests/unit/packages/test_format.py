@@ -49,7 +49,7 @@ def test_a_changed_byte_is_noticed(data: st.DataObject) -> None:
 
 
 @given(FILES)
-def test_one_of_another_key_is_not_believed(files: list[tuple[bytes, bytes]]) -> None:
+def test_one_of_another_key_is_not_trusted(files: list[tuple[bytes, bytes]]) -> None:
     package = packed(*files, key=bytes(32))
     with pytest.raises(StoreDamaged):
         read_index(package, len(package), KEY)
@@ -68,7 +68,7 @@ def test_one_that_is_cut_short_is_damaged(length: int) -> None:
         read_index(package, len(package), KEY)
 
 
-def test_a_claimed_length_is_not_believed() -> None:
+def test_a_claimed_length_is_not_trusted() -> None:
     header = bytearray(packed((b"a", b"one"))[:HEADER_BYTES])
     header[16:20] = b"\xff\xff\xff\xff"
     with pytest.raises(StoreDamaged, match="no header"):

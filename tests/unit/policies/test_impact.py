@@ -206,7 +206,7 @@ def sections(engine: Engine) -> dict[str, set[Key]]:
 
 
 class TestPins:
-    def test_are_nobodys_victims(self) -> None:
+    def test_are_no_ones_victims(self) -> None:
         engine = Engine(Impact(), 8 * SIZE)
         opened(engine, *range(1, 9))
         learned(engine, {key: float(key) for key in range(1, 31)})
@@ -406,7 +406,7 @@ class TestJobDatasets:
 
 
 class TestLists:
-    def test_a_list_is_made_anew_while_an_epoch_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_list_is_made_again_while_an_epoch_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(impact, "LISTED_AFTER_READS", 4)
         engine = Engine(Impact(), 2 * SIZE)
         opened(engine, 6, 8)
@@ -435,7 +435,7 @@ class TestWarmUp:
         policy.warm_up("train", False)
         assert engine.opened(10, SIZE).drop == (1,)
 
-    def test_ends_when_the_list_is_declared_anew(self) -> None:
+    def test_ends_when_the_list_is_declared_again(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
         policy = learned(engine, LOSSES, LABELS)
         policy.warm_up("train", True)
@@ -486,7 +486,7 @@ class TestSingleUseSubstitutes:
         substitutes.take_back(101)
         assert substitutes.substitute_for(100) == 2
 
-    def test_a_list_declared_anew_has_other_labels(self) -> None:
+    def test_a_list_declared_again_has_other_labels(self) -> None:
         substitutes = SingleUseSubstitutes(lambda key: key >= 100)
         substitutes.listed({1: 0, 100: 0, 101: 1})
         substitutes.add(1)
@@ -525,7 +525,7 @@ def test_it_replays_what_was_learned() -> None:
 KEYS = st.integers(0, 24)
 CLASSES = 3
 # How many samples each job dataset has.
-COURSES = {"one": 25, "two": 12}
+JOB_DATASETS = {"one": 25, "two": 12}
 
 
 def label_of(job_dataset_id: str, key: int) -> int:
@@ -539,16 +539,16 @@ class ImpactMachine(RuleBasedStateMachine):
     def begin(self, room: int) -> None:
         self.policy = Impact()
         self.engine = Engine(self.policy, 8 * room)
-        self.losses: dict[str, dict[int, float]] = {job_dataset_id: {} for job_dataset_id in COURSES}
-        self.high: dict[str, set[int]] = {job_dataset_id: set() for job_dataset_id in COURSES}
-        self.read: dict[str, set[int]] = {job_dataset_id: set() for job_dataset_id in COURSES}
-        self.used: dict[str, set[int]] = {job_dataset_id: set() for job_dataset_id in COURSES}
+        self.losses: dict[str, dict[int, float]] = {job_dataset_id: {} for job_dataset_id in JOB_DATASETS}
+        self.high: dict[str, set[int]] = {job_dataset_id: set() for job_dataset_id in JOB_DATASETS}
+        self.read: dict[str, set[int]] = {job_dataset_id: set() for job_dataset_id in JOB_DATASETS}
+        self.used: dict[str, set[int]] = {job_dataset_id: set() for job_dataset_id in JOB_DATASETS}
         self.warm: set[str] = set()
         self.published: dict[tuple[str, Key], Key] = {}
         self.declare()
 
     def declare(self) -> None:
-        for job_dataset_id, count in COURSES.items():
+        for job_dataset_id, count in JOB_DATASETS.items():
             self.policy.listed(job_dataset_id, {key: label_of(job_dataset_id, key) for key in range(count)})
 
     @staticmethod
@@ -558,27 +558,27 @@ class ImpactMachine(RuleBasedStateMachine):
     def worth(self, key: int) -> float:
         return max(losses.get(key, 0.0) for losses in self.losses.values())
 
-    @rule(job_dataset_id=st.sampled_from([*COURSES]), key=KEYS, loss=st.integers(1, 50))
+    @rule(job_dataset_id=st.sampled_from([*JOB_DATASETS]), key=KEYS, loss=st.integers(1, 50))
     def score(self, job_dataset_id: str, key: int, loss: int) -> None:
-        if key < COURSES[job_dataset_id]:
+        if key < JOB_DATASETS[job_dataset_id]:
             # Different losses, so that the list is clear.
             self.losses[job_dataset_id][key] = loss + key / 100
             self.engine.scored(key, self.worth(key))
             self.policy.scored_by(job_dataset_id, key, self.losses[job_dataset_id][key])
 
-    @rule(job_dataset_id=st.sampled_from([*COURSES, "nobody"]), key=KEYS)
+    @rule(job_dataset_id=st.sampled_from([*JOB_DATASETS, "unknown"]), key=KEYS)
     def open(self, job_dataset_id: str, key: int) -> None:
-        if job_dataset_id in COURSES:
+        if job_dataset_id in JOB_DATASETS:
             self.policy.read_by(job_dataset_id, key)
         members = set(self.engine.members)
         self.engine.opened(key, self.size(key))
-        readers = [job_dataset_id] if job_dataset_id in COURSES else [*COURSES]
+        readers = [job_dataset_id] if job_dataset_id in JOB_DATASETS else [*JOB_DATASETS]
         for reader in readers:
             self.read[reader].add(key)
         if self.warm.issuperset(readers) and not any(key in pins for pins in self.policy.pinned.values()):
             assert members <= set(self.engine.members), "a warm-up evicts nothing"
 
-    @rule(job_dataset_id=st.sampled_from([*COURSES]), key=KEYS)
+    @rule(job_dataset_id=st.sampled_from([*JOB_DATASETS]), key=KEYS)
     def look_up(self, job_dataset_id: str, key: int) -> None:
         given = self.policy.substitute_for(job_dataset_id, key)
         if given is None:
@@ -597,26 +597,26 @@ class ImpactMachine(RuleBasedStateMachine):
         self.used[job_dataset_id].add(hub)
         assert key in self.policy.missed_ids
 
-    @rule(job_dataset_id=st.sampled_from([*COURSES]))
+    @rule(job_dataset_id=st.sampled_from([*JOB_DATASETS]))
     def new_epoch(self, job_dataset_id: str) -> None:
         self.policy.new_epoch(job_dataset_id)
-        self.list_anew(job_dataset_id)
+        self.renew_list(job_dataset_id)
         self.read[job_dataset_id].clear()
         self.used[job_dataset_id].clear()
 
-    def list_anew(self, job_dataset_id: str) -> None:
+    def renew_list(self, job_dataset_id: str) -> None:
         losses = self.losses[job_dataset_id]
         order = sorted(losses, key=losses.__getitem__)
         self.high[job_dataset_id] = set() if job_dataset_id in self.warm else set(order[len(order) - len(order) // 2 :])
 
-    @rule(job_dataset_id=st.sampled_from([*COURSES]), active=st.booleans())
+    @rule(job_dataset_id=st.sampled_from([*JOB_DATASETS]), active=st.booleans())
     def warm_up(self, job_dataset_id: str, active: bool) -> None:
         self.policy.warm_up(job_dataset_id, active)
         if active != (job_dataset_id in self.warm):
             self.warm ^= {job_dataset_id}
-            self.list_anew(job_dataset_id)
+            self.renew_list(job_dataset_id)
 
-    @rule(job_dataset_id=st.sampled_from([*COURSES]), keys=st.frozensets(KEYS, max_size=4))
+    @rule(job_dataset_id=st.sampled_from([*JOB_DATASETS]), keys=st.frozensets(KEYS, max_size=4))
     def pin(self, job_dataset_id: str, keys: frozenset[int]) -> None:
         for key in self.policy.pin(job_dataset_id, keys):
             if key in self.engine.members:
@@ -638,7 +638,7 @@ class ImpactMachine(RuleBasedStateMachine):
             else:
                 self.published[job_dataset_id, key] = given
         # What was published is what would be answered.
-        for job_dataset_id in COURSES:
+        for job_dataset_id in JOB_DATASETS:
             for key in range(25):
                 assert self.published.get((job_dataset_id, key)) == self.policy.substitute_for(job_dataset_id, key)
 
@@ -657,7 +657,7 @@ class ImpactMachine(RuleBasedStateMachine):
                 self.policy.scored_by(job_dataset_id, key, loss)
         self.published.clear()
         # Which samples readers asked for is not saved, except for the members that were used.
-        for job_dataset_id in COURSES:
+        for job_dataset_id in JOB_DATASETS:
             saved = {int(str(key)) for key in state["ranks"]["job_datasets"][job_dataset_id]["used"]}
             self.read[job_dataset_id] &= saved
             self.used[job_dataset_id] &= saved
@@ -665,7 +665,7 @@ class ImpactMachine(RuleBasedStateMachine):
             self.warm.discard(job_dataset_id)
             self.warm_up(job_dataset_id, True)
 
-    @rule(job_dataset_id=st.sampled_from([*COURSES]))
+    @rule(job_dataset_id=st.sampled_from([*JOB_DATASETS]))
     def forget(self, job_dataset_id: str) -> None:
         self.policy.forget_job_dataset(job_dataset_id, [])
         self.losses[job_dataset_id].clear()

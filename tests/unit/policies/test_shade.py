@@ -87,7 +87,7 @@ class TestGhosts:
         assert [again.score(key) for key in (1, 2, 3, 4)] == [0, 0, 3, 4]
 
 
-def test_it_takes_over_what_a_trainer_taught_another_policy() -> None:
+def test_it_takes_over_what_another_policy_has_learned() -> None:
     engine = engine_with(Shade(), 20, {1: 3.0, 2: 4.0})
     fresh = Shade()
     fresh.scored(2, 0.5)

@@ -122,7 +122,7 @@ class TestHomophily:
         assert engine.opened(1, 10).keep == ((1, IMPORTANCE),)
         assert policy.substitute_for("train", 500) == 2
 
-    def test_a_lower_ratio_evicts_nobody_until_hubs_come_and_a_higher_one_at_once(self) -> None:
+    def test_a_lower_ratio_evicts_no_one_until_hubs_come_and_a_higher_one_at_once(self) -> None:
         policy = Spider(ratio=0.5)
         engine = engine_with(policy, 40, {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4})
         for key in (5, 6):

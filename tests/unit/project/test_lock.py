@@ -41,7 +41,7 @@ def test_it_has_one_version_that_suits_of_all_that_is_asked_for(python: str) -> 
             assert requirement.specifier.contains(versions[0]), f"{requirement}: run scripts/lock"
 
 
-def test_torch_is_pinned_elsewhere() -> None:
+def test_torch_is_pinned_in_another_file() -> None:
     pin = Requirement(PROJECT["tool"]["uv"]["constraint-dependencies"][0])
     version = str(pin.specifier).removeprefix("==")
     assert not re.search(r"^(torch|triton|nvidia-.*|cuda-.*)==", TEXT, re.MULTILINE)

@@ -24,7 +24,7 @@ def test_an_environment_behind_a_link_is_left_alone(tmp_path: Path) -> None:
     assert f"{tmp_path / 'link'} is a link: delete the link, then run this again" in done.stderr
 
 
-def test_an_environment_that_somebody_else_has_made_is_left_alone(tmp_path: Path) -> None:
+def test_an_environment_that_someone_else_has_made_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/package").write_text("in use")
     (tmp_path / "lock").touch()
@@ -45,7 +45,7 @@ def test_the_environment_of_the_scripts_is_not_the_one_that_users_are_told_to_ma
         assert used <= {".venv-dev"} or script.name == "install-mount-helper", script
 
 
-def test_an_environment_for_peers_that_somebody_else_has_made_is_left_alone(tmp_path: Path) -> None:
+def test_an_environment_for_peers_that_someone_else_has_made_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / ".peers").mkdir()
     (tmp_path / ".peers/package").write_text("in use")

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from spiderfs.scorer import cells as module
 from spiderfs.scorer.cells import CELL_ROWS, LEAST_ROWS, PAGE_ROWS, CellIndex, Centres
-from spiderfs.scorer.index import NOBODY, Nearest, Vectors, blocks_of, exact_nearest, normalised
+from spiderfs.scorer.index import NO_ID, Nearest, Vectors, blocks_of, exact_nearest, normalised
 
 DIMENSION = 8
 
@@ -99,7 +99,7 @@ def test_equal_embeddings_stay_where_they_are() -> None:
     assert (index._place_of == before).all()
     answer = index.nearest(np.arange(5), vectors[:5], 10)
     assert answer.distances == pytest.approx(0, abs=0.01)
-    assert (answer.ids != NOBODY).all()
+    assert (answer.ids != NO_ID).all()
 
 
 def test_restores_its_cells_and_refuses_what_cannot_be(tmp_path: Path) -> None:

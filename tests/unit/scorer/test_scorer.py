@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from spiderfs.scorer.cells import CellIndex
 from spiderfs.scorer.graph import GraphIndex
-from spiderfs.scorer.index import NOBODY, ExactIndex, NeighbourIndex, Vectors, normalised
+from spiderfs.scorer.index import NO_ID, ExactIndex, NeighbourIndex, Vectors, normalised
 from spiderfs.scorer.scorer import SETTLED_CHANGE, Radius, Scorer, importance
 from spiderfs.scorer.scoring import FIRST_PRIOR, ScorerOptions
 
@@ -44,7 +44,7 @@ def empty_index(request: pytest.FixtureRequest) -> NeighbourIndex:
 class TestIndexes:
     def test_an_empty_index_has_no_neighbours(self, empty_index: NeighbourIndex) -> None:
         answer = empty_index.nearest(np.array([3]), np.ones((1, 16), np.float32), 4)
-        assert answer.ids.tolist() == [[NOBODY] * 4]
+        assert answer.ids.tolist() == [[NO_ID] * 4]
         assert np.isinf(answer.distances).all()
         assert (len(empty_index), len(empty_index.present())) == (0, 0)
 
@@ -65,8 +65,8 @@ class TestIndexes:
         vectors = normalised(np.eye(16, dtype=np.float32)[:3] + np.float32(0.01))
         empty_index.update(np.arange(3), vectors)
         everybody = empty_index.nearest(np.arange(3), vectors, 10)
-        assert (everybody.ids[:, 2:] == NOBODY).all()
-        assert (everybody.ids[:, :2] != NOBODY).all()
+        assert (everybody.ids[:, 2:] == NO_ID).all()
+        assert (everybody.ids[:, :2] != NO_ID).all()
 
     def test_an_update_moves_a_sample(self, empty_index: NeighbourIndex) -> None:
         vectors = normalised(clusters(200)[1])
@@ -145,7 +145,7 @@ def test_exact_neighbours_against_sorting_all_distances(count: int, k: int, seed
         distances = np.linalg.norm(vectors.astype(np.float64) - vectors[sample], axis=1)
         true = np.sort(np.delete(distances, sample))[:k]
         assert answer.distances[row, : len(true)] == pytest.approx(true, abs=1e-3)
-        assert (answer.ids[row, len(true) :] == NOBODY).all()
+        assert (answer.ids[row, len(true) :] == NO_ID).all()
 
 
 @given(st.lists(st.floats(-6e4, 6e4, width=16), min_size=4, max_size=4))

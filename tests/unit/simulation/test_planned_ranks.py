@@ -50,7 +50,7 @@ class Recorded:
             order = EpochOrder(self.rng.sample(range(SAMPLES), SAMPLES), SAMPLES)
             self.report(Planned(job, job_dataset_id, epoch, 0, True, [sample + 1 for sample in order.order.tolist()]))
             shared.begin(job, job, order.order)
-            self.engine.rank_anew()
+            self.engine.rerank()
             in_hand: deque[list[int]] = deque()
             for _ in range(SAMPLES // BATCH + IN_HAND):
                 first = order.position
@@ -66,7 +66,7 @@ class Recorded:
                 yield False
         self.report(Disconnected(job))
         shared.end(job)
-        self.engine.rank_anew()
+        self.engine.rerank()
 
     def report(self, news: RankNews) -> None:
         self.news.append((len(self.keys), news))
@@ -85,7 +85,7 @@ class Recorded:
 def test_a_replay_of_jobs_that_exchange_fetches_what_they_have_fetched() -> None:
     recorded = Recorded(3, apart=SAMPLES // BATCH // 3)
     with_news = recorded.replay().origin_bytes_per_sample
-    # Of samples that equally many jobs are pending a random one leaves, and the recorded orders fit those that have
+    # Of samples that are pending for equally many jobs a random one leaves, and the recorded orders fit those that have
     # left.
     assert with_news == pytest.approx(recorded.fetched / len(recorded.keys), rel=0.15)
     assert with_news < 0.8 * recorded.replay(news=False).origin_bytes_per_sample
@@ -141,7 +141,7 @@ def test_simulate_follows_recorded_plans(tmp_path: Path) -> None:
     assert "holds no plans" in refused.output
 
 
-def test_a_rank_that_ends_is_owed_nothing() -> None:
+def test_nothing_is_pending_for_a_rank_that_ends() -> None:
     engine = Engine(LRU(), 4)
     order = [1, 2, 3, 4]
     news: list[tuple[int, RankNews]] = [(0, Planned(job, str(job), 0, 0, True, order)) for job in (1, 2)]

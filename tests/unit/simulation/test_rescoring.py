@@ -128,7 +128,7 @@ def test_another_radius_finds_other_neighbours(path: Path) -> None:
     assert neighbours[0] == 0 < neighbours[1] < neighbours[2]
 
 
-def test_a_list_that_is_declared_again_goes_on_and_a_changed_one_begins_anew(path: Path) -> None:
+def test_a_list_that_is_declared_again_goes_on_and_a_changed_one_begins_again(path: Path) -> None:
     labels = dict(zip(INODES.tolist(), LABELS.tolist(), strict=True))
     changed = dict.fromkeys(labels, 0)
     vectors = np.random.default_rng(1).standard_normal((SAMPLES, 4)).astype(np.float16)
@@ -171,7 +171,7 @@ KNOWN = np.array([5, 6], np.uint64)
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_damage_is_told_in_one_line(
+def test_damage_is_reported_in_one_line(
     path: Path, inodes: npt.NDArray[np.uint64], vectors: npt.NDArray[np.float64], number: int, complaint: str
 ) -> None:
     damaged(path, inodes, vectors, number)
@@ -264,7 +264,7 @@ def test_command_refuses_what_is_no_radius(path: Path, radius: str) -> None:
     assert len(output.splitlines()) == 1
 
 
-def test_command_needs_embeddings_to_score_anew(path: Path) -> None:
+def test_command_needs_embeddings_to_score_again(path: Path) -> None:
     writer = TraceWriter(path)
     writer.append(0, 5, SIZE)
     writer.close()

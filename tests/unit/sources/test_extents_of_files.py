@@ -73,3 +73,16 @@ def test_other_processes_find_the_grids_of_a_file(tmp_path: Path) -> None:
     ends = [int(grid.extents[0, 1]) - 4096 for grid in other.of(b"a")]
     assert ends == list(range(4, 12)), "the newest, each once"
     assert other.of(b"b") == () == Grids().of(b"a")
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
+def test_a_torn_file_of_grids_is_none(tmp_path: Path, kept: float) -> None:
+    grids, extents = Grids(tmp_path.joinpath), np.array([(0, 4096)])
+    grids.publish(b"a", extents)
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[: int(kept * len(content))])
+    assert grids.of(b"a") == ()
+    grids.publish(b"a", extents)
+    assert [grid.extents.tolist() for grid in grids.of(b"a")] == [[[0, 4096]]]

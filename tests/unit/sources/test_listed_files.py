@@ -95,7 +95,7 @@ def test_each_kind_of_list_is_read(kind: str, packed: bool, tmp_path: Path) -> N
         ('[\n{"Path":"a","Size":1,"IsDir":false}\n]\n', "line 2 is none of rclone lsjson"),
         ('[\n{"Path":"a",\n]\n', "line 2 is none of rclone lsjson"),
         ('"bucket","a","1","2023-01-02T15:04:05Z"\n"bucket","a"\n', "line 2 is none of an S3 Inventory"),
-        ("2023-01-02 15:04:05 1 elsewhere\n", "it lists no files"),
+        ("2023-01-02 15:04:05 1 outside\n", "it lists no files"),
         ("", "it lists no files"),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_wrong_line_is_named(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "list"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said) as caught:
-        read_list(path, "data/" if "elsewhere" in text else "")
+        read_list(path, "data/" if "outside" in text else "")
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -184,7 +184,7 @@ def test_who_takes_the_place_of_another_has_no_part_in_what_that_gave() -> None:
     assert len(members.members) <= 3, "places do not become more for ever"
 
 
-def test_a_list_that_is_half_written_is_not_believed() -> None:
+def test_a_list_that_is_half_written_is_not_trusted() -> None:
     members = Members()
     changed(members, HERE, A)
     edition = members.edition

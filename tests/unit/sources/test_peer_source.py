@@ -277,7 +277,7 @@ def test_a_long_text_about_a_file_that_is_not_there_is_not_waited_for(setup: Set
 
 
 @pytest.mark.parametrize("says", [True, False])
-def test_a_connection_that_the_server_has_closed_is_made_anew(setup: Setup, says: bool) -> None:
+def test_a_connection_that_the_server_has_closed_is_made_again(setup: Setup, says: bool) -> None:
     def closing(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
         handler.close_connection = True
         if says:
@@ -290,7 +290,7 @@ def test_a_connection_that_the_server_has_closed_is_made_anew(setup: Setup, says
     assert setup.status().timeouts == 0
 
 
-def test_a_kept_connection_that_ends_at_the_next_question_is_made_anew(setup: Setup) -> None:
+def test_a_kept_connection_that_ends_at_the_next_question_is_made_again(setup: Setup) -> None:
     asked: list[BaseHTTPRequestHandler] = []
 
     def ending(handler: BaseHTTPRequestHandler, path: bytes) -> bool:

@@ -95,7 +95,7 @@ def test_a_server_that_ends_each_connection(setup: Setup, status: int, protocol:
     assert setup.status().timeouts == 0
 
 
-def test_a_piece_from_elsewhere_in_the_file(setup: Setup) -> None:
+def test_a_piece_from_another_place_in_the_file(setup: Setup) -> None:
     def remote(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
         reply(handler, 206, CONTENT[:100], {"Content-Range": f"bytes 0-99/{len(CONTENT)}"})
         return True

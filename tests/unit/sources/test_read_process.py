@@ -180,7 +180,7 @@ class Held(MemorySource):
         os.close(self._tell)
 
 
-def test_who_waits_elsewhere_is_given_the_bytes_first() -> None:
+def test_who_waits_in_another_place_is_given_the_bytes_first() -> None:
     source = Held()
     content = os.urandom(100_000)
     version = source.add(b"file", content).version
@@ -263,7 +263,7 @@ def test_what_the_descriptor_refuses_is_left_to_the_caller() -> None:
         attended(process, test)
 
 
-def test_a_delivery_that_is_held_up_holds_up_nobody_else() -> None:
+def test_a_delivery_that_is_held_up_holds_up_no_one_else() -> None:
     source = MemorySource()
     version = source.add(b"file", b"x" * 4096).version
     with delivering(source) as (process, _, descriptor):
@@ -290,7 +290,7 @@ def test_a_delivery_that_is_held_up_holds_up_nobody_else() -> None:
         attended(process, test)
 
 
-def test_its_end_is_told() -> None:
+def test_its_end_is_reported() -> None:
     source = MemorySource()
     version = source.add(b"file", b"content").version
     process = ReadProcess(source, 2, LONGEST, before=lambda: None)

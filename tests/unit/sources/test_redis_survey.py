@@ -97,7 +97,7 @@ def test_a_server_that_is_none_of_redis_changes_nothing(answer: bytes) -> None:
         answering.join()
 
 
-def test_room_is_heard_of_where_the_first_address_does_not_answer(tmp_path: Path) -> None:
+def test_room_is_found_where_the_first_address_does_not_answer(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server, closing(redis.Redis("127.0.0.1", server.port)) as client:
         client.set("spiderfs:set:groups", GROUPS // 2)
         node = Node(f"redis://n1:{server.port}/set", "n1", ["127.0.0.2", "127.0.0.1"])
@@ -107,7 +107,7 @@ def test_room_is_heard_of_where_the_first_address_does_not_answer(tmp_path: Path
             assert survey.look(node._replace(room=7)).room == 7
 
 
-def test_a_shard_that_knows_of_no_others_any_more_keeps_nobody_from_the_map(tmp_path: Path) -> None:
+def test_a_shard_that_knows_of_no_others_any_more_keeps_no_one_from_the_map(tmp_path: Path) -> None:
     with RedisCluster(tmp_path) as cluster, closing(cluster.client(0)) as first, closing(cluster.client(1)) as second:
         node = Node(f"{cluster.url}/set", "localhost", ["127.0.0.1"])
         with closing(Survey(node.url, finds_room=True)) as survey:
@@ -131,7 +131,7 @@ def test_a_server_that_is_in_no_cluster_any_more_has_no_shards(tmp_path: Path) -
             assert survey.look(known) == known
 
 
-def test_a_shard_that_has_lost_the_others_is_not_believed(tmp_path: Path) -> None:
+def test_a_shard_that_has_lost_the_others_is_not_trusted(tmp_path: Path) -> None:
     with RedisCluster(tmp_path) as cluster, closing(cluster.client(0)) as first:
         node = Node(f"{cluster.url}/set", "localhost", ["127.0.0.1"])
         with closing(Survey(node.url, finds_room=True)) as survey:
@@ -148,7 +148,7 @@ def test_a_shard_that_has_lost_the_others_is_not_believed(tmp_path: Path) -> Non
                 server.signal(signal.SIGCONT)
 
 
-def test_a_lower_room_is_told_before_samples_are_removed_by_one_mount_of_several(
+def test_a_lower_room_is_published_before_samples_are_removed_by_one_mount_of_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_client, "_SETTLED_S", 1)

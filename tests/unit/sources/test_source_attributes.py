@@ -64,7 +64,7 @@ def test_the_catalogue_gives_back_what_was_found(found: SourceStat) -> None:
 
 
 @given(FOUND, st.floats(0, 1e9))
-def test_the_kernel_is_told_of_it(found: SourceStat, timeout_s: float) -> None:
+def test_the_kernel_knows_of_it(found: SourceStat, timeout_s: float) -> None:
     shown = Attributes(1 << 63 | 5, *found[:5], timeout_s)
     for packed in (
         wire.attr_out(shown),

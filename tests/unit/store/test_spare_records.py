@@ -154,7 +154,7 @@ def test_without_any_disk_all_is_in_memory() -> None:
     assert shared.in_use
 
 
-def test_a_damaged_store_is_told_of() -> None:
+def test_a_damaged_store_is_reported() -> None:
     disk = Disk(TABLES)
     disk.writes = disk.reads = StoreCorrupt("damaged")
     with pytest.raises(StoreCorrupt):

@@ -186,7 +186,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_seen_and_the_store_is_made_anew(tmp_path: Path, intact: Path, damage: str) -> None:
+def test_damage_is_seen_and_the_store_is_made_again(tmp_path: Path, intact: Path, damage: str) -> None:
     shutil.copytree(intact, tmp_path, dirs_exist_ok=True)
     assert environment.is_sound(tmp_path / "content")
     DAMAGE[damage](tmp_path / "content" / "data.mdb")

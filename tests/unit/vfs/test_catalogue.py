@@ -82,7 +82,7 @@ def test_a_name_that_becomes_a_directory_is_another_inode(catalogue: Catalogue) 
     assert catalogue.node(directory).is_directory
 
 
-def test_the_same_name_elsewhere_is_another_file(catalogue: Catalogue) -> None:
+def test_the_same_name_in_another_directory_is_another_file(catalogue: Catalogue) -> None:
     one = catalogue.record(ROOT_INODE, b"one", DIRECTORY, 1.0).inode
     two = catalogue.record(ROOT_INODE, b"two", DIRECTORY, 1.0).inode
     assert catalogue.record(one, b"x", FILE, 1.0).inode != catalogue.record(two, b"x", FILE, 1.0).inode

@@ -176,7 +176,7 @@ def test_many_who_want_the_same_share_one_fetch(harness: Harness) -> None:
     run(test)
 
 
-def test_a_changed_source_is_told_and_nothing_lands(harness: Harness) -> None:
+def test_a_changed_source_is_reported_and_nothing_lands(harness: Harness) -> None:
     async def test() -> None:
         node = harness.add(b"content")
         harness.source.change(b"file", b"CONTENT")
@@ -336,7 +336,7 @@ def test_a_damaged_store_is_passed_up(harness: Harness) -> None:
     run(test)
 
 
-def test_a_record_whose_bytes_are_damaged_is_fetched_anew(tmp_path: Path) -> None:
+def test_a_record_whose_bytes_are_damaged_is_fetched_again(tmp_path: Path) -> None:
     content = LmdbContent(tmp_path)
     content.set_capacity(1 << 20)
     harness = Harness(tmp_path, content)
@@ -585,7 +585,7 @@ def test_a_caller_that_gives_up_leaves_no_lock(harness: Harness) -> None:
         harness.source.fail_next(SourceUnavailable("so that there is a pause to give up in"))
         with trio.CancelScope() as scope:
             scope.cancel()
-            await harness.fetcher.bring(node)
+            await harness.fetcher.fetch_bytes(node)
         assert scope.cancelled_caught
         other = FetchLock(harness.lock)
         assert other.try_hold(ContentKey(node.inode))
@@ -606,7 +606,7 @@ def test_a_reader_has_its_bytes_before_they_are_in_the_store(harness: Harness) -
         node = harness.add(b"content")
         key = ContentKey(node.inode)
         other = FetchLock(harness.lock)
-        fetched = await alone.bring(node)
+        fetched = await alone.fetch_bytes(node)
         fetched.when_settled(told.append)
         assert fetched.payload == b"content"
         assert not harness.content.has(key)
@@ -614,7 +614,7 @@ def test_a_reader_has_its_bytes_before_they_are_in_the_store(harness: Harness) -
         assert other.held(key)
         assert alone.stored(key)
         assert local(alone, key) == b"content"
-        assert await alone.bring(node) is fetched
+        assert await alone.fetch_bytes(node) is fetched
         assert await alone.fetch(node) == (b"content", FETCHED)
         assert harness.content.has(key)
         assert told == [FETCHED]
@@ -639,7 +639,7 @@ def test_the_end_waits_until_everything_has_landed(harness: Harness) -> None:
         )
         nodes = [harness.add(b"%d" % number, 100_000 + number, b"%d" % number) for number in range(50)]
         for node in nodes:
-            await alone.bring(node)
+            await alone.fetch_bytes(node)
         await alone.drain()
         assert all(harness.content.has(ContentKey(node.inode)) for node in nodes)
 
@@ -667,7 +667,7 @@ def test_one_that_does_not_fit_on_the_disk_costs_the_others_nothing(
         run(test)
 
 
-def test_who_brings_more_than_may_wait_waits_for_room(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_fetches_more_than_may_wait_waits_for_room(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spiderfs.vfs.landing.WAITING_BYTES", 100)
     monkeypatch.setattr("spiderfs.vfs.landing.ENTRY_BYTES", 0)
     held: list[int] = []

@@ -75,7 +75,7 @@ def test_the_first_reader_makes_the_text_and_every_worker_finds_it(tmp_path: Pat
     run(tmp_path, test)
 
 
-def test_without_a_manager_it_is_the_reader_who_hears_so(tmp_path: Path) -> None:
+def test_without_a_manager_the_reader_gets_the_error(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.manager.refuses = TryAgain("there is no manager")
         inode = harness.inode(b"cache")

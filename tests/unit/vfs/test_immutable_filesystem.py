@@ -182,7 +182,7 @@ def test_a_failure_is_no_other_reader_s(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_file_that_has_changed_is_doubted_and_looked_up_anew(
+def test_a_file_that_has_changed_is_doubted_and_looked_up_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(harness: Harness) -> None:
@@ -233,7 +233,7 @@ def test_nothing_can_be_written_and_no_mode_says_otherwise(tmp_path: Path) -> No
     run(tmp_path, test)
 
 
-def test_a_trainers_substitute_is_told_at_the_look_up_and_once(tmp_path: Path) -> None:
+def test_a_trainers_substitute_is_reported_at_the_look_up_and_once(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         x, h = await harness.lookup(b"x"), await harness.lookup(b"h")
         assert await harness.read(h) == b"content of h, longer"
@@ -278,7 +278,7 @@ def test_a_version_that_was_superseded_is_no_substitute(tmp_path: Path, is_known
     run(tmp_path, test)
 
 
-def test_while_trainers_may_be_given_substitutes_no_name_is_believed(tmp_path: Path) -> None:
+def test_while_trainers_may_be_given_substitutes_no_name_is_trusted(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         async def trusted() -> set[float]:
             listed = await harness.fs.readdir((await harness.fs.opendir(ROOT_INODE)).handle, 0, 100)
@@ -320,7 +320,7 @@ def test_what_is_pushed_ahead_is_fetched_and_counts_for_no_reader(tmp_path: Path
     run(tmp_path, test)
 
 
-def test_a_fetch_is_told_once_however_many_reads_wait_for_it(tmp_path: Path) -> None:
+def test_a_fetch_is_reported_once_however_many_reads_wait_for_it(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         x = await harness.lookup(b"x")
         async with trio.open_nursery() as nursery:
@@ -333,7 +333,7 @@ def test_a_fetch_is_told_once_however_many_reads_wait_for_it(tmp_path: Path) -> 
     run(tmp_path, test)
 
 
-def test_what_another_process_has_fetched_for_a_push_is_told_there(
+def test_what_another_process_has_fetched_for_a_push_is_reported_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(harness: Harness) -> None:

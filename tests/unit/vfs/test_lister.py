@@ -128,7 +128,7 @@ def test_an_unchanged_mtime_saves_the_scan() -> None:
     run(test)
 
 
-def test_a_listing_that_is_trusted_for_no_time_is_made_anew_from_the_names_alone() -> None:
+def test_a_listing_that_is_trusted_for_no_time_is_made_again_from_the_names_alone() -> None:
     async def test(harness: Harness) -> None:
         harness.source.add(b"a", b"1")
         harness.source.add(b"gone")
@@ -230,7 +230,7 @@ def test_a_look_up_of_its_name_saves_the_questions_about_a_directory() -> None:
     run(test)
 
 
-def test_a_name_that_was_forgotten_vouches_for_no_directory_however_long_names_are_believed() -> None:
+def test_a_name_that_was_forgotten_vouches_for_no_directory_however_long_names_are_trusted() -> None:
     async def test(harness: Harness) -> None:
         harness.source.add(b"sub/a")
         await harness.lister.complete(await harness.lister.root(), TTL_S)

@@ -82,7 +82,7 @@ def test_a_block_is_fetched_once_pieces_of_half_of_it_were_read(tmp_path: Path) 
     run(tmp_path, test)
 
 
-def test_a_block_that_was_evicted_is_touched_anew(tmp_path: Path) -> None:
+def test_a_block_that_was_evicted_is_touched_again(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await touch_half(harness, 20)
         assert await harness.brings(block(20.6), PIECE) == [1, BLOCK_BYTES]
@@ -112,7 +112,7 @@ def test_a_read_across_a_border_is_one_request_and_touches_each_block_by_its_par
     run(tmp_path, test)
 
 
-def test_a_read_across_a_border_brings_a_piece_of_the_block_that_is_not_there(tmp_path: Path) -> None:
+def test_a_read_across_a_border_fetches_a_piece_of_the_block_that_is_not_there(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         assert await harness.brings(block(20), BLOCK_BYTES) == [1, BLOCK_BYTES]
         assert await harness.brings(block(20) - 1000, 3000) == [1, 1000]
@@ -148,7 +148,7 @@ def test_a_reader_in_order_gets_blocks(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_samples_of_several_reads_each_bring_no_more_than_they_want(tmp_path: Path) -> None:
+def test_samples_of_several_reads_each_fetch_no_more_than_they_want(tmp_path: Path) -> None:
     """A sample of up to half a MiB, which the kernel asks for in several READs, or by its page faults."""
 
     async def test(harness: Harness) -> None:
@@ -159,7 +159,7 @@ def test_samples_of_several_reads_each_bring_no_more_than_they_want(tmp_path: Pa
     run(tmp_path, test)
 
 
-def test_a_reader_that_goes_backwards_brings_what_it_asks_for(tmp_path: Path) -> None:
+def test_a_reader_that_goes_backwards_fetches_what_it_asks_for(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         for turn in range(4):
             assert await harness.brings(block(20) - turn * PIECE, PIECE) == [1, PIECE]

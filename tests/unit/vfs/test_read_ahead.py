@@ -94,7 +94,7 @@ def test_nothing_is_asked_past_the_end(tmp_path: Path) -> None:
     assert asked(tmp_path, 3.5, 1, 2, 3, 4) == [[2, 3, 4], [], [], []]
 
 
-def test_a_reader_in_order_elsewhere_gets_a_window_of_its_own(tmp_path: Path) -> None:
+def test_a_reader_in_order_in_another_place_gets_a_window_of_its_own(tmp_path: Path) -> None:
     windows = [[51, 52, 53, 54], [55], [21, 22, 23, 24], [81, 82, 83, 84], [85]]
     assert asked(tmp_path, 100, 50, 51, 20, 80, 81) == windows
 
@@ -171,7 +171,7 @@ def test_a_block_that_is_being_fetched_is_not_fetched_ahead(tmp_path: Path) -> N
     assert harness.counters.totals()["readahead_blocks"] == harness.source.calls["read"] == 1
 
 
-def test_a_fetch_ahead_that_fails_is_nobodys_error(tmp_path: Path) -> None:
+def test_a_fetch_ahead_that_fails_is_no_ones_error(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.source.fail_next(SourceUnavailable("down"))
         harness.ahead.start(node(3), 2)

@@ -104,7 +104,7 @@ def test_the_nearest_trainer_counts(harness: Harness, family: list[int]) -> None
     assert harness.redirects.trainer_of(threading.get_native_id()) == ours
 
 
-def test_nobody_else_does(harness: Harness, family: list[int]) -> None:
+def test_no_one_else_does(harness: Harness, family: list[int]) -> None:
     harness.redirects.set_trainers([attached(family[2])], "trainer")
     strangers = [family[0], family[1], os.getpid(), os.getppid(), 1, 0, 1 << 30]
     assert [harness.redirects.trainer_of(thread) for thread in strangers] == [None] * len(strangers)

@@ -80,7 +80,7 @@ def test_a_file_that_is_never_the_same_twice_is_read(tmp_path: Path, another_is_
     trio.run(live)
 
 
-def test_what_was_read_of_a_version_that_is_superseded_is_not_believed(tmp_path: Path) -> None:
+def test_what_was_read_of_a_version_that_is_superseded_is_not_trusted(tmp_path: Path) -> None:
     """Another worker knows a newer version. The kernel must not come to trust the older one for an hour."""
 
     async def live() -> None:

@@ -13,10 +13,10 @@ from spiderfs.store.store import ContentKey
 from spiderfs.vfs.rules import (
     ANYBODY,
     FOREVER_S,
-    Believed,
     Credentials,
     Ownership,
     Settings,
+    Validity,
     directories_to_pass,
     is_at_hand,
     is_provisional,
@@ -53,7 +53,7 @@ def file(mode: int, uid: int = 5, gid: int = 6) -> SourceStat:
 # -- how long a name is trusted
 
 
-def test_a_name_whose_version_had_not_settled_is_believed_until_it_settles() -> None:
+def test_a_name_whose_version_had_not_settled_is_trusted_until_it_settles() -> None:
     assert left_s(100, 101, 3600, settles_at=102.5) == 1.5
     assert left_s(100, 103, 3600, settles_at=102.5) < 0
     assert left_s(103, 104, 3600, settles_at=102.5) == 3599, "checked since then"
@@ -61,7 +61,7 @@ def test_a_name_whose_version_had_not_settled_is_believed_until_it_settles() -> 
 
 
 @given(checked_at=TIMES, now=TIMES, ttl_s=TTLS)
-def test_nothing_is_believed_for_longer_than_its_ttl_nor_for_ever(checked_at: float, now: float, ttl_s: float) -> None:
+def test_nothing_is_trusted_for_longer_than_its_ttl_nor_for_ever(checked_at: float, now: float, ttl_s: float) -> None:
     left = left_s(checked_at, now, ttl_s)
     assert left <= min(ttl_s, FOREVER_S)
     if now < checked_at:
@@ -71,12 +71,12 @@ def test_nothing_is_believed_for_longer_than_its_ttl_nor_for_ever(checked_at: fl
 
 
 @given(ttl_s=TTLS)
-def test_an_expired_name_is_not_believed_whatever_the_ttl(ttl_s: float) -> None:
+def test_an_expired_name_is_not_trusted_whatever_the_ttl(ttl_s: float) -> None:
     assert left_s(0.0, NOW, ttl_s) <= 0
 
 
 @given(checked_at=TIMES, now=TIMES, ttl_s=TTLS, since_s=TIMES)
-def test_nothing_is_believed_that_was_checked_too_early(
+def test_nothing_is_trusted_that_was_checked_too_early(
     checked_at: float, now: float, ttl_s: float, since_s: float
 ) -> None:
     left = left_s(checked_at, now, ttl_s, since_s)
@@ -89,11 +89,11 @@ def test_both_ways_to_say_it_agree(checked_at: float, now: float, ttl_s: float, 
 
 
 @given(one=st.tuples(TIMES, TIMES), other=st.tuples(TIMES, TIMES), now=TIMES)
-def test_two_things_are_believed_while_each_of_them_is(
+def test_two_things_are_trusted_while_each_of_them_is(
     one: tuple[float, float], other: tuple[float, float], now: float
 ) -> None:
-    both = Believed(*one).and_also(Believed(*other))
-    assert both.at(now) == (Believed(*one).at(now) and Believed(*other).at(now))
+    both = Validity(*one).and_also(Validity(*other))
+    assert both.at(now) == (Validity(*one).at(now) and Validity(*other).at(now))
 
 
 def test_a_version_is_provisional_until_it_has_settled() -> None:
@@ -137,7 +137,7 @@ def test_a_reader_passes_every_directory_above_a_substitute_unless_it_has_done_s
 
 
 @given(mode=st.integers(0, 0o777), path=PATHS)
-def test_where_the_kernel_compares_nobody_every_substitute_may_be_given(mode: int, path: bytes) -> None:
+def test_where_the_kernel_compares_no_one_every_substitute_may_be_given(mode: int, path: bytes) -> None:
     assert directories_to_pass(ANYBODY, SHOWN, file(mode), path, b"remote") == []
 
 

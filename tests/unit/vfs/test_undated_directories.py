@@ -135,7 +135,7 @@ def test_names_of_an_earlier_mount_are_listed_and_not_asked_for_one_by_one(tmp_p
     run(tmp_path, test)
 
 
-def test_nobody_waits_for_long_until_a_large_directory_is_listed(
+def test_no_one_waits_for_long_until_a_large_directory_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(harness: Harness) -> None:
@@ -163,7 +163,7 @@ def test_nobody_waits_for_long_until_a_large_directory_is_listed(
     run(tmp_path, test)
 
 
-def test_a_listing_is_made_anew_once_it_is_old(tmp_path: Path) -> None:
+def test_a_listing_is_made_again_once_it_is_old(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.lookup(b"d/a")
         directory = harness.bare.catalogue.directory_inode(b"d")

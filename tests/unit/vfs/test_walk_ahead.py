@@ -199,7 +199,7 @@ def test_directories_that_cannot_be_listed_are_the_reader_s_errors() -> None:
     run(CLASSES[:20], test)
 
 
-def test_nothing_is_listed_ahead_where_no_listing_is_believed() -> None:
+def test_nothing_is_listed_ahead_where_no_listing_is_trusted() -> None:
     async def test(reader: Reader) -> None:
         order = await reader.in_order(b"")
         assert await reader.lists(order[0], ttl_s=0.0) == [order[0]]

@@ -1,1 +1,1 @@
-"""How trainers and loaders are heard: the hook's socket, their connections, what waits, lists on their way."""
+"""How trainers and loaders connect: the hook's socket, their connections, queued messages, lists that are declared."""

@@ -229,7 +229,7 @@ class Backlog:
                 await self._room()
                 self._items.append([message])
             self._held_bytes += _bytes_of([message])
-            self._tell()
+            self._wake()
             while (before := self._held_bytes) > self._limit_bytes:
                 gone += self._thin()
                 if self._held_bytes < before:
@@ -238,7 +238,7 @@ class Backlog:
         else:
             await self._room()
             self._items.append(message)
-            self._tell()
+            self._wake()
         return gone
 
     async def take(self) -> Message | Run | None:
@@ -250,13 +250,13 @@ class Backlog:
         item = self._items.popleft()
         if isinstance(item, list):
             self._held_bytes -= _bytes_of(item)
-        self._tell()
+        self._wake()
         return item
 
     def close(self) -> None:
         """No message comes any more."""
         self._closed = True
-        self._tell()
+        self._wake()
 
     async def _room(self) -> None:
         while len(self._items) >= self._limit:
@@ -286,7 +286,7 @@ class Backlog:
         smaller = [_rows_of(batch, rows) for batch, rows in zip(run, np.split(kept, ends), strict=False)]
         return [batch for batch in smaller if len(batch.indices)]
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 
@@ -478,7 +478,7 @@ class Connection:
             await self.answer(Error(error.code, str(error)))
 
     async def _refuse_version(self, version: int) -> None:
-        """Tell a hook of another version what to do, in a frame that it can read."""
+        """Refuse a hook of another version, in a frame that it can read."""
         where = "where the training runs" if version < VERSION else "where the mount is, and mount again"
         text = (
             f"the hook speaks version {version} of the hook protocol, and this mount version {VERSION} "
@@ -496,7 +496,7 @@ class Connection:
             elif not isinstance(message, Samples) or await self._admitted(message):
                 left_out = await backlog.put(message)
                 if left_out:
-                    self._heard(trainer, left_out)
+                    self._count_batches(trainer, left_out)
             if isinstance(message, Goodbye):
                 return
 
@@ -532,7 +532,7 @@ class Connection:
             self._count("internal_errors", 1)
             await self.answer(Error("failed", f"{kind}: an internal error, see the daemon's log"))
 
-    def _heard(self, trainer: Trainer, batches: int) -> None:
+    def _count_batches(self, trainer: Trainer, batches: int) -> None:
         trainer.batches += batches
         self._count("hook_batches", batches)
 
@@ -547,7 +547,7 @@ class Connection:
             else:
                 good.append(batch)
         if good:
-            self._heard(trainer, len(good))
+            self._count_batches(trainer, len(good))
             await self._sink.learn(trainer, name, good)
 
     async def _act(self, trainer: Trainer, message: Message) -> None:
@@ -737,7 +737,12 @@ class HookServer:
     async def _converse(self, connection: Connection) -> None:
         trainer = await connection.greet()
         if isinstance(trainer, PartialSamples):
-            await self._keep_partials(connection, trainer)
+            if self._partials is None:
+                await connection.answer(Error("unknown", "this daemon keeps no partial samples"))
+                return
+            answer, most_bytes = connection.answer, self._limits.message
+            serving = PartialConnection(connection.stream, self._partials, answer, self._count, most_bytes)
+            await serving.run(trainer)
             return
         if trainer is None:
             return
@@ -753,12 +758,3 @@ class HookServer:
             self.trainers.remove(trainer)
             with trio.move_on_after(_DETACH_TIMEOUT_S, shield=True):
                 await self._sink.detached(trainer)
-
-    async def _keep_partials(self, connection: Connection, begun: PartialSamples) -> None:
-        if self._partials is None:
-            await connection.answer(Error("unknown", "this daemon keeps no partial samples"))
-            return
-        serving = PartialConnection(
-            connection.stream, self._partials, connection.answer, self._count, self._limits.message
-        )
-        await serving.run(begun)

@@ -48,7 +48,7 @@ class RedirectPublisher:
     callers that draw one after the other must write in the same order: all that is written goes through one lock. A row
     names its job dataset by the job dataset's number, and only job datasets that are in memory have rows.
 
-    The kernel is told nothing: it trusts a name for the rest of its time. A reader that opens a file which has a
+    The kernel is not notified: it trusts a name for the rest of its time. A reader that opens a file which has a
     substitute by now is sent back to look the name up again (`Substitutes.send_back` of `vfs/substitutes.py`).
     """
 
@@ -81,7 +81,7 @@ class RedirectPublisher:
         """Write every redirect again: a hub of an earlier mount may belong to a job dataset that has only now begun."""
         async with self._publishing:
             self.begin()
-            self._feed.forget_told()
+            self._feed.forget_published()
         await self.publish()
 
     async def withdraw(self, job_dataset: JobDataset) -> None:
@@ -108,7 +108,7 @@ FOLLOW_AGAIN_S = 30.0
 MAX_SAMPLES = 32_000_000
 # All ranks of a job share its job datasets, so the trainers of 256 connections, with 8 lists each, seldom have half as
 # many; the others are about to leave.
-MAX_COURSES = 1024
+MAX_JOB_DATASETS = 1024
 # How many samples are forgotten, or looked at, between two chances for other tasks, in some milliseconds.
 _AT_A_TIME = 10_000
 
@@ -185,7 +185,7 @@ class DeclaredLists:
         return Declared(len(unknown), tuple(warnings), unknown[0] if unknown else b"")
 
     def _is_going_on(self, job_dataset: JobDataset) -> bool:
-        """Whether nothing is to be told to, or asked of, a job that declares the list of this job dataset again."""
+        """Whether nothing is to be sent to, or asked of, a job that declares the list of this job dataset again."""
         return self._scoring.of(job_dataset) is not None or self._trainers.any_uses(job_dataset.job_dataset_id)
 
     async def _begin(self, job_dataset: JobDataset, hello: Hello) -> list[str]:
@@ -227,14 +227,14 @@ class DeclaredLists:
         if self._is_full(job_dataset_id, samples):
             raise ProtocolError(
                 f"a list of {samples} samples: all jobs of this mount together have {MAX_SAMPLES} in "
-                f"{MAX_COURSES} lists at most; close the hooks of trainings that are over",
+                f"{MAX_JOB_DATASETS} lists at most; close the hooks of trainings that are over",
                 "too-large",
             )
 
     def _is_full(self, job_dataset_id: str, samples: int) -> bool:
         if self._job_datasets.samples_beside(job_dataset_id) + samples > MAX_SAMPLES:
             return True
-        return job_dataset_id not in self._job_datasets and len(self._job_datasets) >= MAX_COURSES
+        return job_dataset_id not in self._job_datasets and len(self._job_datasets) >= MAX_JOB_DATASETS
 
     # -- files change
 

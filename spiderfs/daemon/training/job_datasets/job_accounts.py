@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from spiderfs.core.events import FROM_THE_SOURCE, HIT, UNSEEN, UNTOLD, Access
+from spiderfs.core.events import FROM_THE_SOURCE, HIT, UNREPORTED, UNSEEN, Access
 from spiderfs.core.learning.feed import RatioStatus
 from spiderfs.daemon.training.trainer import Trainer
 
@@ -200,7 +200,7 @@ class JobAccounts:
     def drawn(self, access: Access, epoch: int) -> None:
         """Add what a trainer has read for a draw of this epoch."""
         account = self._of(access.trainer)
-        if account is not None and access.where in (*_COUNTED, UNSEEN, UNTOLD):
+        if account is not None and access.where in (*_COUNTED, UNSEEN, UNREPORTED):
             account.read(access)
             self._row(account.epoch, epoch).read(access, True, self._unix_s + access.time_s)
 

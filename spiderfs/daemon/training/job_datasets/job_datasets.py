@@ -79,7 +79,7 @@ class JobDataset:
             shutil.copytree(directory, self.directory)
         except (OSError, shutil.Error) as exc:
             shutil.rmtree(self.directory, ignore_errors=True)
-            # `copytree` goes on after a file that it could not copy, and tells of all of them at the end, as texts.
+            # `copytree` goes on after a file that it could not copy, and names all of them at the end, as texts.
             raise OSError(errno.EIO, str(exc.args[0][0][2])) if isinstance(exc, shutil.Error) else exc from exc
 
 

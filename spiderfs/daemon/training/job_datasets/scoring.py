@@ -7,7 +7,7 @@ The way of a batch:
    stood in for.
 2. Choose the rows that there is time for.
 3. Score these rows in a thread, or send them to the mount that does it for all (`several_nodes.py`).
-4. Teach the cache the scores and the hub (`core/learning/feed.py`).
+4. Give the policy the scores and the hub (`core/learning/feed.py`).
 
 One thread at a time uses the scorings of all job datasets. So each other use of a scoring (to describe it, to save it,
 to end an epoch) waits until the batch is scored. Everything but the scorings belongs to the manager's event loop.
@@ -44,8 +44,8 @@ from spiderfs.trace.format import Recording, TracedBatch
 # The rows that are scored at once, of all batches that wait; all rows of a larger batch. In a list of a million samples
 # that takes about a second of a core, and a row costs less the more come at once (benchmarks/engine/scorer.py).
 ROWS_AT_ONCE = 4096
-# Scores that are told at a time: telling one takes 10 to 20 us (benchmarks/engine/worths.py).
-_TOLD_AT_ONCE = 1000
+# Scores that are passed on at a time: each takes 10 to 20 us (benchmarks/engine/worths.py).
+_SCORES_AT_ONCE = 1000
 
 
 class _Rows(NamedTuple):
@@ -140,7 +140,7 @@ class BatchScoring:
                 batch = TracedBatch(str(job_dataset.number), inodes, rows.embeddings[its], losses, goes_on=place > 0)
                 self._recording.event(steady_clock.now(), batch)
         hubs = await self._publish(name, job_dataset, rows, scored)
-        self._nodes.tell(job_dataset, name, SharedScores(rows.embeddings.shape[1], scored.ids, scored.scores), hubs)
+        self._nodes.publish(job_dataset, name, SharedScores(rows.embeddings.shape[1], scored.ids, scored.scores), hubs)
 
     def _rows(self, trainer: int, job_dataset: JobDataset, batches: Sequence[Batch]) -> _Rows | None:
         """Match the rows of these batches with the samples that were served; returns the rows to score.
@@ -194,12 +194,12 @@ class BatchScoring:
         return scored
 
     async def _publish(self, name: str, job_dataset: JobDataset, rows: _Rows, scored: BatchScores) -> list[SharedHub]:
-        """Teach the cache the scores that the scoring `name` has made of these rows, and a hub of each batch.
+        """Give the policy the scores that the scoring `name` has made of these rows, and a hub of each batch.
 
         A batch's hub is the best of its samples that is not a hub yet; returns these.
         """
         hubs: list[SharedHub] = []
-        if not await self._tell(name, job_dataset, scored.ids, lambda some: scored.scores[some]):
+        if not await self._pass_on(name, job_dataset, scored.ids, lambda some: scored.scores[some]):
             return hubs
         job_dataset_id, inodes = job_dataset.job_dataset_id, job_dataset.list.inodes
         batch_of = dict(zip(rows.indices.tolist(), rows.batches.tolist(), strict=True))
@@ -231,30 +231,30 @@ class BatchScoring:
             job_dataset.scoring_for(name, scores.dimension, self._options).adopt(BatchScores(ids, scores.scores))
 
         await trio.to_thread.run_sync(take_over, limiter=self._one_at_a_time)
-        if await self._tell(name, job_dataset, ids, lambda some: scores.scores[some]):
+        if await self._pass_on(name, job_dataset, ids, lambda some: scores.scores[some]):
             for hub in hubs:
                 if job_dataset.list.inodes[hub.id]:
                     self._publish_hub(job_dataset, hub)
 
-    async def _tell(
+    async def _pass_on(
         self,
         name: str,
         job_dataset: JobDataset,
         ids: npt.NDArray[np.int64],
         scores: Callable[[slice], npt.NDArray[np.float32]],
     ) -> bool:
-        """Teach the cache scores of the scoring `name`, a few at a time: other things may happen between.
+        """Give the policy scores of the scoring `name`, a few at a time: other things may happen between.
 
         `ids` names each file of the list once at most, and `scores` gives the scores of a slice of `ids`. False if the
-        rest is told to no one: the policy may have changed, and scores are kept for the next one that goes by them, or
+        rest is left out: the policy may have changed, and scores are kept for the next one that goes by them, or
         the job dataset may be over.
         """
-        for first in range(0, len(ids), _TOLD_AT_ONCE):
+        for first in range(0, len(ids), _SCORES_AT_ONCE):
             if first:
                 await trio.lowlevel.checkpoint()
             if self.scoring != name or self._job_datasets.get(job_dataset.job_dataset_id) is not job_dataset:
                 return False
-            some = slice(first, first + _TOLD_AT_ONCE)
+            some = slice(first, first + _SCORES_AT_ONCE)
             keys = job_dataset.list.inodes[ids[some]]
             # The list may have been declared again meanwhile, and a file be gone.
             there = keys != 0
@@ -274,7 +274,7 @@ class BatchScoring:
         return sigmas
 
     async def introduce(self, job_dataset: JobDataset) -> None:
-        """Teach the cache a job dataset that is in memory, and the scores that its job has saved, if there are any."""
+        """Give the policy a job dataset that is in memory, and the scores that its job has saved, if there are any."""
         name = self.scoring
         await trio.to_thread.run_sync(job_dataset.remember, name, self._options, limiter=self._one_at_a_time)
         # It may have left memory meanwhile. What is begun then no one would end.
@@ -284,7 +284,7 @@ class BatchScoring:
         if name in job_dataset.scorings:
             ids = np.unique(job_dataset.list.one_of_file).astype(np.int64)
             # A score that is new since counts.
-            await self._tell(name, job_dataset, ids, lambda some: job_dataset.scorings[name].scores[ids[some]])
+            await self._pass_on(name, job_dataset, ids, lambda some: job_dataset.scorings[name].scores[ids[some]])
 
     # -- for people and samplers
 

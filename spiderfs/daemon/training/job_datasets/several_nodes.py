@@ -52,19 +52,20 @@ from spiderfs.protocol import Batch, Message, Plan, Progress, encode
 from spiderfs.sources.node_names import HERE
 
 _STREAM = "spiderfs:plans"
-# How often it is seen how far readers have come; it is told when they are this share of an epoch further. Once in a
-# fifth of an epoch would cost .05 of the data set (three jobs, a fifth cached on each node).
-LOOK_S, TOLD_SHARE = 0.25, 0.01
-# An order that exchanges have changed is told again as often.
+# How often the readers' progress is looked at; it is sent when they are this share of an epoch further. Once in a fifth
+# of an epoch would cost .05 of the data set (three jobs, a fifth cached on each node).
+LOOK_S, PROGRESS_SHARE = 0.25, 0.01
+# An order that exchanges have changed is sent again as often.
 ORDER_SHARE = 0.1
-# A training that pauses is heard of all the same, and one whose node says nothing is forgotten. A server that is back
-# may be noticed by one node half a minute later than by another (`cluster/link.py`).
+# The progress of a training that pauses is sent again after the first time, and a reader whose node sends nothing is
+# forgotten after the second. One node may notice half a minute later than another that a server is back
+# (`cluster/link.py`).
 AGAIN_S, SILENT_S = 10.0, 45.0
 # A piece is 256 KiB: a stream holds 128 of them (`cluster/stream.py`). No node adds one to FEW or more messages, so
 # that as many nodes may do so at the same time as have room beside these.
 PIECE_DRAWS, FEW = 1 << 16, 32
-# What is for a stream that has no room for so long is given up; it is looked for this often, for to be told how many
-# messages there are costs two of them.
+# Messages for a stream that has no room for so long are given up. Room is looked for no more often than this, because
+# to ask how many messages there are costs as much as two of them.
 ROOM_S, ROOM_LOOK_S = 5.0, 0.25
 # How many members are ranked again at a time, in some milliseconds, and how many times as long the loop is left alone.
 RANKED, RESTS = 500, 2.0
@@ -91,21 +92,21 @@ class _Queue:
 
 
 @dataclass
-class _Told:
-    """What others have been told of a reader's epoch: by home, the positions that name its samples."""
+class _OutgoingPlan:
+    """What other nodes have received of a reader's epoch: by home, the positions that name its samples."""
 
     list: KnownList
     epoch: int
     ordered: int
-    """How far the reader was when others were told of the order."""
+    """How far the reader was when the order was sent."""
     positions: dict[str, npt.NDArray[np.uint32]]
     dispatched: float = -math.inf
-    told_s: float = -math.inf
+    sent_s: float = -math.inf
 
 
 @dataclass
 class _IncomingPlan:
-    """When a reader on other nodes was heard of last, and the pieces of its plan that have come; None if one is
+    """When the last message of a reader on another node came, and the pieces of its plan so far; None if one is
     lost."""
 
     epoch: int
@@ -133,19 +134,19 @@ class RemotePlans:
         self._job_datasets = job_datasets
         self._counters = counters
         self._followed = followed
-        self._told: dict[Reader, _Told] = {}
+        self._outgoing: dict[Reader, _OutgoingPlan] = {}
         self._queues: dict[str, _Queue] = {}
-        self._to_say = trio.Event()
-        self._telling = trio.Lock()
-        self._heard: dict[str, _IncomingPlan] = {}
+        self._to_send = trio.Event()
+        self._sending = trio.Lock()
+        self._incoming: dict[str, _IncomingPlan] = {}
         self._kept: dict[str, _RemoteDataset] = {}
         self._changed, self._to_rank = trio.Event(), trio.Event()
 
-    # -- what this node says
+    # -- outgoing plans
 
-    async def tell(self, trainer: int, known_list: KnownList, plan: Plan) -> None:
-        """Tell each home of its part of a plan that the engine has now, if its epoch begins."""
-        # Of a later epoch a home would know what it knows of all its samples: that someone reads them some time.
+    async def send(self, trainer: int, known_list: KnownList, plan: Plan) -> None:
+        """Send each home its part of a plan that the engine has now, if its epoch begins."""
+        # The plan of a later epoch says of a home's samples only that they will be read some time, as all of them are.
         if not self._own or not plan.begun:
             return
         others = {place: home for place, home in enumerate(self._homes.members) if home and place != self._homes.own}
@@ -156,20 +157,20 @@ class RemotePlans:
             places = place_of[order]
             return order, {home: np.flatnonzero(places == place).astype(np.uint32) for place, home in others.items()}
 
-        # What is told later may not pass by: a lower epoch begins another training.
-        async with self._telling:
+        # Plans are sent in order: a lower epoch begins another training.
+        async with self._sending:
             order, positions = await trio.to_thread.run_sync(parts)
         named = {home: its for home, its in positions.items() if len(its)}
-        self._told[trainer, plan.list] = _Told(known_list, plan.epoch, plan.position, named)
+        self._outgoing[trainer, plan.list] = _OutgoingPlan(known_list, plan.epoch, plan.position, named)
         name = self._name((trainer, plan.list))
         for home in positions.keys() - named.keys():
-            self._say_no_plan(home, known_list, name, plan.epoch)
+            self._send_no_plan(home, known_list, name, plan.epoch)
         for home, its in named.items():
             start = int(np.searchsorted(its, plan.position))
             stream = _plan_stream(home, known_list.digest)
             for first in range(0, len(its), PIECE_DRAWS):
                 piece = order[its[first : first + PIECE_DRAWS]]
-                self._say(stream, PlanPiece(name, plan.epoch, start, len(its), first, piece))
+                self._enqueue(stream, PlanPiece(name, plan.epoch, start, len(its), first, piece))
         self._changed.set()
 
     @property
@@ -178,28 +179,28 @@ class RemotePlans:
         own = self._homes.members[self._homes.own]
         return "" if own == HERE else own
 
-    def _say(self, stream: str, message: Message) -> None:
+    def _enqueue(self, stream: str, message: Message) -> None:
         if stream not in self._queues:
             self._queues[stream] = _Queue(since_s=steady_clock.now())
         self._queues[stream].messages.append(message)
-        self._to_say.set()
+        self._to_send.set()
 
-    def _say_no_plan(self, home: str, known_list: KnownList, reader: str, epoch: int) -> None:
-        self._say(_plan_stream(home, known_list.digest), PlanPiece(reader, epoch, 0, 0, 0, np.empty(0, np.uint32)))
+    def _send_no_plan(self, home: str, known_list: KnownList, reader: str, epoch: int) -> None:
+        self._enqueue(_plan_stream(home, known_list.digest), PlanPiece(reader, epoch, 0, 0, 0, np.empty(0, np.uint32)))
 
-    async def _say_all(self) -> None:
+    async def _send_all(self) -> None:
         """Send what waits, for each stream in order, and in turn for all: one without room keeps no other waiting."""
         while True:
             if not self._queues:
-                self._to_say = trio.Event()
-                await self._to_say.wait()
+                self._to_send = trio.Event()
+                await self._to_send.wait()
             is_moving = False
             for stream, queue in list(self._queues.items()):
-                is_moving |= await self._say_next(stream, queue)
+                is_moving |= await self._send_next(stream, queue)
             if not is_moving:
                 await trio.sleep(ROOM_LOOK_S)
 
-    async def _say_next(self, stream: str, queue: _Queue) -> bool:
+    async def _send_next(self, stream: str, queue: _Queue) -> bool:
         message, now_s = queue.messages[0], steady_clock.now()
         if isinstance(message, Progress):
             self._link.send(stream, encode(message))
@@ -220,59 +221,59 @@ class RemotePlans:
         return True
 
     def _give_up(self, stream: str) -> None:
-        """Say no more of the plans that wait for a stream: no one hears it, or the server fails."""
+        """Drop the plans that wait for a stream: no one reads it, or the server fails."""
         given_up = self._queues.pop(stream).messages
-        lost = {(said.reader, said.epoch) for said in given_up if isinstance(said, PlanPiece) and said.draws}
-        for reader, told in self._told.items():
-            if (self._name(reader), told.epoch) in lost:
-                told.positions = {
-                    home: its for home, its in told.positions.items() if _plan_stream(home, told.list.digest) != stream
+        lost = {(piece.reader, piece.epoch) for piece in given_up if isinstance(piece, PlanPiece) and piece.draws}
+        for reader, sent in self._outgoing.items():
+            if (self._name(reader), sent.epoch) in lost:
+                sent.positions = {
+                    home: its for home, its in sent.positions.items() if _plan_stream(home, sent.list.digest) != stream
                 }
         if not self._link.status().up:
             self._counters.add("cluster_plans_lost", len(lost))
             return
         for name, epoch in sorted(lost):
-            # A home that hears all the same, and is slow, counts them by this.
+            # A home that does read the stream, and is slow, counts them by this.
             self._link.send(stream, encode(Progress(name, epoch, 0, 0)))
 
     def _name(self, reader: Reader) -> str:
         return f"{self._own} {reader[0]} {zlib.crc32(reader[1].encode()):08x}"
 
-    async def _tell_progress(self, reader: Reader, now_s: float) -> None:
-        told, planned = self._told[reader], self._engine.schedule.readers.get(reader)
+    async def _send_progress(self, reader: Reader, now_s: float) -> None:
+        sent, planned = self._outgoing[reader], self._engine.schedule.readers.get(reader)
         if planned is None:
-            for home in told.positions:
-                self._say_no_plan(home, told.list, self._name(reader), told.epoch)
-            del self._told[reader]
+            for home in sent.positions:
+                self._send_no_plan(home, sent.list, self._name(reader), sent.epoch)
+            del self._outgoing[reader]
             return
         dispatched = planned.dispatched
-        step = 1 if dispatched == len(planned.epoch) else max(1, TOLD_SHARE * len(planned.epoch))
-        if planned.epoch.number != told.epoch or (
-            dispatched < told.dispatched + step and now_s < told.told_s + AGAIN_S
+        step = 1 if dispatched == len(planned.epoch) else max(1, PROGRESS_SHARE * len(planned.epoch))
+        if planned.epoch.number != sent.epoch or (
+            dispatched < sent.dispatched + step and now_s < sent.sent_s + AGAIN_S
         ):
             return
-        ordered = told.ordered + ORDER_SHARE * len(planned.epoch)
+        ordered = sent.ordered + ORDER_SHARE * len(planned.epoch)
         if planned.exchanges and ordered <= dispatched < len(planned.epoch):
-            plan = Plan(reader[1], told.epoch, dispatched, True, planned.epoch.order.copy())
-            await self.tell(reader[0], told.list, plan)
+            plan = Plan(reader[1], sent.epoch, dispatched, True, planned.epoch.order.copy())
+            await self.send(reader[0], sent.list, plan)
             return
-        told.dispatched, told.told_s = dispatched, now_s
-        for home, positions in told.positions.items():
+        sent.dispatched, sent.sent_s = dispatched, now_s
+        for home, positions in sent.positions.items():
             # What is dispatched was asked for, or will be at once.
             come = int(np.searchsorted(positions, dispatched))
-            self._say(_plan_stream(home, told.list.digest), Progress(self._name(reader), told.epoch, come, come))
+            self._enqueue(_plan_stream(home, sent.list.digest), Progress(self._name(reader), sent.epoch, come, come))
 
-    # -- what it hears
+    # -- incoming plans
 
     def wanted(self) -> dict[str, JobDataset]:
-        """For each list of which plans are to be heard now a job dataset of it, by its stream."""
+        """A job dataset of each list whose plans are to be received now, by its stream."""
         follows = self._own and self._followed()
         by_digest = {job_dataset.list.digest: job_dataset for job_dataset in self._job_datasets} if follows else {}
         self._kept = {digest: kept for digest, kept in self._kept.items() if digest in by_digest}
         return {_plan_stream(self._own, digest): job_dataset for digest, job_dataset in by_digest.items()}
 
-    async def hear(self, known_list: KnownList, heard: Sequence[Message]) -> None:
-        for part in heard:
+    async def receive(self, known_list: KnownList, messages: Sequence[Message]) -> None:
+        for part in messages:
             now_s = steady_clock.now()
             match part:
                 case PlanPiece(draws=0):
@@ -282,7 +283,7 @@ class RemotePlans:
                     if order is not None:
                         await self._take(known_list, part, order)
                 case Progress(list=reader, epoch=epoch, dispatched=position):
-                    known = self._heard.get(reader)
+                    known = self._incoming.get(reader)
                     if self._engine.schedule.remote.progressed(reader, epoch, position, now_s):
                         if known is not None:
                             known.at_s = now_s
@@ -291,7 +292,7 @@ class RemotePlans:
                         self._engine.schedule.remote.drop(reader)
                         if known is None or known.epoch < epoch:
                             # All pieces of its plan are lost.
-                            known = self._heard[reader] = _IncomingPlan(epoch, now_s)
+                            known = self._incoming[reader] = _IncomingPlan(epoch, now_s)
                             self._counters.add("cluster_plans_lost")
                         known.at_s = now_s
             self._to_rank.set()
@@ -300,15 +301,15 @@ class RemotePlans:
 
     def _order_with(self, piece: PlanPiece, now_s: float) -> npt.NDArray[np.uint32] | None:
         """The draws of a plan that is whole with this piece."""
-        known = self._heard.get(piece.reader)
+        known = self._incoming.get(piece.reader)
         if piece.first == 0:
             if known is not None and known.pieces:
                 # The rest of the plan before has not come.
                 self._counters.add("cluster_plans_lost")
-            known = self._heard[piece.reader] = _IncomingPlan(piece.epoch, now_s, [])
+            known = self._incoming[piece.reader] = _IncomingPlan(piece.epoch, now_s, [])
         if known is None or known.epoch != piece.epoch or known.draws != piece.first or known.pieces is None:
             if known is None or known.epoch != piece.epoch or known.pieces is not None:
-                self._heard[piece.reader] = _IncomingPlan(piece.epoch, now_s)
+                self._incoming[piece.reader] = _IncomingPlan(piece.epoch, now_s)
                 self._counters.add("cluster_plans_lost")
             return None
         known.at_s = now_s
@@ -320,14 +321,14 @@ class RemotePlans:
         return order
 
     async def _take(self, known_list: KnownList, last: PlanPiece, order: npt.NDArray[np.uint32]) -> None:
-        known = self._heard.get(last.reader)
+        known = self._incoming.get(last.reader)
         part = await trio.to_thread.run_sync(self._planned, known_list, last, order)
-        if self._heard.get(last.reader) is not known:
+        if self._incoming.get(last.reader) is not known:
             # It was forgotten meanwhile.
             return
         for _ in self._engine.schedule.remote.plan(last.reader, part, steady_clock.now()):
             await trio.lowlevel.checkpoint()
-        self._counters.add("cluster_plans_heard")
+        self._counters.add("cluster_plans_received")
 
     def _planned(self, known_list: KnownList, plan: PlanPiece, named: npt.NDArray[np.uint32]) -> PlanPart:
         kept, edition = self._kept.get(known_list.digest), self._homes.edition
@@ -338,26 +339,26 @@ class RemotePlans:
         numbers = kept.samples.number_of[named]
         # A node that goes by another list of members names samples of other homes too.
         known = np.flatnonzero(numbers >= 0).astype(np.uint32)
-        told = known if len(known) < len(numbers) else None
-        return PlanPart(kept.samples, plan.epoch, numbers[known].astype(np.uint32), plan.start, told)
+        in_plan = known if len(known) < len(numbers) else None
+        return PlanPart(kept.samples, plan.epoch, numbers[known].astype(np.uint32), plan.start, in_plan)
 
     def _forget(self, reader: str) -> None:
         """Drop a reader's plan, if it has one."""
-        self._heard.pop(reader, None)
+        self._incoming.pop(reader, None)
         self._engine.schedule.remote.drop(reader)
         self._to_rank.set()
 
     # -- now and then
 
     async def run(self) -> None:
-        """Tell how far readers have come, and forget those of silent nodes, for as long as the mount lasts."""
+        """Send readers' progress, and forget readers of silent nodes, for as long as the mount lasts."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._say_all)
+            nursery.start_soon(self._send_all)
             nursery.start_soon(self._rank_all)
             await self._look_all()
 
     async def _rank_all(self) -> None:
-        """Rank members whose next use is another one, when something is heard, or when paces have been compared."""
+        """Rank members whose next use has changed, when a message came, or when paces have been compared."""
         while True:
             self._to_rank = trio.Event()
             began_s = steady_clock.now()
@@ -370,14 +371,14 @@ class RemotePlans:
     async def _look_all(self) -> None:
         while True:
             self._changed = trio.Event()
-            if not self._told and not self._heard:
+            if not self._outgoing and not self._incoming:
                 await self._changed.wait()
             now_s = steady_clock.now()
-            for reader in list(self._told):
-                await self._tell_progress(reader, now_s)
-            followed, hears = self._followed(), self._link.status().up
-            for name, last in list(self._heard.items()):
-                if not hears:
+            for reader in list(self._outgoing):
+                await self._send_progress(reader, now_s)
+            followed, is_up = self._followed(), self._link.status().up
+            for name, last in list(self._incoming.items()):
+                if not is_up:
                     last.at_s = now_s
                 if now_s > last.at_s + SILENT_S or not followed:
                     self._forget(name)
@@ -393,8 +394,8 @@ log = logging.getLogger(__name__)
 # A user of the server may be limited to `spiderfs:*`.
 _ROWS, _SCORES = "spiderfs:rows", "spiderfs:scores"
 # No trainer of this mount has this number.
-_NOBODY = 0
-# As of a full disk. A trainer would be told of them; the manager goes on.
+_NO_TRAINER = 0
+# As of a full disk. A trainer would get them as errors; the manager goes on.
 _FAILURES = (SpiderfsError, OSError)
 # Rows that come this long after an end of an epoch count for the next one. Meanwhile the next one's wait in backlogs,
 # which have room for three seconds.
@@ -424,7 +425,7 @@ class _Ending:
 
 @dataclass
 class _Job:
-    """How far the ranks of a job are, as this node has heard."""
+    """How far the ranks of a job are, as far as this node has received it."""
 
     sent_to: str | None = None
     """The stream to which the last rows of this node's ranks went."""
@@ -439,7 +440,7 @@ class _Job:
 
 class SeveralNodes:
     def __init__(self, link: Link | None, job_datasets: JobDatasets, trainers: Trainers, counters: Counters) -> None:
-        """Without a `link` nothing is said and nothing heard."""
+        """Without a `link` nothing is sent and nothing received."""
         self._link = link
         self._job_datasets = job_datasets
         self._trainers = trainers
@@ -453,42 +454,42 @@ class SeveralNodes:
     def link_status(self) -> LinkStatus | None:
         return None if self._link is None else self._link.status()
 
-    # -- what this node says
+    # -- what this node sends
 
     def follows(self, job_dataset: JobDataset) -> bool:
         """Whether another node is to score the rows of this job dataset, which this one sends it."""
         return self._link is not None and self._trainers.scores_for_all(job_dataset.job_id) is False
 
     def send(self, job_dataset: JobDataset, scoring: str, batches: Sequence[Batch]) -> bool:
-        """Send rows to the node that scores for all; whether it does so, as far as this one has heard."""
+        """Send rows to the node that scores for all; returns whether scores of it have come."""
         assert self._link is not None
         rows = sum(len(batch.indices) for batch in batches)
         stream = self._jobs[job_dataset.job_id].sent_to = _stream(_ROWS, scoring, job_dataset)
         self._link.send(stream, b"".join(map(encode, batches)), rows)
         return job_dataset.job_dataset_id in self._scored_remotely
 
-    def tell(self, job_dataset: JobDataset, scoring: str, scores: SharedScores, hubs: Iterable[SharedHub]) -> None:
-        """Tell the other nodes of scores, if this one makes them for all."""
+    def publish(self, job_dataset: JobDataset, scoring: str, scores: SharedScores, hubs: Iterable[SharedHub]) -> None:
+        """Send scores to the other nodes, if this one makes them for all."""
         if self._link is not None and len(scores.ids) and self._trainers.scores_for_all(job_dataset.job_id):
             self._link.send(_stream(_SCORES, scoring, job_dataset), b"".join(map(encode, (scores, *hubs))))
 
-    def say_ended(self, trainer: Trainer, epoch: int) -> None:
-        """Tell the node that scores for all that this rank has sent its last row of an epoch."""
+    def send_ended(self, trainer: Trainer, epoch: int) -> None:
+        """Let the node that scores for all know that this rank has sent its last row of an epoch."""
         if self._link is not None and (stream := self._jobs[trainer.job_id].sent_to) is not None:
             self._link.send(stream, encode(RankEnded(trainer.rank, epoch)))
 
     def left(self, trainer: Trainer) -> None:
-        """A trainer has gone. With rank 0 goes what was heard of its job: it may begin again at an earlier epoch."""
+        """A trainer has gone. With rank 0 goes what was received of its job: it may begin again at an earlier epoch."""
         if trainer.rank == 0:
             self._jobs.pop(trainer.job_id, None)
         self.look_again()
 
     def look_again(self) -> None:
-        """What this node wants to hear may be something else now."""
+        """The streams that this node wants to receive may have changed."""
         if self._link is not None:
             self._link.look_again()
 
-    # -- what it hears
+    # -- what it receives
 
     async def once_all_ended(self, job_id: str, epoch: int, act: Callable[[], Awaitable[None]]) -> None:
         """Have `act` called when the job's ranks on other nodes have ended this epoch too: now, or by `run`, and
@@ -522,7 +523,7 @@ class SeveralNodes:
         try:
             await ending.act()
         except _FAILURES as exc:
-            # No trainer is there to be told, and the next epoch goes on.
+            # No trainer waits for an answer, and the next epoch goes on.
             log.warning("an epoch of job %s could not be ended (%s)", job_id, exc)
         job.ending, job.epoch = None, ending.epoch + 1
         await self._learn_early(job)
@@ -531,7 +532,7 @@ class SeveralNodes:
     async def _learn_early(self, job: _Job) -> None:
         early, job.early = job.early, []
         for job_dataset, some in groupby(early, lambda one: one[0]):
-            await self._hear_rows(job_dataset, [batch for _, batch in some])
+            await self._receive_rows(job_dataset, [batch for _, batch in some])
 
     async def _end_waiting(self, job: _Job, early: list[tuple[JobDataset, Batch]]) -> None:
         """Rank 0 may end no epochs, or count them otherwise: then its end is waited for no more."""
@@ -543,7 +544,7 @@ class SeveralNodes:
     async def run(
         self, learner: Learner, publish: Callable[[], Awaitable[None]], plans: RemotePlans | None = None
     ) -> None:
-        """Hear the other nodes, and `publish` what readers are to know of it, for as long as the mount lasts.
+        """Receive from other nodes, and `publish` what readers are to know of it, for as long as the mount lasts.
 
         `plans` has its own streams, if plans are shared.
         """
@@ -555,7 +556,7 @@ class SeveralNodes:
         def wanted() -> dict[str, JobDataset]:
             return self._wanted(learner.scoring) | planned()
 
-        async def heard(stream: str, messages: Sequence[bytes]) -> bool:
+        async def receive(stream: str, messages: Sequence[bytes]) -> bool:
             of_plans = planned()
             job_dataset = (self._wanted(learner.scoring) | of_plans).get(stream)
             if job_dataset is None:
@@ -566,25 +567,25 @@ class SeveralNodes:
                 # Requests of trainers come between: a hundred messages may have 30 MB.
                 await trio.lowlevel.checkpoint()
             if plans is not None and stream in of_plans:
-                await plans.hear(job_dataset.list, [part for some in parts for part in some])
+                await plans.receive(job_dataset.list, [part for some in parts for part in some])
                 return True
             if stream.startswith(_ROWS):
-                await self._hear_rows(job_dataset, [part for some in parts for part in some])
+                await self._receive_rows(job_dataset, [part for some in parts for part in some])
             else:
-                await self._hear_scores(learner, job_dataset, parts)
+                await self._receive_scores(learner, job_dataset, parts)
             await publish()
-            # No one else has to hear the rows that are scored here.
+            # No one else has to receive the rows that are scored here.
             return stream.startswith(_ROWS)
 
         if self._link is not None:
             async with trio.open_nursery() as self._nursery:
                 if plans is not None:
                     self._nursery.start_soon(plans.run)
-                await self._link.run(wanted, heard)
+                await self._link.run(wanted, receive)
 
     def _wanted(self, scoring: str) -> dict[str, JobDataset]:
-        """The job datasets of which something is to be heard now, by their streams."""
-        # What was heard of a job that is over says nothing of one that comes back.
+        """The job datasets of which something is to be received now, by their streams."""
+        # What was received of a job that is over says nothing of one that comes back.
         self._scored_remotely.intersection_update(job_dataset.job_dataset_id for job_dataset in self._job_datasets)
         for job_id in self._jobs.keys() - {job_dataset.job_id for job_dataset in self._job_datasets}:
             del self._jobs[job_id]
@@ -595,9 +596,9 @@ class SeveralNodes:
                 found[_stream(_ROWS if scores_for_all else _SCORES, scoring, job_dataset)] = job_dataset
         return found
 
-    async def _hear_rows(self, job_dataset: JobDataset, heard: Sequence[Message]) -> None:
+    async def _receive_rows(self, job_dataset: JobDataset, messages: Sequence[Message]) -> None:
         job, in_turn = self._jobs[job_dataset.job_id], list[Batch]()
-        for part in heard:
+        for part in messages:
             if isinstance(part, RankEnded):
                 job.ended[part.rank] = part.epoch
             elif isinstance(part, Batch) and job.epoch is not None and part.epoch > job.epoch:
@@ -609,16 +610,18 @@ class SeveralNodes:
         for _, alike in groupby(in_turn, lambda batch: (batch.embeddings.shape[1], batch.losses is None)):
             some = list(alike)
             try:
-                await self._learner.learn(_NOBODY, job_dataset, some)
+                await self._learner.learn(_NO_TRAINER, job_dataset, some)
             except _FAILURES as exc:
                 self._warn_once(job_dataset, "rows that other mounts of job %s have sent are left out (%s)", exc)
                 continue
-            self._counters.add("cluster_rows_heard", sum(len(batch.indices) for batch in some))
+            self._counters.add("cluster_rows_received", sum(len(batch.indices) for batch in some))
         if job.ending is not None and self._all_ended(job_dataset.job_id, job, job.ending.epoch):
             job.ending.all_ended.set()
 
-    async def _hear_scores(self, learner: Learner, job_dataset: JobDataset, heard: Sequence[Sequence[Message]]) -> None:
-        for parts in heard:
+    async def _receive_scores(
+        self, learner: Learner, job_dataset: JobDataset, messages: Sequence[Sequence[Message]]
+    ) -> None:
+        for parts in messages:
             hubs = [part for part in parts if isinstance(part, SharedHub)]
             for scores in (part for part in parts if isinstance(part, SharedScores)):
                 self._scored_remotely.add(job_dataset.job_dataset_id)
@@ -627,7 +630,7 @@ class SeveralNodes:
                 except _FAILURES as exc:
                     self._warn_once(job_dataset, "scores that another mount of job %s has sent are left out (%s)", exc)
                     continue
-                self._counters.add("cluster_scores_heard", len(scores.ids))
+                self._counters.add("cluster_scores_received", len(scores.ids))
 
     def _unpacked(self, job_dataset: JobDataset, message: bytes) -> list[Message]:
         """The parts of a message; none if it is wrong."""
@@ -638,7 +641,7 @@ class SeveralNodes:
             return []
 
     def _warn_once(self, job_dataset: JobDataset, text: str, exc: Exception) -> None:
-        """Tell the log of a trouble once for each job dataset: it may come with every message."""
+        """Log a trouble once for each job dataset: it may come with every message."""
         if (job_dataset.job_dataset_id, text) not in self._warned_of:
             self._warned_of.add((job_dataset.job_dataset_id, text))
             log.warning(text, job_dataset.job_id, exc)

@@ -202,7 +202,7 @@ def test_one_jobs_epoch_is_no_other_ones() -> None:
     for job_dataset_id, job_id in (("a", "one"), ("b", "one"), ("c", "other")):
         harness.feed.begin(job_dataset_id, job_id, LABELS)
     harness.feed.epoch_ended("one", 0, {"a": 1.0})
-    assert [call[1] for call in policy.told if call[0] == "new_epoch"] == ["a", "b"]
+    assert [call[1] for call in policy.calls if call[0] == "new_epoch"] == ["a", "b"]
     assert [job.epochs_done for job in harness.feed.status().jobs] == [1, 0]
 
 
@@ -225,9 +225,9 @@ def test_worths_that_change_together_are_passed_on_a_few_at_a_call() -> None:
 
     def passes(most: int, call: Callable[..., object], *arguments: object) -> bool:
         """Whether the call passed on any worth."""
-        policy.told.clear()
+        policy.calls.clear()
         call(*arguments)
-        scored = [entry[1:] for entry in policy.told if entry[0] == "scored"]
+        scored = [entry[1:] for entry in policy.calls if entry[0] == "scored"]
         assert len(scored) <= most
         ranked.update(scored)
         return bool(scored)
@@ -286,7 +286,7 @@ def test_a_replay_ranks_by_the_same_worths_at_each_read(policy: str) -> None:
     assert kept[-1] != kept[19]
 
 
-def test_all_that_was_taught_is_noted() -> None:
+def test_all_that_the_policy_was_given_is_noted() -> None:
     harness = Harness()
     hub = hub_of(2, 4)
     harness.feed.begin("a", "job", LABELS)
@@ -304,7 +304,7 @@ def test_all_that_was_taught_is_noted() -> None:
     assert impact.hints == [AtHand(1, SIZE), Pinning("a", (1,))]
 
 
-COURSES = {"a": "one", "b": "one", "c": "other"}
+JOB_DATASETS = {"a": "one", "b": "one", "c": "other"}
 KEYS = st.integers(0, 19)
 
 
@@ -317,21 +317,21 @@ class TaughtEngine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.harness = Harness(self.policy)
-        for job_dataset_id, job_id in COURSES.items():
+        for job_dataset_id, job_id in JOB_DATASETS.items():
             self.harness.feed.begin(job_dataset_id, job_id, LABELS)
         self.epochs = {"one": 0, "other": 0}
         # How often each sample was a substitute for others, in this epoch of a job dataset.
-        self.substituted = {job_dataset_id: Counter[Key]() for job_dataset_id in COURSES}
+        self.substituted = {job_dataset_id: Counter[Key]() for job_dataset_id in JOB_DATASETS}
 
     @rule(key=KEYS)
     def reads(self, key: int) -> None:
         self.harness.read(key)
 
-    @rule(job_dataset_id=st.sampled_from(list(COURSES)), scores=st.dictionaries(KEYS, st.floats(0.01, 100)))
+    @rule(job_dataset_id=st.sampled_from(list(JOB_DATASETS)), scores=st.dictionaries(KEYS, st.floats(0.01, 100)))
     def scores(self, job_dataset_id: str, scores: dict[Key, float]) -> None:
         self.harness.feed.scored(job_dataset_id, list(scores), list(scores.values()))
 
-    @rule(job_dataset_id=st.sampled_from(list(COURSES)), keys=st.lists(KEYS, min_size=1, max_size=5, unique=True))
+    @rule(job_dataset_id=st.sampled_from(list(JOB_DATASETS)), keys=st.lists(KEYS, min_size=1, max_size=5, unique=True))
     def hub(self, job_dataset_id: str, keys: list[int]) -> None:
         alike = [key for key in keys if key % 2 == keys[0] % 2]
         self.harness.landing = {keys[0]}
@@ -340,18 +340,18 @@ class TaughtEngine(RuleBasedStateMachine):
 
     @rule(job_id=st.sampled_from(["one", "other"]), sigma=st.floats(0, 2), accuracy=st.floats(0, 1))
     def ends_an_epoch(self, job_id: str, sigma: float, accuracy: float) -> None:
-        sigmas = {job_dataset_id: sigma for job_dataset_id, owner in COURSES.items() if owner == job_id}
+        sigmas = {job_dataset_id: sigma for job_dataset_id, owner in JOB_DATASETS.items() if owner == job_id}
         self.harness.feed.epoch_ended(job_id, self.epochs[job_id], sigmas, accuracy)
         self.epochs[job_id] += 1
         for job_dataset_id in sigmas:
             self.substituted[job_dataset_id].clear()
 
-    @rule(job_dataset_id=st.sampled_from(list(COURSES)), keys=st.lists(KEYS, max_size=5, unique=True))
+    @rule(job_dataset_id=st.sampled_from(list(JOB_DATASETS)), keys=st.lists(KEYS, max_size=5, unique=True))
     def pins(self, job_dataset_id: str, keys: list[Key]) -> None:
         for _ in self.harness.feed.pin(job_dataset_id, keys):
             pass
 
-    @rule(job_dataset_id=st.sampled_from(list(COURSES)), key=KEYS)
+    @rule(job_dataset_id=st.sampled_from(list(JOB_DATASETS)), key=KEYS)
     def asks(self, job_dataset_id: str, key: int) -> None:
         found = self.harness.feed.substitute(job_dataset_id, key)
         given = key if found is None else found
@@ -359,10 +359,10 @@ class TaughtEngine(RuleBasedStateMachine):
         self.substituted[job_dataset_id].update([given] if given != key else [])
         self.harness.read(given)
 
-    @rule(job_dataset_id=st.sampled_from(list(COURSES)))
+    @rule(job_dataset_id=st.sampled_from(list(JOB_DATASETS)))
     def ends_and_begins(self, job_dataset_id: str) -> None:
         self.harness.feed.end(job_dataset_id)
-        self.harness.feed.begin(job_dataset_id, COURSES[job_dataset_id], LABELS)
+        self.harness.feed.begin(job_dataset_id, JOB_DATASETS[job_dataset_id], LABELS)
         self.substituted[job_dataset_id].clear()
 
     @invariant()
@@ -371,7 +371,7 @@ class TaughtEngine(RuleBasedStateMachine):
         if hasattr(self, "harness") and isinstance(self.harness.engine.policy, Spider):
             counted = self.harness.engine.policy._homophily._substitutions
             assert {
-                job_dataset_id: Counter(counted.get(job_dataset_id, {})) for job_dataset_id in COURSES
+                job_dataset_id: Counter(counted.get(job_dataset_id, {})) for job_dataset_id in JOB_DATASETS
             } == self.substituted
 
     @invariant()
@@ -383,7 +383,7 @@ class TaughtEngine(RuleBasedStateMachine):
         assert engine.used_bytes <= engine.budget_bytes
         if engine.policy.has_substitutes:
             for key in LABELS:
-                for job_dataset_id in COURSES:
+                for job_dataset_id in JOB_DATASETS:
                     given = self.harness.feed.substitute(job_dataset_id, key)
                     assert given is None or (given in engine.members and LABELS[given] == LABELS[key])
 

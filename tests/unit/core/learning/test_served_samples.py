@@ -19,7 +19,7 @@ def test_first_served_is_first_to_arrive() -> None:
     assert served_samples.arrived("two", [7, 7]) == [99, 7]
     assert served_samples.arrived("one", [7]) == [71]
     assert (
-        served_samples.on_the_way("one") == served_samples.on_the_way("two") == served_samples.on_the_way("nobody") == 0
+        served_samples.on_the_way("one") == served_samples.on_the_way("two") == served_samples.on_the_way("other") == 0
     )
 
 

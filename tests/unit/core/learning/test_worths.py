@@ -13,7 +13,7 @@ from spiderfs.core.learning.feed import QUANTILES, Worths
 from spiderfs.core.policy import Key
 
 SCORES = st.floats(0.001, 1000, allow_nan=False)
-COURSE = st.dictionaries(st.integers(0, 30), SCORES, min_size=1)
+JOB_SCORES = st.dictionaries(st.integers(0, 30), SCORES, min_size=1)
 QUICKLY = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 
 
@@ -44,7 +44,7 @@ class Ranking:
         self.note(self.worths.due(1_000_000))
 
 
-@given(parts=st.lists(COURSE, min_size=1, max_size=5))
+@given(parts=st.lists(JOB_SCORES, min_size=1, max_size=5))
 @QUICKLY
 def test_with_one_job_dataset_the_worth_is_the_score(parts: list[dict[int, float]]) -> None:
     ranking, expected = Ranking(), dict[Key, float]()
@@ -55,7 +55,7 @@ def test_with_one_job_dataset_the_worth_is_the_score(parts: list[dict[int, float
     assert ranking.of == expected
 
 
-@given(one=COURSE, other=COURSE, more=COURSE)
+@given(one=JOB_SCORES, other=JOB_SCORES, more=JOB_SCORES)
 @QUICKLY
 def test_with_several_the_worth_is_the_largest_rank(
     one: dict[int, float], other: dict[int, float], more: dict[int, float]
@@ -75,7 +75,7 @@ def test_with_several_the_worth_is_the_largest_rank(
     assert ranking.of == pytest.approx({key: max(some) for key, some in ranks.items()})
 
 
-@given(one=COURSE, other=COURSE, later=COURSE)
+@given(one=JOB_SCORES, other=JOB_SCORES, later=JOB_SCORES)
 @QUICKLY
 def test_the_order_within_a_job_dataset_is_kept_up_to_ties(
     one: dict[int, float], other: dict[int, float], later: dict[int, float]
@@ -90,7 +90,7 @@ def test_the_order_within_a_job_dataset_is_kept_up_to_ties(
     assert worths == sorted(worths)
 
 
-@given(one=COURSE, other=COURSE, raised=st.tuples(st.integers(0, 30), SCORES))
+@given(one=JOB_SCORES, other=JOB_SCORES, raised=st.tuples(st.integers(0, 30), SCORES))
 @QUICKLY
 def test_a_higher_score_never_lowers_a_worth(
     one: dict[int, float], other: dict[int, float], raised: tuple[int, float]
@@ -103,7 +103,7 @@ def test_a_higher_score_never_lowers_a_worth(
         assert ranking.of[key] >= before
 
 
-@given(one=COURSE, other=COURSE, third=COURSE)
+@given(one=JOB_SCORES, other=JOB_SCORES, third=JOB_SCORES)
 @QUICKLY
 def test_a_job_dataset_that_ends_gives_back_what_the_others_think(
     one: dict[int, float], other: dict[int, float], third: dict[int, float]
@@ -140,7 +140,7 @@ def test_many_scores_become_a_short_table() -> None:
 
 
 NAMES = st.sampled_from(["one", "other", "third"])
-SCORED = st.tuples(st.just("scored"), NAMES, COURSE)
+SCORED = st.tuples(st.just("scored"), NAMES, JOB_SCORES)
 STEPS = st.one_of(SCORED, st.tuples(st.sampled_from(["epoch_ended", "forget"]), NAMES, st.none()))
 
 

@@ -48,7 +48,7 @@ def test_grows_to_the_most_while_only_latency_binds() -> None:
     assert source.concurrency.bytes_per_s == pytest.approx(MOST * SIZE / 0.05, rel=0.05)
 
 
-def test_stops_growing_when_a_higher_limit_brings_nothing() -> None:
+def test_stops_growing_when_a_higher_limit_gains_nothing() -> None:
     # The line is full with 20 fetches at a time: each takes 10 ms of the line, and 200 ms of latency.
     source = Simulated(0.2, 10e6)
     source.run(30)
@@ -123,7 +123,7 @@ def test_the_limit_is_never_less_than_one() -> None:
         assert 1 <= concurrency.limit <= 4
 
 
-def test_it_doubles_from_the_start_until_that_brings_nothing() -> None:
+def test_it_doubles_from_the_start_until_that_gains_nothing() -> None:
     source = Simulated(0.02, 1e12)
     limits = source.run(0.5)
     assert limits[0] == FIRST_FETCHES

@@ -73,7 +73,7 @@ def test_a_job_may_have_what_another_one_is_about_to_fetch() -> None:
     assert shared.ask("b", [5]) == [0]
 
 
-def test_a_sample_that_is_wanted_twice_is_promised_once() -> None:
+def test_a_sample_that_is_wanted_twice_is_reserved_once() -> None:
     shared = shared_list()
     two_jobs(shared)
     assert shared.ask("a", [0, 0]) == [0, 0]
@@ -140,7 +140,7 @@ def test_what_the_cache_can_never_hold_keeps_its_place() -> None:
 # -- promises
 
 
-def test_a_promised_sample_is_owed_again_if_the_rank_does_not_take_it_up() -> None:
+def test_a_reserved_sample_is_pending_again_if_the_rank_does_not_take_it_up() -> None:
     shared = shared_list()
     two_jobs(shared)
     shared.entered(2)
@@ -153,7 +153,7 @@ def test_a_promised_sample_is_owed_again_if_the_rank_does_not_take_it_up() -> No
     assert shared.ask("a", [1]) == [2]
 
 
-def test_a_new_question_withdraws_an_answer_that_nobody_has_heard_of() -> None:
+def test_a_new_question_withdraws_an_answer_that_no_one_has_seen() -> None:
     shared = shared_list()
     two_jobs(shared)
     shared.entered(2)
@@ -173,7 +173,7 @@ def test_a_promise_lasts_until_the_loop_has_taken_the_sample() -> None:
     assert not shared.reserved(1)
 
 
-def test_the_end_of_an_epoch_frees_what_was_promised_and_owed() -> None:
+def test_the_end_of_an_epoch_frees_what_was_reserved_and_pending() -> None:
     shared = shared_list()
     two_jobs(shared)
     shared.dispatched("a", shared.ask("a", [0, 1]))
@@ -194,7 +194,7 @@ def test_a_sample_that_has_left_the_cache_is_not_given() -> None:
 # -- what to fetch ahead, and what leaves
 
 
-def test_what_most_ranks_are_owed_is_fetched_ahead() -> None:
+def test_what_is_pending_for_most_ranks_is_fetched_ahead() -> None:
     shared = shared_list()
     two_jobs(shared)
     shared.dispatched("a", [0, 1, 2, 3])
@@ -231,11 +231,11 @@ def engine_with_two_jobs(capacity: int) -> Engine:
     shared = list_for(engine.exchange_pending.changed, SAMPLES, random.Random(1))
     engine.share("list", shared)
     two_jobs(shared)
-    engine.rank_anew()
+    engine.rerank()
     return engine
 
 
-def test_the_sample_that_fewest_ranks_are_owed_leaves_first() -> None:
+def test_the_sample_that_is_pending_for_the_fewest_ranks_leaves_first() -> None:
     engine = engine_with_two_jobs(2)
     shared = engine.exchange_pending.lists["list"]
     engine.opened(1, 1)
@@ -245,7 +245,7 @@ def test_the_sample_that_fewest_ranks_are_owed_leaves_first() -> None:
     assert engine.place(3, 1).drop == (2,)
 
 
-def test_a_candidate_that_no_more_ranks_are_owed_is_not_admitted() -> None:
+def test_a_candidate_that_is_pending_for_no_more_ranks_is_not_admitted() -> None:
     engine = engine_with_two_jobs(2)
     engine.opened(1, 1)
     engine.opened(2, 1)
@@ -253,7 +253,7 @@ def test_a_candidate_that_no_more_ranks_are_owed_is_not_admitted() -> None:
     assert not engine.would_keep(99, 1)  # a file that no list has
 
 
-def test_a_promised_sample_leaves_only_when_the_cache_becomes_smaller() -> None:
+def test_a_reserved_sample_leaves_only_when_the_cache_becomes_smaller() -> None:
     engine = engine_with_two_jobs(2)
     shared = engine.exchange_pending.lists["list"]
     engine.opened(1, 1)
@@ -266,15 +266,15 @@ def test_a_promised_sample_leaves_only_when_the_cache_becomes_smaller() -> None:
     assert engine.resize(1, 0).drop != ()
 
 
-def test_when_nobody_shares_any_more_the_policy_decides() -> None:
+def test_when_no_one_shares_any_more_the_policy_decides() -> None:
     engine = engine_with_two_jobs(2)
     engine.opened(1, 1)
     engine.opened(2, 1)
     engine.exchange_pending.lists["list"].end("b")
-    engine.rank_anew()
+    engine.rerank()
     assert engine.opened(3, 1).drop == (1,)
     engine.exchange_pending.remove("list")
-    engine.rank_anew()
+    engine.rerank()
     assert engine.opened(4, 1).drop == (2,)
 
 
@@ -313,7 +313,7 @@ class Jobs(RuleBasedStateMachine):
     def tell_of_epoch(self, name: Hashable) -> None:
         rank = self.ranks[name]
         self.shared.begin(name, rank.job, rank.order.order[rank.order.position :])
-        self.engine.rank_anew()
+        self.engine.rerank()
 
     @rule(
         job=st.sampled_from("abc"), number=st.integers(0, 1), planned=st.permutations(range(9)), cut=st.integers(1, 9)
@@ -336,7 +336,7 @@ class Jobs(RuleBasedStateMachine):
         else:
             given = self.shared.ask(name, wanted)
             assert len(set(given)) == len(given) == len(wanted)
-            assert all(rank.order.owes(sample) for sample in given)
+            assert all(rank.order.is_pending(sample) for sample in given)
             batch = rank.order.hand_on(given if fate == "in time" else (), count)
         self.shared.dispatched(name, batch)
         rank.handed += batch
@@ -365,7 +365,7 @@ class Jobs(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(map(str, self.ranks))))
         del self.ranks[name]
         self.shared.end(name)
-        self.engine.rank_anew()
+        self.engine.rerank()
 
     @rule()
     def manager_dies(self) -> None:
@@ -393,14 +393,14 @@ class Jobs(RuleBasedStateMachine):
             return
         # What the last manager was told: after it died, what is in hand is neither pending nor reserved.
         for sample in range(self.SAMPLES):
-            exchange_pending = sum(rank.order.owes(sample) for rank in self.ranks.values())
+            exchange_pending = sum(rank.order.is_pending(sample) for rank in self.ranks.values())
             offered = sum(sample in rank.offered for rank in self.shared.ranks.values())
             assert self.shared.pending_ranks(sample) == exchange_pending - offered
         for name, mine in self.shared.ranks.items():
             order = self.ranks[name].order
             members: Any = self.engine.members
             here = {key - 1 for key in members}
-            candidates = {sample for sample in here if order.owes(sample) and sample not in mine.offered}
+            candidates = {sample for sample in here if order.is_pending(sample) and sample not in mine.offered}
             assert set(mine.candidates) == candidates
         ranked: list[Any] = list(self.engine._foresight.eviction_order())
         if self.shared.active:

@@ -18,10 +18,10 @@ from spiderfs.core.plans.pace import FIRST_PACE_S
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import (
     AWAITED,
-    BELIEVED_AGAIN,
     EARLY_S,
     LATER_EPOCHS,
     PROVEN_OPENS,
+    TRUSTED_ABOVE,
     UNOPENED_MOST,
     UNPROVEN_SAMPLES,
     PlannedReader,
@@ -143,7 +143,7 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         self.dispatched = self.taken = self.reached = start
         self.seen_to = start + 6
         self.early: list[int] = []
-        self.since_told = 0
+        self.since_report = 0
 
     def later(self) -> list[int]:
         return sorted(number for number in self.orders if number > self.number)
@@ -151,7 +151,7 @@ class ReaderAgainstModel(RuleBasedStateMachine):
     def slack(self) -> float:
         length = len(self.orders[self.number])
         # Time stands still here, so no pace is ever known.
-        return min(self.since_told, length / 4) + max(4, length / 8)
+        return min(self.since_report, length / 4) + max(4, length / 8)
 
     def first_left(self, number: int, sample: int) -> int | None:
         order = self.orders[number]
@@ -179,7 +179,7 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         if not key:
             assert changed == []
             return
-        self.since_told += 1
+        self.since_report += 1
         here, later = self.first_left(self.number, sample), self.later()
         if here is not None:
             first = min((at for at in self.left[self.number] if at >= self.taken), default=None)
@@ -220,7 +220,7 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         order = self.orders[self.number]
         first, self.dispatched = self.dispatched, max(self.dispatched, min(told, len(order)))
         if self.dispatched > first:
-            self.since_told = 0
+            self.since_report = 0
         for position in range(first, self.dispatched):
             if order[position] in self.early and self.first_left(self.number, order[position]) == position:
                 self.early.remove(order[position])
@@ -252,7 +252,7 @@ class ReaderAgainstModel(RuleBasedStateMachine):
         self.number, self.orders[number], self.starts[number] = number, order, start
         self.dispatched = self.taken = self.reached = start
         self.seen_to = start + 6
-        self.since_told = 0
+        self.since_report = 0
 
     @rule(ahead=st.integers(-1, 1))
     def end(self, ahead: int) -> None:
@@ -376,7 +376,7 @@ def test_each_draw_is_counted_once(
     assert told == Counter(draw for draw in drawn if draw[1]), "each once, in its epoch"
 
 
-def test_what_was_in_hand_when_a_reader_was_first_heard_of_is_not_counted() -> None:
+def test_what_was_in_hand_at_a_readers_first_report_is_not_counted() -> None:
     """A hook that connects again, to a manager that was started again: its loader workers opened it long ago."""
     reader = PlannedReader(of_files(0, list(range(1, 101)), start=40), 0.0)
     reader.progressed(72, 40, 0.0)
@@ -388,7 +388,7 @@ def test_what_was_in_hand_when_a_reader_was_first_heard_of_is_not_counted() -> N
 
 
 @pytest.mark.parametrize("known_ahead", [False, True])
-def test_an_epoch_may_be_over_when_its_reader_is_first_heard_of(known_ahead: bool) -> None:
+def test_an_epoch_may_be_over_at_its_readers_first_report(known_ahead: bool) -> None:
     """A few samples, read in a millisecond: their opens are heard of later, and are of no later epoch."""
     told: list[tuple[int, Key, bool]] = []
     files = [1, 2, 3]
@@ -427,7 +427,7 @@ def test_an_open_far_beyond_what_was_dispatched_is_that_of_its_draw_all_the_same
     assert (unseen.count(700), unseen.count(8)) == (1, 0)
 
 
-def test_opens_that_are_heard_of_before_the_plan_of_their_epoch_are_of_that_epoch() -> None:
+def test_opens_that_are_reported_before_the_plan_of_their_epoch_are_of_that_epoch() -> None:
     reader = PlannedReader(of_files(0, [1, 2, 3, 4]), 0.0)
     reader.progressed(4, 4, 0.0)
     reader.unseen(2.0)
@@ -473,7 +473,7 @@ def test_opens_in_the_jittered_order_of_loader_workers_are_followed() -> None:
     assert list(reader.coming(100)) == []
 
 
-def test_a_short_epoch_that_is_over_before_anything_of_it_is_told_has_followed_its_plan() -> None:
+def test_a_short_epoch_that_is_over_before_any_progress_is_reported_has_followed_its_plan() -> None:
     order = list(range(1, 401))
     in_order, from_the_end = PlannedReader(of_files(0, order), 0.0), PlannedReader(of_files(0, order), 0.0)
     for number, key in enumerate(order):
@@ -497,7 +497,7 @@ def test_what_loader_workers_have_in_hand_may_be_a_quarter_of_the_epoch() -> Non
     assert list(reader.coming(100)) == []
 
 
-def test_opens_that_are_heard_of_a_moment_before_their_dispatch_follow_the_plan() -> None:
+def test_opens_that_are_reported_a_moment_before_their_dispatch_follow_the_plan() -> None:
     """Two thousand samples a second, of which the manager hears 20 times a second."""
     reader = PlannedReader(of_files(0, list(range(1, 50_001))), 0.0)
     for file in range(1, 50_001):
@@ -525,7 +525,7 @@ def test_a_reader_that_opens_each_file_twice_follows_its_plan() -> None:
     assert reader.followed_share == 1.0
 
 
-def test_a_reader_whose_opens_are_not_heard_of_goes_on_in_its_plan() -> None:
+def test_a_reader_whose_opens_are_not_reported_goes_on_in_its_plan() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 10_001))), 0.0)
     reader.progressed(0, 0, 0.0)
     assert reader.progressed(96, 64, 1.0) == list(range(1, 65))
@@ -534,7 +534,7 @@ def test_a_reader_whose_opens_are_not_heard_of_goes_on_in_its_plan() -> None:
 
 
 @pytest.mark.parametrize("files", [1000, 2000, 5000, 16_000, 50_000, 200_000])
-def test_a_plan_is_disbelieved_while_it_is_not_followed_and_believed_again_afterwards(files: int) -> None:
+def test_a_plan_is_distrusted_while_it_is_not_followed_and_trusted_again_afterwards(files: int) -> None:
     rng = np.random.default_rng(2)
     order = (rng.permutation(files) + 1).tolist()
     reader = PlannedReader(of_files(0, order), 0.0)
@@ -545,12 +545,12 @@ def test_a_plan_is_disbelieved_while_it_is_not_followed_and_believed_again_after
         reader.progressed(count + 32, count, 0.0)
         reader.opened(file, 0.0, False)
     assert reader.trusted
-    assert reader.followed_share > BELIEVED_AGAIN
+    assert reader.followed_share > TRUSTED_ABOVE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("files", [2000, 200_000])
-def test_a_wrong_plan_is_not_believed_again_as_it_comes_to_its_end(files: int) -> None:
+def test_a_wrong_plan_is_not_trusted_again_as_it_comes_to_its_end(files: int) -> None:
     rng = np.random.default_rng(2)
     reader = PlannedReader(of_files(0, (rng.permutation(files) + 1).tolist()), 0.0)
     opened = (rng.permutation(files) + 1).tolist()
@@ -563,7 +563,7 @@ def test_a_wrong_plan_is_not_believed_again_as_it_comes_to_its_end(files: int) -
     assert trusted == {(False, False)}
 
 
-def test_a_plan_of_files_that_nobody_reads_is_never_proven() -> None:
+def test_a_plan_of_files_that_no_one_reads_is_never_proven() -> None:
     """A list whose paths are not those that the data set reads."""
     reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
     for count in range(1000):
@@ -582,7 +582,7 @@ def test_a_plan_is_proven_by_opens_that_follow_it() -> None:
     assert reader.proven
 
 
-def test_each_epoch_is_proven_where_opens_are_heard() -> None:
+def test_each_epoch_is_proven_where_opens_are_reported() -> None:
     files = list(range(1, 1001))
     reached = []
     for heard in (True, False):
@@ -600,9 +600,9 @@ def test_each_epoch_is_proven_where_opens_are_heard() -> None:
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_samples_that_are_taken_and_not_opened_speak_against_a_plan_where_opens_are_heard(heard: bool) -> None:
+def test_samples_that_are_taken_and_not_opened_speak_against_a_plan_where_opens_are_reported(heard: bool) -> None:
     plans = Schedule()
-    plans.opens_are_heard = heard
+    plans.opens_are_reported = heard
     plans.begin(7, "train", of_files(0, list(range(1, 1001))), 0.0)
     for file in range(1, 101):
         plans.progressed(7, "train", 0, file, file - 1, 0.0)
@@ -619,7 +619,7 @@ def test_samples_that_are_taken_and_not_opened_speak_against_a_plan_where_opens_
     assert plans.readers[7, "train"].proven == (not heard)
 
 
-def test_a_sorted_plan_is_disbelieved_when_its_files_are_read_shuffled() -> None:
+def test_a_sorted_plan_is_distrusted_when_its_files_are_read_shuffled() -> None:
     rng = np.random.default_rng(3)
     reader = PlannedReader(of_files(0, list(range(1, 5001))), 0.0)
     assert opens(reader, (rng.permutation(5000) + 1).tolist()) < 400
@@ -730,7 +730,7 @@ def test_a_trainer_has_a_plan_for_each_list_and_loses_all_when_it_disconnects() 
     assert plans.next_use_s(3) == pytest.approx(0.0), "the sooner of the two"
     assert plans.opened("b", 3, 0.0, False) == [3]
     assert plans.next_use_s(3) == pytest.approx(2 * FIRST_PACE_S)
-    assert plans.opened("nobody", 3, 0.0, False) == []
+    assert plans.opened("unknown", 3, 0.0, False) == []
     plans.end("a", 0)
     assert [plans.next_use_s(key) is None for key in (11, 3, 2)] == [True, True, False]
     plans.drop("b")
@@ -746,7 +746,7 @@ def test_the_first_plan_of_a_trainer_may_be_that_of_a_later_epoch() -> None:
     assert (reader.epoch.number, reader.later) == (3, [])
 
 
-def test_progress_may_be_told_before_its_plan_has_begun() -> None:
+def test_progress_may_be_reported_before_its_plan_has_begun() -> None:
     """A long plan is sorted meanwhile."""
     plans = Schedule()
     assert plans.progressed("a", "train", 0, 2, 1, 0.0) == []
@@ -765,7 +765,7 @@ def test_progress_may_be_told_before_its_plan_has_begun() -> None:
     assert plans.readers["b", "train"].dispatched == 0
 
 
-def test_opens_that_are_heard_of_before_the_first_plan_are_of_its_epoch() -> None:
+def test_opens_that_are_reported_before_the_first_plan_are_of_its_epoch() -> None:
     plans = Schedule()
     for trainer, key, at_s in (("a", 3, 1.0), ("a", 1, 20.0), ("b", 2, 20.0), ("a", STRANGER, 20.0)):
         assert plans.opened(trainer, key, at_s, False) == []
@@ -785,7 +785,7 @@ def test_unseen_samples_come_with_their_trainers() -> None:
     assert plans.unseen(9.0) == [("b", 1), ("b", 2)]
 
 
-def test_believed_is_a_new_tuple_when_a_plan_is_no_longer_believed() -> None:
+def test_trusted_is_a_new_tuple_when_a_plan_is_no_longer_trusted() -> None:
     rng = np.random.default_rng(5)
     plans = Schedule()
     plans.begin("a", "train", of_files(0, (rng.permutation(3000) + 1).tolist()), 0.0)

@@ -10,11 +10,11 @@ def taken(draws: UnseenDraws, now_s: float) -> list[Key]:
     return [draw.key for draw in draws.take(now_s)]
 
 
-def test_a_draw_is_unseen_when_its_open_was_not_heard_of() -> None:
+def test_a_draw_is_unseen_when_its_open_was_not_reported() -> None:
     draws = UnseenDraws()
     draws.took(1, 100.0)
     draws.took(2, 100.1)
-    assert draws.heard(2, 100.0)
+    assert draws.opened(2, 100.0)
     assert taken(draws, 100.0 + UNSEEN_AFTER_S / 2) == []
     assert taken(draws, 100.2 + UNSEEN_AFTER_S) == [1]
     assert taken(draws, 200.0) == []
@@ -29,19 +29,19 @@ def test_a_clock_that_was_set_back_keeps_no_draw_waiting() -> None:
     assert taken(draws, 6_400.0 + UNSEEN_AFTER_S) == [2]
 
 
-def test_an_open_may_be_heard_of_before_its_draw() -> None:
+def test_an_open_may_be_reported_before_its_draw() -> None:
     draws = UnseenDraws()
-    draws.heard_ahead(1, 100.0)
+    draws.opened_ahead(1, 100.0)
     draws.took(1, 100.0 + AHEAD_S / 2)
     draws.took(1, 100.0 + AHEAD_S / 2)
     assert taken(draws, 200.0) == [1], "one open is that of one draw"
 
 
-def test_an_open_long_before_a_draw_is_somebody_elses() -> None:
+def test_an_open_long_before_a_draw_is_someone_elses() -> None:
     draws = UnseenDraws()
-    draws.heard_ahead(1, 100.0)
+    draws.opened_ahead(1, 100.0)
     draws.took(1, 100.0 + 2 * AHEAD_S)
-    draws.heard_ahead(2, 300.0)
+    draws.opened_ahead(2, 300.0)
     draws.took(2, 200.0)
     assert taken(draws, 400.0) == [1, 2]
 
@@ -49,7 +49,7 @@ def test_an_open_long_before_a_draw_is_somebody_elses() -> None:
 def test_only_the_last_opens_are_remembered() -> None:
     draws = UnseenDraws()
     for key in range(AHEAD_MOST + 1):
-        draws.heard_ahead(key, 100.0)
+        draws.opened_ahead(key, 100.0)
     draws.took(0, 100.0)
     draws.took(1, 100.0)
     assert taken(draws, 200.0) == [0]

@@ -174,7 +174,7 @@ async def test_a_listed_node_has_the_addresses_of_its_name_now(names: Names, cap
         node.membership.change(options.changed("peers", f"{HERE}+http://n1:80*2+http://n2:80"))
         await until(lambda: node.moves == 1)
         assert addresses()["http://n1:80"] == ["198.51.100.2"]
-        node.membership.change(options.changed("peers", "http://nobody:80"))
+        node.membership.change(options.changed("peers", "http://unknown:80"))
         asked = names.asked
         await until(lambda: names.asked > asked + 2)
         assert len(node.known) == 3, "a name that no one knows takes no node away"

@@ -159,7 +159,7 @@ def test_a_read_that_fails_fails_for_all_and_is_not_made_again(indexers: Indexer
     assert harness.reads.count == 1
 
 
-def test_nobody_gets_the_bytes_of_another_member(indexers: Indexers, tmp_path: Path) -> None:
+def test_no_one_gets_the_bytes_of_another_member(indexers: Indexers, tmp_path: Path) -> None:
     """The archive was replaced by one of the same size and time."""
     harness = Harness(indexers, tmp_path, [7, 6, 8], 40)
     chunk = harness.chunk(7)

@@ -205,7 +205,7 @@ def test_what_is_missed_is_packed_without_reading_it_again(tmp_path: Path) -> No
     run(tmp_path, test)
 
 
-def test_one_read_brings_fresh_samples_with_their_bytes(tmp_path: Path) -> None:
+def test_one_read_fetches_fresh_samples_with_their_bytes(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await with_a_package(harness)
         harness.source.reads.clear()

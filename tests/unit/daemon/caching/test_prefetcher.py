@@ -1,4 +1,4 @@
-"""Fetching ahead, on a clock that jumps: what is brought, in which order, and what is left alone."""
+"""Fetching ahead, on a clock that jumps: what is prefetched, in which order, and what is left alone."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def run(
     return harness
 
 
-def test_what_is_planned_is_brought_in_its_order(tmp_path: Path) -> None:
+def test_what_is_planned_is_prefetched_in_its_order(tmp_path: Path) -> None:
     order = random.Random(1).sample(range(100), 100)
 
     async def test(harness: Harness) -> None:
@@ -297,7 +297,7 @@ def test_what_cannot_be_fetched_ahead_is_no_sample_that_is_coming(tmp_path: Path
             harness.plan(range(3), trainer)
             harness.reader(trainer).exchanges = True
             shared.begin((trainer, "train"), str(trainer), np.arange(3))
-        engine.rank_anew()
+        engine.rerank()
         harness.wakeup.ring()
         await trio.sleep(5)
         assert harness.fetched == [2]
@@ -313,7 +313,7 @@ class Pushes:
 
     def __init__(self) -> None:
         self.concurrency = Concurrency(8)
-        self.brought: list[int] = []
+        self.prefetched: list[int] = []
 
     def start(self, nursery: trio.Nursery) -> None:
         pass
@@ -333,16 +333,16 @@ class Pushes:
     def judge(self, node: Node) -> Admission:
         return Admission.PREFETCH
 
-    def bring(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
-        self.brought.append(node.inode)
-        assert len(self.brought) < 100
+    def prefetch(self, node: Node, reader: PlannedReader, position: int, done: Done) -> None:
+        self.prefetched.append(node.inode)
+        assert len(self.prefetched) < 100
         done(node, reader, PrefetchResult(FETCHED, node.stat.size, 0.01))
 
     def send(self) -> None:
         pass
 
 
-def test_what_jobs_are_owed_is_fetched_into_the_store_where_plans_are_pushed_too(tmp_path: Path) -> None:
+def test_pending_samples_of_jobs_are_fetched_into_the_store_where_plans_are_pushed_too(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         pushes = Pushes()
         harness.prefetcher._push = pushes  # type: ignore[assignment]
@@ -354,11 +354,11 @@ def test_what_jobs_are_owed_is_fetched_into_the_store_where_plans_are_pushed_too
             harness.plan(range(40), trainer)
             harness.reader(trainer).exchanges = True
             shared.begin((trainer, "train"), str(trainer), np.arange(40))
-        engine.rank_anew()
+        engine.rerank()
         harness.wakeup.ring()
         await trio.sleep(5)
         # What the store would not keep is not fetched: it was, again and again, when it was pushed.
-        assert pushes.brought == []
+        assert pushes.prefetched == []
         assert 0 < len(harness.fetched) <= 10
         assert len(set(harness.fetched)) == len(harness.fetched)
         assert harness.kept == set(harness.fetched)
@@ -437,7 +437,7 @@ def test_no_further_ahead_than_the_window(tmp_path: Path) -> None:
         harness.plan(range(5000))
         harness.has_pace(TRAINER, 0.01)
         await trio.sleep(3)
-        window = harness.prefetcher.window(harness.reader())
+        window = harness.prefetcher.status().plans[0].window_samples
         assert window < 500
         assert len(harness.fetched) <= window
         assert harness.prefetcher.ready_ahead(harness.reader()) == len(harness.fetched)
@@ -445,7 +445,7 @@ def test_no_further_ahead_than_the_window(tmp_path: Path) -> None:
             await harness.read(number)
         await trio.sleep(3)
         # It shrinks while nothing comes late.
-        assert harness.prefetcher.window(harness.reader()) <= window
+        assert harness.prefetcher.status().plans[0].window_samples <= window
         assert max(harness.fetched) < 50 + window
 
     run(tmp_path, test, files=5000, cached=4000)
@@ -455,11 +455,11 @@ def test_the_window_is_a_part_of_the_cache(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.plan(range(5000))
         harness.has_pace(TRAINER, 0.00001)
-        assert harness.prefetcher.window(harness.reader()) > 1000, "no one else needs the room"
+        assert harness.prefetcher.status().plans[0].window_samples > 1000, "no one else needs the room"
         await trio.sleep(3)
         engine = harness.cache.engine
         engine.resize(engine.used_bytes, 0)
-        assert harness.prefetcher.window(harness.reader()) <= len(engine.members) / 4, "the cache is full"
+        assert harness.prefetcher.status().plans[0].window_samples <= len(engine.members) / 4, "the cache is full"
 
     run(tmp_path, test, files=5000, cached=4000)
 
@@ -474,7 +474,7 @@ def test_the_window_takes_no_more_room_beside_peers_than_landing_leaves_it(tmp_p
         cache.expect(1_000_000)
         assert engine.budget_bytes >= (1 - LANDING_SHARE + AHEAD_SHARE) * cache.status().capacity_bytes
         engine.resize(engine.used_bytes, 0)
-        assert harness.prefetcher.window(harness.reader()) <= AHEAD_SHARE * len(engine.members)
+        assert harness.prefetcher.status().plans[0].window_samples <= AHEAD_SHARE * len(engine.members)
 
     run(tmp_path, test, files=5000, cached=4000)
 
@@ -521,7 +521,7 @@ def test_a_slow_reader_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
     assert sum(hits[2][10:]) > 0.95 * len(hits[2][10:])
 
 
-def test_the_next_epoch_is_brought_before_it_begins(tmp_path: Path) -> None:
+def test_the_next_epoch_is_prefetched_before_it_begins(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.plan(range(100))
         harness.plan(range(100, 200), epoch=1, begun=False)
@@ -701,7 +701,7 @@ def test_unknown_files_are_passed_over(tmp_path: Path) -> None:
     assert sorted(harness.fetched) == [0, 1, *range(4, 10)]
 
 
-def test_what_is_here_or_on_its_way_is_not_brought_again(tmp_path: Path) -> None:
+def test_what_is_here_or_on_its_way_is_not_fetched_again(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         for number in range(5):
             await harness.read(number, trainer=0)
@@ -719,7 +719,7 @@ def test_what_is_here_or_on_its_way_is_not_brought_again(tmp_path: Path) -> None
     run(tmp_path, test)
 
 
-def test_what_another_process_has_brought_meanwhile_counts_there(
+def test_what_another_process_has_fetched_meanwhile_counts_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(harness: Harness) -> None:
@@ -737,7 +737,7 @@ def test_what_another_process_has_brought_meanwhile_counts_there(
     run(tmp_path, test)
 
 
-def test_who_opens_what_is_being_brought_waits_for_that(tmp_path: Path) -> None:
+def test_who_opens_what_is_being_fetched_waits_for_that(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.client.latency_s = 1.0
         harness.plan(range(3))
@@ -783,7 +783,7 @@ def test_files_without_room_to_land_are_not_fetched_again_and_again(tmp_path: Pa
     run(tmp_path, test)
 
 
-def test_a_cache_without_room_brings_nothing(tmp_path: Path) -> None:
+def test_a_cache_without_room_fetches_nothing(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.plan(range(10))
         await trio.sleep(60)

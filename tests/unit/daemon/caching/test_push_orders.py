@@ -61,18 +61,18 @@ class Pusher:
 
 
 class Together:
-    """In place of the way into the store: brings chunks of two, and nothing before the test says so."""
+    """In place of the backend that fetches into the store: fetches chunks of two, when the test says so."""
 
     def __init__(self) -> None:
         self.concurrency = Concurrency(2)
-        self.brings = False
+        self.has_neighbours = False
         self.begun: list[int] = []
         self.since = -1
         self.done: Done | None = None
-        self.near: set[int] = set()
+        self.resident: set[int] = set()
 
     def is_resident(self, inode: int) -> bool:
-        return inode in self.near
+        return inode in self.resident
 
     def chunk(
         self,
@@ -84,7 +84,9 @@ class Together:
     ) -> Chunk | None:
         self.since = since
         beside = node._replace(inode=node.inode + 1)
-        return SimpleNamespace(nodes=[node, beside]) if self.brings and not is_resident(beside.inode) else None  # type: ignore[return-value]
+        if not self.has_neighbours or is_resident(beside.inode):
+            return None
+        return SimpleNamespace(nodes=[node, beside])  # type: ignore[return-value]
 
     def begin(self, nodes: list[Node], reader: PlannedReader, done: Done, chunk: Chunk | None) -> int:
         self.begun += [node.inode for node in nodes]
@@ -126,15 +128,15 @@ class Harness:
             node = self.node(position + 1)
             if not self.backend.has_room() or self.backend.judge(node) is not Admission.PREFETCH:
                 break
-            self.backend.bring(
-                node, self.reader, position, lambda node, reader, brought: self.done.append((node.inode, brought))
+            self.backend.prefetch(
+                node, self.reader, position, lambda node, reader, result: self.done.append((node.inode, result))
             )
         self.backend.send()
         return self.pusher.ordered[before:]
 
     def tell(self, *inodes: int, where: int = FETCHED | PUSHED) -> list[int]:
         accesses = [Access(time.time(), inode, inode, self.size, 0, 0, 0, where) for inode in inodes]
-        return [inode for inode, _ in self.backend.heard(accesses)]
+        return [inode for inode, _ in self.backend.on_events(accesses)]
 
 
 @pytest.fixture
@@ -169,7 +171,9 @@ def test_no_more_bytes_wait_for_their_reader_than_the_limit(harness: Harness) ->
 def test_what_was_read_sooner_than_it_was_pushed_for_waits_no_more(harness: Harness) -> None:
     harness.reader.exchanges = True
     for position in range(50, 58):
-        harness.backend.bring(harness.node(position + 1), harness.reader, position, lambda node, reader, brought: None)
+        harness.backend.prefetch(
+            harness.node(position + 1), harness.reader, position, lambda node, reader, result: None
+        )
         harness.tell(position + 1)
     assert harness.backend._waiting_bytes == 8 * SIZE
     for position in range(6):
@@ -223,7 +227,7 @@ def test_what_became_of_an_order_is_what_workers_tell(
 
 
 @pytest.mark.parametrize(("outcome", "failed"), [(IN_MEMORY, False), (errno.ENOENT, True), (errno.EXDEV, True)])
-def test_of_what_the_kernel_is_not_asked_for_the_process_tells(harness: Harness, outcome: int, failed: bool) -> None:
+def test_what_the_kernel_is_not_asked_for_the_process_reports(harness: Harness, outcome: int, failed: bool) -> None:
     harness.push(1)
     harness.backend._answered(1, outcome)
     harness.backend._answered(77, outcome)
@@ -259,11 +263,11 @@ def test_a_file_that_another_read_than_the_first_one_fetched_is_pushed_once_and_
     harness.push(1)
     harness.tell(1, where=HIT | PUSHED)
     access = Access(time.time(), 1, 1, SIZE, 0, 0, 0, FETCHED | PUSHED)
-    assert list(harness.backend.heard([access])) == [(1, harness.reader)]
+    assert list(harness.backend.on_events([access])) == [(1, harness.reader)]
     assert harness.counters.value("pushed") == 1
 
 
-def test_a_process_that_dies_lets_go_of_its_orders_and_the_next_begins_anew(harness: Harness) -> None:
+def test_a_process_that_dies_lets_go_of_its_orders_and_the_next_begins_again(harness: Harness) -> None:
     harness.push(5)
     harness.backend._lost()
     assert [found.failed for _, found in harness.done] == [False] * 5
@@ -274,7 +278,7 @@ def test_a_process_that_dies_lets_go_of_its_orders_and_the_next_begins_anew(harn
     assert len(harness.push(5)) == 5
 
 
-def test_an_order_of_which_nobody_tells_is_given_up(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_that_no_one_reports_is_given_up(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     harness.push(3)
     harness.backend.look((harness.reader,), again=True, idle=False)
     assert harness.backend.under_way == 3
@@ -348,12 +352,12 @@ class Drawn:
     def look(self, again: bool = False) -> None:
         self.harness.backend.look((self.reader,), again=again, idle=False)
 
-    def bring(self, *positions: int) -> None:
+    def prefetch(self, *positions: int) -> None:
         for position in positions:
             inode = self.reader.epoch.key(position)
             assert isinstance(inode, int)
-            self.harness.backend.bring(
-                self.harness.node(inode), self.reader, position, lambda node, reader, brought: None
+            self.harness.backend.prefetch(
+                self.harness.node(inode), self.reader, position, lambda node, reader, result: None
             )
 
     def progressed(self, taken: int) -> None:
@@ -371,9 +375,9 @@ class Drawn:
 
 def test_a_sample_is_pushed_for_its_second_draw_when_the_first_was_taken(tmp_path: Path) -> None:
     drawn = Drawn(tmp_path, [0, 1, 0, 2, 0])
-    drawn.bring(0, 1)
+    drawn.prefetch(0, 1)
     drawn.harness.tell(1, 2)
-    drawn.bring(2, 3)
+    drawn.prefetch(2, 3)
     assert drawn.ordered == [1, 2, 3], "who reads it first may be the last who finds it in memory"
     assert drawn.next_use(1) == 2, "until then the cache is to have it"
     drawn.progressed(2)
@@ -383,22 +387,22 @@ def test_a_sample_is_pushed_for_its_second_draw_when_the_first_was_taken(tmp_pat
     # The last draw is pushed when its turn comes, and not sooner.
     drawn.progressed(3)
     assert drawn.ordered == [1, 2, 3, 1]
-    drawn.bring(4)
+    drawn.prefetch(4)
     assert drawn.ordered == [1, 2, 3, 1, 1]
 
 
 def test_a_draw_that_was_passed_by_while_its_sample_was_on_its_way_is_pushed_too(tmp_path: Path) -> None:
     drawn = Drawn(tmp_path, [0, 1, 0, 2])
-    drawn.bring(0, 1)
+    drawn.prefetch(0, 1)
     assert drawn.harness.backend.is_resident(1), "the prefetcher passes the third position by"
-    drawn.bring(3)
+    drawn.prefetch(3)
     drawn.harness.tell(1, 2, 3)
     drawn.progressed(1)
     assert drawn.ordered == [1, 2, 3, 1]
     # Orders that are due wait for room, as all do.
     drawn.harness.tell(1)
     drawn.harness.pusher.ready = False
-    drawn.bring(1)
+    drawn.prefetch(1)
     drawn.progressed(2)
     drawn.harness.pusher.ready = True
     drawn.look()
@@ -409,10 +413,10 @@ def test_a_draw_of_the_next_epoch_is_passed_by_too(tmp_path: Path) -> None:
     drawn = Drawn(tmp_path, [0, 1])
     first = drawn.reader.epoch
     drawn.engine.plan(1, "train", PlannedEpoch(1, first.keys, first.index_of, first.order), 0.0, begun=False)
-    drawn.bring(0, 1)
+    drawn.prefetch(0, 1)
     drawn.harness.tell(1, 2)
     node = drawn.harness.node(1)
-    drawn.harness.backend.bring(node, drawn.reader, 2, lambda node, reader, brought: None)
+    drawn.harness.backend.prefetch(node, drawn.reader, 2, lambda node, reader, result: None)
     assert drawn.ordered == [1, 2]
     drawn.progressed(1)
     assert drawn.ordered == [1, 2, 1]
@@ -430,20 +434,20 @@ def test_what_waits_for_an_epoch_that_begins_goes_on_waiting(tmp_path: Path) -> 
         drawn.engine.plan(1, "train", epoch, 0.0, begun=False)
     drawn.look()
 
-    def bring_all() -> None:
+    def prefetch_all() -> None:
         for position, inode in drawn.reader.coming(100):
             assert isinstance(inode, int)
-            backend.bring(drawn.harness.node(inode), drawn.reader, position, lambda node, reader, brought: None)
+            backend.prefetch(drawn.harness.node(inode), drawn.reader, position, lambda node, reader, result: None)
         drawn.harness.tell(*drawn.ordered)
 
-    bring_all()
+    prefetch_all()
     assert drawn.ordered == [1, 2, 3, 4, 5], "the second draw of 1 was passed by"
     drawn.engine.plan(1, "train", PlannedEpoch(1, first.keys, first.index_of, later[0].order), 0.0, begun=True)
     drawn.look()
     assert backend._waiting_bytes == 4 * SIZE, "the second draw of 1 came into its turn"
     assert [inode in pushed for inode in range(1, 6)] == [True, False, True, True, True]
     assert drawn.ordered == [1, 2, 3, 4, 5, 1]
-    bring_all()
+    prefetch_all()
     assert drawn.ordered == [1, 2, 3, 4, 5, 1]
     drawn.engine.progressed(1, "train", 1, 2, 2, 0.0)
     drawn.look()
@@ -457,7 +461,7 @@ def test_what_waits_for_an_epoch_that_begins_goes_on_waiting(tmp_path: Path) -> 
 
 def test_what_the_kernel_was_made_to_forget_is_pushed_again(tmp_path: Path) -> None:
     drawn = Drawn(tmp_path, range(20))
-    drawn.bring(0, 1, 2, 3)
+    drawn.prefetch(0, 1, 2, 3)
     drawn.harness.tell(1, 2)
     assert [inode in drawn.harness.pushed for inode in range(1, 6)] == [True] * 4 + [False]
     assert drawn.next_use(2) is None
@@ -466,13 +470,13 @@ def test_what_the_kernel_was_made_to_forget_is_pushed_again(tmp_path: Path) -> N
     assert (drawn.harness.backend.under_way, drawn.harness.backend.looks_again) == (0, True)
     assert not any(inode in drawn.harness.pushed for inode in range(1, 6))
     drawn.look(again=True)
-    drawn.bring(0)
+    drawn.prefetch(0)
     assert drawn.ordered == [1, 2, 3, 4, 1]
 
 
 def test_readers_need_no_substitutes_for_what_waits_for_them(tmp_path: Path) -> None:
     drawn = Drawn(tmp_path, range(20))
-    drawn.bring(0, 1)
+    drawn.prefetch(0, 1)
     assert 1 in drawn.harness.pushed, "it is on its way"
     drawn.harness.tell(2, where=UNREAD | PUSHED)
     assert 2 not in drawn.harness.pushed
@@ -514,14 +518,14 @@ def test_a_push_that_fails_leaves_its_draw_as_a_reason_to_keep_the_sample(harnes
 
 def test_what_comes_together_is_pushed_when_it_is_in_the_store(harness: Harness) -> None:
     together, backend = harness.together, harness.backend
-    together.brings = True
+    together.has_neighbours = True
     harness.cache.engine.plan(1, "train", harness.reader.epoch, 0.0, True)
 
-    def bring(inode: int) -> None:
-        backend.bring(harness.node(inode), harness.reader, inode - 1, done)
+    def prefetch(inode: int) -> None:
+        backend.prefetch(harness.node(inode), harness.reader, inode - 1, done)
 
-    def done(node: Node, reader: PlannedReader, brought: PrefetchResult) -> None:
-        harness.done.append((node.inode, brought))
+    def done(node: Node, reader: PlannedReader, result: PrefetchResult) -> None:
+        harness.done.append((node.inode, result))
 
     def comes(inode: int, where: int | None, failed: bool = False) -> None:
         if where == FETCHED:
@@ -529,40 +533,40 @@ def test_what_comes_together_is_pushed_when_it_is_in_the_store(harness: Harness)
         together.done(harness.node(inode), harness.reader, PrefetchResult(where, SIZE, 0.1, failed))  # type: ignore[misc]
         backend.look((harness.reader,), again=False, idle=False)
 
-    bring(1)
+    prefetch(1)
     assert together.begun == [1, 2]
     assert (harness.pusher.ordered, backend.under_way) == ([], 2)
     assert backend.is_resident(2), "it is on its way"
-    bring(11)
+    prefetch(11)
     assert together.since == 10, "what is read before waits in the page cache"
     assert together.begun == [1, 2, 11, 12]
-    bring(21)
+    prefetch(21)
     assert harness.pusher.ordered == [21], "more than two requests of this kind are not made at a time"
     comes(2, FETCHED)
     comes(1, FETCHED)
     assert harness.pusher.ordered == [21, 2, 1], "the plan was followed beyond both"
     assert [inode for inode, _ in harness.done] == [2, 1]
     harness.tell(1, 2, where=HIT | PUSHED)
-    together.near.add(32)
-    bring(31)
+    together.resident.add(32)
+    prefetch(31)
     assert harness.pusher.ordered[3:] == [31], "32 is there"
     # A disk that is full, and a source that fails: others come alone, and what was fetched in vain may come again.
     comes(11, UNSTORED, failed=True)
     assert harness.pusher.ordered[4:] == [11], "workers have it in memory"
     comes(12, None, failed=True)
     assert [found.failed for inode, found in harness.done if inode > 10] == [False, True]
-    bring(41)
+    prefetch(41)
     assert harness.pusher.ordered[5:] == [41]
 
 
 def test_what_comes_together_waits_in_the_store_while_the_page_cache_has_enough(harness: Harness) -> None:
     together, backend = harness.together, harness.backend
-    together.brings = True
+    together.has_neighbours = True
     harness.cache.engine.plan(1, "train", harness.reader.epoch, 0.0, True)
-    backend.bring(harness.node(1), harness.reader, 0, lambda *_: None)
-    together.brings = False
+    backend.prefetch(harness.node(1), harness.reader, 0, lambda *_: None)
+    together.has_neighbours = False
     for position in range(2, 11):
-        backend.bring(harness.node(position + 1), harness.reader, position, lambda *_: None)
+        backend.prefetch(harness.node(position + 1), harness.reader, position, lambda *_: None)
         harness.tell(position + 1)
     for inode in (1, 2):
         harness.cache.engine.place(inode, SIZE)
@@ -578,9 +582,9 @@ def test_what_comes_together_waits_in_the_store_while_the_page_cache_has_enough(
 
 def test_what_is_on_its_way_into_the_store_comes_with_no_neighbours(harness: Harness) -> None:
     """Another job may be pending it."""
-    harness.together.brings = True
-    harness.together.near.add(1)
+    harness.together.has_neighbours = True
+    harness.together.resident.add(1)
     harness.cache.engine.plan(1, "train", harness.reader.epoch, 0.0, True)
-    harness.backend.bring(harness.node(1), harness.reader, 0, lambda *_: None)
+    harness.backend.prefetch(harness.node(1), harness.reader, 0, lambda *_: None)
     assert not harness.together.begun
     assert harness.pusher.ordered == [1]

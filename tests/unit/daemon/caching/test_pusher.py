@@ -159,7 +159,7 @@ def test_a_process_with_a_free_thread_is_kept_however_long_its_orders_wait(
         with trio.socket.from_stdlib_socket(ours) as answers, trio.socket.from_stdlib_socket(its) as orders:
 
             async def hear() -> None:
-                worked.append(await kept.pusher._hear(answers))
+                worked.append(await kept.pusher._receive(answers))
 
             kept.pusher._orders = answers
             async with trio.open_nursery() as nursery:

@@ -100,7 +100,7 @@ def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
     trio.run(main)
 
 
-def test_requests_are_counted_together_until_somebody_has_seen_that_all_is_done(tmp_path: Path) -> None:
+def test_requests_are_counted_together_until_someone_has_seen_that_all_is_done(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.add(b"a/1", b"a/2", b"b/1", b"c/1")
         harness.warm(b"a")

@@ -53,7 +53,7 @@ def harness(tmp_path: Path) -> Harness:
     return Harness(tmp_path)
 
 
-def test_nothing_is_written_while_nobody_looks(harness: Harness) -> None:
+def test_nothing_is_written_while_no_one_looks(harness: Harness) -> None:
     harness.log.record_accesses([event(1)])
     harness.log.write()
     assert not harness.file.exists()
@@ -70,19 +70,19 @@ def test_who_looks_gets_what_is_remembered_and_then_what_comes(harness: Harness)
     assert harness.paths() == [SHOWN[1], SHOWN[2], SHOWN[1]]
 
 
-def test_it_tells_when_there_is_something_to_write(harness: Harness) -> None:
+def test_it_writes_soon_after_accesses_were_recorded(harness: Harness) -> None:
     async def main() -> None:
-        with trio.fail_after(20):
-            for _ in range(3):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(harness.log.told)
-                    await trio.testing.wait_all_tasks_blocked()
-                    harness.log.render()
-                    assert len(nursery.child_tasks) == 1, "there is nothing new"
-                    harness.log.record_accesses([event(1)])
-                harness.log.write()
+        harness.log.render()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(harness.log.run)
+            for written in range(3):
+                await trio.sleep(10)
+                assert harness.paths() == written * [SHOWN[1]], "there is nothing new"
+                harness.log.record_accesses([event(1)])
+                await trio.sleep(1)
+            nursery.cancel_scope.cancel()
 
-    trio.run(main)
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert harness.paths() == 3 * [SHOWN[1]]
 
 
@@ -116,7 +116,7 @@ def test_it_remembers_a_bounded_number(harness: Harness) -> None:
     assert harness.paths()[-1] == SHOWN[2]
 
 
-def test_it_stops_when_nobody_has_looked_for_a_while(harness: Harness) -> None:
+def test_it_stops_when_no_one_has_looked_for_a_while(harness: Harness) -> None:
     harness.log.want()
     harness.log.write()
     harness.log.record_accesses([event(1)])
@@ -131,7 +131,7 @@ def test_it_stops_when_nobody_has_looked_for_a_while(harness: Harness) -> None:
     assert harness.paths() == [SHOWN[1], SHOWN[2]]
 
 
-def test_a_large_file_is_begun_anew(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_begun_again(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BYTES", 500)
     harness.log.want()
     harness.log.write()

@@ -134,7 +134,7 @@ def test_a_refusal_comes_with_its_reason(path: Path, reason: str) -> None:
     run(path, test)
 
 
-def test_another_failure_is_told_too(path: Path) -> None:
+def test_another_failure_is_reported_too(path: Path) -> None:
     async def test(harness: Harness) -> None:
         harness.table.error = StoreFull("no space left")
         with pytest.raises(SpiderfsError, match="no space left"):

@@ -147,7 +147,7 @@ def test_the_list_of_scores_takes_no_memory(harness: Harness) -> None:
     assert taken < LIST_MEMORY_BYTES
 
 
-def test_the_graph_is_told_while_lists_are_declared(harness: Harness) -> None:
+def test_the_graph_is_updated_while_lists_are_declared(harness: Harness) -> None:
     harness.forget_lists()
     harness.declare()
     harness.declare()

@@ -117,7 +117,7 @@ def test_many_writers_never_tear_a_record(pipe: tuple[int, int]) -> None:
     assert len(found) > 0
 
 
-def test_a_batch_that_does_not_become_full_is_passed_on_in_time_and_nobody_wakes_without_one(
+def test_a_batch_that_does_not_become_full_is_passed_on_in_time_and_no_one_wakes_without_one(
     pipe: tuple[int, int],
 ) -> None:
     async def main() -> None:

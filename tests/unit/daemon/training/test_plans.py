@@ -66,7 +66,7 @@ def test_what_is_left_of_an_epoch_is_given_up_when_it_ends(tmp_path: Path) -> No
         await harness.plan(1, 0, 1)
         schedule = harness.cache.engine.schedule
         assert schedule.next_use_s(11) is not None
-        harness.plans.epoch_ended(1, 0)
+        harness.cache.engine.end_epoch(1, 0)
         assert schedule.next_use_s(11) is None
 
     run(tmp_path, test)
@@ -86,7 +86,7 @@ def test_without_the_option_no_plan_is_left_and_none_is_taken(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("ends_by", ["the trainer leaves", "plan=off"])
-def test_progress_wakes_the_prefetcher_and_what_nobody_opened_is_told_once(tmp_path: Path, ends_by: str) -> None:
+def test_progress_wakes_the_prefetcher_and_what_no_one_opened_is_reported_once(tmp_path: Path, ends_by: str) -> None:
     async def test(harness: Harness) -> None:
         await harness.plan(1, 0, 1, 3, 2)
         harness.plans.progressed(1, Progress("train", 0, 0, 0))

@@ -142,7 +142,7 @@ def test_a_home_knows_when_other_jobs_read_its_samples(tmp_path: Path, server: R
     trio.run(test)
 
 
-def test_a_home_hears_of_an_order_that_exchanges_have_changed(tmp_path: Path, server: RedisServer) -> None:
+def test_a_home_receives_an_order_that_exchanges_have_changed(tmp_path: Path, server: RedisServer) -> None:
     async def test() -> None:
         one, two = (Node(tmp_path, number, server.url, "exchanges") for number in (0, 1))
         async with sharing(one, two):
@@ -162,7 +162,7 @@ def test_a_home_hears_of_an_order_that_exchanges_have_changed(tmp_path: Path, se
             reader.exchanges = False
             one.comes_to(0, 40)
             await eventually(lambda: two.named == its_rest())
-            assert two.count("plans_heard") == 3
+            assert two.count("plans_received") == 3
 
     trio.run(test)
 
@@ -206,7 +206,7 @@ def test_a_home_that_an_epoch_does_not_name_forgets_the_one_before(
     trio.run(test)
 
 
-def test_where_homes_are_no_nodes_nobody_is_told(tmp_path: Path, server: RedisServer) -> None:
+def test_where_homes_are_no_nodes_nothing_is_sent(tmp_path: Path, server: RedisServer) -> None:
     async def test() -> None:
         one, two = (Node(tmp_path, number, server.url, "servers") for number in (0, 1))
         for node in (one, two):
@@ -215,7 +215,7 @@ def test_where_homes_are_no_nodes_nobody_is_told(tmp_path: Path, server: RedisSe
             await one.plan(0, order_of(1))
             await trio.sleep(0.1)
             assert not two.named
-            assert not two.count("plans_heard")
+            assert not two.count("plans_received")
 
     trio.run(test)
 
@@ -264,7 +264,7 @@ def test_the_plan_of_a_node_that_leaves_or_dies_is_forgotten(
 
 
 @pytest.mark.parametrize("how", ["silent", "withdrawn"])
-def test_members_are_ranked_anew_when_plans_end(
+def test_members_are_ranked_again_when_plans_end(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(several_nodes, "SILENT_S", 0.1 if how == "silent" else 3600.0)
@@ -277,11 +277,11 @@ def test_members_are_ranked_anew_when_plans_end(
                 engine.opened(node.keys[sample], 100)
             by_hash = list(engine._foresight.eviction_order())
             known_list, order = next(iter(node.training.job_datasets)).list, np.array(order_of(1), np.uint32)
-            await remote.hear(known_list, [whole(f"reader {one}", 0, order) for one in range(5)])
+            await remote.receive(known_list, [whole(f"reader {one}", 0, order) for one in range(5)])
             its = [node.keys[sample] for sample in order_of(1) if node.keys[sample] in engine.members]
             await eventually(lambda: list(engine._foresight.eviction_order()) == its[::-1])
             if how == "withdrawn":
-                await remote.hear(known_list, [whole(f"reader {one}", 0, order[:0]) for one in range(5)])
+                await remote.receive(known_list, [whole(f"reader {one}", 0, order[:0]) for one in range(5)])
             await eventually(lambda: not node.named)
             await eventually(lambda: list(engine._foresight.eviction_order()) == by_hash)
 
@@ -301,10 +301,10 @@ def test_a_plan_is_kept_by_progress_in_its_epoch_alone(
             async def go_on(epoch: int, for_s: float) -> None:
                 with trio.move_on_after(for_s):
                     while True:
-                        await node.remote.hear(known_list, [Progress("reader", epoch, 1, 1)])
+                        await node.remote.receive(known_list, [Progress("reader", epoch, 1, 1)])
                         await trio.sleep(0.02)
 
-            await node.remote.hear(known_list, [whole("reader", 3, order)])
+            await node.remote.receive(known_list, [whole("reader", 3, order)])
             await go_on(3, 0.6)
             assert node.named
             # The word that epoch 4 has begun was lost.
@@ -315,7 +315,7 @@ def test_a_plan_is_kept_by_progress_in_its_epoch_alone(
     trio.run(test)
 
 
-def test_pieces_wait_until_a_home_has_heard_those_before_and_push_out_nothing(
+def test_pieces_wait_until_a_home_has_received_those_before_and_push_out_nothing(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(several_nodes, "PIECE_DRAWS", 4)
@@ -333,14 +333,14 @@ def test_pieces_wait_until_a_home_has_heard_those_before_and_push_out_nothing(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(two.training.share_with_other_nodes)
                 await eventually(lambda: two.named == [sample for sample in order_of(1) if sample in two.own])
-                await eventually(lambda: two.count("plans_heard") == 1)
+                await eventually(lambda: two.count("plans_received") == 1)
                 nursery.cancel_scope.cancel()
             assert two.count("plans_lost") == 0
 
     trio.run(test)
 
 
-def test_a_home_that_hears_nothing_keeps_no_other_waiting_and_is_told_no_more(
+def test_a_home_that_receives_nothing_keeps_no_other_waiting_and_is_sent_no_more(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(several_nodes, "PIECE_DRAWS", 2)
@@ -354,7 +354,7 @@ def test_a_home_that_hears_nothing_keeps_no_other_waiting_and_is_told_no_more(
             node.have_homes(silent, *NAMES, own=NAMES[number])
         async with sharing(one, two):
             await one.plan(0, order_of(1))
-            (told,) = one.remote._told.values()
+            (told,) = one.remote._outgoing.values()
             assert set(told.positions) == {silent, NAMES[1]}
             await eventually(lambda: two.named == [sample for sample in order_of(1) if sample in two.own])
             await eventually(lambda: set(told.positions) == {NAMES[1]})
@@ -406,7 +406,7 @@ def test_a_slow_home_counts_the_plan_that_was_given_up_for_it(
             await two.attach()
             await one.plan(0, order_of(1))
             await one.plan(1, order_of(2))
-            await eventually(lambda: not next(iter(one.remote._told.values())).positions)
+            await eventually(lambda: not next(iter(one.remote._outgoing.values())).positions)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(two.training.share_with_other_nodes)
                 await eventually(lambda: two.count("plans_lost") == 1)
@@ -436,14 +436,14 @@ def test_plans_that_the_server_does_not_take_are_given_up_and_keep_no_trainer_wa
     trio.run(test)
 
 
-def test_a_home_counts_the_plans_of_which_it_has_not_heard_all(tmp_path: Path, server: RedisServer) -> None:
+def test_a_home_counts_the_plans_that_it_has_not_received_in_full(tmp_path: Path, server: RedisServer) -> None:
     async def test() -> None:
         node = Node(tmp_path, 1, server.url, "count")
         async with sharing(node):
             known_list, order = next(iter(node.training.job_datasets)).list, np.array(order_of(1), np.uint32)
 
             async def hear(*said: PlanPiece | Progress) -> int:
-                await node.remote.hear(known_list, said)
+                await node.remote.receive(known_list, said)
                 return node.count("plans_lost")
 
             def piece(epoch: int, first: int, end: int) -> PlanPiece:
@@ -459,7 +459,7 @@ def test_a_home_counts_the_plans_of_which_it_has_not_heard_all(tmp_path: Path, s
             assert await hear(Progress("reader", 5, 9, 9), Progress("reader", 5, 10, 10)) == 4
             # What is late is not lost.
             assert await hear(Progress("reader", 4, 60, 60)) == 4
-            assert node.count("plans_heard") == 2
+            assert node.count("plans_received") == 2
 
     trio.run(test)
 
@@ -521,9 +521,9 @@ def test_a_reader_that_is_forgotten_while_its_plan_is_sorted_has_none(tmp_path: 
 
             with pytest.MonkeyPatch.context() as patched:
                 patched.setattr(remote, "_planned", slowly)
-                await remote.hear(known_list, [whole("reader", 0, order)])
+                await remote.receive(known_list, [whole("reader", 0, order)])
             assert not node.named
-            await remote.hear(known_list, [whole("reader", 1, order)])
+            await remote.receive(known_list, [whole("reader", 1, order)])
             assert set(node.named) == set(node.own)
 
     trio.run(test)
@@ -541,16 +541,16 @@ def test_progress_counts_the_draws_that_a_node_with_another_list_of_members_name
                 return [sample for sample in order[first:] if sample in node.own]
 
             draws = np.array(order, np.uint32)
-            await node.remote.hear(known_list, [PlanPiece("reader", 0, 10, SAMPLES, 0, draws)])
+            await node.remote.receive(known_list, [PlanPiece("reader", 0, 10, SAMPLES, 0, draws)])
             assert node.named == its_rest(10)
             for position in (20, 45, SAMPLES):
-                await node.remote.hear(known_list, [Progress("reader", 0, position, position)])
+                await node.remote.receive(known_list, [Progress("reader", 0, position, position)])
                 assert node.named == its_rest(position)
 
     trio.run(test)
 
 
-def test_who_has_another_list_hears_nothing_of_it(tmp_path: Path, server: RedisServer) -> None:
+def test_who_has_another_list_receives_nothing_of_it(tmp_path: Path, server: RedisServer) -> None:
     async def test() -> None:
         one, two = (Node(tmp_path, number, server.url, salt) for number, salt in enumerate(("this", "another")))
         async with sharing(one, two):
@@ -559,7 +559,7 @@ def test_who_has_another_list_hears_nothing_of_it(tmp_path: Path, server: RedisS
             await eventually(lambda: Stream(server.url).read({key: "0-0"}, 0.01))
             await trio.sleep(0.1)
             assert not two.named
-            assert two.count("plans_heard") == 0
+            assert two.count("plans_received") == 0
 
     trio.run(test)
 
@@ -577,7 +577,7 @@ def test_stale_and_wrong_plans_do_no_harm(
                 b"?",
                 encode(PlanPiece("wrong", 0, 0, 1, 0, np.array([SAMPLES + 1], np.uint32))),
                 # Of no plan.
-                encode(Progress("nobody", 0, 3, 3)),
+                encode(Progress("unknown", 0, 3, 3)),
                 encode(Progress("gone", 0, 3, 3)),
                 # All samples: its node goes by another list of members.
                 encode(whole("gone", 7, np.array(order_of(1), np.uint32))),
@@ -587,7 +587,7 @@ def test_stale_and_wrong_plans_do_no_harm(
                 encode(Progress("beyond", 7, 10**6, 10**6)),
             ]
             stream.append([StreamEntry(key, message) for message in said])
-            await eventually(lambda: node.count("plans_heard") == 2)
+            await eventually(lambda: node.count("plans_received") == 2)
             assert set(node.named) == set(node.own)
             await eventually(lambda: not node.named)
             await eventually(lambda: stream.read({key: "0-0"}, 0.01) == {})

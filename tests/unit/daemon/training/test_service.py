@@ -183,7 +183,7 @@ def test_a_list_is_declared_when_workers_have_the_kernel_ask_for_names(tmp_path:
     run(tmp_path, test, immutable=True)
 
 
-def test_the_first_batch_of_who_has_not_said_that_it_teaches_waits_for_that_too(tmp_path: Path) -> None:
+def test_the_first_batch_of_a_list_that_announced_none_waits_for_that_too(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         scored: list[bool] = []
 
@@ -225,7 +225,7 @@ def test_a_list_with_other_labels_is_declared_when_workers_give_no_substitutes_b
 
 
 @pytest.mark.parametrize(("policy", "immutable"), [("lru", True), ("spider", False)])
-def test_where_nobody_will_be_given_substitutes_nothing_is_waited_for(
+def test_where_no_one_will_be_given_substitutes_nothing_is_waited_for(
     tmp_path: Path, policy: str, immutable: bool
 ) -> None:
     async def test(harness: Harness) -> None:
@@ -239,7 +239,7 @@ def test_where_nobody_will_be_given_substitutes_nothing_is_waited_for(
     run(tmp_path, test, policy, immutable=immutable)
 
 
-def test_only_who_teaches_a_list_is_given_substitutes_by_it(tmp_path: Path) -> None:
+def test_only_who_sends_batches_of_a_list_is_given_substitutes_by_it(tmp_path: Path) -> None:
     """A plan never changes what a reader gets, also where an earlier hook's scores and hubs are of the same list."""
 
     async def test(harness: Harness) -> None:
@@ -490,7 +490,7 @@ def known_scores(harness: Harness, inodes: list[int]) -> int:
 
 
 @pytest.mark.parametrize("policy", ["spider", "shade", "impact"])
-def test_a_list_that_nobody_uses_is_let_go_after_a_while(tmp_path: Path, policy: str) -> None:
+def test_a_list_that_no_one_uses_is_let_go_after_a_while(tmp_path: Path, policy: str) -> None:
     clock = trio.testing.MockClock(rate=1.0)
 
     async def test(harness: Harness) -> None:
@@ -973,8 +973,8 @@ def test_a_trace_has_every_access_of_a_reader(tmp_path: Path) -> None:
         one, two = harness.inodes[:2]
         for where, block in ((FETCHED, 0), (HIT, 0), (WARMED, 0), (OPENED, 0), (REFUSED, 0), (HIT, 4)):
             access = Access(1.0, one, one, SIZE, block, 4321, 0, where)
-            harness.training.heard(access, offered=where != REFUSED)
-        harness.training.heard(Access(1.0, two, one, 70, 0, 4321, 1, HIT), offered=True)
+            harness.training.on_access(access, offered=where != REFUSED)
+        harness.training.on_access(Access(1.0, two, one, 70, 0, 4321, 1, HIT), offered=True)
 
     run(tmp_path, test, recording=recording)
     recording.close()

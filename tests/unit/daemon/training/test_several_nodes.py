@@ -127,19 +127,19 @@ def test_for_one_order_of_messages_the_scores_are_those_of_one_mount(
             for epoch in range(2):
                 for step in epochs.steps(epoch):
                     for rank, indices, vectors in step:
-                        before = first.count("rows_heard")
+                        before = first.count("rows_received")
                         await alone.learn(rank, indices, vectors, epoch)
                         await (first, second)[rank].learn(rank, indices, vectors, epoch)
                         if rank == 1:
-                            await eventually(lambda before=before: first.count("rows_heard") == before + 50)
+                            await eventually(lambda before=before: first.count("rows_received") == before + 50)
                         await eventually(lambda: np.array_equal(first.scores, alone.scores))
                 await eventually(lambda: np.array_equal(second.scores, alone.scores))
                 for node in (alone, first, second):
                     for rank in node.trainers:
                         await node.end_epoch(rank, epoch)
                 await eventually(partial(is_at, first, epoch + 1))
-            assert second.count("rows_sent") == first.count("rows_heard") == SAMPLES
-            assert second.count("scores_heard") == 2 * SAMPLES
+            assert second.count("rows_sent") == first.count("rows_received") == SAMPLES
+            assert second.count("scores_received") == 2 * SAMPLES
             drawn_by = await second.training.scores(second.trainers[1], "train")
             assert np.array_equal(drawn_by, await alone.training.scores(alone.trainers[0], "train"))
             assert second.scoring.sigma == first.scoring.sigma > 0
@@ -149,7 +149,7 @@ def test_for_one_order_of_messages_the_scores_are_those_of_one_mount(
     trio.run(test)
 
 
-def test_eight_mounts_rank_samples_as_one_scorer_that_hears_all(tmp_path: Path, server: RedisServer) -> None:
+def test_eight_mounts_rank_samples_as_one_scorer_that_gets_all(tmp_path: Path, server: RedisServer) -> None:
     async def test() -> None:
         ranks, batch = 8, 10
         alone = Node(tmp_path / "alone", "", list(range(ranks)), ranks, "eight")
@@ -161,10 +161,10 @@ def test_eight_mounts_rank_samples_as_one_scorer_that_hears_all(tmp_path: Path, 
                 for step in epochs.steps(epoch):
                     for rank, indices, vectors in step:
                         await alone.learn(rank, indices, vectors, epoch)
-                        heard = nodes[0].count("rows_heard") + (len(indices) if rank else 0)
+                        heard = nodes[0].count("rows_received") + (len(indices) if rank else 0)
                         await nodes[rank].learn(rank, indices, vectors, epoch)
-                        await eventually(lambda heard=heard: nodes[0].count("rows_heard") == heard)
-            await eventually(lambda: nodes[0].count("rows_heard") == 2 * SAMPLES * (ranks - 1) // ranks)
+                        await eventually(lambda heard=heard: nodes[0].count("rows_received") == heard)
+            await eventually(lambda: nodes[0].count("rows_received") == 2 * SAMPLES * (ranks - 1) // ranks)
             await eventually(lambda: all(np.array_equal(node.scores, nodes[0].scores) for node in nodes))
             assert spearmanr(nodes[0].scores, alone.scores).statistic >= 0.99
             # Hubs come with the scores, to mounts that have cached none of these samples too.
@@ -204,7 +204,7 @@ def test_an_epoch_ends_when_the_rows_of_all_nodes_have_come(tmp_path: Path, serv
             await eventually(lambda: is_at(first, 1) and np.array_equal(first.scores, second.scores))
             await second.learn(*later[1], 1)
             await second.end_epoch(1, 1)
-            await eventually(lambda: first.count("rows_heard") == SAMPLES)
+            await eventually(lambda: first.count("rows_received") == SAMPLES)
             await first.end_epoch(0, 1)
             await eventually(lambda: is_at(first, 2))
             assert first.scoring.described() == alone.scoring.described()
@@ -222,11 +222,11 @@ def test_rows_that_come_before_rank_0_ends_their_last_epoch_wait_for_it(tmp_path
             await second.learn(*now[1])
             await second.end_epoch(1, 0)
             await second.learn(*now[1], 1)
-            await eventually(lambda: first.training._nodes._jobs["early"].early and first.count("rows_heard"))
-            assert first.count("rows_heard") == SAMPLES // 2
+            await eventually(lambda: first.training._nodes._jobs["early"].early and first.count("rows_received"))
+            assert first.count("rows_received") == SAMPLES // 2
             began = trio.current_time()
             await first.end_epoch(0, 0)
-            await eventually(lambda: first.count("rows_heard") == SAMPLES)
+            await eventually(lambda: first.count("rows_received") == SAMPLES)
             assert trio.current_time() - began < several_nodes.LATE_S / 2, "rank 1 has ended it already"
 
     trio.run(test)
@@ -251,11 +251,11 @@ def test_rank_0_that_begins_again_at_an_earlier_epoch_waits_for_the_others(tmp_p
             await first.end_epoch(0, 0)
             await trio.sleep(0.2)
             assert is_at(first, 0), "rank 1 has not ended it this time"
-            heard = first.count("rows_heard")
+            heard = first.count("rows_received")
             await second.learn(*now[1], 0)
             await second.end_epoch(1, 0)
             await eventually(partial(is_at, first, 1))
-            assert first.count("rows_heard") == heard + SAMPLES // 2
+            assert first.count("rows_received") == heard + SAMPLES // 2
 
     trio.run(test)
 
@@ -282,7 +282,7 @@ def test_what_a_full_disk_does_not_take_of_other_nodes_ends_nothing(
             assert caplog.text.count("are left out") == 1
             monkeypatch.setattr(first.training.scoring, "learn", takes)
             await second.learn(*now[1])
-            await eventually(lambda: first.count("rows_heard") == SAMPLES // 2)
+            await eventually(lambda: first.count("rows_received") == SAMPLES // 2)
 
     trio.run(test)
 
@@ -301,7 +301,7 @@ def test_no_end_of_an_epoch_is_waited_for_long(
         async with sharing(first, second):
             await first.learn(*now[0])
             await second.learn(*now[1])
-            await eventually(lambda: first.count("rows_heard") == SAMPLES // 2)
+            await eventually(lambda: first.count("rows_received") == SAMPLES // 2)
             if ends:
                 for epoch in range(3):
                     with trio.fail_after(PATIENCE_S):
@@ -311,15 +311,17 @@ def test_no_end_of_an_epoch_is_waited_for_long(
                     assert is_at(first, epoch + 1)
             else:
                 await second.learn(*now[1], 1)
-                await eventually(lambda: first.count("rows_heard") == SAMPLES)
+                await eventually(lambda: first.count("rows_received") == SAMPLES)
 
     trio.run(test)
 
 
-def test_a_mount_that_has_heard_nothing_scores_its_own_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mount_that_has_received_nothing_scores_its_own_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test() -> None:
-        alone = Node(tmp_path / "alone", "", [1], 2, "nobody")
-        node = Node(tmp_path / "node", "redis://127.0.0.1:1", [1], 2, "nobody")
+        alone = Node(tmp_path / "alone", "", [1], 2, "no node")
+        node = Node(tmp_path / "node", "redis://127.0.0.1:1", [1], 2, "no node")
         await alone.attach()
         async with sharing(node):
             for step in Epochs(1, 100).steps(0):
@@ -350,7 +352,7 @@ def test_a_mount_that_loses_the_server_keeps_the_scores_that_it_has(
                 steps = list(epochs.steps(0))
                 for rank, indices, vectors in steps[0]:
                     await (first, second)[rank].learn(rank, indices, vectors)
-                await eventually(lambda: second.count("scores_heard") == 100)
+                await eventually(lambda: second.count("scores_received") == 100)
                 server.kill()
                 kept = second.scores.copy()
                 for rank, indices, vectors in steps[1]:
@@ -369,7 +371,7 @@ def test_a_mount_that_loses_the_server_keeps_the_scores_that_it_has(
     trio.run(test)
 
 
-def test_who_has_all_ranks_tells_nobody(tmp_path: Path, server: RedisServer) -> None:
+def test_who_has_all_ranks_sends_nothing(tmp_path: Path, server: RedisServer) -> None:
     async def test() -> None:
         node = Node(tmp_path / "node", server.url, [0, 1], 2, "whole")
         async with sharing(node):
@@ -383,7 +385,7 @@ def test_who_has_all_ranks_tells_nobody(tmp_path: Path, server: RedisServer) -> 
     trio.run(test)
 
 
-def test_what_others_send_wrongly_is_said_once_and_harms_nobody(
+def test_what_others_send_wrongly_is_said_once_and_harms_no_one(
     tmp_path: Path, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
@@ -394,8 +396,8 @@ def test_what_others_send_wrongly_is_said_once_and_harms_nobody(
             wrong = [b"?", b"\xff" * 50, beyond, good[:-1], encode(Hello("test", "test"))]
             stream, key = Stream(server.url), "spiderfs:rows:graph:" + first.job_dataset.job_dataset_id
             stream.append([StreamEntry(key, message) for message in [*wrong, good, *wrong]])
-            await eventually(lambda: first.count("rows_heard") == 2)
-            await eventually(lambda: second.count("scores_heard") == 2)
+            await eventually(lambda: first.count("rows_received") == 2)
+            await eventually(lambda: second.count("scores_received") == 2)
             scores = "spiderfs:scores:graph:" + first.job_dataset.job_dataset_id
             stream.append([StreamEntry(scores, message) for message in wrong])
             await eventually(lambda: len(caplog.records) == 2)
@@ -415,7 +417,7 @@ def test_a_hub_of_another_node_stands_in_for_its_own_label_alone(tmp_path: Path,
             hub = SharedHub(0, near, np.linspace(0.1, 0.2, len(near)))
             key = "spiderfs:scores:graph:" + node.job_dataset.job_dataset_id
             Stream(server.url).append([StreamEntry(key, encode(scores) + encode(hub))])
-            await eventually(lambda: node.count("scores_heard") == 8)
+            await eventually(lambda: node.count("scores_received") == 8)
             policy, inodes = node.harness.cache.engine.policy, node.job_dataset.list.inodes
             assert isinstance(policy, Spider)
             await eventually(lambda: int(inodes[0]) in policy._waiting)

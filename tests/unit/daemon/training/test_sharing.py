@@ -116,7 +116,7 @@ def test_the_news_of_what_was_taken_may_come_before_that_of_what_was_dispatched(
     assert shared.wanted_by(8) == 1, "it is pending for the other job"
 
 
-def test_what_was_dispatched_while_questions_were_lost_is_owed_no_more(mount: Mount) -> None:
+def test_what_was_dispatched_while_questions_were_lost_is_pending_no_more(mount: Mount) -> None:
     mount.ask(B, [])
     mount.ask(A, [8])
     mount.ask(A, [3], 3, (2,))
@@ -145,7 +145,7 @@ def test_a_name_that_means_another_list_leaves_nothing_of_the_former_one(mount: 
     assert list(mount.engine.exchange_pending.lists) == ["another digest"]
 
 
-def test_an_epoch_that_was_broken_off_owes_nothing(mount: Mount) -> None:
+def test_nothing_of_an_epoch_that_was_broken_off_is_pending(mount: Mount) -> None:
     for rank in (A, B):
         mount.ask(rank, [0])
     mount.plan(B, [])

@@ -194,7 +194,7 @@ def test_scores_of_another_job_are_taken_on_purpose_only(tmp_path: Path) -> None
     run(tmp_path, test)
 
 
-def test_what_a_job_asks_for_in_vain_it_is_told(tmp_path: Path) -> None:
+def test_what_a_job_asks_for_in_vain_is_answered(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         lost = Job(harness, "lost", 1, scores_from="unknown", resume=True)
         await lost.attach()
@@ -253,7 +253,7 @@ def test_no_id_leads_out_of_the_scores_directory(tmp_path: Path) -> None:
 
 
 def test_there_may_be_so_many_job_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.declared_lists.MAX_COURSES", 2)
+    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.declared_lists.MAX_JOB_DATASETS", 2)
 
     async def test(harness: Harness) -> None:
         one, two, three = (Job(harness, name, 1) for name in ("one", "two", "three"))

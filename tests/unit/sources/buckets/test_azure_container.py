@@ -122,7 +122,7 @@ def test_an_identity_asks(server: ObjectServer, monkeypatch: pytest.MonkeyPatch)
     assert "SECRET" not in repr(raised.value)
 
 
-def test_nobody_asks_in_a_public_container(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_one_asks_in_a_public_container(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
     assert read(server.url, anonymous=True) == b"content"
     assert not any("authorization" in headers for headers in server.headers)

@@ -76,7 +76,7 @@ def test_another_token_is_fetched_when_one_is_refused(
     assert bytes(source.read(b"a", 0, 7, version)) == b"content"
 
 
-def test_nobody_asks_in_a_public_bucket(server: ObjectServer, account: Path) -> None:
+def test_no_one_asks_in_a_public_bucket(server: ObjectServer, account: Path) -> None:
     assert read(server, anonymous=True) == b"content"
     assert server.asked() == ["LIST p/a", "GET p/a"]
     assert not any("authorization" in headers for headers in server.headers)
@@ -102,7 +102,9 @@ def test_credentials_that_cannot_be_used_are_told_without_what_they_say(
     assert "SECRET" not in repr(raised.value)
 
 
-def test_a_token_that_is_refused_is_told(server: ObjectServer, account: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_is_refused_is_reported(
+    server: ObjectServer, account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handler = server._server.RequestHandlerClass
     monkeypatch.setattr(
         handler, "do_POST", lambda self: self._answer(400, b'{"error": "invalid_grant", "secret": "SECRET"}', {})

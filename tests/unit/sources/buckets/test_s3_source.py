@@ -202,7 +202,7 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         open_source("s3://bucket", StoreSettings())
 
 
-def test_a_forked_process_connects_anew(server: ObjectServer) -> None:
+def test_a_forked_process_connects_again(server: ObjectServer) -> None:
     """In a process of its own: after its first GET, nothing that it forks may go on with its connections."""
     put(server, "p/a")
     program = f"""

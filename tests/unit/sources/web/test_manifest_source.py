@@ -284,7 +284,7 @@ def test_bytes_of_another_version_are_not_given(server: FileServer, source: Mani
     assert (content, found.version) == (b"other", Version(5, (OLD_S + 7) * 10**9))
 
 
-def test_a_manifest_that_is_not_written_anew_is_reported_once(
+def test_a_manifest_that_is_not_written_again_is_reported_once(
     server: FileServer, source: ManifestSource, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Reads of what has changed end in ESTALE until it is."""
@@ -300,7 +300,7 @@ def test_a_manifest_that_is_not_written_anew_is_reported_once(
     )
 
 
-def test_a_replaced_file_of_a_manifest_that_was_written_anew_is_not_reported(
+def test_a_replaced_file_of_a_manifest_that_was_written_again_is_not_reported(
     server: FileServer, source: ManifestSource, caplog: pytest.LogCaptureFixture
 ) -> None:
     version = source.stat(b"a.jpg").version
@@ -381,7 +381,7 @@ def test_a_server_without_ranges_says_what_to_do(server: FileServer, source: Man
 
 
 @pytest.mark.parametrize("header", ["ETag", "Last-Modified"])
-def test_a_server_that_does_not_say_what_it_gives_is_not_believed(
+def test_a_server_that_does_not_say_what_it_gives_is_not_trusted(
     server: FileServer, source: ManifestSource, header: str
 ) -> None:
     server.e_tag = lambda content, modified_s: f'"{hashlib.md5(content).hexdigest()}"'

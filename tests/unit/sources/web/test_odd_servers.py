@@ -199,7 +199,7 @@ def test_a_listing_with_ever_new_pages_ends(monkeypatch: pytest.MonkeyPatch, key
             list(source.scan(b""))
 
 
-def test_a_part_that_nobody_asked_for_is_no_shorter_file() -> None:
+def test_a_part_that_no_one_asked_for_is_no_shorter_file() -> None:
     listing = answer(
         b"<ListBucketResult><Contents><Key>a</Key><Size>10</Size><LastModified>2023-11-14T22:13:20Z</LastModified>"
         b'<ETag>"x"</ETag></Contents></ListBucketResult>'

@@ -379,7 +379,7 @@ def test_two_trainers_with_lists_of_their_own(tmp_path: Path) -> None:
     assert daemon.server.trainers == []
 
 
-def test_a_slow_sink_loses_no_batch_and_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+def test_a_slow_sink_loses_no_batch_and_keeps_no_one_else_waiting(tmp_path: Path) -> None:
     async def talk(daemon: Daemon) -> None:
         async with daemon.client() as slow:
             await slow.greet(b"a")
@@ -427,15 +427,15 @@ def test_the_last_row_of_waiting_batches_does_not_leave(tmp_path: Path) -> None:
     assert daemon.counted["internal_errors"] == 0
 
 
-def test_no_row_leaves_while_its_list_is_declared_anew(tmp_path: Path) -> None:
+def test_no_row_leaves_while_its_list_is_declared_again(tmp_path: Path) -> None:
     """The list may be a shorter one then: the sink knows it already, and the connection still has the one before."""
-    declared_anew = trio.Event()
+    declared_again = trio.Event()
 
     class Sink(RecordingSink):
         async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
             found = await super().samples(trainer, samples)
             if len(self.lists) == 2:
-                await declared_anew.wait()
+                await declared_again.wait()
             return found
 
     async def talk(daemon: Daemon) -> None:
@@ -446,7 +446,7 @@ def test_no_row_leaves_while_its_list_is_declared_anew(tmp_path: Path) -> None:
             await client.send(*(batch(1, step=step) for step in range(30)), EpochEnd(0, None))
             await wait_all_tasks_blocked(0.05)
             assert "thinned" not in [name for name, _ in daemon.sink.calls]
-            declared_anew.set()
+            declared_again.set()
             await client.said(Ok, "samples")
             for _ in range(30):
                 await client.said(Error, "index 1 in a list of 1")

@@ -207,7 +207,7 @@ def test_a_sample_that_is_pushed_out_of_landing_lands_again(daemon: Daemon, monk
     assert pushed == [ContentKey(FIRST)]
 
 
-def test_loaders_are_told_of_the_room_that_others_leave(daemon: Daemon):
+def test_loaders_get_the_room_that_others_leave(daemon: Daemon):
     first = daemon.loader(7_000, "one")
     also = daemon.loader(7_000, "one")
     assert (first.room_bytes, also.room_bytes) == (7_000, 7_000)
@@ -290,7 +290,7 @@ def test_a_samples_bytes_cannot_be_replaced(daemon: Daemon):
     assert daemon.content.read(ContentKey(5)) == b"sample"
 
 
-def test_thousands_of_descriptors_harm_nobody(daemon: Daemon):
+def test_thousands_of_descriptors_harm_no_one(daemon: Daemon):
     before = open_descriptors()
     fd = os.open("/dev/null", os.O_RDONLY)
     loader = daemon.loader()
@@ -367,7 +367,7 @@ def test_a_daemon_that_knows_nothing_of_partial_samples_says_so():
         assert answer.code == "unknown"
 
 
-def test_jobs_that_share_samples_are_told_which_generation_is_next(daemon: Daemon):
+def test_jobs_that_share_samples_know_which_generation_is_next(daemon: Daemon):
     one, also_one, two = (daemon.loader(job=job) for job in ("one", "one", "two"))
     assert one.turn(5, 0, 9) == [(5, 0), (5, 0)]
     assert isinstance(one.keep(bytes(100), FIRST), Ok)

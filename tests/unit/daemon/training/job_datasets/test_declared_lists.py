@@ -142,7 +142,7 @@ def test_a_list_leaves_when_its_last_trainer_has_left_for_long_enough(tmp_path: 
         (job_dataset_id,) = [job_dataset.job_dataset_id for job_dataset in harness.job_datasets]
         await harness.declared.let_go(0.0)
         assert (harness.numbers, harness.scoring.saved, harness.redirects.withdrawn) == ([], [1], [1])
-        assert harness.policy.told == [("forget_job_dataset", job_dataset_id, 4)]
+        assert harness.policy.calls == [("forget_job_dataset", job_dataset_id, 4)]
         await harness.declared.declare(harness.trainer(), sample_list(4))
         assert harness.numbers == [1], "a list keeps its number"
 
@@ -156,7 +156,7 @@ def test_what_another_list_names_is_not_forgotten(tmp_path: Path) -> None:
         await harness.declared.declare(other, sample_list(3))
         harness.trainers.detach(one)
         await harness.declared.let_go(0.0)
-        assert [told[2] for told in harness.policy.told if told[0] == "forget_job_dataset"] == [2]
+        assert [call[2] for call in harness.policy.calls if call[0] == "forget_job_dataset"] == [2]
 
     run(tmp_path, test)
 
@@ -179,7 +179,7 @@ def test_what_another_job_declares_meanwhile_is_not_forgotten(tmp_path: Path, mo
 
         harness.policy.forget_job_dataset = meanwhile  # type: ignore[method-assign]
         await harness.declared.let_go(0.0)
-        assert [told[2] for told in harness.policy.told] == [2, 0, 0]
+        assert [call[2] for call in harness.policy.calls] == [2, 0, 0]
 
     run(tmp_path, test)
 
@@ -209,13 +209,13 @@ def test_a_list_is_forgotten_whole_although_it_is_declared_in_vain_meanwhile(
 
             def meanwhile(job_dataset_id: str, keys: Iterable[Key]) -> None:
                 forget_job_dataset(job_dataset_id, keys)
-                if len(harness.policy.told) == 1:
+                if len(harness.policy.calls) == 1:
                     nursery.start_soon(declare)
 
             harness.policy.forget_job_dataset = meanwhile  # type: ignore[method-assign]
             await harness.declared.let_go(0.0)
             over.set()
-        assert [told[2] for told in harness.policy.told] == [2, 2, 2]
+        assert [call[2] for call in harness.policy.calls] == [2, 2, 2]
         assert harness.redirects.withdrawn == [1]
 
     run(tmp_path, test)

@@ -50,7 +50,7 @@ def test_changes_are_written_once_and_those_of_unknown_job_datasets_never() -> N
     run(test)
 
 
-def test_an_earlier_managers_rows_go_and_all_redirects_can_be_written_anew() -> None:
+def test_an_earlier_managers_rows_go_and_all_redirects_can_be_written_again() -> None:
     async def test(harness: Harness) -> None:
         harness.records.put([redirect_row(7, 10, 12)])
         harness.redirects.begin()

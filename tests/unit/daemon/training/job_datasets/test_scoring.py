@@ -42,8 +42,8 @@ class Harness:
         self.lists, self.scores = JobDatasets(), directory / "scores"
         self.list = self.declare()
         self.feed = PolicyFeed(self.cache.engine, self.cache.size_of)
-        nobody = Trainers(lambda attached: None, lambda: False)
-        counters, alone = self.counters.row(0), SeveralNodes(None, self.lists, nobody, self.counters.row(0))
+        no_trainers = Trainers(lambda attached: None, lambda: False)
+        counters, alone = self.counters.row(0), SeveralNodes(None, self.lists, no_trainers, self.counters.row(0))
         self.scoring = BatchScoring(
             self.cache, self.feed, self.lists, counters, self.scores, chosen, recording=None, nodes=alone
         )
@@ -57,13 +57,13 @@ class Harness:
     async def learn(self, *indices: int) -> None:
         await self.scoring.learn(TRAINER, self.list, [batch(indices)])
 
-    def told(self, what: str) -> list[tuple[object, ...]]:
-        return [told[1:] for told in self.policy.told if told[0] == what]
+    def calls(self, what: str) -> list[tuple[object, ...]]:
+        return [call[1:] for call in self.policy.calls if call[0] == what]
 
     def scored(self) -> list[object]:
         """The files that the policy has got scores of, in their order, since the last call."""
-        keys = [key for key, _ in self.told("scored")]
-        self.policy.told.clear()
+        keys = [key for key, _ in self.calls("scored")]
+        self.policy.calls.clear()
         return keys
 
 
@@ -122,7 +122,7 @@ def test_samples_are_scored_with_the_options_of_the_mount(
 def test_samples_of_no_file_are_left_out(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.learn(8)
-        assert harness.policy.told == []
+        assert harness.policy.calls == []
         harness.scoring.record_accesses([Access(1.0, 99, 10, SIZE, 0, 1, TRAINER, HIT)])
         await harness.learn(0, 1, 8)
         assert harness.scored() == [11], "the first was served a file that the list does not have"
@@ -130,14 +130,14 @@ def test_samples_of_no_file_are_left_out(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_hub_is_told_and_placed_when_its_bytes_are_there(tmp_path: Path) -> None:
+def test_a_hub_is_published_and_placed_when_its_bytes_are_there(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         placed: list[object] = []
         harness.feed._size_of = placed.append  # type: ignore[assignment]
         # The second batch has a radius to go by.
         for _ in range(2):
             await harness.learn(*range(8))
-        hubs = [hub for (hub,) in harness.told("hub_found")]
+        hubs = [hub for (hub,) in harness.calls("hub_found")]
         assert hubs
         assert placed == hubs, "each is asked for once"
         assert set(hubs) <= set(INODES)
@@ -148,10 +148,10 @@ def test_a_hub_is_told_and_placed_when_its_bytes_are_there(tmp_path: Path) -> No
 def test_each_of_the_batches_that_are_scored_together_has_a_hub(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.learn(*range(8))
-        harness.policy.told.clear()
+        harness.policy.calls.clear()
         batches = [batch(tuple(range(4))), batch(tuple(range(4, 8))), batch((8,))]
         await harness.scoring.learn(TRAINER, harness.list, batches)
-        hubs = [hub for (hub,) in harness.told("hub_found")]
+        hubs = [hub for (hub,) in harness.calls("hub_found")]
         assert len(hubs) == 2, "the file of the third batch is gone"
         assert {hub in INODES[:4] for hub in hubs} == {True, False}
 
@@ -209,7 +209,7 @@ def test_the_wait_for_another_job_datasets_scoring_is_no_time_of_this_one(
     run(tmp_path, test)
 
 
-def test_a_policy_that_was_chosen_while_a_batch_was_scored_is_not_told_of_it(tmp_path: Path) -> None:
+def test_a_policy_that_was_chosen_while_a_batch_was_scored_does_not_get_it(tmp_path: Path) -> None:
     class Other(RecordingPolicy):
         scoring = "loss"
 
@@ -224,7 +224,7 @@ def test_a_policy_that_was_chosen_while_a_batch_was_scored_is_not_told_of_it(tmp
 
         scoring.batch = meanwhile  # type: ignore[method-assign, assignment]
         await harness.learn(0, 1)
-        assert (harness.policy.told, other.told) == ([], [])
+        assert (harness.policy.calls, other.calls) == ([], [])
         assert scoring.scored_share > 0
 
     run(tmp_path, test)
@@ -242,25 +242,25 @@ def test_an_epoch_begins_for_each_scoring_there_is(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_list_that_is_introduced_brings_the_scores_that_were_saved(tmp_path: Path) -> None:
+def test_a_list_that_is_introduced_has_the_scores_that_were_saved(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         await harness.learn(*range(8))
         learned = harness.scoring.to_draw_by(harness.list)
         await harness.scoring.save_in_thread()
-        harness.policy.told.clear()
+        harness.policy.calls.clear()
         harness.list = harness.declare()
         assert len(harness.scoring.to_draw_by(harness.list)) == 0
         await harness.scoring.introduce(harness.list)
-        assert harness.told("listed") == [("job/digest 1", 8)]
+        assert harness.calls("listed") == [("job/digest 1", 8)]
         assert harness.scored() == INODES[:8]
         assert harness.scoring.to_draw_by(harness.list) == pytest.approx(learned)
 
     run(tmp_path, test)
 
 
-def test_saved_scores_are_told_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_scores_are_passed_on_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two slices other tasks go on; the rest is not told if the job dataset has ended by then."""
-    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring._TOLD_AT_ONCE", 2)
+    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring._SCORES_AT_ONCE", 2)
 
     async def test(harness: Harness) -> None:
         await harness.learn(*range(8))
@@ -306,9 +306,9 @@ def test_a_job_dataset_that_leaves_memory_while_it_is_introduced_is_begun_no_mor
             remember(name, options)
 
         harness.list.remember = meanwhile  # type: ignore[method-assign]
-        harness.policy.told.clear()
+        harness.policy.calls.clear()
         await harness.scoring.introduce(harness.list)
-        assert (harness.policy.told, harness.feed.status().jobs) == ([], [])
+        assert (harness.policy.calls, harness.feed.status().jobs) == ([], [])
 
     run(tmp_path, test)
 

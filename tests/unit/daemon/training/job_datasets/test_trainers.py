@@ -25,7 +25,7 @@ def published_below(directory: Path, has_substitutes: Callable[[], bool] = lambd
     return Trainers(partial(publish_trainers, directory / "trainers"), has_substitutes)
 
 
-def test_workers_know_of_a_trainer_with_a_list_and_of_the_lists_that_it_teaches(tmp_path: Path) -> None:
+def test_workers_know_of_a_trainer_with_a_list_and_of_the_lists_whose_batches_it_sends(tmp_path: Path) -> None:
     trainers, one = published_below(tmp_path), trainer()
 
     def known() -> list[tuple[int, int, tuple[int, ...]]]:
@@ -52,7 +52,7 @@ def test_workers_know_of_a_trainer_with_a_list_and_of_the_lists_that_it_teaches(
     assert known() == [(2, os.getpid(), ())], "a new connection has sent batches of nothing yet"
 
 
-def test_workers_know_who_will_be_given_substitutes_before_anything_is_taught(tmp_path: Path) -> None:
+def test_workers_know_who_will_be_given_substitutes_before_anything_is_learned(tmp_path: Path) -> None:
     has_substitutes = True
     trainers, one = published_below(tmp_path, lambda: has_substitutes), trainer()
 

@@ -1,7 +1,7 @@
 """What it costs a home to receive the plans of jobs on other nodes, with `peers` and `cluster`, at full size.
 
-    .venv-dev/bin/python -m benchmarks.engine.plans_heard --json FILE      ten minutes, and 8 GB of memory
-    .venv-dev/bin/python -m benchmarks.engine.plans_heard --quick          half a minute
+    .venv-dev/bin/python -m benchmarks.engine.remote_plans --json FILE      ten minutes, and 8 GB of memory
+    .venv-dev/bin/python -m benchmarks.engine.remote_plans --quick          half a minute
 
 One process is a home: it has the manager's parts that share plans, without a mount, a cache that is full, and readers
 of its own. Another one has those of all other nodes. Both talk by a Redis server on this machine. All readers publish
@@ -131,7 +131,7 @@ class Node:
     async def publish(self, readers: Sequence[Reader], epoch: int) -> None:
         for reader in readers:
             plan = Plan(LIST, epoch, 0, True, reader.orders[epoch])
-            await self.plans.tell(reader.number, self.list, plan)
+            await self.plans.send(reader.number, self.list, plan)
 
     def count(self, name: str) -> int:
         return self.counters.totals()[f"cluster_{name}"]
@@ -195,19 +195,19 @@ async def _home(parent: Connection, place: Path, setting: Setting, server: str, 
 
             async def received(epoch: int = epoch) -> None:
                 want, last, last_s = (1 + epoch) * remote, -1, time.monotonic()
-                while (count := node.count("plans_heard")) < want and time.monotonic() < last_s + QUIET_S:
+                while (count := node.count("plans_received")) < want and time.monotonic() < last_s + QUIET_S:
                     if count != last:
                         last, last_s = count, time.monotonic()
                     await trio.sleep(0.01)
 
-            await measured(f"heard_{epoch}", received, its_draws)
+            await measured(f"received_{epoch}", received, its_draws)
             found[f"counts_after_{epoch}_s"] = round(time.monotonic() - began_s, 3)
             # It ranks its members after it has counted.
             await trio.sleep(0.5)
-        found["lost"] = 2 * remote - node.count("plans_heard")
+        found["lost"] = 2 * remote - node.count("plans_received")
         ranked_s = time.monotonic()
-        node.engine.rank_anew()
-        found["rank_anew_s"] = round(time.monotonic() - ranked_s, 3)
+        node.engine.rerank()
+        found["rerank_s"] = round(time.monotonic() - ranked_s, 3)
         parent.send("progress")
 
         async def progress() -> None:
@@ -224,7 +224,7 @@ async def _home(parent: Connection, place: Path, setting: Setting, server: str, 
             while node.plans._queues:
                 await trio.sleep(0.01)
 
-        await measured("told", publish, len(readers) * setting.draws)
+        await measured("published", publish, len(readers) * setting.draws)
         parent.send(found)
         nursery.cancel_scope.cancel()
 
@@ -239,7 +239,7 @@ async def _within(scope: trio.CancelScope, gaps: Gaps) -> None:
 
 
 async def _others(parent: Connection, place: Path, setting: Setting, server: str, known: KnownList) -> None:
-    """All other nodes; what they say to each other is removed unheard."""
+    """All other nodes; what they say to each other is removed unread."""
     ask, stream = partial(trio.to_thread.run_sync, parent.recv, abandon_on_cancel=True), Stream(server)
     nodes = [Node(place, number, setting, server, known) for number in range(1, setting.nodes)]
     readers = {node.number: node.readers() for node in nodes}
@@ -364,9 +364,9 @@ def run(settings: Sequence[Setting], console: Console) -> dict[str, object]:
                 f"{samples:,}",
                 f"{setting.readers} {setting.kind}",
                 f"{one['counts_after_0_s']:.1f} s",
-                f"{max(one['heard_0_gap_s'], one['heard_1_gap_s']) * 1000:.0f} ms",
-                f"{one['heard_1_memory'] / 2**20:.0f} MiB",
-                f"{one['heard_0_cpu_us']:.2f} us",
+                f"{max(one['received_0_gap_s'], one['received_1_gap_s']) * 1000:.0f} ms",
+                f"{one['received_1_memory'] / 2**20:.0f} MiB",
+                f"{one['received_0_cpu_us']:.2f} us",
                 f"{one['redis_peak_bytes'] / 2**20:.0f} MiB",
                 f"{one['sent_bytes'] / 2**20:.0f} MiB",
                 f"{one['lost']} of {2 * (setting.readers - setting.readers // setting.nodes)}",
@@ -381,7 +381,7 @@ def main() -> int:
     def measure() -> None:
         save(arguments.json, {"machine": machine()} | run(QUICK if arguments.quick else FULL, Console()))
 
-    return exit_status("plans_heard", measure, "interrupted")
+    return exit_status("remote_plans", measure, "interrupted")
 
 
 if __name__ == "__main__":

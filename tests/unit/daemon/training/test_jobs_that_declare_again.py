@@ -81,7 +81,7 @@ def test_a_job_that_comes_back_after_a_file_has_changed_goes_on(
     run(tmp_path, test)
 
 
-def test_files_that_are_gone_are_taught_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_gone_get_no_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(harness: Harness) -> None:
         one = await _learned(harness)
         told: list[int] = []
@@ -108,7 +108,7 @@ def test_files_that_are_gone_are_taught_nothing(tmp_path: Path, monkeypatch: pyt
     run(tmp_path, test)
 
 
-def test_a_job_that_comes_back_before_it_has_learned_is_told_and_helped_anew(tmp_path: Path) -> None:
+def test_a_job_that_comes_back_before_it_has_learned_is_told_and_helped_again(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         donor = await _learned(harness)
         for _ in range(2):

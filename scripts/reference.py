@@ -220,12 +220,15 @@ def daemon_answers() -> str:
 
 
 def results() -> str:
-    """The kept results, with the date and the commit of those that name them."""
+    """The kept results, with date, commit and machine, as far as they name them."""
     rows = []
     for path in sorted((ROOT / "docs/results").glob("*.json")):
         measured = json.loads(path.read_text()).get("machine", {})
-        rows.append((f"[{path.stem}]({path.name})", measured.get("time", "")[:10], measured.get("commit", "")))
-    return _table(("result", "date", "commit"), iter(rows))
+        machine = [f"{measured['cores']} cores" if "cores" in measured else "", measured.get("gpu") or ""]
+        machine.append(f"others used {measured['others_cores']:.1f} cores" if measured.get("loaded") else "")
+        dated = (measured.get("time", "")[:10], measured.get("commit", ""), ", ".join(filter(None, machine)))
+        rows.append((f"[{path.stem}]({path.name})", *dated))
+    return _table(("result", "date", "commit", "machine"), iter(rows))
 
 
 PARTS: dict[str, Callable[[], str]] = {

@@ -22,9 +22,9 @@ def command_line(documentation: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def add_data(parser: argparse._ActionsContainer, holds: str, required: bool = False) -> None:
+def add_data(parser: argparse._ActionsContainer, holds: str, required: bool = False, option: str = "--data") -> None:
     """Add --data DIR to a parser or to a group of its options; `holds` is the help: what DIR holds."""
-    parser.add_argument("--data", type=_directory, required=required, metavar="DIR", help=holds)
+    parser.add_argument(option, type=_directory, required=required, metavar="DIR", help=holds)
 
 
 def add_numbers(parser: argparse.ArgumentParser, full: object, quick: object, **fields: str) -> None:

@@ -61,11 +61,12 @@ def machine() -> dict[str, Any]:
         "gpu": gpu_of(sys.modules.get("torch")),
         "load_average": os.getloadavg(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
-def _commit() -> str:
+def commit() -> str:
+    """The commit of this checkout, with "-dirty" if files have changed since."""
     described = subprocess.run(
         ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"],
         capture_output=True,

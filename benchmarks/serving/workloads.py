@@ -279,7 +279,8 @@ def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
         figures["direct"]["epoch"].append(direct)
         figures["direct"]["cpu_us"].append((children_seconds() - before_s) / len(names) * 1e6)
         for system, (mount, options, planned) in EPOCHS.items():
-            place = scratch / f"{system}-{number}"
+            # A Unix socket lies below it, whose path may have 107 bytes.
+            place = scratch / f"{list(EPOCHS).index(system)}-{number}"
             with (
                 mounted(mount, files.root, place, f"source.latency_ms={LATENCY_MS}{options}") as peer,
                 ExitStack() as stack,
@@ -316,7 +317,7 @@ def start(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
         for where, (latency_ms, bandwidth) in STARTS.items():
             for system in PLANNED:
                 mount, _, _ = EPOCHS[system]
-                place = scratch / f"{system}-{latency_ms}-{bandwidth}-{number}"
+                place = scratch / f"{PLANNED.index(system)}-{latency_ms}-{bandwidth}-{number}"
                 options = f"source.latency_ms={latency_ms},source.bandwidth={bandwidth}"
                 with mounted(mount, files.root, place, options) as peer:
                     walk(peer.root)
@@ -341,11 +342,21 @@ def start(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
 def published(mount: Path, order: list[str]) -> Iterator[Come]:
     """Make this process a trainer that has published in which order it, or its children, will read these files.
 
-    The function that this gives reports how many files were handed to readers, and how many of these were read. A
-    client of the hook protocol needs no more; trainer_hook does it for PyTorch (docs/reference/hook-protocol.md).
+    The function that this gives reports how many files were handed to readers, and how many of these were read.
     """
-    paths = b"".join(os.fsencode(name) + b"\0" for name in order)
-    labels = np.zeros(len(order), np.int32)
+    with published_epochs(mount, [order]) as begin:
+        yield begin(0)
+
+
+@contextmanager
+def published_epochs(mount: Path, orders: list[list[str]]) -> Iterator[Callable[[int], Come]]:
+    """Publish the orders of several epochs of the same files; call what this gives when an epoch begins.
+
+    A client of the hook protocol needs no more; trainer_hook does it for PyTorch (docs/reference/hook-protocol.md).
+    """
+    names = {name: index for index, name in enumerate(orders[0])}
+    paths = b"".join(os.fsencode(name) + b"\0" for name in names)
+    indices = [np.array([names[name] for name in order], np.uint32) for order in orders]
     decoder = Decoder()
     with socket.socket(socket.AF_UNIX) as hook:
 
@@ -358,13 +369,18 @@ def published(mount: Path, order: list[str]) -> Iterator[Come]:
             if not isinstance(answers[0], Ok):
                 raise RuntimeError(f"the mount refused the plan: {answers[0]}")
 
+        def begin(epoch: int) -> Come:
+            send(Plan("train", epoch, 0, True, indices[epoch]))
+            for later in range(epoch + 1, len(orders)):
+                send(Plan("train", later, 0, False, indices[later]))
+            return lambda dispatched, taken: send(Progress("train", epoch, dispatched, taken))
+
         hook.connect(os.fsdecode((mount / ".spiderfs" / "hook").read_bytes().rstrip(b"\n")))
         send(Hello("workloads", "workloads"))
         receive()
-        send(Samples("train", "train", len(order), 0, labels, np.frombuffer(paths, np.uint8)))
+        send(Samples("train", "train", len(names), 0, np.zeros(len(names), np.int32), np.frombuffer(paths, np.uint8)))
         receive()
-        send(Plan("train", 0, 0, True, np.arange(len(order), dtype=np.uint32)))
-        yield lambda dispatched, taken: send(Progress("train", 0, dispatched, taken))
+        yield begin
 
 
 def pushed(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
@@ -410,19 +426,20 @@ def reading(peer: Mounted) -> Callable[[str], int]:
     return lambda name: open_read_close(os.fsencode(peer.root / name))
 
 
-def loaders(names: list[str], read: Callable[[str], int], come: Come | None = None) -> float:
-    """Files per second of LOADERS processes, each of which reads a part of the names; `come` is called with how far
-    they are."""
-    return len(names) / max(ends_of_reads(names, read, come))
+def loaders(names: list[str], read: Callable[[str], int], come: Come | None = None, processes: int = LOADERS) -> float:
+    """Files per second of processes that read a part of the names each; `come` is called with how far they are."""
+    return len(names) / max(ends_of_reads(names, read, come, processes))
 
 
-def ends_of_reads(names: list[str], read: Callable[[str], int], come: Come | None = None) -> list[float]:
+def ends_of_reads(
+    names: list[str], read: Callable[[str], int], come: Come | None = None, count: int = LOADERS
+) -> list[float]:
     """When each read ended, in seconds after the first began."""
     context = multiprocessing.get_context("fork")
-    barrier, results, counts = context.Barrier(LOADERS), context.SimpleQueue(), context.RawArray("Q", LOADERS)
+    barrier, results, counts = context.Barrier(count), context.SimpleQueue(), context.RawArray("Q", count)
 
     def load(start: int) -> None:
-        own = names[start::LOADERS]
+        own = names[start::count]
         barrier.wait()
         times = [time.monotonic()]
         for name in own:
@@ -431,11 +448,11 @@ def ends_of_reads(names: list[str], read: Callable[[str], int], come: Come | Non
             counts[start] += 1
         results.put(times)
 
-    processes = [context.Process(target=load, args=(start,)) for start in range(LOADERS)]
+    processes = [context.Process(target=load, args=(start,)) for start in range(count)]
     for process in processes:
         process.start()
     while come is not None and any(process.is_alive() for process in processes):
-        come(min(LOADERS * (max(counts) + IN_HAND), len(names)), LOADERS * min(counts))
+        come(min(count * (max(counts) + IN_HAND), len(names)), count * min(counts))
         time.sleep(REPORTED_EVERY_S)
     found: list[list[float]] = [results.get() for _ in processes]
     for process in processes:

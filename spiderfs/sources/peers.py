@@ -43,7 +43,7 @@ from spiderfs.errors import SourceError, SourceTimeout, SourceUnavailable, Sourc
 from spiderfs.sources.members import FIELDS, OWN, Members, mark_of
 from spiderfs.sources.node_names import Node, is_server
 from spiderfs.sources.redis_client import KEPT_S, SLOTS, RedisClient, errors, key_of, slot_of
-from spiderfs.sources.source import STREAMED_BYTES, FromPeer, Source, Version, version_hash
+from spiderfs.sources.source import STREAMED_BYTES, FromPeer, Source, Version, streamed, version_hash
 from spiderfs.sources.web.asking import Line, Web, left_s
 
 log = logging.getLogger(__name__)
@@ -442,26 +442,34 @@ class PeerSource:
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         """As `Source.read`; what a peer gave is a `FromPeer`."""
-        if length and offset + length <= version.size and not _is_young(version):
-            number = version_hash(path, version)
-            if self._members.is_remote(number) and number not in self._asked:
-                if self._edition != self._members.edition:
-                    self._follow()
-                peer = self._peers.get(self._members.home(number))
-                if peer is not None:
-                    # Its home may have to fetch it, from a source that is as busy as it is for this node.
-                    patience_s, known_as = _PATIENCE * self._source_s, number ^ self._members.salt
-                    asked = Asked(path, known_as, offset, length, version.size, patience_s, self._longest_s)
-                    found = peer.ask(asked)
-                    if found is None:
-                        found = self._from_source(path, offset, length, version)
-                        peer.offer(asked, found)
-                        return found
-                    return FromPeer(found)
+        if length and offset + length <= version.size and (home := self._home(path, version)) is not None:
+            peer, number = home
+            # Its home may have to fetch it, from a source that is as busy as it is for this node.
+            patience_s, known_as = _PATIENCE * self._source_s, number ^ self._members.salt
+            asked = Asked(path, known_as, offset, length, version.size, patience_s, self._longest_s)
+            found = peer.ask(asked)
+            if found is None:
+                found = self._from_source(path, offset, length, version)
+                peer.offer(asked, found)
+                return found
+            return FromPeer(found)
         return self._from_source(path, offset, length, version)
 
+    def _home(self, path: bytes, version: Version) -> tuple[Peer, int] | None:
+        """The peer that is asked for this version, and the version's number; None if the source is read."""
+        number = 0 if _is_young(version) else version_hash(path, version)
+        if not number or not self._members.is_remote(number) or number in self._asked:
+            return None
+        if self._edition != self._members.edition:
+            self._follow()
+        peer = self._peers.get(self._members.home(number))
+        return None if peer is None else (peer, number)
+
     def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
-        """What `read` gives, piece by piece: no question to a peer is about more."""
+        """As `Streams.stream`; a peer is asked for a piece at a time."""
+        if self._home(path, version) is None:
+            yield from streamed(self._inner, path, offset, length, version)
+            return
         for at in range(offset, offset + length, STREAMED_BYTES):
             yield self.read(path, at, min(STREAMED_BYTES, offset + length - at), version)
 

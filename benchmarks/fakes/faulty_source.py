@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from spiderfs.errors import SourceUnavailable
 from spiderfs.sources import open as opening
-from spiderfs.sources.source import Source, SourceStat, Version
+from spiderfs.sources.source import Source, SourceStat, Version, streamed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,6 +105,11 @@ class FaultySource:
         data = self._inner.read(path, offset, length, version)
         self._fail_if_gone()
         return data
+
+    def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
+        for piece in streamed(self._inner, path, offset, length, version):
+            self._request()
+            yield piece
 
     def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
         self._request()

@@ -15,7 +15,8 @@ it. Every byte that is read at random places is compared with the object's.
     from the middle  the same for 32 MiB behind a seek
     beginning        the same for the first 16 MiB
 
-Ways take turns, and each round begins with another one. Figures are medians, with the least and the most.
+Ways take turns, and each round begins with another one. Figures are medians, with the least and the most. `s/GiB` is
+the processor time of the daemon, or of the download, for each GiB that is wanted.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.common.sources import patterned
 from benchmarks.serving.object_store import ROOT, mounted
 from benchmarks.serving.paced_store import BUCKET, Objects, PacedStore, paced_store
+from benchmarks.serving.process_cost import cpu_seconds, process_tree
+from spiderfs.shared.layout import CacheLayout
 
 TABLE_WIDTH = 110
 KEY, SMALL_KEY = "large/one.bin", "large/small.bin"
@@ -64,6 +67,7 @@ class Measured(NamedTuple):
     seconds: float
     wanted_bytes: int
     fetched_bytes: int
+    cpu_s: float
 
 
 def samples_of(extent: Extent) -> list[tuple[int, int]]:
@@ -125,37 +129,48 @@ def measure(way: str, extent: Extent, store: PacedStore, place: Path) -> Measure
         command = [sys.executable, "-m", "benchmarks.serving.large_reads", "--download", store.url]
         command += ["--size-mib", str(extent.size_mib)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        return Measured(float(done.stdout), extent.size_mib << 20, store.asked().given_bytes)
+        seconds, cpu_s = map(float, done.stdout.split())
+        return Measured(seconds, extent.size_mib << 20, store.asked().given_bytes, cpu_s)
     with mounted("large", place, store.url, f",capacity={2 * extent.size_mib}MiB") as mount:
         path = mount / Path(KEY).name
         # The first read of a mount waits for its connection, and for the import of what makes it.
         (mount / Path(SMALL_KEY).name).read_bytes()
         store.asked()
-        begin = time.perf_counter()
+        daemon = process_tree(_daemon(place / "cache"))
+        begin, begin_cpu_s = time.perf_counter(), cpu_seconds(daemon)
         wanted = {**AT_RANDOM, **IN_ORDER}[way](path, extent)
-        return Measured(time.perf_counter() - begin, wanted, store.asked().given_bytes)
+        seconds, cpu_s = time.perf_counter() - begin, cpu_seconds(daemon) - begin_cpu_s
+        return Measured(seconds, wanted, store.asked().given_bytes, cpu_s)
+
+
+def _daemon(cache: Path) -> int:
+    """The process that has locked a cache directory."""
+    lock = os.stat(CacheLayout(cache).lock)
+    place = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+    held = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+    return next(int(fields[4]) for fields in held if fields[1] == "FLOCK" and fields[5] == place)
 
 
 def download(url: str, size: int) -> None:
-    """Print how long obstore takes; in a process of its own, for its client survives no fork."""
+    """Print how long obstore takes, and the processor; in a process of its own, for its client survives no fork."""
     import obstore
     from obstore.store import S3Store
 
     options: Any = {"allow_http": True}
     bucket = S3Store(BUCKET, endpoint=url, region="us-east-1", skip_signature=True, client_options=options)
-    begin = time.perf_counter()
+    begin, begin_cpu_s = time.perf_counter(), time.process_time()
     with ThreadPoolExecutor(PARTS) as threads:
         parts = threads.map(
             lambda at: len(obstore.get_range(bucket, KEY, start=at, length=min(PART_BYTES, size - at))),
             range(0, size, PART_BYTES),
         )
     assert sum(parts) == size
-    print(time.perf_counter() - begin)
+    print(time.perf_counter() - begin, time.process_time() - begin_cpu_s)
 
 
 def show(figures: dict[str, list[Measured]], extent: Extent, console: Console) -> None:
     title = f"An object of {extent.size_mib:,} MiB, {extent.latency_ms} ms away"
-    table = plain_table(title, "", "fetched / wanted", "s", "MB/s", "of the download's")
+    table = plain_table(title, "", "fetched / wanted", "s", "MB/s", "s/GiB", "x download")
     direct = [of.wanted_bytes / of.seconds for of in figures.get(DOWNLOAD, [])]
     for way, found in figures.items():
         rates = [of.wanted_bytes / of.seconds for of in found]
@@ -165,6 +180,7 @@ def show(figures: dict[str, list[Measured]], extent: Extent, console: Console) -
             _shown([of.fetched_bytes / of.wanted_bytes for of in found], ".2f"),
             _shown([of.seconds for of in found], ".2f"),
             _shown([rate / 1e6 for rate in rates], ".0f"),
+            _shown([of.cpu_s / of.wanted_bytes * (1 << 30) for of in found], ".1f"),
             _shown(beside, ".2f") if beside else "",
         )
     console.print(table)

@@ -72,7 +72,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import FAILURE_XATTR
 from spiderfs.linux.range_lock import lock_shared, try_lock, unlock
 from spiderfs.sources.client import pause_s
-from spiderfs.sources.source import Source, SourceStat, Version
+from spiderfs.sources.source import Source, SourceStat, Version, streamed
 from spiderfs.vfs.catalogue import Catalogue, Node
 from spiderfs.vfs.settling import settles_at
 
@@ -416,6 +416,12 @@ class ArchiveSource:
         if row.kind != FILE or found.version != version:
             raise SourceChanged(f"{os.fsdecode(path)}: no longer the version that was asked for")
         return self._bytes_of(place.archive, place.below, index, row, offset, length)
+
+    def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
+        """As `Streams.stream`; what is in an archive is one read."""
+        if any(self._archives_on(path)):
+            return iter((self.read(path, offset, length, version),))
+        return streamed(self.inner, path, offset, length, version)
 
     def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
         place = self._place(path)

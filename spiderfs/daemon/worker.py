@@ -144,7 +144,9 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
 def _read_ahead(nursery: trio.Nursery, context: MountContext, supply: Supply, reading: ReadProcess) -> ReadAhead:
     options, parts = context.options, None
     if isinstance(supply.content, LmdbContent):
-        lock, room_blocks = FetchLock(context.layout.run.fetch_lock), PARTS_BYTES // BLOCK_BYTES // options.workers
+        # At most 64 workers.
+        room_blocks = PARTS_BYTES // BLOCK_BYTES // options.workers
+        lock = FetchLock(context.layout.run.fetch_lock)
         parts = Parts(nursery, supply, supply.content, lock, reading.read, room_blocks)
     return ReadAhead(nursery, supply.fetcher, supply.counters, options.read_ahead, parts)
 

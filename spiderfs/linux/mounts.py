@@ -221,12 +221,17 @@ def mount(path: str | Path, source: str, allow_other: bool, programs_run: bool, 
     return _fusermount_mount(here, source, options + ([] if programs_run else ["noexec"]))
 
 
-def set_read_ahead(path: str | Path, kib: int = READ_AHEAD_KIB) -> None:
-    """Change the kernel's read-ahead on this mount for files opened from now on, 128 KiB by default; only root may."""
+def set_read_ahead(path: str | Path, kib: int = READ_AHEAD_KIB, instead_of: int | None = None) -> None:
+    """Change the kernel's read-ahead on this mount for files opened from now on, 128 KiB by default; only root may.
+
+    It is changed only from `instead_of`, if that is given.
+    """
     on_top = mounted_at(path)
     if on_top is not None:
+        setting = Path(f"/sys/class/bdi/{on_top.device}/read_ahead_kb")
         with contextlib.suppress(OSError):
-            Path(f"/sys/class/bdi/{on_top.device}/read_ahead_kb").write_text(f"{kib}\n")
+            if instead_of is None or setting.read_text().strip() == f"{instead_of}":
+                setting.write_text(f"{kib}\n")
 
 
 def unmount(path: str | Path, lazy: bool = False) -> None:

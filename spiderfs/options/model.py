@@ -222,7 +222,11 @@ class Options(BaseModel):
         "requests that each worker may have at the source at one time", 64, default=64, ge=1, le=1024
     )
     read_ahead: int = caching(
-        "blocks of 1 MiB that are fetched ahead of a reader of a large file", 8, default=8, ge=0, le=1024
+        "blocks of 1 MiB that are fetched ahead of a reader of a large file; up to 56 while it has to wait",
+        8,
+        default=8,
+        ge=0,
+        le=1024,
     )
     substitute: Literal["off", "trainer", "all"] = caching(
         "who may get a substitute, a cached sample of the same label, for a sample that is not cached",

@@ -29,7 +29,7 @@ from urllib.parse import unquote_plus
 
 from spiderfs.errors import ConfigError, SourceError, SourceNotFound
 from spiderfs.sources.object_source import DIRECTORY, ObjectSource, file_stat, is_name, tag_of
-from spiderfs.sources.source import MAX_SIZE, Source, SourceStat, Version, joined_time
+from spiderfs.sources.source import MAX_SIZE, Source, SourceStat, Version, joined_time, streamed
 
 _LINE = re.compile(rb"([^\t\n]*/)?([^/\t\n]+)\t\d{1,19}\t[^\t\r\n]+\n")
 _SECONDS = re.compile(r"(\d{1,12})(?:\.(\d*))?")
@@ -238,6 +238,10 @@ class ListedSource(ObjectSource):
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         with self._listed(path):
             return self._inner.read(path, offset, length, version)
+
+    def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
+        with self._listed(path):
+            yield from streamed(self._inner, path, offset, length, version)
 
     def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
         with self._listed(path):

@@ -22,7 +22,7 @@ import xxhash
 
 from spiderfs.errors import SourceChanged, SourceNotFound
 from spiderfs.protocol.extents import Extent, extent_of
-from spiderfs.sources.source import Source, SourceStat, Version
+from spiderfs.sources.source import Source, SourceStat, Version, streamed
 
 # Attributes of large files that are remembered, for reads of their extents.
 _FILES = 4096
@@ -69,6 +69,11 @@ class RangeSource:
         except SourceChanged:
             self._found.pop(extent.file, None)
             raise
+
+    def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
+        if extent_of(path) is None:
+            return streamed(self._inner, path, offset, length, version)
+        return iter((self.read(path, offset, length, version),))
 
     def _file(self, extent: Extent, version: Version) -> SourceStat:
         """The file as it is while its extent has this version; raises SourceChanged."""

@@ -40,7 +40,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol
 
 import outcome
 import trio
@@ -86,6 +86,21 @@ class SealedRead(NamedTuple):
     took_s: float
     from_peer: bool
     error: Exception | None
+
+
+class Destination(Protocol):
+    """Blocks in the store, at the `place` that `write_part` is given. From `begun` to `ended` they must be held.
+
+    `came` is called with the number of blocks that are written.
+    """
+
+    place: bytes
+
+    def begun(self) -> None: ...
+
+    def came(self, blocks: int) -> None: ...
+
+    def ended(self) -> None: ...
 
 
 class ReadProcess:
@@ -136,7 +151,7 @@ class ReadProcess:
         self._tasks: dict[int, trio.lowlevel.Task | None] = {}
         self._sealing: set[int] = set()
         self._late: dict[int, Callable[[], object]] = {}
-        self._coming: dict[int, Callable[[int], object]] = {}
+        self._parts: dict[int, Destination] = {}
         self._unsent = b""
         self.sealed: Callable[[list[SealedRead]], object] = lambda reads: None
         """Is given the reads of batches that have ended."""
@@ -168,18 +183,17 @@ class ReadProcess:
         length: int,
         version: Version,
         delivery: Delivery | None = None,
-        place: bytes = b"",
-        came: Callable[[int], object] = lambda blocks: None,
+        to: Destination | None = None,
     ) -> bytes:
         """See `Source.read`. If the caller is cancelled, the read goes on and keeps its slot until it returns.
 
-        The delivery is made only if the read gives `length` bytes. With a `place` in the store the bytes go there, and
-        `came` is told how many blocks are written. Then it returns how many bytes are the source's own, and records.
+        The delivery is made only if the read gives `length` bytes. A part goes `to` a place in the store; then this
+        returns how many bytes are the source's own, and the records.
         """
         messages = None if delivery is None or self._deliver_to is None else delivery.messages(length)
         head, answer = messages or (b"", b"")
         # The slot has to hold the path, or an error whose text has the path in it.
-        if max(2 * len(path) + len(head) + len(answer), 0 if place else length) > self._longest:
+        if max(2 * len(path) + len(head) + len(answer), 0 if to else length) > self._longest:
             raise SourceUnavailable(f"{length} bytes of a path of {len(path)} are more than is read at a time")
         await trio.lowlevel.checkpoint_if_cancelled()
         self._wanting += 1
@@ -192,8 +206,12 @@ class ReadProcess:
                     self._most += 1
         finally:
             self._wanting -= 1
-        slot = self._request(path, offset, length, version, head, answer, place, _PART if place else _BYTES)
-        self._coming[slot] = came
+        if to is None:
+            slot = self._request(path, offset, length, version, head, answer)
+        else:
+            slot = self._request(path, offset, length, version, place=to.place, asks=_PART)
+            self._parts[slot] = to
+            to.begun()
         begin = slot * self._slot_bytes + _HEADER_BYTES
         if head:
             self._delivering.add(slot)
@@ -302,7 +320,7 @@ class ReadProcess:
             for (slot,) in _NUMBER.iter_unpack(replies):
                 if slot & _CAME:
                     begin = (slot ^ _CAME) * self._slot_bytes
-                    self._coming[slot ^ _CAME](*_BLOCKS.unpack_from(self._view, begin + _BLOCKS_AT))
+                    self._parts[slot ^ _CAME].came(*_BLOCKS.unpack_from(self._view, begin + _BLOCKS_AT))
                     continue
                 size, what, took_s = _REPLY.unpack_from(self._view, slot * self._slot_bytes)
                 if slot in self._sealing:
@@ -312,6 +330,8 @@ class ReadProcess:
                 if slot in self._delivering:
                     self._delivering.discard(slot)
                     self._heard += 1
+                if (part := self._parts.pop(slot, None)) is not None:
+                    part.ended()
                 task = self._tasks.pop(slot)
                 if task is None:
                     self._give_back(slot, size)

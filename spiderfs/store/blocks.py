@@ -34,6 +34,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from spiderfs.errors import StoreError
 from spiderfs.linux.range_lock import lock_shared, try_lock
 from spiderfs.store.environment import translated_disk_errors
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
@@ -160,12 +161,17 @@ class BlockFiles:
             return False
         return True
 
-    def _locked_file(self, inode: int, first: int, count: int, fd: int | None = None) -> int:
+    def _locked_file(self, inode: int, first: int, count: int, fd: int | None = None, waits: bool = True) -> int:
         """A descriptor of the file, `fd` if that is still it, with a lock that keeps these blocks from being freed."""
         while True:
             if fd is None:
                 fd = os.open(self._path(inode), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN)
-            lock_shared(fd, _start(first), count * BLOCK_BYTES)
+            place = _start(first), count * BLOCK_BYTES
+            if waits:
+                lock_shared(fd, *place)
+            elif not try_lock(fd, *place, shared=True):
+                os.close(fd)
+                raise StoreError("the blocks are being freed")
             # No one unlinks a file while anybody holds a lock on a block of it.
             if os.fstat(fd).st_nlink:
                 return fd
@@ -173,16 +179,37 @@ class BlockFiles:
             fd = None
 
     def hold(self, inode: int, first: int, count: int) -> int:
-        """A descriptor that keeps these blocks from being freed until the caller closes it; raises StoreError."""
+        """A descriptor that keeps these blocks from being freed until the caller closes it.
+
+        It does not wait: raises StoreError, too, if they are being freed.
+        """
         with translated_disk_errors():
-            return self._locked_file(inode, first, count)
+            return self._locked_file(inode, first, count, waits=False)
 
     def fill(self, inode: int, offset: int, pieces: Iterable[bytes]) -> Iterator[memoryview]:
-        """Write what comes to blocks that someone holds, from this offset on; gives each block that is written."""
+        """Write pieces, from this offset on, to blocks that someone holds; gives each block once it is written.
+
+        The last block may be shorter; each is valid until the next. Raises StoreFull, StoreError.
+        """
         with translated_disk_errors():
             fd = os.open(self._path(inode), os.O_WRONLY | os.O_CLOEXEC)
+        block, size = memoryview(bytearray(BLOCK_BYTES)), 0
         try:
-            yield from _in_blocks(_written(fd, pieces, offset))
+            for piece in pieces:
+                # As they come: whole blocks out of one buffer took three times as much of the kernel's time on ext4.
+                with translated_disk_errors():
+                    _write(fd, piece, offset)
+                offset += len(piece)
+                rest = memoryview(piece)
+                while rest:
+                    taken, rest = rest[: BLOCK_BYTES - size], rest[BLOCK_BYTES - size :]
+                    block[size : size + len(taken)] = taken
+                    size += len(taken)
+                    if size == BLOCK_BYTES:
+                        yield block
+                        size = 0
+            if size:
+                yield block[:size]
         finally:
             os.close(fd)
 
@@ -293,31 +320,6 @@ def _punch(fd: int, block: int) -> None:
 
 def _has_mark(found: os.stat_result) -> bool:
     return found.st_mode & stat.S_ISVTX != 0
-
-
-def _written(fd: int, pieces: Iterable[bytes], offset: int) -> Iterator[bytes]:
-    # As they come: whole blocks out of one buffer took three times as much of the kernel's time on ext4.
-    for piece in pieces:
-        with translated_disk_errors():
-            _write(fd, piece, offset)
-        offset += len(piece)
-        yield piece
-
-
-def _in_blocks(pieces: Iterable[bytes]) -> Iterator[memoryview]:
-    """The same bytes in blocks, the last of which may be shorter; each is valid until the next."""
-    block, size = memoryview(bytearray(BLOCK_BYTES)), 0
-    for piece in pieces:
-        rest = memoryview(piece)
-        while rest:
-            taken, rest = rest[: BLOCK_BYTES - size], rest[BLOCK_BYTES - size :]
-            block[size : size + len(taken)] = taken
-            size += len(taken)
-            if size == BLOCK_BYTES:
-                yield block
-                size = 0
-    if size:
-        yield block[:size]
 
 
 def _write(fd: int, payload: bytes | memoryview, offset: int) -> None:

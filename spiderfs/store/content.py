@@ -27,6 +27,7 @@ from spiderfs.shared.layout import BLOCKS_DIRECTORY, EXTENTS_FILE, EXTENTS_MAP_F
 from spiderfs.store.blocks import BlockFiles
 from spiderfs.store.checksums import (
     ALL_PIECES,
+    BLOCK_HEADER_BYTES,
     LENGTH_BYTES,
     SoundPieces,
     header,
@@ -271,6 +272,13 @@ class LmdbContent:
         if not self._takes_blocks():
             raise StoreError("the file system of the cache cannot free parts of a file")
         return self._files.hold(inode, first, count)
+
+    def land_part(self, keys: Sequence[ContentKey], length: int, heads: bytes) -> bool:
+        """Land consecutive blocks of `length` bytes in all that `write_part` has written; whether all were taken."""
+        sizes = [min(BLOCK_BYTES, length - at) for at in range(0, length, BLOCK_BYTES)]
+        rows = [heads[at : at + BLOCK_HEADER_BYTES] for at in range(0, len(heads), BLOCK_HEADER_BYTES)]
+        records = list(zip(keys, sizes, rows, strict=True))
+        return False not in self.land_kept(records, {}, ())
 
     def _leases(self, records: Sequence[tuple[ContentKey, bytes]]) -> list[Lease | None]:
         """Chunks for those payloads that are not stored in their rows; raises StoreFull, StoreError."""

@@ -17,6 +17,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -57,7 +58,7 @@ _WORTH_BYTES = BLOCK_BYTES // 2
 _AHEAD_TIMES = 8
 # While its reader waits, a window doubles up to this many blocks: a reader that stops wastes no more than 64 MiB, with
 # what the kernel reads ahead. A part is an eighth of the window, so a source answers eight requests at a time.
-_MOST_WINDOW, _PARTS_A_WINDOW = 56, 8
+_MOST_WINDOW, _PARTS_A_WINDOW = 56, 7
 _STRIPE_BLOCKS = STRIPE_BYTES // BLOCK_BYTES
 # Blocks that are remembered as touched, 4 MiB of memory for 256 GiB of files; and ends of READs, as many as readers in
 # order read side by side. With more ends, more random reads would be taken for reads in order. These are primes, since
@@ -98,6 +99,24 @@ def _number(inode: int, position: int) -> int:
     return (inode * 1_000_003 + position) % _NUMBERS + 1
 
 
+@dataclass(slots=True)
+class _Window:
+    """What is fetched ahead of the readers in order of one file."""
+
+    blocks: int
+    """How many blocks ahead of the block read last."""
+    read: int = 0
+    asked: int = 0
+    """The block read last, and the last block already asked for."""
+    grown_at: int = 0
+    """The block that a reader has to pass before the window grows again."""
+
+    @property
+    def part_blocks(self) -> int:
+        """A power of two up to a stripe: a part of two stripes would make the reader of one wait for another node."""
+        return 1 << max(1, min(self.blocks // _PARTS_A_WINDOW, _STRIPE_BLOCKS)).bit_length() - 1
+
+
 class ReadAhead:
     """Fetches the next blocks for a reader in order; several readers in one file share one window."""
 
@@ -111,27 +130,34 @@ class ReadAhead:
     ) -> None:
         """A window has `depth_blocks` at first, and grows where `parts` bring it."""
         self.parts = parts
-        # inode -> its window, and the block that its reader has to pass before the window grows again
-        self._windows: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self._nursery = nursery
         self._fetcher = fetcher
         self._counters = counters
         self._depth_blocks = depth_blocks
-        # inode -> the block read last, and the last block already asked for
-        self._positions: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        # by inode
+        self._windows: OrderedDict[int, _Window] = OrderedDict()
         self._started = 0
 
     @property
     def busy(self) -> bool:
         return self._started > 0 or (self.parts is not None and self.parts.in_flight > 0)
 
+    def _window(self, node: Node) -> _Window:
+        window = self._windows.get(node.inode)
+        if window is None:
+            window = self._windows[node.inode] = _Window(self._depth_blocks)
+            if len(self._windows) > _FILES:
+                self._windows.popitem(last=False)
+        self._windows.move_to_end(node.inode)
+        return window
+
     def has_reached(self, node: Node, block: int) -> bool:
         """Whether `block` was fetched ahead of a reader that is about to come to it.
 
         READs of a reader in order may reach several workers in another order, and then do not follow on each other.
         """
-        previous, asked = self._positions.get(node.inode, (0, 0))
-        return previous < block <= asked
+        window = self._windows.get(node.inode)
+        return window is not None and window.read < block <= window.asked
 
     def wanted(self, node: Node, blocks: range, in_a_row: int) -> range:
         """Note that a READ in order needs `blocks` now; those that should be fetched ahead of their turn.
@@ -139,58 +165,48 @@ class ReadAhead:
         `in_a_row`: how many bytes were read in a row, this READ's included.
         """
         first, last = blocks[0], blocks[-1]
-        previous, asked = self._positions.pop(node.inode, (0, 0))
-        if not previous <= first <= asked + 1:
-            previous, asked = last, first  # another reader's, or the first READ
-        ahead = max(asked - previous, _AHEAD_TIMES * in_a_row // BLOCK_BYTES)
-        window, _ = self._windows.get(node.inode, (self._depth_blocks, 0))
+        window = self._window(node)
+        if not window.read <= first <= window.asked + 1:
+            window.read, window.asked = last, first  # another reader's, or the first READ
+        ahead = max(window.asked - window.read, _AHEAD_TIMES * in_a_row // BLOCK_BYTES)
         end = -(-node.stat.size // BLOCK_BYTES)
-        until = min(last + min(ahead, window), end)
+        until = min(last + min(ahead, window.blocks), end)
         if until < end and self.parts is not None:
-            until -= until % self._part_blocks(node)
-        further = range(max(asked, first) + 1, until + 1)
-        self._positions[node.inode] = (last, max(asked, until))
-        if len(self._positions) > _FILES:
-            self._positions.popitem(last=False)
+            until -= until % window.part_blocks
+        further = range(max(window.asked, first) + 1, until + 1)
+        window.read, window.asked = last, max(window.asked, until)
         return further
-
-    def _part_blocks(self, node: Node) -> int:
-        """A power of two up to a stripe: a part of two stripes would make the reader of one wait for another node."""
-        window, _ = self._windows.get(node.inode, (self._depth_blocks, 0))
-        return 1 << max(1, min(window // (_PARTS_A_WINDOW - 1), _STRIPE_BLOCKS)).bit_length() - 1
 
     def waited(self, node: Node, block: int) -> None:
         """Note that a reader had to wait for this block though it was fetched ahead: more should be on its way."""
-        window, grown_at = self._windows.pop(node.inode, (self._depth_blocks, 0))
+        window = self._window(node)
         if self.parts is None or self.parts.is_slow:
-            window = self._depth_blocks
-        elif block > grown_at or block < grown_at - _MOST_WINDOW:
+            window.blocks = self._depth_blocks
+        elif not window.grown_at - _MOST_WINDOW <= block <= window.grown_at:
             # Not again before the reader comes to what this brings.
-            most = max(self._depth_blocks, min(_MOST_WINDOW, self.parts.landing_blocks))
-            window, grown_at = min(2 * window, most), block + window
-        self._windows[node.inode] = window, grown_at
-        if len(self._windows) > _FILES:
-            self._windows.popitem(last=False)
+            window.grown_at = block + window.blocks
+            most = min(_MOST_WINDOW, self.parts.most_ahead)
+            window.blocks = max(self._depth_blocks, min(2 * window.blocks, most))
 
     def follow(self, node: Node, blocks: range, further: range) -> None:
         """Have those of these blocks fetched that are needed now, and `further` ones."""
-        parts = self.parts
+        parts, window = self.parts, self._window(node)
         for wanted in (blocks, further) if parts is not None and parts.take(node) else ():
             block = wanted.start
             while parts is not None and block < wanted.stop:
-                if wanted is further and not parts.has_room:
-                    # The rest is asked for again when the reader has gone on.
-                    last, asked = self._positions[node.inode]
-                    self._positions[node.inode] = last, min(asked, block - 1)
-                    return
                 # Parts end at multiples of their length, so that readers side by side ask for the same ones.
-                whole = self._part_blocks(node)
+                whole = window.part_blocks
                 part = range(block, min(block + whole - (block - 1) % whole, wanted.stop))
+                if wanted is further and len(part) > parts.room:
+                    # The rest is asked for again when the reader has gone on.
+                    window.asked = min(window.asked, block - 1)
+                    return
                 begun = parts.begin(node, part, wanted is further)
                 self._counters.add("readahead_blocks", begun if wanted is further else 0)
                 block += begun or 1
         for block in further:
-            self.start(node, block)
+            if parts is None or parts.of(ContentKey(node.inode, block)) is None:
+                self.start(node, block)
 
     def start(self, node: Node, block: int) -> None:
         key = ContentKey(node.inode, block)
@@ -342,7 +358,7 @@ class LargeFiles(Part):
         # What is in the store is read there, and verified.
         piece = None if part.has_landed and self._fetcher.stored(key) else part.read(block, offset, size)
         if block == part.keys[-1].block and (block - 1) * BLOCK_BYTES + offset + size >= part.offset + part.length:
-            parts.passed(part)
+            part.passed.set()
         if piece is None:
             return None
         if has_waited:

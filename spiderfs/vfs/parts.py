@@ -3,12 +3,14 @@
 The reading process writes the bytes where they are to lie, and returns their records: this process sees no bytes. A
 block can be read once it is written, long before its part has come and has records. These are one transaction.
 
-Until its last block is read, for a while, a lock keeps the bytes of a part on the disk, even if its records are evicted
-before the reader comes to them. Other processes wait for each block as for any fetch (`fetch_lock.py`) and find its
-record. What a part leaves without a record, as when it is given up or its process dies, the next sweep frees.
+A lock keeps the bytes of a part on the disk while anything is written there, and until its last block is read, for a
+while, even if its records are evicted before the reader comes to them. A read that was given up because of its time
+limit goes on in the reading process. So the lock stays until that has ended, too; then what has no record is freed.
+Other processes wait for each block as for any fetch (`fetch_lock.py`) and find its record. What a process leaves that
+dies, the next sweep frees.
 
 **Limits.** `room_blocks` may be on their way ahead of the readers of this process together, and as many are remembered
-behind. Readers of a source that takes long for a part get no longer ones, since each must come within one time limit.
+behind. If a source takes long for a part, its readers get no longer ones: each must come within one time limit.
 """
 
 from __future__ import annotations
@@ -23,10 +25,9 @@ import trio
 
 from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.core.rooms import landing_room
-from spiderfs.errors import SourceError, StoreError
+from spiderfs.errors import SourceError, StoreError, StoreFull
 from spiderfs.linux import steady_clock
 from spiderfs.linux.worker_threads import WorkerThreads
-from spiderfs.store.checksums import BLOCK_HEADER_BYTES
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.vfs.catalogue import Node
@@ -42,17 +43,41 @@ _OWN_BYTES = struct.Struct("<Q")
 
 
 class FilePart(Fetched):
-    """The blocks `keys` of one file. `fd` is a descriptor of the store's file, with a lock on them."""
+    """The blocks `keys` of one file, as a `Destination`."""
 
-    def __init__(self, node: Node, keys: list[ContentKey], fd: int, is_ahead: bool) -> None:
-        """`is_ahead`: no one waited for it when it began."""
+    def __init__(
+        self, node: Node, keys: list[ContentKey], fd: int, is_ahead: bool, answered: Callable[[], object]
+    ) -> None:
+        """`fd` is of the store's file, with a lock on the blocks; the part closes it. `is_ahead`: no one waited for it
+        when it began. `answered` is called when bytes come.
+        """
         super().__init__(b"")
-        self.keys, self.fd, self.is_ahead = keys, fd, is_ahead
+        self.keys, self.is_ahead = keys, is_ahead
+        self.place = b"%d" % node.inode
         self.offset = (keys[0].block - 1) * BLOCK_BYTES
         self.length = min(len(keys) * BLOCK_BYTES, node.stat.size - self.offset)
-        self.has_failed = self.is_passed = False
-        self._written = 0
+        self.has_failed = False
+        self.passed = trio.Event()
+        """Set when a reader has come through all of it, or others need the room."""
+        self._fd, self._answered = fd, answered
+        self._written = self._writers = 0
         self._changed = trio.Event()
+
+    # -- of the reading process
+
+    def begun(self) -> None:
+        self._writers += 1
+
+    def came(self, blocks: int) -> None:
+        self._answered()
+        # The last block can be read once the fetch is accounted for.
+        self.advance(min(blocks, len(self.keys) - 1))
+
+    def ended(self) -> None:
+        self._writers -= 1
+        self.advance()
+
+    # -- of this process
 
     @property
     def has_landed(self) -> bool:
@@ -65,7 +90,7 @@ class FilePart(Fetched):
     def read(self, block: int, offset: int, size: int) -> bytes | None:
         """Bytes of a block that is written; None if the disk does not give them, or the part is closed."""
         try:
-            piece = os.pread(self.fd, size, (block - 1) * BLOCK_BYTES + offset)
+            piece = os.pread(self._fd, size, (block - 1) * BLOCK_BYTES + offset)
         except OSError:
             return None
         return piece if len(piece) == size else None
@@ -75,18 +100,20 @@ class FilePart(Fetched):
         while not self.has(block) and not self.has_failed:
             await self._changed.wait()
 
-    def came(self, blocks: int) -> None:
-        self._written = max(self._written, blocks)
+    async def unwritten(self) -> None:
+        """Return when no thread of the reading process writes here."""
+        while self._writers:
+            await self._changed.wait()
+
+    def advance(self, blocks: int = 0, has_failed: bool = False) -> None:
+        """Note how many blocks are written, of which there are never fewer, or that not all will be."""
+        self._written, self.has_failed = max(self._written, blocks), self.has_failed or has_failed
         self._changed.set()
         self._changed = trio.Event()
 
-    def came_before_the_last(self, blocks: int) -> None:
-        """The same while the part is coming: the last block can be read once the fetch is accounted for."""
-        self.came(min(blocks, len(self.keys) - 1))
-
     def close(self) -> None:
-        os.close(self.fd)
-        self.fd = -1
+        os.close(self._fd)
+        self._fd = -1
 
 
 class Parts:
@@ -108,23 +135,28 @@ class Parts:
         self._room_blocks = room_blocks
         self._landing = WorkerThreads(1)
         self._parts: dict[ContentKey, FilePart] = {}
-        # Those that have ended, and are remembered.
-        self._ended: dict[FilePart, None] = {}
+        # Those that have come, and are remembered.
+        self._behind: dict[FilePart, None] = {}
         self.in_flight = 0
+        """The blocks of parts that are being written."""
         self.is_slow = False
-        """Whether the latest part took long."""
+        """Whether the latest part took long, or has failed."""
 
     def of(self, key: ContentKey) -> FilePart | None:
         return self._parts.get(key)
 
     @property
-    def has_room(self) -> bool:
-        return self.in_flight < self._room_blocks
+    def room(self) -> int:
+        """How many blocks may begin to come ahead of readers."""
+        return self._room_blocks - self.in_flight
 
     @property
-    def landing_blocks(self) -> int:
-        """So many may land before a reader comes to the first of them, and that is still there. Raises StoreError."""
-        return landing_room(self._content.usage().capacity_bytes) // BLOCK_BYTES
+    def most_ahead(self) -> int:
+        """How many blocks may come ahead of one reader: so many can land, and the first of them is still there."""
+        try:
+            return min(self._room_blocks, landing_room(self._content.usage().capacity_bytes) // BLOCK_BYTES)
+        except StoreError:
+            return 0
 
     def take(self, node: Node) -> bool:
         """Whether this version may come in parts: it has settled, and the store takes what comes."""
@@ -151,7 +183,7 @@ class Parts:
             log.debug("no part of inode %d: %s", node.inode, exc)
             self._let_go(keys)
             return 0
-        part = FilePart(node, keys, fd, is_ahead)
+        part = FilePart(node, keys, fd, is_ahead, self._client.answered)
         self._parts.update(dict.fromkeys(keys, part))
         self.in_flight += len(keys)
         self._nursery.start_soon(self._bring, node, part)
@@ -159,57 +191,55 @@ class Parts:
 
     async def _bring(self, node: Node, part: FilePart) -> None:
         began_s = trio.current_time()
-        wanted = (node.path, part.offset, part.length, node.version)
-        where = UNSTORED
+        where = await self._fetch(node, part)
+        self._let_go(part.keys)
+        part.advance(has_failed=not part.has(part.keys[-1].block))
+        part.settle(where)
+        self.is_slow = part.has_failed or trio.current_time() - began_s > _LONG_S
+        if part.has_failed:
+            self._forget(part)
+        await part.unwritten()
+        self.in_flight -= len(part.keys)
+        if not part.has_failed:
+            self._behind[part] = None
+            while sum(len(behind.keys) for behind in self._behind) > self._room_blocks:
+                oldest = next(iter(self._behind))
+                del self._behind[oldest]
+                oldest.passed.set()
+            with trio.move_on_after(REST_S):
+                await part.passed.wait()
+            self._behind.pop(part, None)
+            self._forget(part)
+        part.close()
+        if where != FETCHED:
+            await self._landing.run(self._content.free_unrecorded, part.keys)
+
+    async def _fetch(self, node: Node, part: FilePart) -> int:
+        """Have a part read and landed; where its blocks lie then, as `core.events` has it."""
         try:
-            place = b"%d" % node.inode
-            reply = await self._client.ask(partial(self._read, *wanted, place=place, came=part.came_before_the_last))
+            read = partial(self._read, node.path, part.offset, part.length, node.version, to=part)
+            reply = await self._client.ask(read)
             (own_bytes,) = _OWN_BYTES.unpack_from(reply)
             self._counters.add("origin_reads", bool(own_bytes))
             self._counters.add("origin_bytes", own_bytes)
-            part.came(len(part.keys))
-            heads = [
-                reply[at : at + BLOCK_HEADER_BYTES] for at in range(_OWN_BYTES.size, len(reply), BLOCK_HEADER_BYTES)
-            ]
-            sizes = [min(BLOCK_BYTES, part.length - at) for at in range(0, part.length, BLOCK_BYTES)]
-            records = list(zip(part.keys, sizes, heads, strict=True))
-            landed = await self._landing.run(self._content.land_kept, records, {}, ())
-            self._fetcher.store_works()
-            where = REFUSED if False in landed else FETCHED
-        except SourceError as exc:
+            part.advance(len(part.keys))
+            heads = reply[_OWN_BYTES.size :]
+            taken = await self._landing.run(self._content.land_part, part.keys, part.length, heads)
+            if taken:
+                self._fetcher.store_works()
+            return FETCHED if taken else REFUSED
+        except (SourceError, MemoryError) as exc:
             # Who waits for a block asks for it alone, and gets the error that is its own.
             log.debug("part at %d of inode %d: %s", part.offset, node.inode, exc)
         except StoreError as exc:
-            self._fetcher.store_failed(exc)
-        self.is_slow = trio.current_time() - began_s > _LONG_S
-        self.in_flight -= len(part.keys)
-        self._let_go(part.keys)
-        part.has_failed = not part.has(part.keys[-1].block)
-        part.came(0)
-        part.settle(where)
-        self._ended[part] = None
-        if part.has_failed or part.is_passed:
-            self._forget(part)
-        while sum(len(ended.keys) for ended in self._ended) > self._room_blocks:
-            self._forget(next(iter(self._ended)))
-        await trio.sleep(REST_S)
-        self._forget(part)
-
-    def passed(self, part: FilePart) -> None:
-        """Note that a reader has come through all of a part."""
-        part.is_passed = True
-        if part in self._ended:
-            self._forget(part)
+            # Other errors of a write, too, are found out again by who asks for a block alone.
+            if part.has(part.keys[-1].block) or isinstance(exc, StoreFull):
+                self._fetcher.store_failed(exc)
+        return UNSTORED
 
     def _forget(self, part: FilePart) -> None:
-        if part not in self._ended:
-            return
-        del self._ended[part]
         for key in part.keys:
             del self._parts[key]
-        part.close()
-        if not part.has_landed:
-            self._nursery.start_soon(self._landing.run, self._content.free_unrecorded, part.keys)
 
     def _let_go(self, keys: list[ContentKey]) -> None:
         for key in keys:

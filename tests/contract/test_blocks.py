@@ -22,12 +22,12 @@ import lmdb
 import pytest
 from test_store import PATIENCE_S, forked, held
 
-from spiderfs.errors import StoreFull
+from spiderfs.errors import StoreError, StoreFull
 from spiderfs.linux.range_lock import try_lock
 from spiderfs.store import blocks as block_files
 from spiderfs.store.blocks import BlockFiles
 from spiderfs.store.checksums import PIECE_BYTES, header
-from spiderfs.store.content import FREED_AT_ONCE, LmdbContent
+from spiderfs.store.content import FREED_AT_ONCE, LmdbContent, RecordWriter
 from spiderfs.store.environment import claim, release, wipe
 from spiderfs.store.store import BLOCK_BYTES, ContentKey, Keep
 
@@ -111,6 +111,27 @@ def test_many_blocks_dropped_at_once_are_freed_in_time(content: LmdbContent) -> 
     assert disk_bytes(plain(content)) > 0
     content.free()
     assert not plain(content).exists()
+
+
+def test_a_part_is_written_piece_by_piece_while_its_blocks_are_held(content: LmdbContent, tmp_path: Path) -> None:
+    whole, keys = b"".join(PAYLOADS.values()), [ContentKey(FILE, block) for block in PAYLOADS]
+    fd, came = content.hold_blocks(FILE, 1, 3), []
+    pieces = (whole[at : at + 700_001] for at in range(0, SIZE, 700_001))
+    heads = RecordWriter(tmp_path / "content").write_part(pieces, 0, b"%d" % FILE, came.append)
+    assert came == [1, 2, 3]
+    content.free_unrecorded(keys)
+    assert plain(content).read_bytes() == whole, "it is held"
+    assert content.land_part(keys, SIZE, heads)
+    assert [held(content, key) for key in keys] == list(PAYLOADS.values())
+    drop(content, 2, 3)
+    content.free_unrecorded(keys)
+    assert plain(content).read_bytes() == whole, "it is held still"
+    os.close(fd)
+    with content._files.locked(FILE, [2]), pytest.raises(StoreError, match="being freed"):
+        content.hold_blocks(FILE, 1, 3)
+    content.free()
+    assert disk_bytes(plain(content)) < BLOCK_BYTES + 65536
+    assert held(content, keys[0]) == PAYLOADS[1]
 
 
 def test_a_refused_block_leaves_nothing(content: LmdbContent) -> None:

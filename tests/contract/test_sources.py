@@ -19,17 +19,20 @@ from mounting import dead_mount
 from object_server import MODIFIED_S, ObjectServer, object_server
 from web_trees import web_source
 
+from benchmarks.common.sources import patterned
 from benchmarks.fakes import MemorySource
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.source import ArchiveSource
 from spiderfs.errors import SourceChanged, SourceNotADirectory, SourceNotFound, SourceUnavailable
+from spiderfs.sources.listed_files import ListedFiles, ListedSource
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.members import Members
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import open_source
 from spiderfs.sources.peers import PeerSource
+from spiderfs.sources.ranges import RangeSource
 from spiderfs.sources.slow import SlowSettings, SlowSource
-from spiderfs.sources.source import UNKNOWN, Source, SourceStat, Version
+from spiderfs.sources.source import UNKNOWN, Source, SourceStat, Version, streamed
 
 NOT_UTF8 = b"caf\xe9-\xff.bin"
 
@@ -484,6 +487,17 @@ def test_a_file_is_not_a_directory(subject: Subject) -> None:
 def test_read_is_short_only_at_the_end(subject: Subject, offset: int, length: int, expected: bytes) -> None:
     version = subject.tree.add(b"file", b"0123456789").version
     assert subject.source.read(b"file", offset, length, version) == expected
+
+
+def test_what_comes_piece_by_piece_are_the_same_bytes(subject: Subject) -> None:
+    content = patterned(0, (2 << 20) + 5)
+    old = subject.tree.add(b"file", b"old").version
+    version = subject.tree.change(b"file", content).version
+    listed = ListedSource(subject.source, ListedFiles(b"file\t5\t7\n"))
+    for source in (subject.source, RangeSource(subject.source), listed):
+        assert b"".join(streamed(source, b"file", 3, 2 << 20, version)) == content[3 : (2 << 20) + 3]
+        with pytest.raises(SourceChanged):
+            b"".join(streamed(source, b"file", 0, 3, old))
 
 
 def test_an_empty_file_reads_as_nothing(subject: Subject) -> None:

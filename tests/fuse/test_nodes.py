@@ -27,6 +27,7 @@ from planning import planned
 from reading import write_files
 
 from benchmarks.common.redis_server import RedisCluster, RedisServer
+from benchmarks.common.sources import patterned, write_patterned
 from benchmarks.common.web_server import WebServer, free_port, web_server
 from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.sources.source import Version, version_hash
@@ -614,3 +615,20 @@ def test_large_files_are_had_from_peers_by_pieces(tmp_path: Path) -> None:
             node.reads_all(names)
         assert sum(node.had("hits") for node in members) >= 6 * 4
         assert total(members, "origin_bytes") < 1.5 * 6 * (3 << 20)
+
+
+def test_a_large_file_is_read_in_order_by_two_nodes_from_one_home(tmp_path: Path) -> None:
+    size, piece = (40 << 20) + 5, 1 << 20
+    (tmp_path / "source").mkdir()
+    write_patterned(tmp_path / "source/large", size)
+
+    def read(node: Node) -> None:
+        with open(node.mount.point / "large", "rb", buffering=0) as file:
+            for at in range(0, size, piece):
+                assert file.read(piece) == patterned(at, min(at + piece, size))
+
+    with nodes(tmp_path / "source", tmp_path, 2) as members:
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(read, members))
+        assert sum(node.had("hits") for node in members) > 20
+        assert total(members, "origin_bytes") < 1.3 * size

@@ -29,7 +29,7 @@ def read(path: Path, until: int = SIZE, in_the_middle: Callable[[], object] = la
     """Read from the beginning on, and compare; call `in_the_middle` after a quarter."""
     with open(path, "rb", buffering=0) as file:
         for at in range(0, until, PIECE):
-            assert file.read(PIECE) == patterned(at, min(at + PIECE, SIZE))
+            assert file.read(min(PIECE, until - at)) == patterned(at, min(at + PIECE, until))
             if at == SIZE // 4 // PIECE * PIECE:
                 in_the_middle()
 
@@ -51,6 +51,20 @@ def test_two_readers_share_what_comes(source: Path, tmp_path: Path) -> None:
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(read, [mount.point / "large"] * 2))
         assert mount.metric("origin_bytes") == SIZE
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_files_are_read_side_by_side_and_one_may_be_shorter_than_a_part(
+    source: Path, tmp_path: Path, workers: int
+) -> None:
+    sizes = {"large": SIZE, "another": (40 << 20) + 1, "short": (2 << 20) + 5, "a block": 1 << 20}
+    for name in sizes:
+        write_patterned(source / name, sizes[name])
+    options = {"capacity": "400MiB", "workers": workers, "sample_max_bytes": "64KiB", "source__latency_ms": 5}
+    with mounted(source, tmp_path / "m", **options) as mount, ThreadPoolExecutor(4) as threads:
+        list(threads.map(read, [mount.point / name for name in sizes], sizes.values()))
+        assert mount.metric("origin_bytes") == sum(sizes.values())
+        eventually(lambda: mount.stats()["used_bytes"] == sum(sizes.values()))
 
 
 def test_a_reader_that_stops_wastes_64_mebibytes_at_most(tmp_path: Path) -> None:

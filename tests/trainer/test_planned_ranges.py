@@ -19,6 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 import trainer_hook
 from benchmarks.common.sources import make_older, patterned
+from spiderfs.linux.mounts import set_read_ahead
 from spiderfs.protocol.extents import extent_of
 from spiderfs.shared.layout import CacheLayout
 from trainer_hook.ranges import (
@@ -367,3 +368,8 @@ def test_read_ahead_is_small_while_a_list_of_ranges_is_used(source: Path, tmp_pa
         loader = DataLoader(Windows(path, windows(True), False), batch_size=8)
         with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in windows(True)]):
             eventually(lambda: setting.read_text().strip() == "4", what="a small read-ahead")
+        # As if the manager were another one by now: it changes nothing that someone else has set.
+        set_read_ahead(mount.point, 256, instead_of=8)
+        assert setting.read_text().strip() == "4"
+        set_read_ahead(mount.point, 256, instead_of=4)
+        assert setting.read_text().strip() == "256"

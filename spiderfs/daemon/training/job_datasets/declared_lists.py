@@ -33,7 +33,7 @@ from spiderfs.daemon.training.trainer import (
     leave_out_contradictions,
 )
 from spiderfs.errors import ProtocolError
-from spiderfs.linux.mounts import NO_READ_AHEAD_KIB, set_read_ahead
+from spiderfs.linux.mounts import NO_READ_AHEAD_KIB, READ_AHEAD_KIB, set_read_ahead
 from spiderfs.protocol import Hello
 from spiderfs.protocol.extents import DIRECTORY
 from spiderfs.store.store import Records
@@ -129,7 +129,9 @@ class DeclaredLists:
     ) -> None:
         self._supply = supply
         self._sample_max_bytes, self._mountpoint = sample_max_bytes, mountpoint
-        self._of_ranges: set[str] = set()
+        # Lists of ranges that are in memory; "": perhaps some that an earlier manager of this mount had.
+        self._of_ranges = {""}
+        self._began_s = math.inf
         self._cache = cache
         self._feed = feed
         self._job_datasets = job_datasets
@@ -286,6 +288,9 @@ class DeclaredLists:
     async def let_go(self, grace_s: float = GRACE_S) -> None:
         """Let job datasets leave memory that no trainer has used for `grace_s`; their scores are saved first."""
         now = trio.current_time()
+        self._began_s = min(self._began_s, now)
+        if now - self._began_s >= grace_s:
+            await self._forget_ranges("")
         self._unused_since = {
             job_dataset.job_dataset_id: self._unused_since.get(job_dataset.job_dataset_id, now)
             for job_dataset in self._job_datasets
@@ -310,12 +315,15 @@ class DeclaredLists:
     def _is_used(self, job_dataset_id: str) -> bool:
         return job_dataset_id in self._declared_now or self._trainers.any_uses(job_dataset_id)
 
+    async def _forget_ranges(self, job_dataset_id: str) -> None:
+        if job_dataset_id in self._of_ranges:
+            self._of_ranges.discard(job_dataset_id)
+            if not self._of_ranges:
+                await trio.to_thread.run_sync(set_read_ahead, self._mountpoint, READ_AHEAD_KIB, NO_READ_AHEAD_KIB)
+
     async def _forget(self, job_dataset: JobDataset) -> None:
         self._job_datasets.remove(job_dataset)
-        if job_dataset.job_dataset_id in self._of_ranges:
-            self._of_ranges.discard(job_dataset.job_dataset_id)
-            if not self._of_ranges:
-                await trio.to_thread.run_sync(set_read_ahead, self._mountpoint)
+        await self._forget_ranges(job_dataset.job_dataset_id)
         log.info("job %s is over: what it learned about %s leaves memory", job_dataset.job_id, job_dataset.list.name)
         inodes = list(job_dataset.list.index_of)
         for first in range(0, max(1, len(inodes)), _AT_A_TIME):

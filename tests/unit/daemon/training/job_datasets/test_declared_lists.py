@@ -149,6 +149,33 @@ def test_a_list_leaves_when_its_last_trainer_has_left_for_long_enough(tmp_path: 
     run(tmp_path, test)
 
 
+def test_read_ahead_is_as_usual_again_when_no_list_of_ranges_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: list[tuple[int, ...]] = []
+    monkeypatch.setattr(module, "set_read_ahead", lambda _, *kib: changes.append(kib))
+
+    async def test(harness: Harness) -> None:
+        await harness.declared.let_go()
+        one = harness.trainer()
+        ranges = SampleList("ranges", "train", b"000.@ranges/0-4\0", np.zeros(1, np.int32))
+        await harness.declared.declare(one, ranges)
+        await harness.declared.let_go(0.0)
+        assert changes == [(4,)]
+        harness.trainers.detach(one)
+        await harness.declared.let_go(0.0)
+        assert changes == [(4,), (256, 4)]
+        # Another manager does not know what this one has done.
+        later = Harness(tmp_path).declared
+        await later.let_go()
+        assert len(changes) == 2
+        await later.let_go(0.0)
+        await later.let_go(0.0)
+        assert changes[2:] == [(256, 4)]
+
+    run(tmp_path, test)
+
+
 def test_what_another_list_names_is_not_forgotten(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         one, other = harness.trainer(), harness.trainer()

@@ -57,7 +57,7 @@ _WORTH_BYTES = BLOCK_BYTES // 2
 # Of what was read in order so much more is fetched ahead: all that `read_ahead` allows by default after 1 MiB.
 _AHEAD_TIMES = 8
 # While its reader waits, a window doubles up to this many blocks: a reader that stops wastes no more than 64 MiB, with
-# what the kernel reads ahead. A part is an eighth of the window, so a source answers eight requests at a time.
+# what the kernel reads ahead. A part is about a seventh of the window: so many requests a source answers at a time.
 _MOST_WINDOW, _PARTS_A_WINDOW = 56, 7
 _STRIPE_BLOCKS = STRIPE_BYTES // BLOCK_BYTES
 # Blocks that are remembered as touched, 4 MiB of memory for 256 GiB of files; and ends of READs, as many as readers in

@@ -47,6 +47,9 @@ class RecordingSink:
 
         return Declared(len(unknown), (), unknown[0] if unknown else b"", first)
 
+    def withdrawn(self, trainer: Trainer, name: str) -> None:
+        self.calls.append((f"withdrawn {name}", trainer))
+
     async def learn(self, trainer: Trainer, name: str, batches: Sequence[Batch]) -> None:
         await trio.sleep(self.batch_s)
         self.calls.append(("learn", trainer))

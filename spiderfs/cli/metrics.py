@@ -21,7 +21,7 @@ from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import ConfigError
 from spiderfs.linux.mounts import canonical
 from spiderfs.metrics import MOUNT_UP
-from spiderfs.protocol.requests import address_of
+from spiderfs.protocol.requests import SCHEME, address_of
 
 DEFAULT_LISTEN = "127.0.0.1:9464"
 
@@ -49,7 +49,11 @@ def metrics(mountpoints: tuple[str, ...], listen: str) -> None:
     click.echo(f"http://{shown}:{server.server_port}/metrics")
     # One may come later, as in a pod.
     for place in sorted(set(chosen) - every_place().keys()):
-        warn(f"no spiderfs mount is at {place} yet: 'spiderfs status' lists the mounts")
+        if place.startswith(SCHEME):
+            name = place.removeprefix(SCHEME)
+            warn(f"nothing is served as {place} yet: 'spiderfs serve SOURCE --name {name}' serves it")
+        else:
+            warn(f"no spiderfs mount is at {place} yet: 'spiderfs status' lists the mounts")
     with ended_by_signals(), contextlib.suppress(KeyboardInterrupt):
         signal.pause()
     server.shutdown()

@@ -61,6 +61,7 @@ from spiderfs.options.types import (
     Word,
 )
 from spiderfs.options.units import Capacity, parse_duration, parse_size
+from spiderfs.protocol.requests import SCHEME
 from spiderfs.sources.node_names import as_named, at_address, data_set_of, is_address, live_name
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import OPENERS, identity_of, is_url, open_source, scheme_of, without_secrets
@@ -650,6 +651,12 @@ class Options(BaseModel):
         check_source_name(named)
         if not is_url(named):
             check_source_answers(named, lambda: os.scandir(named).close())
+        if is_mount and str(values["mountpoint"]).startswith(SCHEME):
+            place = str(values["mountpoint"])
+            name = place.removeprefix(SCHEME).partition("/")[0] or "NAME"
+            raise ConfigError(
+                f"{place} is no mount point: name a directory, or serve it with 'spiderfs serve --name {name}'"
+            )
         options = _validated(values, origins)
         if not is_mount:
             # What is shown at one commit is immutable by default.

@@ -9,7 +9,9 @@ that these write, which it tells apart by their first line:
 
 Directories, versions of objects that are not the latest, and keys that are not below the prefix are left out.
 
-`ListedSource` shows what a list names, and takes the bytes from the source. A name that the list has not is absent.
+`ListedSource` shows what a list names, and takes the bytes from the source. A name that the list has not is absent. A
+file that turns out to differ from its line has the attributes that the source gives, from then on; so has a file that
+is listed as empty, for an empty file is never read.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import logging
+import mmap
 import os
 import re
+import stat
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,9 +33,13 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote_plus
 
-from spiderfs.errors import ConfigError, SourceError, SourceNotFound
+import xxhash
+
+from spiderfs.errors import ConfigError, SourceChanged, SourceError, SourceNotFound, SourceUnavailable
 from spiderfs.sources.object_source import DIRECTORY, ObjectSource, file_stat, is_name, tag_of
-from spiderfs.sources.source import MAX_SIZE, Source, SourceStat, Version, joined_time, streamed
+from spiderfs.sources.source import MAX_SIZE, UNKNOWN, Source, SourceStat, Version, joined_time, streamed
+
+log = logging.getLogger(__name__)
 
 _LINE = re.compile(rb"([^\t\n]*/)?([^/\t\n]+)\t\d{1,19}\t[^\t\r\n]+\n")
 _SECONDS = re.compile(r"(\d{1,12})(?:\.(\d*))?")
@@ -44,6 +54,13 @@ _INVENTORY = re.compile(
 # A path, a size, and an ETag or seconds since 1970; None for what is no file of the tree.
 _Row = tuple[str, int, str]
 _decode = json.JSONDecoder().raw_decode
+# A manifest's sizes have at most 19 digits.
+_SIZES = range(10**19)
+# A byte for each hash of a path marks files that differ from their lines. A file that shares a marked byte is looked up
+# at the source, too.
+_MARKS = 1 << 20
+# How many files of a directory a scan looks up at the source: some seconds of an object store.
+_ASKED_PER_SCAN = 256
 
 
 class ListedFiles:
@@ -56,7 +73,7 @@ class ListedFiles:
             # Whoever wrote it has failed, more likely than that all files are gone.
             raise ValueError("it lists no files")
         if text.startswith(codecs.BOM_UTF8):
-            raise ValueError("it begins with a byte order mark")
+            raise ValueError("it begins with a byte order mark: save it without one")
         lines: defaultdict[bytes, list[bytes]] = defaultdict(list)
         end = 0
         while found := _LINE.match(text, end):
@@ -164,12 +181,17 @@ def _aws_rows(line: str) -> Iterable[_Row]:
 
 def _rclone_rows(line: str) -> Iterable[_Row]:
     if line.strip() in ("[", "]", ""):
-        return ()
+        return
     found, end = _decode(line)
     if line[end:].strip() not in ("", ","):
         raise ValueError("not one object")
-    rows = found if isinstance(found, list) else (found,)
-    return [(row["Path"], int(row["Size"]), _unix(row["ModTime"])) for row in rows if not row["IsDir"]]
+    for row in found if isinstance(found, list) else (found,):
+        if not row["IsDir"]:
+            if not isinstance(row["Path"], str) or type(row["Size"]) is not int:
+                raise ValueError("no path, or no size")
+            # JSON can have what is no text.
+            row["Path"].encode(errors="surrogateescape")
+            yield row["Path"], row["Size"], _unix(row["ModTime"])
 
 
 def _inventory_rows(line: str) -> Iterable[_Row]:
@@ -181,8 +203,11 @@ def _inventory_rows(line: str) -> Iterable[_Row]:
     return ((unquote_plus(found[1]), int(found[4]), found[6] or _unix(found[5])),)
 
 
-def as_manifest(text: bytes, prefix: str) -> bytes:
-    """The manifest that a list means; `prefix` is that of the keys. Raises ValueError, which names a wrong line."""
+def as_manifest(text: bytes, prefix: str, left_out: list[str]) -> bytes:
+    """The manifest that a list means; `prefix` is that of the keys. Raises ValueError, which names a wrong line.
+
+    Keys with a tab or a line feed are added to `left_out`.
+    """
     rows: Callable[[str], Iterable[_Row]]
     first = text[:4096].decode(errors="replace").lstrip()
     if first.startswith(("[", "{")):
@@ -195,24 +220,39 @@ def as_manifest(text: bytes, prefix: str) -> bytes:
         return text
     lines, cut = [], len(prefix)
     for number, line in enumerate(text.decode(errors="surrogateescape").split("\n"), 1):
+        files, why = 0, ""
         try:
             for path, size, tag in rows(line.rstrip("\r")) if line else ():
-                if path.startswith(prefix) and not path.endswith("/") and "\t" not in path and "\n" not in path:
+                if not path or size not in _SIZES:
+                    why = f", as a file has the size {size}" if path else ", as a file has no path"
+                    raise ValueError(why)
+                if not path.startswith(prefix) or path.endswith("/"):
+                    pass
+                elif "\t" in path or "\n" in path:
+                    left_out.append(path[cut:])
+                else:
                     lines.append(f"{path[cut:]}\t{size}\t{tag}\n")
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"line {number} is none of {kind}") from None
+                files += 1
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            which = f"file {files + 1} in line {number}" if files else f"line {number}"
+            raise ValueError(f"{which} is none of {kind}{why}: correct it, or make the list again") from None
     return "".join(lines).encode(errors="surrogateescape")
 
 
 def read_list(path: Path, prefix: str) -> ListedFiles:
     """The files that a list names, which may be packed by gzip; raises ConfigError."""
+    left_out: list[str] = []
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            return ListedFiles(as_manifest(file.read(), prefix), whole_seconds=False)
-    except (OSError, EOFError) as exc:
-        raise ConfigError(f"names={path} cannot be read ({getattr(exc, 'strerror', None) or exc})") from exc
+            files = ListedFiles(as_manifest(file.read(), prefix, left_out), whole_seconds=False)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as exc:
+        raise ConfigError(f"names={path} cannot be read as gzip ({exc}): make or copy the list again") from exc
+    except OSError as exc:
+        raise ConfigError(f"names={path} cannot be read ({exc.strerror or exc})") from exc
     except ValueError as exc:
         raise ConfigError(f"names={path}: {exc}") from exc
+    files.left_out += left_out
+    return files
 
 
 class ListedSource(ObjectSource):
@@ -223,6 +263,8 @@ class ListedSource(ObjectSource):
         self._inner, self._files = inner, files
         # Only the owner reads what may be private at the source, unless file_mode and dir_mode say so.
         self._mask = ~0 if inner.undated_directories else ~0o077
+        # Of files that differ from their lines. It is made before the forks, so that all processes of a mount share it.
+        self._marks = mmap.mmap(-1, _MARKS)
 
     def _shown(self, found: SourceStat) -> SourceStat:
         return found._replace(mode=found.mode & self._mask)
@@ -230,10 +272,27 @@ class ListedSource(ObjectSource):
     def stat(self, path: bytes) -> SourceStat:
         if not path:
             self._inner.stat(path)
-        return self._shown(self._files.stat(path))
+        listed = self._files.stat(path)
+        return self._present(path, listed) if self._is_doubtful(path, listed) else self._shown(listed)
 
     def scan(self, path: bytes, known: Container[tuple[bytes, int]] = ()) -> Iterator[tuple[bytes, SourceStat]]:
-        return ((name, self._shown(found)) for name, found in self._files.scan(path, self.report))
+        left = _ASKED_PER_SCAN
+        above = path and path + b"/"
+        for name, listed in self._files.scan(path, self.report):
+            its = above + name
+            if not self._is_doubtful(its, listed):
+                yield name, self._shown(listed)
+                continue
+            found, left = UNKNOWN, left - 1
+            try:
+                if left >= 0:
+                    found = self._present(its, listed)
+            except SourceUnavailable:
+                # The others would wait in vain, too.
+                left = 0
+            except SourceError as exc:
+                log.debug("%s", exc)
+            yield name, found
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
         with self._listed(path):
@@ -244,8 +303,40 @@ class ListedSource(ObjectSource):
             yield from streamed(self._inner, path, offset, length, version)
 
     def read_present(self, path: bytes, most_bytes: int) -> tuple[SourceStat, bytes]:
+        listed = self._files.stat(path)
         with self._listed(path):
-            return self._inner.read_present(path, most_bytes)
+            found, content = self._inner.read_present(path, most_bytes)
+        return self._compared(path, listed, found), content
+
+    def _is_doubtful(self, path: bytes, listed: SourceStat) -> bool:
+        """Whether the source says what a listed file is, and not its line."""
+        return stat.S_ISREG(listed.mode) and (not listed.size or bool(self._marks[_mark_of(path)]))
+
+    def _present(self, path: bytes, listed: SourceStat) -> SourceStat:
+        """The attributes that the source gives of a listed file."""
+        with self._listed(path):
+            found = self._inner.stat(path)
+        if not stat.S_ISREG(found.mode):
+            raise SourceError(f"{os.fsdecode(path)} is in the list of names and no file at the source")
+        return self._compared(path, listed, found)
+
+    def _compared(self, path: bytes, listed: SourceStat, found: SourceStat) -> SourceStat:
+        """What is shown of a file that the source describes, which is marked if its line is wrong."""
+        # A store has ETags for what a list may have times of.
+        if listed.version in (found.version, found._replace(tag=0).version):
+            return self._shown(listed)
+        if listed.size or found.size:
+            self._mark(path)
+        return self._shown(listed._replace(size=found.size, mtime_ns=found.mtime_ns, tag=found.tag))
+
+    def _mark(self, path: bytes) -> None:
+        """Look this file up at the source from now on."""
+        self._marks[_mark_of(path)] = 1
+        self.warn_once(
+            "the list of names is out of date, for example about %r: such files are looked up at the source; make the"
+            " list again, and mount again",
+            os.fsdecode(path),
+        )
 
     @contextmanager
     def _listed(self, path: bytes) -> Iterator[None]:
@@ -253,9 +344,16 @@ class ListedSource(ObjectSource):
             yield
         except SourceNotFound as exc:
             raise SourceError(f"{os.fsdecode(path)} is in the list of names and not at the source") from exc
+        except SourceChanged:
+            self._mark(path)
+            raise
 
     def statvfs(self) -> os.statvfs_result:
         return self._inner.statvfs()
 
     def close(self) -> None:
         self._inner.close()
+
+
+def _mark_of(path: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(path) % _MARKS

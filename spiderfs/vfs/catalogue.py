@@ -226,6 +226,11 @@ class Catalogue:
         dentry = self._named(parent, name)
         return dentry if dentry is not None and dentry.stat.mode else None
 
+    def is_name_alone(self, parent: int, name: bytes) -> bool:
+        """Whether a name was listed without attributes."""
+        dentry = self._named(parent, name)
+        return dentry is not None and not dentry.stat.mode
+
     def _named(self, parent: int, name: bytes) -> Dentry | None:
         hashed = _name_hash(name)
         row = self._records.get("dentry", _DENTRY_KEY.pack(parent, hashed))

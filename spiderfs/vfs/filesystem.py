@@ -224,7 +224,9 @@ class Filesystem(Part):
         directory = self._catalogue.node(parent)
         path = join(directory.path, name)
         if self._lister.undated and not reads and await self._is_listed(directory, name):
-            return self._catalogue.find(parent, name), None
+            known = self._catalogue.find(parent, name)
+            if known is not None or not self._catalogue.is_name_alone(parent, name):
+                return known, None
         now = self._now()
 
         def look(source: Source) -> tuple[SourceStat, bytes | None]:

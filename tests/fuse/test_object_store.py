@@ -384,12 +384,14 @@ def test_a_file_that_was_replaced_since_its_list_was_written_is_read_as_it_is_no
     server.objects |= {"train/one.jpg": b"new", "train/longer.jpg": b"longer"}
     server.modified_s["train/one.jpg"] = MODIFIED_S + 5
     with shown(server, tmp_path, names=names) as mount:
+        mount.expect("the list of names is out of date, for example about 'one.jpg'")
         assert (mount.point / "one.jpg").read_bytes() == b"new"
         assert (mount.point / "longer.jpg").read_bytes() == b"longer"
     with shown(server, tmp_path / "immutable", names=names, immutable="on") as mount:
-        mount.expect("has changed at the source")
+        mount.expect("has changed at the source", "the list of names is out of date")
         with pytest.raises(OSError, match="Stale file handle"):
             (mount.point / "one.jpg").read_bytes()
+        assert (mount.point / "one.jpg").read_bytes() == b"new"
 
 
 def test_a_wrong_list_of_names_is_one_line(server: ObjectServer, tmp_path: Path) -> None:

@@ -91,12 +91,15 @@ def test_what_is_served_without_a_mount_is_scraped_too(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_or_none_is_refused_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with serving(tmp_path / "late") as url:
-        assert scraped(url) == {("spiderfs_up", str(tmp_path / "late")): 0}
+    with serving(tmp_path / "late", URL) as url:
+        assert scraped(url) == {("spiderfs_up", str(tmp_path / "late")): 0, ("spiderfs_up", URL): 0}
         taken = url.removeprefix("http://").removesuffix("/metrics")
         done = mounting.run_spiderfs("metrics", "--listen", taken)
-    said = f"spiderfs: warning: no spiderfs mount is at {tmp_path}/late yet: 'spiderfs status' lists the mounts\n"
-    assert capfd.readouterr().err == said
+    name = URL.removeprefix("spiderfs://")
+    assert capfd.readouterr().err.splitlines() == [
+        f"spiderfs: warning: no spiderfs mount is at {tmp_path}/late yet: 'spiderfs status' lists the mounts",
+        f"spiderfs: warning: nothing is served as {URL} yet: 'spiderfs serve SOURCE --name {name}' serves it",
+    ]
     assert (done.returncode, done.stderr) == (
         1,
         f"spiderfs: --listen {taken}: Address already in use: choose another address or port\n",

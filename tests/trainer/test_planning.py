@@ -31,6 +31,7 @@ from torch.utils.data import (
 )
 
 import trainer_hook
+from spiderfs.daemon.training.connection.hook_server import ServerLimits
 from spiderfs.protocol import Plan, Progress
 from trainer_hook.connection import client
 from trainer_hook.samplers.epoch import EpochSampler
@@ -521,6 +522,23 @@ def test_an_epoch_left_early_is_withdrawn(daemon: HookDaemon, workers: dict[str,
     assert [*itertools.chain.from_iterable(drawn)] == ahead[2]
     del batches
     gc.collect()
+
+
+def test_plans_that_are_closed_make_room_for_others(tmp_path: Path) -> None:
+    with HookDaemon(tmp_path / "few", limits=ServerLimits(lists=3)) as daemon:
+        kept = make(shuffle=True)
+        with trainer_hook.plan(daemon.mount, kept, split="kept"):
+            batches_of(kept)
+            for number in range(6):
+                others = make(shuffle=True)
+                with trainer_hook.plan(daemon.mount, others, split=f"fold{number}"):
+                    batches_of(others)
+                    until(lambda: last_plan(daemon, True)[0] == 0)
+                until(lambda: begun(daemon)[-1:] == [[]])
+            drawn = batches_of(kept)
+            until(lambda: last_plan(daemon, True)[::2] == (1, [*itertools.chain.from_iterable(drawn)]))
+    assert {samples.name for _, samples in daemon.sink.lists} == {"kept", *(f"fold{number}" for number in range(6))}
+    assert not daemon.counted["hook_malformed"]
 
 
 def test_the_iteration_that_began_last_is_the_one_planned(daemon: HookDaemon) -> None:

@@ -353,6 +353,9 @@ class Training:
         await self._until_workers_know(replaced=before not in (None, job_dataset))
         return replace(declared, oldest=partial(self.scoring.thinned, number, job_dataset))
 
+    def withdrawn(self, trainer: Trainer, name: str) -> None:
+        self.trainers.withdraw(trainer, name)
+
     async def learn(self, trainer: Trainer, name: str, batches: Sequence[Batch]) -> None:
         job_dataset = self.trainers.job_dataset_of(trainer, name)
         self.trainers.learns_from(trainer, name)

@@ -161,6 +161,7 @@ def test_a_mount_that_is_refused_names_the_reason(tmp_path: Path) -> None:
     assert "does not exist" in refusal("mount", tmp_path / "missing", tmp_path / "mnt")
     assert "no source is named" in refusal("mount")
     assert "no mountpoint" in refusal("mount", tmp_path)
+    assert "serve it with 'spiderfs serve --name data'" in refusal("mount", tmp_path, "spiderfs://data")
     assert "cannot be read" in refusal("mount", "--config", tmp_path / "missing.toml")
     assert spiderfs("mount", "--unheard-of").exit_code == 2
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forking import exit_status, forked
 
-from spiderfs.errors import ConfigError, SourceError, SourceNotFound
+from spiderfs.errors import ConfigError, SourceChanged, SourceError, SourceNotFound, SourceUnavailable
+from spiderfs.sources import listed_files
 from spiderfs.sources.listed_files import ListedSource, read_list
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.object_source import tag_of
-from spiderfs.sources.source import Version
+from spiderfs.sources.source import UNKNOWN, SourceStat, Version
 
 E_TAG = "d41d8cd98f00b204e9800998ecf8427e"
 TIME_S = 1_672_671_845  # 2023-01-02 15:04:05 UTC
@@ -95,6 +98,23 @@ def test_each_kind_of_list_is_read(kind: str, packed: bool, tmp_path: Path) -> N
         ('[\n{"Path":"a","Size":1,"IsDir":false}\n]\n', "line 2 is none of rclone lsjson"),
         ('[\n{"Path":"a",\n]\n', "line 2 is none of rclone lsjson"),
         ('"bucket","a","1","2023-01-02T15:04:05Z"\n"bucket","a"\n', "line 2 is none of an S3 Inventory"),
+        ('[\n{"Path":null,"Size":1,"ModTime":"2023-01-02T15:04:05Z","IsDir":false}\n]\n', "line 2 is none of rclone"),
+        ('[\n{"Path":5,"Size":1,"ModTime":"2023-01-02T15:04:05Z","IsDir":false}\n]\n', "line 2 is none of rclone"),
+        ('[\n{"Path":"a","Size":Infinity,"ModTime":"2023-01-02T15:04:05Z","IsDir":false}\n]\n', "line 2 is none of"),
+        (
+            '[\n{"Path":"a","Size":-1,"ModTime":"2023-01-02T15:04:05Z","IsDir":false}\n]\n',
+            "line 2 is none of rclone lsjson, as a file has the size -1: correct it, or make the list again",
+        ),
+        (
+            '[\n{"Path":"\\ud800","Size":1,"ModTime":"2023-01-02T15:04:05Z","IsDir":false}\n]\n',
+            "line 2 is none of rclone lsjson",
+        ),
+        (json.dumps([*RCLONE, {**RCLONE[2], "Size": 1.5}]), "file 3 in line 1 is none of rclone lsjson"),
+        ("[" * 100_000, "line 1 is none of rclone lsjson"),
+        (
+            f'"b","a","{10**19}","2023-01-02T15:04:05Z"\n',
+            f"line 1 is none of an S3 Inventory, as a file has the size {10**19}",
+        ),
         ("2023-01-02 15:04:05 1 outside\n", "it lists no files"),
         ("", "it lists no files"),
     ],
@@ -114,6 +134,19 @@ def test_a_list_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "list.gz").write_bytes(b"no gzip")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_list(tmp_path / "list.gz", "")
+    packed = gzip.compress(b"a\t5\t1\n" * 1000)
+    for damaged in (packed[:30], packed[:-8] + bytes(8), packed[:12] + b"\xff\xff\xff" + packed[15:]):
+        (tmp_path / "list.gz").write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"list\.gz cannot be read as gzip .*: make or copy the list again"):
+            read_list(tmp_path / "list.gz", "")
+
+
+def test_keys_that_no_line_can_hold_are_reported(tmp_path: Path) -> None:
+    path, reported = tmp_path / "list", list[str]()
+    path.write_text("".join(f'"b","{key}","1","2023-01-02T15:04:05Z"\n' for key in ("a", "t%09b", "n%0Ab", "../up")))
+    files = read_list(path, "")
+    assert {name for name, _ in files.scan(b"", lambda _, names: reported.extend(names))} == {b".", b"a"}
+    assert sorted(reported) == ["..", "n\nb", "t\tb"]
 
 
 def test_a_directory_is_shown_by_the_list_alone(tmp_path: Path) -> None:
@@ -139,3 +172,99 @@ def test_a_directory_is_shown_by_the_list_alone(tmp_path: Path) -> None:
     with pytest.raises(SourceError):
         source.stat(b"")
     source.close()
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> Callable[..., ListedSource]:
+    """Makes a source of files with one byte, of which a list has these lines."""
+    (tmp_path / "root").mkdir()
+
+    def make(*lines: str) -> ListedSource:
+        for line in lines:
+            (tmp_path / "root" / line.partition("\t")[0]).write_bytes(b"x")
+        (tmp_path / "list").write_text("".join(f"{line}\n" for line in lines))
+        return ListedSource(LocalSource(tmp_path / "root"), read_list(tmp_path / "list", ""))
+
+    return make
+
+
+def test_a_file_that_differs_from_its_line_is_looked_up_at_the_source(
+    listed: Callable[..., ListedSource], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = listed("read\t1\t5", "streamed\t2\t5", "present\t1\t5", "large\t1\t5", "other\t1\t5")
+    (tmp_path / "root/large").write_bytes(b"xx")
+    versions = {name: source.stat(name).version for name in (b"read", b"streamed", b"other")}
+    with pytest.raises(SourceChanged):
+        source.read(b"read", 0, 1, versions[b"read"])
+    with pytest.raises(SourceChanged):
+        list(source.stream(b"streamed", 0, 2, versions[b"streamed"]))
+    with pytest.raises(SourceChanged):
+        source.read_present(b"large", 1)
+    found, content = source.read_present(b"present", 1)
+    names = dict(source.scan(b""))
+    for name in (b"read", b"streamed", b"present", b"large"):
+        there = os.stat(tmp_path / "root" / name.decode())
+        assert source.stat(name).version == names[name].version == (there.st_size, there.st_mtime_ns, 0)
+    # What is read is shown as what is listed.
+    assert (content, found) == (b"x", source.stat(b"present"))
+    assert stat.filemode(found.mode) == "-r--------"
+    assert source.stat(b"other").version == names[b"other"].version == versions[b"other"]
+    (warning,) = caplog.messages
+    assert "the list of names is out of date, for example about 'read'" in warning
+    source.read(b"read", 0, 1, source.stat(b"read").version)
+    # A name that is no file any more is neither a directory nor a link of the tree.
+    (tmp_path / "root/read").unlink()
+    for make in (lambda: None, (tmp_path / "root/read").mkdir):
+        make()
+        with pytest.raises(SourceError, match=r"in the list of names and (not|no file) at the source") as caught:
+            source.stat(b"read")
+        assert not isinstance(caught.value, SourceNotFound)
+        assert dict(source.scan(b""))[b"read"] == UNKNOWN
+
+
+def test_processes_of_a_mount_share_what_they_learn_of_a_list(listed: Callable[..., ListedSource]) -> None:
+    source = listed("a\t2\t5")
+
+    def learn() -> None:
+        with pytest.raises(SourceChanged):
+            source.read(b"a", 0, 2, source.stat(b"a").version)
+
+    assert exit_status(forked(learn)) == 0
+    assert source.stat(b"a").size == 1
+
+
+def test_an_empty_file_is_looked_up_before_it_is_shown(
+    listed: Callable[..., ListedSource], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = listed("empty\t0\t5", "grown\t0\t5")
+    (tmp_path / "root/empty").write_bytes(b"")
+    assert source.stat(b"empty").size == 0
+    assert not caplog.messages
+    names = dict(source.scan(b""))
+    assert names[b"empty"].size == 0
+    assert (names[b"grown"].size, source.stat(b"grown").size) == (1, 1)
+    assert len(caplog.messages) == 1
+
+
+def test_a_scan_looks_some_empty_files_up(listed: Callable[..., ListedSource], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listed_files, "_ASKED_PER_SCAN", 2)
+    source = listed("a\t0\t5", "b\t0\t5", "c\t0\t5", "d\t1\t5")
+    found = dict(source.scan(b""))
+    assert [name for name, its in found.items() if its == UNKNOWN] == [b"c"]
+
+
+def test_a_scan_does_not_wait_again_for_a_source_that_is_away(
+    listed: Callable[..., ListedSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def away(source: LocalSource, path: bytes) -> SourceStat:
+        asked.append(path)
+        raise SourceUnavailable("away")
+
+    source = listed("a\t0\t5", "b\t0\t5", "c\t1\t5")
+    monkeypatch.setattr(LocalSource, "stat", away)
+    found = dict(source.scan(b""))
+    assert [name for name, its in found.items() if its == UNKNOWN] == [b"a", b"b"]
+    assert asked == [b"a"]
+    assert found[b"c"].size == 1

@@ -144,7 +144,10 @@ class Declaring:
         begun = self._begun.get(chunk.list)
         if chunk.first == 0:
             if len({*declared, *self._begun, chunk.list}) > self._lists:
-                raise ProtocolError(f"more than {self._lists} lists", "too-many")
+                raise ProtocolError(
+                    f"more than {self._lists} lists: close plans and hooks that are over, and reuse names (split=)",
+                    "too-many",
+                )
             self.done(chunk.list)
             begun = self._begun[chunk.list] = _Begun(chunk.split, chunk.total, bool(chunk.sends_batches))
         due = 0 if begun is None else begun.samples
@@ -332,6 +335,9 @@ class HookSink(Protocol):
     async def samples(self, trainer: Trainer, samples: SampleList) -> Declared:
         """A trainer declared a list, in place of one with the same name."""
 
+    def withdrawn(self, trainer: Trainer, name: str) -> None:
+        """A list of a trainer makes room for another one."""
+
     async def learn(self, trainer: Trainer, name: str, batches: Sequence[Batch]) -> None:
         """Learn from batches that are alike in shape and came one after another; several if the sink is behind."""
 
@@ -413,6 +419,9 @@ class Connection:
         self._declaring = Declaring(limits.lists, limits.message.list_bytes, declared_bytes)
         # By the list's name, what chooses among rows that wait.
         self._oldest: dict[str, Oldest | None] = {}
+        # The last epoch that each list has begun, and the lists that are over: an empty plan has begun a later epoch.
+        self._epochs: dict[str, int] = {}
+        self._over: dict[str, None] = {}
         self._waiting: list[Message | ProtocolError] = []
         peer = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid, self.uid, _ = _CREDENTIALS.unpack(peer)
@@ -561,6 +570,11 @@ class Connection:
             case Plan():
                 _check_indices(_length(trainer, message.list), message.order)
                 await self._sink.plan(trainer, message)
+                if message.begun:
+                    self._over.pop(message.list, None)
+                    if not len(message.order) and message.epoch > self._epochs.get(message.list, message.epoch):
+                        self._over[message.list] = None
+                    self._epochs[message.list] = message.epoch
             case Progress():
                 _length(trainer, message.list)
                 self._sink.progressed(trainer, message)
@@ -588,7 +602,16 @@ class Connection:
             case Goodbye():
                 await self.answer(Ok(Goodbye.TYPE))
 
+    def _make_room(self, trainer: Trainer, name: str) -> None:
+        """Forget lists that are over, the oldest first, if a list of this name were one too many."""
+        while self._over and len({*trainer.lists, name}) > self._limits.lists:
+            over = next(iter(self._over))
+            for of_lists in (self._over, self._epochs, self._oldest, trainer.lists):
+                del of_lists[over]
+            self._sink.withdrawn(trainer, over)
+
     async def _declare(self, trainer: Trainer, chunk: Samples) -> None:
+        self._make_room(trainer, chunk.list)
         whole = self._declaring.add(chunk, trainer.lists)
         if whole is None:
             return
@@ -598,6 +621,8 @@ class Connection:
         finally:
             self._declaring.done(chunk.list)
         trainer.lists[chunk.list], self._oldest[chunk.list] = len(samples), declared.oldest
+        self._over.pop(chunk.list, None)
+        self._epochs.pop(chunk.list, None)
         if rejected:
             await self.answer(
                 Warn(

@@ -57,9 +57,7 @@ class Trainers:
         if not self.any_of(trainer.job_id):
             self._ended.pop(trainer.job_id, None)
         for key in [key for key in self._job_datasets if key[0] is trainer]:
-            del self._job_datasets[key]
-            self._sends_batches.discard(key)
-            self._learned.discard(key)
+            self._forget(key)
         self.publish()
 
     def number_of(self, trainer: Trainer) -> int:
@@ -119,6 +117,16 @@ class Trainers:
         else:
             self._sends_batches.discard(key)
         self.publish()
+
+    def withdraw(self, trainer: Trainer, name: str) -> None:
+        """Forget a list of a trainer."""
+        self._forget((trainer, name))
+        self.publish()
+
+    def _forget(self, key: tuple[Trainer, str]) -> None:
+        del self._job_datasets[key]
+        self._sends_batches.discard(key)
+        self._learned.discard(key)
 
     def job_dataset_of(self, trainer: Trainer, name: str) -> JobDataset:
         return self._job_datasets[trainer, name]

@@ -326,6 +326,33 @@ def test_what_is_out_of_order_is_refused(tmp_path: Path) -> None:
     served(tmp_path, talk, limits=ServerLimits(lists=2))
 
 
+def test_a_list_that_is_over_makes_room(tmp_path: Path) -> None:
+    def plan(name: str, epoch: int, *order: int) -> Plan:
+        return Plan(name, epoch, 0, True, np.array(order, np.uint32))
+
+    async def talk(daemon: Daemon) -> None:
+        async with daemon.client() as client:
+            await client.greet(b"a")
+            await client.send(plan("train", 0, 0), samples(b"a", name="b"), plan("b", 4, 0))
+            await client.said(Ok)
+            # Breaking an epoch off ends no list.
+            await client.send(plan("train", 0), samples(b"a", name="c"))
+            await client.said(Error, "more than 2 lists: close plans and hooks that are over")
+            await client.send(plan("b", 5), samples(b"b", name="c"), plan("b", 6, 0), plan("train", 1, 0))
+            await client.said(Ok)
+            await client.said(Error, "no list 'b'")
+            # It may come back, and one that is read again is not over.
+            await client.send(
+                plan("c", 0, 0), plan("c", 1), samples(b"a", name="b"), plan("train", 2), plan("train", 3, 0)
+            )
+            await client.said(Ok)
+            await client.send(samples(b"b", name="c"))
+            await client.said(Error, "more than 2 lists")
+
+    daemon = served(tmp_path, talk, limits=ServerLimits(lists=2))
+    assert [call for call, _ in daemon.sink.calls if "withdrawn" in call] == ["withdrawn b", "withdrawn c"]
+
+
 @pytest.mark.parametrize(("version", "advice"), [(2, "where the training runs"), (4, "where the mount is")])
 def test_a_hook_of_another_version_is_told_so_in_its_own_framing(tmp_path: Path, version: int, advice: str) -> None:
     async def talk(daemon: Daemon) -> None:

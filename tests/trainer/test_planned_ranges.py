@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import random
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mounting import eventually, mounted
+from mounting import eventually, mounted, run_spiderfs
 from torch.utils.data import DataLoader, Dataset, Subset
 from xxhash import xxh3_64_intdigest
 
@@ -364,6 +365,49 @@ def test_planned_ranges_come_ahead_with_the_right_bytes(
         assert mount.metric("prefetched") > SAMPLES / 2
         wanted = 2 * sum(length for _, length in places)
         assert mount.metric("origin_bytes") < 1.3 * wanted
+
+
+def test_an_open_after_one_that_failed_has_the_new_bytes_whatever_the_ttl(tmp_path: Path) -> None:
+    (source := tmp_path / "source").mkdir()
+    file, size, places = source / "one.bin", 12 << 20, [(number * 40_000, 30_000) for number in range(300)]
+    file.write_bytes(patterned(0, size))
+    make_older(file)
+    changed = ["one.bin.* has changed at the source"]
+    with mounted(source, tmp_path, allowed=changed, **SLOW) as mount:
+        loader = DataLoader(Windows(mount.point / "one.bin", places, False), batch_size=8)
+        with trainer_hook.plan(mount.point, loader, ranges=[(mount.point / "one.bin", *place) for place in places]):
+            read_epochs(loader, 1)
+            (new := source / "new").write_bytes(patterned(1, size + 1))
+            make_older(new, 1800)
+            new.rename(file)
+
+            def result(offset: int) -> str:
+                try:
+                    with open(mount.point / "one.bin", "rb", buffering=0) as opened:
+                        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                        opened.seek(offset)
+                        found = opened.read(4096)
+                except OSError as exc:
+                    return errno.errorcode[exc.errno or 0]
+                return "new" if found == patterned(offset + 1, offset + 4097) else "old"
+
+            results = [result(offset) for offset, _ in places]
+            # What is cached may be read until one finds out.
+            began = results.index("ESTALE")
+            assert set(results[:began]) <= {"old"}
+            assert set(results[began + 3 :]) == {"new"}
+            assert (mount.point / "one.bin").read_bytes() == file.read_bytes()
+
+
+def test_evict_drops_the_ranges_of_a_file(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, **SLOW) as mount:
+        path, places = mount.point / "big/one.bin", windows(False)
+        loader = DataLoader(Windows(path, places, False), batch_size=8)
+        with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in places]):
+            read_epochs(loader, 1)
+        assert mount.stats()["used_bytes"] > 0
+        assert run_spiderfs("evict", mount.point, path).returncode == 0
+        eventually(lambda: mount.stats()["used_bytes"] == 0, what="an empty cache")
 
 
 def test_a_file_that_is_replaced_meanwhile_has_its_new_bytes(tmp_path: Path) -> None:

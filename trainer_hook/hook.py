@@ -276,9 +276,9 @@ class Hook:
         """The loop has taken a batch. Only the follower calls this, through the boundary."""
         self._collect()
         known = bool(len(indices)) and int(indices.max()) < len(self._declared.paths)
-        if not known:
+        if not known and self._declared.grid is None:
             self._warn("the loader reads samples that the list does not have: give samples=, one for each index")
-        else:
+        if known:
             doubt = self._labels.doubt(indices, batch)
             known = doubt is None
             if doubt:

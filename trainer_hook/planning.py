@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from types import TracebackType
@@ -18,6 +19,8 @@ from trainer_hook.loader.following import Follower
 from trainer_hook.loader.iterating import Listener
 from trainer_hook.loader.planner import Planner
 from trainer_hook.ranges.sample_ranges import SampleRanges
+
+log = logging.getLogger("trainer_hook")
 
 
 class Planning:
@@ -39,6 +42,11 @@ class Planning:
         declared, self._release = introduced.declaration, introduced.release
         self._connection = introduced.connection
         drawing = drawing_loader(loader)
+        # A list without files has no plan.
+        publish = publish and bool(declared.paths)
+        if share and declared.grid is not None:
+            log.warning("the loader's samples are not exchanged: ranges of files cannot be exchanged: leave share out")
+            share = False
         self.planner = Planner(
             drawing,
             introduced.connection.client,

@@ -252,7 +252,7 @@ class Supervisor:
             self._plan_restarts([index for index, _ in ended])
             if damaged:
                 self._rebuild()
-            elif self._cache_is_lost or self._all_at_work():
+            elif self._cache_is_lost or ended or self._all_at_work():
                 self._look_for_cache()
             elif time.monotonic() >= self._late_at and not self._due:
                 log.warning("a process has not begun within %g s: all are started again", START_S)

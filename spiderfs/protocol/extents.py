@@ -26,3 +26,9 @@ def extent_of(path: bytes) -> Extent | None:
     """The extent that a path names; None for any other path."""
     found = _EXTENT.fullmatch(path) if DIRECTORY in path else None
     return None if found is None else Extent(found[1], int(found[2]), int(found[3]))
+
+
+def file_of(path: bytes) -> bytes:
+    """The file whose extent a path names; the path itself if it names none."""
+    extent = extent_of(path)
+    return path if extent is None else extent.file

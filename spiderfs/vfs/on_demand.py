@@ -25,6 +25,7 @@ from spiderfs.errors import (
     StoreError,
 )
 from spiderfs.metrics import Counters
+from spiderfs.protocol.extents import file_of
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.ranges import Grids
 from spiderfs.sources.source import Delivery
@@ -169,8 +170,10 @@ class OnDemand(Part):
     async def stale(self, node: Node, exc: SourceError) -> Stale:
         """The error for a version that the source no longer has; the next look-up of its name asks the source."""
         self._counters.add("stale_handles")
+        # No name leads to an extent but that of its file.
+        path = file_of(node.path)
         try:
-            await trio.to_thread.run_sync(self._catalogue.expire, node.path, isinstance(exc, SourceNotADirectory))
+            await trio.to_thread.run_sync(self._catalogue.expire, path, isinstance(exc, SourceNotADirectory))
         except StoreError as exc:
             log.warning("%s: an old name may be shown until it expires", exc)
-        return Stale(f"{os.fsdecode(node.path)} has changed at the source")
+        return Stale(f"{os.fsdecode(path)} has changed at the source")

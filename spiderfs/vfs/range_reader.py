@@ -70,14 +70,16 @@ class RangeReader(Part):
                     key = ContentKey(member.inode)
                     if self._fetcher.stored(key) or self._fetcher.under_way(key):
                         break
-                    last = further
+                    last = max(last, further)
                 held_from = begin
                 held = await self._fetcher.read_range(file.path, begin, last - begin, file.version)
             return held[begin - held_from : until - held_from]
 
         pieces: list[memoryview | bytes] = []
         for number, (member, (begin, until)) in enumerate(zip(members, extents, strict=True)):
-            at, length = max(offset, begin) - begin, min(end, until) - max(offset, begin)
+            # Extents that were cut for two names of one file may overlap.
+            at, length = offset - begin, min(end, until) - offset
+            offset += length
             payload = await self._open(member, (file.inode, begin, until), caller, partial(read, number))
             piece: memoryview | bytes | None
             if payload is not None:

@@ -101,8 +101,8 @@ def test_each_draw_is_counted_once(source: Path, tmp_path: Path, task: dict[str,
         opened, unseen = reads(mount)
         (job,) = mount.stats()["jobs"]
         assert job["page_cache_reads"] == unseen
-        # The plan may begin after the first batches, if the loop is faster than the connection.
-        assert 3 * FILES - IN_HAND <= job["samples"] <= 3 * FILES
+        # The plan may begin after the first batches, if the loop is faster than the connection, as on a busy machine.
+        assert 2 * FILES < job["samples"] <= 3 * FILES
         rows = [json.loads(line) for line in mount.control("epochs").read_text().splitlines()]
         assert [row["epoch"] for row in rows] == [0, 1, 2]
         assert [row["samples"] for row in rows] == [job["samples"] - 2 * FILES, FILES, FILES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import random
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mounting import eventually, mounted
+from mounting import eventually, mounted, run_spiderfs
 from torch.utils.data import DataLoader, Dataset, Subset
 from xxhash import xxh3_64_intdigest
 
@@ -22,10 +23,12 @@ from benchmarks.common.sources import make_older, patterned
 from spiderfs.linux.mounts import set_read_ahead
 from spiderfs.protocol.extents import extent_of
 from spiderfs.shared.layout import CacheLayout
+from trainer_hook.connection.sample_list import range_declaration
 from trainer_hook.ranges import (
     SampleRanges,
     arrow_rows,
     hdf5_chunks,
+    joined,
     parquet_row_groups,
     safetensors_tensors,
     token_windows,
@@ -86,6 +89,22 @@ def test_neighbours_share_the_page_that_both_have_parts_of(tmp_path: Path) -> No
     assert places(grid, [0, 1]) == [(0, 49152), (49152, 53248), (49152, 53248), (53248, 100_000)]
 
 
+def test_a_file_of_several_paths_has_one_grid(tmp_path: Path) -> None:
+    (path := tmp_path / "one").write_bytes(bytes(100 * PAGE))
+    (link := tmp_path / "link").symlink_to(path)
+    spellings = [path, str(path), os.fsencode(path), link, tmp_path / "../" / tmp_path.name / "one"]
+    parts = [SampleRanges.in_file(each, [number * PAGE], 30 * PAGE) for number, each in enumerate(spellings)]
+    declared = range_declaration(joined(parts), len(parts), tmp_path, "train")
+    found = [extent_of(name) for name in declared.paths]
+    extents = sorted((extent.begin, extent.end) for extent in found if extent is not None)
+    assert {extent.file for extent in found if extent is not None} == {b"one"}
+    assert all(before[1] <= after[0] for before, after in pairwise(extents))
+    assert declared.grid is not None
+    for number in range(len(parts)):
+        own = places(declared.grid, [number])
+        assert (own[0][0], own[-1][1]) == (number * PAGE, (number + 30) * PAGE)
+
+
 # -- the indices of formats
 
 
@@ -95,6 +114,30 @@ def test_token_windows(tmp_path: Path) -> None:
     ranges = token_windows(path, np.uint16, [5, 700], [100, 3])
     assert bytes_of(ranges, 0) == [tokens[5:105].tobytes()]
     assert bytes_of(ranges, 1) == [tokens[700:703].tobytes()]
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.int32])
+def test_starts_of_a_narrow_type_do_not_wrap(kind: Any) -> None:
+    start = np.iinfo(kind).max
+    ranges = token_windows("t", np.uint32, np.array([start], kind), np.array([start], kind), header_bytes=8)
+    assert (ranges.offsets[0], ranges.lengths[0]) == (4 * int(start) + 8, 4 * int(start))
+
+
+@pytest.mark.parametrize(
+    ("starts", "tokens", "message"),
+    [
+        ([0.5, 1], 10, "give whole numbers, such as starts.astype"),
+        ([1, 2], 10.0, "give whole numbers, such as tokens.astype"),
+        (5, 10, "give a list of starts"),
+        ([[1, 2], [3, 4]], 10, "give a list of starts"),
+        ([1, 2, 3], [1, 2], "one for each start"),
+        ([2**62], 1, "within the file"),
+        ([-1], 1, "within the file"),
+    ],
+)
+def test_other_windows_are_refused(starts: Any, tokens: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        token_windows("t", np.uint16, starts, tokens)
 
 
 def test_parquet_row_groups_hold_the_columns_that_are_read(tmp_path: Path) -> None:
@@ -148,6 +191,15 @@ def test_hdf5_chunks(tmp_path: Path, chunks: tuple[int, int] | None) -> None:
             assert len(parts) == 2 * 4 * 5 * 4
 
 
+def test_hdf5_rows_that_were_never_written_have_no_ranges(tmp_path: Path) -> None:
+    import h5py
+
+    with h5py.File(path := tmp_path / "d.h5", "w") as file:
+        file.create_dataset("x", (10, 3), "f4")
+    ranges = hdf5_chunks(path, "x")
+    assert (len(ranges), len(ranges.files)) == (10, 0)
+
+
 def test_zarr_shards(tmp_path: Path) -> None:
     import zarr
 
@@ -159,6 +211,48 @@ def test_zarr_shards(tmp_path: Path) -> None:
     chunks = [array[row : row + 2, column : column + 3] for row in range(0, 8, 2) for column in (0, 3)]
     assert [bytes_of(ranges, index) for index in range(6)] == [[chunk.tobytes()] for chunk in chunks[:6]]
     assert [bytes_of(ranges, index) for index in (6, 7)] == [[], []]
+
+
+@pytest.mark.parametrize("form", [2, 3])
+def test_other_zarr_arrays_are_refused(tmp_path: Path, form: Any) -> None:
+    import zarr
+
+    zarr.create_array(tmp_path / "z", shape=(8, 6), chunks=(2, 3), dtype="int32", zarr_format=form)
+    with pytest.raises(ValueError, match="is no sharded array of zarr format 3: give samples="):
+        zarr_shards(tmp_path / "z")
+
+
+def write_arrow(path: Path, column: Any, **options: Any) -> Path:
+    import pyarrow
+
+    table = pyarrow.table({"x": column})
+    with pyarrow.OSFile(str(path), "wb") as out, pyarrow.ipc.new_stream(out, table.schema, **options) as stream:
+        stream.write_table(table)
+    return path
+
+
+def test_arrow_columns_that_have_no_ranges_are_refused(tmp_path: Path) -> None:
+    import pyarrow
+
+    views, maps = pyarrow.string_view(), pyarrow.map_(pyarrow.string(), pyarrow.int64())
+    union = pyarrow.UnionArray.from_sparse(pyarrow.array([0, 0], pyarrow.int8()), [pyarrow.array([1, 2])])
+    for column in (pyarrow.array(["a", "b"], views), pyarrow.array([[("k", 1)]] * 2, maps), union):
+        with pytest.raises(ValueError, match=r"a column of the Arrow type .*; give ranges="):
+            arrow_rows(write_arrow(tmp_path / "rows.arrow", column))
+    compressed = pyarrow.ipc.IpcWriteOptions(compression="lz4")
+    with pytest.raises(ValueError, match="write it uncompressed"):
+        arrow_rows(write_arrow(tmp_path / "rows.arrow", [b"x" * 1000] * 20, options=compressed))
+
+
+def test_arrow_rows_without_bytes_have_no_ranges(tmp_path: Path) -> None:
+    import pyarrow
+
+    lists = pyarrow.list_(pyarrow.string())
+    for column in (pyarrow.array([[]] * 20, lists), pyarrow.array([None] * 20, lists), pyarrow.nulls(20)):
+        ranges = arrow_rows(write_arrow(tmp_path / "rows.arrow", column))
+        assert len(ranges) == 20
+        assert (ranges.lengths > 0).all()
+    assert len(arrow_rows(write_arrow(tmp_path / "rows.arrow", pyarrow.array([], lists)))) == 0
 
 
 def arrow_dataset(directory: Path, rows: int = 300) -> Any:
@@ -194,6 +288,15 @@ def test_the_ranges_of_a_shuffled_data_set_and_of_a_part_of_it(tmp_path: Path) -
     for index, row in enumerate(part.indices):
         assert dataset[row]["image"]["bytes"] in bytes_of(ranges, index)
     assert rows_of_dataset(Subset(range(3), [1])) is None  # type: ignore[arg-type]
+
+
+def test_ranges_without_bytes_are_ignored(tmp_path: Path) -> None:
+    (path := tmp_path / "one").write_bytes(bytes(PAGE))
+    given = [(path, 0, 10), (path, 10**9, 0), (tmp_path / "no", 0, 0), [("/elsewhere", 0, 0), (path, 0, PAGE)]]
+    declared = range_declaration(SampleRanges.of(given), 4, tmp_path, "train")
+    assert declared.paths == [b"one.@ranges/0-4096"]
+    assert declared.grid is not None
+    assert np.diff(declared.grid.first).tolist() == [1, 0, 0, 1]
 
 
 # -- loaders on a mount
@@ -262,6 +365,49 @@ def test_planned_ranges_come_ahead_with_the_right_bytes(
         assert mount.metric("prefetched") > SAMPLES / 2
         wanted = 2 * sum(length for _, length in places)
         assert mount.metric("origin_bytes") < 1.3 * wanted
+
+
+def test_an_open_after_one_that_failed_has_the_new_bytes_whatever_the_ttl(tmp_path: Path) -> None:
+    (source := tmp_path / "source").mkdir()
+    file, size, places = source / "one.bin", 12 << 20, [(number * 40_000, 30_000) for number in range(300)]
+    file.write_bytes(patterned(0, size))
+    make_older(file)
+    changed = ["one.bin.* has changed at the source"]
+    with mounted(source, tmp_path, allowed=changed, **SLOW) as mount:
+        loader = DataLoader(Windows(mount.point / "one.bin", places, False), batch_size=8)
+        with trainer_hook.plan(mount.point, loader, ranges=[(mount.point / "one.bin", *place) for place in places]):
+            read_epochs(loader, 1)
+            (new := source / "new").write_bytes(patterned(1, size + 1))
+            make_older(new, 1800)
+            new.rename(file)
+
+            def result(offset: int) -> str:
+                try:
+                    with open(mount.point / "one.bin", "rb", buffering=0) as opened:
+                        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                        opened.seek(offset)
+                        found = opened.read(4096)
+                except OSError as exc:
+                    return errno.errorcode[exc.errno or 0]
+                return "new" if found == patterned(offset + 1, offset + 4097) else "old"
+
+            results = [result(offset) for offset, _ in places]
+            # What is cached may be read until one finds out.
+            began = results.index("ESTALE")
+            assert set(results[:began]) <= {"old"}
+            assert set(results[began + 3 :]) == {"new"}
+            assert (mount.point / "one.bin").read_bytes() == file.read_bytes()
+
+
+def test_evict_drops_the_ranges_of_a_file(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path, **SLOW) as mount:
+        path, places = mount.point / "big/one.bin", windows(False)
+        loader = DataLoader(Windows(path, places, False), batch_size=8)
+        with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in places]):
+            read_epochs(loader, 1)
+        assert mount.stats()["used_bytes"] > 0
+        assert run_spiderfs("evict", mount.point, path).returncode == 0
+        eventually(lambda: mount.stats()["used_bytes"] == 0, what="an empty cache")
 
 
 def test_a_file_that_is_replaced_meanwhile_has_its_new_bytes(tmp_path: Path) -> None:
@@ -343,6 +489,16 @@ def test_ranges_of_a_small_file_stand_for_the_file(source: Path, tmp_path: Path)
         (lambda big, outside: [(big, 0, 1)] * 3, "one or a list of them for each index"),
         (lambda big, outside: [big] * SAMPLES, "give ranges="),
         (lambda big, outside: [(big, "a", 1)] * SAMPLES, "give ranges="),
+        (lambda big, outside: [(big, 0.5, 1)] * SAMPLES, "whole numbers: give ranges="),
+        (lambda big, outside: [(3, 0, 1)] * SAMPLES, "a path and whole numbers: give ranges="),
+        (lambda big, outside: [("a\0b", 0, 1)] * SAMPLES, "give paths of files below the mount"),
+        (lambda big, outside: [(big.parent, 0, 1)] * SAMPLES, "give paths of files below the mount"),
+        (lambda big, outside: [(big, 2**62, 2**62)] * SAMPLES, "give ranges within the file"),
+        (lambda big, outside: [(big, SIZE - 1, 2**63 - 1)] * SAMPLES, "give ranges within the file"),
+        (lambda big, outside: [(big, 2**70, 0)] * SAMPLES, "give ranges="),
+        (lambda big, outside: [(big, 5, 0)] * SAMPLES, "all ranges are empty: give ranges="),
+        (lambda big, outside: [[]] * SAMPLES, "all ranges are empty: give ranges="),
+        (lambda big, outside: [], "ranges 0: give ranges="),
     ],
 )
 def test_ranges_that_cannot_be_are_refused_with_what_to_do(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from mounting import children, eventually, is_running
 
 # The first time torch is imported, which takes 5 s, and a minute when ten programs share two cores.
 PATIENCE_S = 120.0
@@ -50,10 +54,18 @@ class TrainingProcess:
         return self._process.exitcode == 0
 
     def kill(self) -> None:
+        """Kill it and the workers of its loaders, which would use the mount for some more seconds."""
         self._connection.close()
+        started = children(self.pid)
+        for pid in started:
+            started += children(pid)
         self._process.kill()
         self._process.join()
         self._process.close()
+        for pid in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not any(map(is_running, started)), what="the end of its loaders' workers")
 
 
 @contextlib.contextmanager

@@ -22,8 +22,7 @@ from torch.utils.data import DataLoader
 from spiderfs.protocol import Hello, ProtocolError, encode
 from trainer_hook.connection.client import QUEUE_BATCHES, HookClient
 from trainer_hook.connection.mounts import root_of, socket_finder
-from trainer_hook.connection.sample_list import Declaration, Sample, declaration, range_declaration
-from trainer_hook.ranges.files import rows_of_dataset
+from trainer_hook.connection.sample_list import Declaration, Sample, declaration, found_declaration, range_declaration
 from trainer_hook.ranges.sample_ranges import SampleRanges
 from trainer_hook.ranks import count_of, rank_and_world, shared_store
 
@@ -200,10 +199,9 @@ def introduce(
         raise ValueError(f"the directory is a {type(directory).__name__}, no path: give the directory of the mount")
     root = root_of(directory)
     dataset, is_mount = None if loader is None else loader.dataset, root.has_daemon or socket is not None
-    if ranges is None and samples is None:
-        ranges = rows_of_dataset(dataset)
     if ranges is None:
-        declared = declaration(dataset, root.path, root.directory, split, split, samples, is_mount=is_mount)
+        found = None if samples is not None else found_declaration(dataset, root.path, split, is_mount=is_mount)
+        declared = found or declaration(dataset, root.path, root.directory, split, split, samples, is_mount=is_mount)
     elif samples is not None:
         raise ValueError("samples and ranges: give ranges alone where samples are ranges of files")
     else:
@@ -238,7 +236,7 @@ def introduce(
             connection.begin(job, client_name)
     loader_of = (lambda: connection) if loader is None else weakref.ref(loader)
     # No score is of a part of a file, so no batch of ranges is sent.
-    use = Introduced(replace(declared, sends_batches=job is not None and ranges is None), loader_of, connection)
+    use = Introduced(replace(declared, sends_batches=job is not None and declared.grid is None), loader_of, connection)
     connection.uses.append(use)
     sends_batches = any(
         other.declaration.sends_batches for other in connection.uses if other.declaration.split == split

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from spiderfs.protocol import DEFAULT_LIMITS, Samples
 from spiderfs.protocol.requests import address_of
+from trainer_hook.ranges.files import rows_of_dataset
 from trainer_hook.ranges.mappings import read_no_pages_around
-from trainer_hook.ranges.sample_ranges import SampleGrid, SampleRanges
+from trainer_hook.ranges.sample_ranges import Path, SampleGrid, SampleRanges
 
 log = logging.getLogger("trainer_hook")
 
@@ -106,16 +107,50 @@ def range_declaration(
     """
     if address_of(root) is not None:
         raise ValueError(f"ranges of {root}: give paths in a mount, for what is served by name has no pages")
+    # Ranges without bytes may have any place.
+    ranges = ranges.keep(ranges.lengths != 0)
     ranges.check(samples)
-    # A file of the Hub is a link to where its bytes are.
-    real = [os.path.realpath(os.fsencode(path)) for path in ranges.paths]
-    relative = _Relative(root, root)
-    names = [relative.path(path) for path in real]
+    real, names = _names_below(root, ranges.paths)
     for path, below in zip(ranges.paths, names, strict=True):
         if _is_outside(below):
             raise ValueError(f"{os.fsdecode(path)} does not lie below {root}: give ranges of files in the mount")
+    return _of_grid(name, real, SampleGrid(ranges, names))
+
+
+def found_declaration(dataset: Any, root: str | os.PathLike[str], name: str, *, is_mount: bool) -> Declaration | None:
+    """The list of a data set that itself shows its samples' ranges, None if it does not; without any, it is empty."""
+    reason = "its rows lie in no file below the mount"
+    try:
+        ranges = rows_of_dataset(dataset)
+    except ValueError as exc:
+        ranges, reason = SampleRanges.none(len(dataset)), str(exc)
+    if ranges is None:
+        return None
+    ranges = SampleRanges.none(len(ranges)) if address_of(root) is not None else _inside(root, ranges)
+    if not len(ranges.files) and is_mount:
+        log.warning("the reads of the list %r are not planned: %s; give ranges= if you know them", name, reason)
+    real, names = _names_below(root, ranges.paths)
+    return _of_grid(name, real, SampleGrid(ranges, names))
+
+
+def _inside(root: str | os.PathLike[str], ranges: SampleRanges) -> SampleRanges:
+    """The ranges without those of files elsewhere, and those that a file no longer has."""
+    _, names = _names_below(root, ranges.paths)
+    places = zip(ranges.paths, names, strict=True)
+    sizes = [0 if _is_outside(name) or not os.path.isfile(path) else os.path.getsize(path) for path, name in places]
+    return ranges.keep(ranges.offsets + ranges.lengths <= np.array(sizes, np.int64)[ranges.files])
+
+
+def _names_below(root: str | os.PathLike[str], paths: Sequence[Path]) -> tuple[list[bytes], list[bytes]]:
+    """The real paths of files, and their paths below the mount."""
+    # A file of the Hub is a link to where its bytes are.
+    real = [os.path.realpath(os.fsencode(path)) for path in paths]
+    relative = _Relative(root, root)
+    return real, [relative.path(path) for path in real]
+
+
+def _of_grid(name: str, real: Sequence[bytes], grid: SampleGrid) -> Declaration:
     read_no_pages_around(frozenset(real))
-    grid = SampleGrid(ranges, names)
     return Declaration(name, name, grid.paths, np.full(len(grid.paths), UNLABELLED, np.int32), False, grid=grid)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer_hook.ranges.sample_ranges import Numbers, Path, SampleRanges, first_of
+from trainer_hook.ranges.mappings import Mapping, mappings, places_of
+from trainer_hook.ranges.sample_ranges import Numbers, Path, SampleRanges, first_of, joined
 
 Span = tuple[Numbers, Numbers]
 """Where bytes of each row begin, and where they end."""
@@ -25,7 +26,23 @@ def token_windows(
     For documents give where each begins, and its number of tokens, as the index beside the file has them.
     """
     size = np.dtype(dtype).itemsize
-    return SampleRanges.in_file(path, np.asarray(starts) * size + header_bytes, np.asarray(tokens) * size)
+    begins, many = _whole("starts", starts, size), _whole("tokens", tokens, size)
+    if begins.ndim != 1 or many.shape not in ((), begins.shape):
+        raise ValueError(
+            f"starts of shape {begins.shape}, tokens of {many.shape}: give a list of starts, and tokens as one number "
+            "or one for each start"
+        )
+    return SampleRanges.in_file(path, begins * size + header_bytes, many * size)
+
+
+def _whole(name: str, given: npt.ArrayLike, size: int) -> Numbers:
+    """Numbers of tokens whose bytes 64 bits can count; the caller's own type may have fewer."""
+    numbers = np.asarray(given)
+    if numbers.size and numbers.dtype.kind not in "iu":
+        raise ValueError(f"{name} of type {numbers.dtype}: give whole numbers, such as {name}.astype(numpy.int64)")
+    if numbers.size and (numbers.min() < 0 or numbers.max() > 2**62 // size):
+        raise ValueError(f"{name} from {numbers.min()} to {numbers.max()}: give numbers of tokens within the file")
+    return numbers.astype(np.int64)
 
 
 def parquet_row_groups(paths: Iterable[Path], columns: Sequence[str] | None = None) -> SampleRanges:
@@ -47,7 +64,7 @@ def safetensors_tensors(path: Path, names: Sequence[str] | None = None) -> Sampl
     """Sample i is the tensor `names[i]` of a safetensors file; without names each tensor, sorted by name."""
     from safetensors import safe_open
 
-    with safe_open(path, "np") as file:
+    with safe_open(os.fsdecode(path), "np") as file:
         chosen = sorted(file.keys()) if names is None else names
     with open(path, "rb") as head:
         (length,) = struct.unpack("<Q", head.read(8))
@@ -64,7 +81,10 @@ def hdf5_chunks(path: Path, dataset: str) -> SampleRanges:
         data = file[dataset]
         if data.chunks is None:
             row_bytes = data.dtype.itemsize * int(np.prod(data.shape[1:]))
-            begin = data.id.get_offset() or 0
+            begin = data.id.get_offset()
+            if begin is None:
+                # Compact, or never written.
+                return SampleRanges.none(len(data))
             return SampleRanges.in_file(path, begin + np.arange(len(data)) * row_bytes, row_bytes)
         chunks = [data.id.get_chunk_info(number) for number in range(data.id.get_num_chunks())]
         of_row: dict[int, list[tuple[Path, int, int]]] = {}
@@ -82,9 +102,12 @@ def zarr_shards(directory: Path) -> SampleRanges:
     from zarr.codecs import ShardingCodec
 
     array: Any = zarr.open_array(os.fsdecode(directory), mode="r")
-    (codec,) = array.metadata.codecs
-    if not isinstance(codec, ShardingCodec):
-        raise ValueError(f"{os.fsdecode(directory)} is not sharded: give samples=, one file for each chunk")
+    # Format 2 has no such codecs.
+    codecs: tuple[Any, ...] = getattr(array.metadata, "codecs", ())
+    if len(codecs) != 1 or not isinstance(codec := codecs[0], ShardingCodec):
+        raise ValueError(
+            f"{os.fsdecode(directory)} is no sharded array of zarr format 3: give samples=, one file for each chunk"
+        )
     in_shard = [shard // chunk for shard, chunk in zip(array.shards, array.chunks, strict=True)]
     each, at_end = int(np.prod(in_shard)), codec.index_location.value == "end"
     # The offset and length of each chunk, and a checksum of four bytes.
@@ -115,16 +138,28 @@ def arrow_rows(path: Path) -> SampleRanges:
     import pyarrow
 
     file = pyarrow.memory_map(os.fsdecode(path))
-    base, spans = file.read_buffer(1).address, []
+    base = file.read_buffer(1).address
     file.seek(0)
-    for batch in pyarrow.ipc.open_stream(file):
+    whole = Mapping(base, base + file.size(), 0, os.fsencode(path))
+    found, compressed = _rows_of(pyarrow.ipc.open_stream(file), [whole])
+    if compressed:
+        raise ValueError(f"{os.fsdecode(path)} is compressed, so its rows have no ranges: write it uncompressed")
+    return found
+
+
+def _rows_of(batches: Iterable[Any], mapped: Sequence[Mapping]) -> tuple[SampleRanges, bool]:
+    """The ranges of mapped files that hold the rows of some batches, and whether bytes lie elsewhere in memory."""
+    rows, counts = [np.empty((0, 2), np.int64)], [np.empty(0, np.int64)]
+    for batch in batches:
         columns = [span for column in batch.columns for span in _spans(column, np.arange(len(batch)), 1)]
-        spans.append(np.stack([np.stack(span, axis=1) for span in columns], axis=1))
-    # Some rows, the columns' spans, begin and end.
-    rows = [(row[..., 0].ravel() - base, (row[..., 1] - row[..., 0]).ravel()) for row in spans]
-    offsets, lengths = (np.concatenate(parts) for parts in zip(*rows, strict=True))
-    counts = np.concatenate([np.full(len(row), row.shape[1]) for row in spans])
-    return SampleRanges([path], np.zeros(len(offsets), np.int64), offsets, lengths, first_of(counts))
+        counts.append(np.full(len(batch), len(columns)))
+        if columns:
+            rows.append(np.stack([np.stack(span, axis=1) for span in columns], axis=1).reshape(-1, 2))
+    begins, ends = np.concatenate(rows).T
+    files, offsets = places_of(begins, mapped)
+    paths = [os.fsdecode(mapping.path) for mapping in mapped]
+    every = SampleRanges(paths, files, offsets, ends - begins, first_of(np.concatenate(counts)))
+    return every.keep((ends > begins) & (files >= 0)), bool(((ends > begins) & (files < 0)).any())
 
 
 def _spans(array: Any, begin: Numbers, many: Numbers | int) -> Iterator[Span]:
@@ -132,6 +167,8 @@ def _spans(array: Any, begin: Numbers, many: Numbers | int) -> Iterator[Span]:
     import pyarrow
     from pyarrow import types
 
+    if not len(array):
+        return
     if isinstance(array, pyarrow.ExtensionArray):
         array = array.storage
     kind, buffers, begin = array.type, array.buffers(), begin + array.offset
@@ -157,11 +194,21 @@ def _spans(array: Any, begin: Numbers, many: Numbers | int) -> Iterator[Span]:
             yield buffers[2].address + low, buffers[2].address + high
     elif types.is_dictionary(kind):
         yield from _spans(array.indices, begin - array.offset, many)
-    elif kind.bit_width >= 8:
-        width = kind.bit_width // 8
+    elif (bits := _bits_of(kind)) >= 8:
+        width = bits // 8
         yield buffers[1].address + begin * width, buffers[1].address + end * width
     else:
         yield buffers[1].address + begin // 8, buffers[1].address + -(-end // 8)
+
+
+def _bits_of(kind: Any) -> int:
+    try:
+        return int(kind.bit_width)
+    except ValueError:
+        raise ValueError(
+            f"a column of the Arrow type {kind}: the ranges of its rows are not known; give ranges=[(path, offset, "
+            "length), ...] yourself, or store another type"
+        ) from None
 
 
 def _offset_type(kind: Any) -> Any:
@@ -175,24 +222,22 @@ def _offset_type(kind: Any) -> Any:
 
 
 def rows_of_dataset(dataset: Any) -> SampleRanges | None:
-    """The ranges of a map-style data set of Hugging Face `datasets`, or of a Subset of one; None for any other."""
+    """The ranges of a map-style data set of Hugging Face `datasets`, or of a Subset or ConcatDataset of such.
+
+    None for any other. A row that is in memory has no ranges. Raises ValueError for a column's type that is not known.
+    """
     if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
         inner = rows_of_dataset(dataset.dataset)
         return None if inner is None else inner.take(dataset.indices)
-    files = getattr(dataset, "cache_files", None)
-    if not type(dataset).__module__.startswith("datasets.") or not files:
+    if hasattr(dataset, "datasets") and hasattr(dataset, "cumulative_sizes"):
+        parts = [found for part in dataset.datasets if (found := rows_of_dataset(part)) is not None]
+        return joined(parts) if len(parts) == len(dataset.datasets) else None
+    if all(kind.__module__ != "datasets.arrow_dataset" for kind in type(dataset).__mro__):
         return None
-    rows = joined([arrow_rows(file["filename"]) for file in files])
+    # Slices, selected columns and tables beside each other are views of the files' mappings, so the addresses of a
+    # row's bytes say where they are.
+    table = dataset.data.table
+    if dataset._format_columns is not None and not dataset._output_all_columns:
+        table = table.select(dataset._format_columns)
+    rows, _ = _rows_of(table.to_batches(), mappings())
     return rows if dataset._indices is None else rows.take(dataset._indices.column(0).to_numpy())
-
-
-def joined(parts: Sequence[SampleRanges]) -> SampleRanges:
-    """The samples of all parts, one after the other."""
-    files, rows = first_of([len(part.paths) for part in parts]), first_of([len(part.files) for part in parts])
-    return SampleRanges(
-        [path for part in parts for path in part.paths],
-        np.concatenate([part.files + number for part, number in zip(parts, files, strict=False)]),
-        np.concatenate([part.offsets for part in parts]),
-        np.concatenate([part.lengths for part in parts]),
-        np.concatenate([[0], *(part.first[1:] + row for part, row in zip(parts, rows, strict=False))]),
-    )

@@ -8,9 +8,11 @@ ranges overlap so densely that most of them would have many extents, the cuts ar
 
 from __future__ import annotations
 
+import operator
 import os
+import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,17 +48,19 @@ class SampleRanges:
         """Raises ValueError for anything but a range, or a list of ranges, for each sample."""
         if isinstance(given, SampleRanges):
             return given
-        numbers: dict[Path, int] = {}
-        rows, counts = [], []
+        numbers: dict[str | bytes, int] = {}
+        rows: list[tuple[int, int, int]] = []
+        counts = []
         try:
             for sample in given:
                 several = [sample] if isinstance(sample, tuple) and not isinstance(sample[0], tuple) else sample
                 for path, offset, length in several:
-                    rows.append((numbers.setdefault(path, len(numbers)), offset, length))
+                    number = numbers.setdefault(os.fspath(path), len(numbers))
+                    rows.append((number, operator.index(offset), operator.index(length)))
                 counts.append(len(several))
             columns = np.array(rows, np.int64).reshape(-1, 3)
         except (TypeError, ValueError, OverflowError, IndexError) as exc:
-            raise ValueError(f"ranges are not (path, offset, length): {_GIVE}") from exc
+            raise ValueError(f"ranges are not (path, offset, length), a path and whole numbers: {_GIVE}") from exc
         files, offsets, lengths = columns.T
         return cls(list(numbers), files, offsets, lengths, first_of(counts))
 
@@ -67,11 +71,24 @@ class SampleRanges:
         every = np.broadcast_to(np.asarray(lengths, np.int64), begins.shape)
         return cls([path], np.zeros(len(begins), np.int64), begins, every, np.arange(len(begins) + 1))
 
+    @classmethod
+    def none(cls, samples: int) -> SampleRanges:
+        """So many samples without ranges."""
+        empty = np.empty(0, np.int64)
+        return cls([], empty, empty, empty, np.zeros(samples + 1, np.int64))
+
     def take(self, indices: npt.ArrayLike) -> SampleRanges:
         """The samples of a data set that has these of this one's, as a `Subset` has."""
         chosen = np.asarray(indices, np.int64)
+        chosen = np.where(chosen < 0, chosen + len(self), chosen)
         rows, counts = spans(self.first[chosen], self.first[chosen + 1])
         return SampleRanges(self.paths, self.files[rows], self.offsets[rows], self.lengths[rows], first_of(counts))
+
+    def keep(self, rows: npt.NDArray[np.bool_]) -> SampleRanges:
+        """The same samples with these rows alone, and the paths of these."""
+        used, files = np.unique(self.files[rows], return_inverse=True)
+        paths, first = [self.paths[number] for number in used], first_of(rows)[self.first]
+        return SampleRanges(paths, files.astype(np.int64), self.offsets[rows], self.lengths[rows], first)
 
     def rows_of_files(self) -> list[Numbers]:
         """The rows of each path, in their order."""
@@ -85,20 +102,45 @@ class SampleRanges:
             raise ValueError(f"the data set has {samples} samples, and ranges {len(self)}: {_GIVE}")
         if not len(self):
             raise ValueError("the data set has no samples")
+        if not self.lengths.any():
+            raise ValueError(f"all ranges are empty: {_GIVE}")
         for path, rows in zip(self.paths, self.rows_of_files(), strict=True):
-            try:
-                size = os.stat(path).st_size
-            except OSError as exc:
-                name = os.fsdecode(path)
-                raise ValueError(f"ranges of {name}: {exc.strerror}; give paths of files below the mount") from None
+            size = size_of(path)
             offsets, lengths = self.offsets[rows], self.lengths[rows]
-            wrong = (offsets < 0) | (lengths < 0) | (offsets + lengths > size)
+            # No sum, which might be beyond 64 bits.
+            wrong = (offsets < 0) | (lengths < 0) | (lengths > size - offsets)
             if wrong.any():
                 row = int(rows[wrong.argmax()])
                 raise ValueError(
                     f"a range of {self.lengths[row]} bytes at {self.offsets[row]} of {os.fsdecode(path)}, which has "
                     f"{size}: give ranges within the file"
                 )
+
+
+def size_of(path: Path) -> int:
+    """Raises ValueError for what is no file."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise ValueError(f"ranges of {os.fsdecode(path)!r}: {reason}; give paths of files below the mount") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"ranges of {os.fsdecode(path)!r}: no file; give paths of files below the mount")
+    return found.st_size
+
+
+def joined(parts: Sequence[SampleRanges]) -> SampleRanges:
+    """The samples of all parts, one after the other."""
+    if not parts:
+        raise ValueError("joined([]): give the ranges of one file or more")
+    files, rows = first_of([len(part.paths) for part in parts]), first_of([len(part.files) for part in parts])
+    return SampleRanges(
+        [path for part in parts for path in part.paths],
+        np.concatenate([part.files + number for part, number in zip(parts, files, strict=False)]),
+        np.concatenate([part.offsets for part in parts]),
+        np.concatenate([part.lengths for part in parts]),
+        np.concatenate([[0], *(part.first[1:] + row for part, row in zip(parts, rows, strict=False))]),
+    )
 
 
 def first_of(counts: npt.ArrayLike) -> Numbers:
@@ -116,7 +158,11 @@ class SampleGrid:
     """The extents of a data set's ranges; sample i needs `extents[first[i]:first[i + 1]]`, numbers of `paths`."""
 
     def __init__(self, ranges: SampleRanges, names: Sequence[bytes]) -> None:
-        """`names` are the files' paths below the mount."""
+        """`names` are the files' paths below the mount; one file may have several of `ranges.paths`."""
+        path_of = dict(zip(names, ranges.paths, strict=True))
+        number_of = {name: number for number, name in enumerate(path_of)}
+        files = np.array([number_of[name] for name in names], np.int64)[ranges.files]
+        ranges, names = replace(ranges, paths=list(path_of.values()), files=files), list(path_of)
         self.paths: list[bytes] = []
         begins, ends = np.zeros(len(ranges.files), np.int64), np.zeros(len(ranges.files), np.int64)
         for path, name, rows in zip(ranges.paths, names, ranges.rows_of_files(), strict=True):

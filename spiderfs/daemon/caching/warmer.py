@@ -30,6 +30,7 @@ from spiderfs.daemon.caching.background_rate import BackgroundRate
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import ConfigError, SourceError, SpiderfsError
 from spiderfs.linux import steady_clock
+from spiderfs.protocol.extents import file_of
 from spiderfs.shared.warming import Warming
 from spiderfs.store.store import BLOCK_BYTES, ContentKey, Member
 from spiderfs.vfs.catalogue import Node
@@ -395,6 +396,6 @@ class Warmer:
         return found
 
     def _some(self, members: Iterator[Member]) -> list[tuple[ContentKey, bytes]]:
-        """The next records and their paths. In a thread."""
+        """The next records and the paths of their files. In a thread."""
         keys = [member.key for member in islice(members, _AT_A_TIME)]
-        return list(zip(keys, self._catalogue.paths(key.inode for key in keys), strict=True))
+        return list(zip(keys, map(file_of, self._catalogue.paths(key.inode for key in keys)), strict=True))

@@ -124,7 +124,7 @@ BUDGETS = {
     "trainer_hook/connection": 1_250,
     "trainer_hook/loader": 2_050,
     "trainer_hook/model": 1_150,
-    "trainer_hook/ranges": 450,
+    "trainer_hook/ranges": 550,
     "trainer_hook/refurbishing": 1_750,
     "trainer_hook/samplers": 1_150,
 }

@@ -46,15 +46,15 @@ def metrics(mountpoints: tuple[str, ...], listen: str) -> None:
     except ValueError as exc:
         raise ConfigError(f"--listen {listen}: no host can have this name: choose another address") from exc
     shown = f"[{host}]" if ":" in host else host or "*"
-    click.echo(f"http://{shown}:{server.server_port}/metrics")
-    # One may come later, as in a pod.
-    for place in sorted(set(chosen) - every_place().keys()):
-        if place.startswith(SCHEME):
-            name = place.removeprefix(SCHEME)
-            warn(f"nothing is served as {place} yet: 'spiderfs serve SOURCE --name {name}' serves it")
-        else:
-            warn(f"no spiderfs mount is at {place} yet: 'spiderfs status' lists the mounts")
     with ended_by_signals(), contextlib.suppress(KeyboardInterrupt):
+        click.echo(f"http://{shown}:{server.server_port}/metrics")
+        # One may come later, as in a pod.
+        for place in sorted(set(chosen) - every_place().keys()):
+            if place.startswith(SCHEME):
+                name = place.removeprefix(SCHEME)
+                warn(f"nothing is served as {place} yet: 'spiderfs serve SOURCE --name {name}' serves it")
+            else:
+                warn(f"no spiderfs mount is at {place} yet: 'spiderfs status' lists the mounts")
         signal.pause()
     server.shutdown()
     thread.join()

@@ -417,7 +417,8 @@ def test_a_shard_that_is_lost_keeps_no_one_from_the_others(cluster: Home, what: 
     assert max(waits) < TIMEOUT_S + SLACK_S
     assert sum(wait_s > TIMEOUT_S / 2 for wait_s in waits) <= FAILURES
     assert not cluster.status.up
-    assert cluster.status.timeouts <= (FAILURES if what == "stopped" else 2)
+    # On a busy machine it takes longer, and one that is down is asked now and then.
+    assert cluster.status.timeouts <= FAILURES
     # Also where the one that is named in the URL is lost.
     known = cluster.node
     cluster.look()

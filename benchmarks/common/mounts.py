@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -20,6 +21,7 @@ from spiderfs.linux.mounts import mounts
 SPIDERFS = Path(sys.executable).parent / "spiderfs"
 COMMAND_PATIENCE_S = 60.0
 WORKER_PATIENCE_S = 5.0
+LATE_MOUNT_S = 2.0
 
 
 @contextmanager
@@ -57,6 +59,12 @@ def spiderfs(*words: str | Path, faults: Faults | None = None) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"spiderfs {words[0]} did not end in {COMMAND_PATIENCE_S:.0f} s") from error
+    except KeyboardInterrupt:
+        # The daemon of a command that was interrupted may mount after all, and is then unmounted by the caller.
+        deadline = time.monotonic() + LATE_MOUNT_S
+        while words[0] == "mount" and not is_mounted(Path(words[2])) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        raise
     if done.returncode:
         raise RuntimeError(f"spiderfs {words[0]} failed: {done.stderr.strip()}")
 

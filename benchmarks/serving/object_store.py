@@ -49,7 +49,7 @@ from rich.console import Console
 
 from benchmarks.common.command import add_names, add_numbers, command_line
 from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.mounts import spiderfs
+from benchmarks.common.mounts import is_mounted, spiderfs
 from benchmarks.common.results import Verdict, machine, plain_table, save, verdict_table, wide_console
 from benchmarks.serving.object_readers import Task
 from benchmarks.serving.paced_store import BUCKET, Asked, Objects, PacedStore, paced_store
@@ -128,11 +128,12 @@ def mounted(prefix: str, place: Path, url: str, options: str) -> Iterator[Path]:
     mount = place / "mnt"
     mount.mkdir(parents=True, exist_ok=True)
     given = f"cache_dir={place / 'cache'},log_file={place / 'log'},source.endpoint={url},source.anonymous{options}"
-    spiderfs("mount", f"s3://{BUCKET}/{prefix}", mount, "-o", given)
     try:
+        spiderfs("mount", f"s3://{BUCKET}/{prefix}", mount, "-o", given)
         yield mount
     finally:
-        spiderfs("umount", mount)
+        if is_mounted(mount):
+            spiderfs("umount", mount)
 
 
 @contextmanager

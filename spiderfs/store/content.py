@@ -196,7 +196,6 @@ class LmdbContent:
         # Bytes are written and checksums made before the transaction begins, because others may wait for its end.
         leases = self._leases(records)
         given = [lease for lease in leases if lease is not None]
-        freed: list[Lease] = []
         try:
             for (_, payload), lease in zip(records, leases, strict=True):
                 if lease is not None:
@@ -207,16 +206,12 @@ class LmdbContent:
             ]
             with (
                 self._files.writing(blocks if takes_blocks else ()) as too_far,
-                translated_errors(),
-                self._env.begin(write=True) as txn,
+                self._changing() as (txn, usage, freed),
             ):
-                usage = read_usage(txn, self._meta)
                 landed = [
                     (takes_blocks or not key.block) and key not in too_far and self._land(txn, usage, freed, *row)
                     for (key, _), row in zip(records, rows, strict=True)
                 ]
-                write_usage(txn, usage, self._meta)
-                self.extents.take_over(freed)
         except StoreError:
             self.extents.free(given)
             self.free_unrecorded([key for key, _ in blocks])
@@ -244,9 +239,7 @@ class LmdbContent:
         drop: Iterable[ContentKey],
     ) -> list[bool | None]:
         landed: list[bool | None] = []
-        freed: list[Lease] = []
-        with translated_errors(), self._env.begin(write=True) as txn:
-            usage = read_usage(txn, self._meta)
+        with self._changing() as (txn, usage, freed):
             for key in drop:
                 self._remove(txn, usage, freed, KEY.pack(*key))
             for key, size, record in records:
@@ -256,8 +249,6 @@ class LmdbContent:
                 else:
                     section = sections.get(key, LANDING)
                     landed.append(self._enter(txn, usage, freed, packed, size, record, section))
-            write_usage(txn, usage, self._meta)
-            self.extents.take_over(freed)
         for (key, _, record), taken in zip(records, landed, strict=True):
             if taken and key.block:
                 self._sound.add(key, ALL_PIECES)
@@ -365,9 +356,7 @@ class LmdbContent:
 
     def _apply(self, drop: Iterable[ContentKey], keep: Iterable[Keep]) -> list[ContentKey]:
         missing = []
-        freed: list[Lease] = []
-        with translated_errors(), self._env.begin(write=True) as txn:
-            usage = read_usage(txn, self._meta)
+        with self._changing() as (txn, usage, freed):
             for key in drop:
                 self._remove(txn, usage, freed, KEY.pack(*key))
             for key, section, score in keep:
@@ -385,8 +374,6 @@ class LmdbContent:
                     usage[3] += 1
                 txn.put(packed, MemberRow(before.size, usage[5], score, section).stored(packed), db=self._member)
                 usage[5] += 1
-            write_usage(txn, usage, self._meta)
-            self.extents.take_over(freed)
         self.extents.free(freed)
         self.free(FREED_AT_ONCE)
         return missing
@@ -396,9 +383,21 @@ class LmdbContent:
             whole = [ContentKey(inode)] if txn.get(KEY.pack(inode, 0)) is not None else []
             return whole + [ContentKey(inode, block) for block in blocks_of(txn, inode)]
 
-    def release(self, keys: Iterable[ContentKey]) -> None:
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[tuple[lmdb.Transaction, list[int], list[Lease]]]:
+        """A transaction, its usage, and a list for the leases that its rows give up: they are committed together.
+
+        Raises StoreFull, StoreCorrupt, StoreError. The caller frees the leases after it.
+        """
+        freed: list[Lease] = []
         with translated_errors(), self._env.begin(write=True) as txn:
             usage = read_usage(txn, self._meta)
+            yield txn, usage, freed
+            write_usage(txn, usage, self._meta)
+            self.extents.take_over(freed)
+
+    def release(self, keys: Iterable[ContentKey]) -> None:
+        with self._changing() as (txn, usage, _):
             for packed in (KEY.pack(*key) for key in keys):
                 record = txn.get(packed, db=self._member)
                 before = None if record is None else MemberRow.of(packed, bytes(record))
@@ -412,7 +411,6 @@ class LmdbContent:
                 usage[1] += 1
                 usage[2] -= before.size
                 usage[3] -= 1
-            write_usage(txn, usage, self._meta)
 
     def set_capacity(self, capacity_bytes: int) -> None:
         try:
@@ -427,13 +425,9 @@ class LmdbContent:
 
     def _set_capacity(self, capacity_bytes: int, limit: int | None = None) -> bool:
         """Set the capacity and drop up to `limit` records of landing; returns whether that was enough."""
-        freed: list[Lease] = []
-        with translated_errors(), self._env.begin(write=True) as txn:
-            usage = read_usage(txn, self._meta)
+        with self._changing() as (txn, usage, freed):
             usage[4] = capacity_bytes
             done = self._shrink_landing(txn, usage, freed, capacity_bytes, limit)
-            write_usage(txn, usage, self._meta)
-            self.extents.take_over(freed)
         self.extents.free(freed)
         return done
 

@@ -182,6 +182,10 @@ class MountContext:
         bind_to_view(self.layout, self.forms.of_root + archives)
         return wiped
 
+    def asks_for_names(self) -> bool:
+        """Whether the kernel asks a worker for each name, since readers may be given substitutes."""
+        return any(index + 1 in self.names_asked for index in range(self.options.workers))
+
     def row(self, index: int) -> Counters:
         return self.counters.row(index)
 
@@ -195,8 +199,8 @@ class MountContext:
         """Fork the reading process of the process with this row of counters.
 
         Call this before any thread is made and before a store is opened.
-        The reading process calls `before` first. It writes answers to requests that wait for the bytes to `deliver_to`,
-        the FUSE descriptor. `cautious`: see `ReadProcess`.
+        The reading process calls `before` first. It writes answers to requests that wait for the bytes, and what it
+        pushes, to `deliver_to`, the FUSE descriptor. `cautious`: see `ReadProcess`.
         """
         options = self.options
         longest = max(unknown_length(options.sample_max_bytes), BLOCK_BYTES)
@@ -217,7 +221,18 @@ class MountContext:
         source = ViewSource(originals, self.forms, makers, options.sample_max_bytes, counters.add)
         # A reader's fetch never queues behind files that are pushed ahead; no push comes to the manager.
         at_a_time = options.fetches if row == MANAGER_ROW else options.fetches + self.pushes
-        return ReadProcess(source, at_a_time, longest, before, deliver_to, cautious, writer, writer.write_part, connect)
+        return ReadProcess(
+            source,
+            at_a_time,
+            longest,
+            before,
+            deliver_to,
+            cautious,
+            writer,
+            writer.write_part,
+            connect,
+            self.flights.awaited,
+        )
 
     @property
     def archives(self) -> ArchiveSource | None:

@@ -48,6 +48,7 @@ from spiderfs.daemon.training.connection.hook_server import HookServer, listen
 from spiderfs.daemon.training.connection.partial_connection import PartialKeeper
 from spiderfs.daemon.training.service import Training
 from spiderfs.errors import SpiderfsError, StoreError
+from spiderfs.fuse.kernel import Kernel
 from spiderfs.linux import steady_clock
 from spiderfs.linux.memory import give_back_freed_memory
 from spiderfs.options.model import Options
@@ -74,9 +75,13 @@ _LOOKED_AT = 100_000
 _STATE_FACT, _LEARNED_FACT = "policy state", "learned"
 
 
-async def manage(context: MountContext) -> None:
+async def manage(context: MountContext, kernel: Kernel) -> None:
     """Run until SIGTERM, then write down what the next mount should know."""
-    reading = context.reading(MANAGER_ROW)
+    if context.options.immutable and kernel.descriptor is not None:
+        reading = context.reading(MANAGER_ROW, deliver_to=kernel.descriptor)
+    else:
+        reading = context.reading(MANAGER_ROW, before=kernel.leave)
+    kernel.leave()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reading.attend)
         nursery.start_soon(reading.watch)
@@ -162,6 +167,7 @@ class Manager:
                 counters,
                 cache,
                 context.pushes,
+                context.asks_for_names,
             )
             if options.immutable
             else None,

@@ -205,8 +205,7 @@ class Supervisor:
         if not end_with_parent(supervisor):
             os._exit(1)
         if index == MANAGER:
-            self._kernel.leave()
-            live(partial(manage, self._context))
+            live(partial(manage, self._context, self._kernel))
         live(partial(work, self._context, self._kernel, index, again))
 
     def _reap(self) -> list[tuple[int, int]]:

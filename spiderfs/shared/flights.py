@@ -67,6 +67,11 @@ class Flights:
         for at in range(0, _SLOTS * self._slot_bytes, self._slot_bytes):
             _INODE.pack_into(self._map, at, 0)
 
+    def awaited(self, inode: int) -> bool:
+        """Whether a process waits for this sample."""
+        at = self._at(inode)
+        return inode in self and any(self._map[at + _INODE.size : at + self._slot_bytes])
+
     # -- who waits
 
     async def wait(self, inode: int, process: int) -> None:

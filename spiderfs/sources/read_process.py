@@ -16,7 +16,9 @@ parent that has to know what was read waits until it has `caught_up`.
 
 Whole files that no one waits for are read in **batches** (`begin`, `send`): many numbers go through the pipe at once,
 and no task waits for each. The reading process **seals** the bytes: it makes a record of the store of them, and may
-write them there by itself. What comes within a moment is handed over together.
+write them there by itself. What comes within a moment is handed over together. A sealed read may come with a
+**push**: when it has reported the read, the reading process gives the bytes to the kernel, and reports that too. In
+this order, because the kernel may make it wait for a reader who waits for what the parent does with the report.
 
 A **part** of a large file is written into the store while it comes, and the reply has its records alone. Meanwhile the
 slot's number with a mark says that the header has another number of blocks that are written.
@@ -59,6 +61,8 @@ _READ, _DELIVERED, _FAILED = 0, 1, 2
 _BYTES, _SEALED, _PART = 0, 1, 2
 # A part has come further: a mark in the number of its slot, and where the header has how far.
 _CAME, _BLOCKS, _BLOCKS_AT = 1 << 31, struct.Struct("<I"), 60
+# Marks in the number of a slot whose bytes were pushed: the kernel has them, or it does not.
+_PUSHED, _NOT_PUSHED = 1 << 30, 1 << 29
 # Added to the kind of bytes that a peer gave.
 _FROM_PEER = 4
 _COUNT = struct.Struct("<Q")
@@ -117,11 +121,13 @@ class ReadProcess:
         seal: Callable[[bytes, bytes], bytes] = lambda payload, lease: payload,
         write_part: Callable[[Iterator[bytes], int, bytes, Callable[[int], object]], bytes] = lambda *_: b"",
         connect: Callable[[], object] = lambda: None,
+        awaited: Callable[[int], bool] = lambda inode: False,
     ) -> None:
         """Fork a process that makes at most `limit` reads at a time, of at most `longest` bytes each.
 
         `seal` makes a record, of at most `longest` bytes, of what a sealed read gives and `begin` was given for it.
-        `write_part` is `RecordWriter`'s. `connect` runs beside the first reads.
+        `write_part` is `RecordWriter`'s. `connect` runs beside the first reads. A file is not pushed while it is
+        `awaited`, by its inode: its reader holds the pages.
 
         The new process calls `before` first. It makes deliveries only if it has the descriptor `deliver_to`. A
         `cautious` one makes one read at a time at first, and one more after each while without trouble, because its
@@ -133,7 +139,7 @@ class ReadProcess:
         self._steady = 0
         self._longest = longest
         self._deliver_to = deliver_to
-        self._seal, self._write_part, self._connect = seal, write_part, connect
+        self._seal, self._write_part, self._connect, self._awaited = seal, write_part, connect, awaited
         self._slot_bytes = -(-(_HEADER_BYTES + longest) // mmap.PAGESIZE) * mmap.PAGESIZE
         # A file in memory: only the pages that were touched exist.
         memory = os.memfd_create("spiderfs-reads")
@@ -153,8 +159,13 @@ class ReadProcess:
         self._late: dict[int, Callable[[], object]] = {}
         self._parts: dict[int, Destination] = {}
         self._unsent = b""
+        # The slots whose reads come with a push, each with the bytes of its record once that has come.
+        self._pushing: dict[int, int] = {}
         self.sealed: Callable[[list[SealedRead]], object] = lambda reads: None
         """Is given the reads of batches that have ended."""
+        self.pushed: Callable[[int, bool], object] = lambda slot, done: None
+        """Is called after that for each read that did not fail and came with a push: whether the kernel has the bytes,
+        or a reader waits for them."""
         self._reading = trio.lowlevel.ParkingLot()
         self._delivering: set[int] = set()
         requests, self._requests = os.pipe()
@@ -264,13 +275,22 @@ class ReadProcess:
         # A read that was given room and has not run yet comes first, too.
         return 0 if self._wanting else max(0, self._most - (self._limit - len(self._free)))
 
-    def begin(self, path: bytes, length: int, version: Version, lease: bytes) -> int:
+    @property
+    def pushes(self) -> bool:
+        """Whether a read may come with a push."""
+        return self._deliver_to is not None
+
+    def begin(self, path: bytes, length: int, version: Version, lease: bytes, inode: int = 0, push: bytes = b"") -> int:
         """Read all `length` bytes of a file and seal them with `lease`, from the next `send` on; returns the slot.
 
-        There must be `room`. The file may have no more than `longest` bytes, nor path and lease half of that.
+        There must be `room`. The file may have no more than `longest` bytes, nor path and lease half of that. `push`
+        begins the message that gives the kernel the bytes, as those of this inode.
         """
-        slot = self._request(path, 0, length, version, place=lease, asks=_SEALED)
+        # A whole file has no offset.
+        slot = self._request(path, inode, length, version, push, place=lease, asks=_SEALED)
         self._sealing.add(slot)
+        if push:
+            self._pushing[slot] = 0
         self._unsent += _NUMBER.pack(slot)
         return slot
 
@@ -316,11 +336,16 @@ class ReadProcess:
                 continue
             if not replies:
                 raise SourceUnavailable("the process that reads from the source has ended")
-            sealed = []
+            sealed, pushed = [], []
             for (slot,) in _NUMBER.iter_unpack(replies):
                 if slot & _CAME:
                     begin = (slot ^ _CAME) * self._slot_bytes
                     self._parts[slot ^ _CAME].came(*_BLOCKS.unpack_from(self._view, begin + _BLOCKS_AT))
+                    continue
+                if slot & (_PUSHED | _NOT_PUSHED):
+                    done, slot = bool(slot & _PUSHED), slot & ~(_PUSHED | _NOT_PUSHED)
+                    self._give_back(slot, self._pushing.pop(slot))
+                    pushed.append((slot, done))
                     continue
                 size, what, took_s = _REPLY.unpack_from(self._view, slot * self._slot_bytes)
                 if slot in self._sealing:
@@ -334,7 +359,7 @@ class ReadProcess:
                     part.ended()
                 task = self._tasks.pop(slot)
                 if task is None:
-                    self._give_back(slot, size)
+                    self._free_read(slot, size, what)
                     if (returned := self._late.pop(slot, None)) is not None:
                         returned()
                 else:
@@ -342,15 +367,25 @@ class ReadProcess:
             self._hearing.unpark_all()
             if sealed:
                 self.sealed(sealed)
-                if not self._tasks:
-                    await trio.sleep(_GATHER_S)
+            for slot, done in pushed:
+                self.pushed(slot, done)
+            if sealed and not self._tasks:
+                await trio.sleep(_GATHER_S)
 
     def _sealed_read(self, slot: int, size: int, what: int, took_s: float) -> SealedRead:
         begin = slot * self._slot_bytes + _HEADER_BYTES
         record = bytes(self._view[begin : begin + size])
         failed = what & ~_FROM_PEER == _FAILED
-        self._give_back(slot, size)
+        self._free_read(slot, size, what)
         return SealedRead(slot, record, took_s, bool(what & _FROM_PEER), pickle.loads(record) if failed else None)
+
+    def _free_read(self, slot: int, size: int, what: int) -> None:
+        """Give back the slot of a read, unless its bytes are being pushed."""
+        if slot in self._pushing and what & ~_FROM_PEER != _FAILED:
+            self._pushing[slot] = size
+        else:
+            self._pushing.pop(slot, None)
+            self._give_back(slot, size)
 
     async def watch(self) -> None:
         """For ever: look whether the process was killed. Raises SourceUnavailable when it was.
@@ -411,14 +446,15 @@ class ReadProcess:
                     came = partial(self._came, begin, number, replies)
                     result = self._write_part(_whole(pieces, length, own), offset, said[path_bytes:], came)
                     result = _COUNT.pack(*own) + result
+                elif asks == _SEALED:
+                    payload = source.read(path, 0, length, version)
+                    result = self._sealed_as(payload, length, said[path_bytes + head_bytes :])
                 else:
                     result = source.read(path, offset, length, version)
-                if asks == _SEALED:
-                    result = self._sealed_as(result, length, said[path_bytes:])
                 what = _READ
             except Exception as exc:
                 result, what = pickle.dumps(exc.with_traceback(None)), _FAILED
-            if head_bytes:
+            if head_bytes and asks != _SEALED:
                 with self._counting:
                     (count,) = _COUNT.unpack_from(self._view, self._count_at)
                     _COUNT.pack_into(self._view, self._count_at, count + 1)
@@ -430,6 +466,9 @@ class ReadProcess:
             self._view[start : start + len(result)] = result
             _REPLY.pack_into(self._view, begin, len(result), what, time.monotonic() - began_s)
             os.write(replies, number)
+            if head_bytes and asks == _SEALED and what != _FAILED:
+                done = self._awaited(offset) or self._push(said[path_bytes : path_bytes + head_bytes], payload)
+                os.write(replies, _NUMBER.pack(_NUMBER.unpack(number)[0] | (_PUSHED if done else _NOT_PUSHED)))
         os._exit(0)
 
     def _sealed_as(self, payload: bytes, length: int, lease: bytes) -> bytes:
@@ -441,6 +480,15 @@ class ReadProcess:
     def _came(self, begin: int, number: bytes, replies: int, blocks: int) -> None:
         _BLOCKS.pack_into(self._view, begin + _BLOCKS_AT, blocks)
         os.write(replies, _NUMBER.pack(_NUMBER.unpack(number)[0] | _CAME))
+
+    def _push(self, head: bytes, content: bytes) -> bool:
+        assert self._deliver_to is not None
+        try:
+            os.writev(self._deliver_to, (head, content))
+        except OSError:
+            # ENOENT: the kernel does not know the file. ENODEV: the file system is unmounted.
+            return False
+        return True
 
     def _deliver(self, head: bytes, content: bytes, answer: bytes) -> int:
         assert self._deliver_to is not None

@@ -83,12 +83,17 @@ class FetchAhead:
         """Those of them that come with another one's request."""
         self._each = 1.0
         """How many samples come with a request, as a moving mean."""
-        self._to_begin: list[tuple[Node, PlannedReader, Done, Read | None]] = []
+        self._to_begin: list[tuple[Node, PlannedReader, Done, Read | None, bool]] = []
         self._nursery: trio.Nursery | None = None
 
     @property
     def under_way(self) -> int:
         return len(self._fetching)
+
+    @property
+    def pushes(self) -> bool:
+        """Whether it can give to the kernel what it fetches."""
+        return self._batches is not None and self._batches.pushes
 
     @property
     def samples_at_once(self) -> int:
@@ -177,20 +182,25 @@ class FetchAhead:
         self._each += ((len(chunk.nodes) if chunk else 1) - self._each) * _WEIGHT
         return chunk
 
-    def begin(self, nodes: list[Node], reader: PlannedReader, done: Done, chunk: Chunk | None) -> int:
-        """Prefetch all these, which are those of the chunk if there is one, as `prefetch` does one."""
+    def begin(
+        self, nodes: list[Node], reader: PlannedReader, done: Done, chunk: Chunk | None, push: bool = False
+    ) -> int:
+        """Prefetch all these, which are those of the chunk if there is one, as `prefetch` does one.
+
+        One that is alone is given to the kernel too, if `push`.
+        """
         for each in nodes:
             self._fetching[each.inode] = each.stat.size
-            self._to_begin.append((each, reader, done, partial(chunk.payload, each) if chunk else None))
+            self._to_begin.append((each, reader, done, partial(chunk.payload, each) if chunk else None, push))
         self._along.update(each.inode for each in nodes[1:])
         return sum(each.stat.size for each in nodes)
 
     def send(self) -> None:
         assert self._nursery is not None
         to_begin, self._to_begin = self._to_begin, []
-        for node, reader, done, read in to_begin:
+        for node, reader, done, read, push in to_begin:
             if read is None and self._batches is not None:
-                self._batches.begin(node, partial(self._ended, node, reader, done))
+                self._batches.begin(node, partial(self._ended, node, reader, done), push)
             else:
                 self._nursery.start_soon(self._fetch, node, reader, done, read)
         if self._batches is not None:

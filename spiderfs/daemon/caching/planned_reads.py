@@ -21,6 +21,7 @@ from spiderfs.core.events import FETCHED, HIT, UNSTORED
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.prefetch_backend import PrefetchResult
 from spiderfs.errors import SourceError, SourceUnavailable, StoreError
+from spiderfs.fuse.wire import store
 from spiderfs.shared.flights import Flights
 from spiderfs.sources.client import Patience
 from spiderfs.sources.read_process import ReadProcess, SealedRead
@@ -45,6 +46,7 @@ class _Flight:
     ended: Ended
     patience: Patience
     lease: Lease | None
+    push: bool = False
 
     @property
     def size(self) -> int:
@@ -68,42 +70,49 @@ class PlannedReads:
         self._client = supply.client
         self._fetcher = supply.fetcher
         self._counters = supply.counters
-        self._waiting: deque[tuple[Node, Ended]] = deque()
+        self._waiting: deque[tuple[Node, Ended, bool]] = deque()
         self._under_way: dict[int, _Flight] = {}
         """By the slot of the reading process."""
-        reading.sealed = self._have_come
+        self._pushing: dict[int, tuple[_Flight, PrefetchResult]] = {}
+        """What has come, and is given to the kernel, by slot."""
+        reading.sealed, reading.pushed = self._have_come, self._has_pushed
         flights.clear()
 
-    def begin(self, node: Node, ended: Ended) -> None:
-        """Fetch a sample from the next `send` on; `ended` is called later."""
-        self._waiting.append((node, ended))
+    @property
+    def pushes(self) -> bool:
+        return self._reading.pushes
+
+    def begin(self, node: Node, ended: Ended, push: bool = False) -> None:
+        """Fetch a sample from the next `send` on, and give it to the kernel if `push`; `ended` is called later."""
+        self._waiting.append((node, ended, push))
 
     def send(self) -> None:
         """Ask the source for the samples that have begun, as far as it may be asked now."""
-        going: list[tuple[Node, Ended]] = []
+        going: list[tuple[Node, Ended, bool]] = []
         while self._waiting and len(going) < self._reading.room:
-            node, ended = self._waiting.popleft()
+            node, ended, push = self._waiting.popleft()
             if self._takes_off(node):
-                going.append((node, ended))
+                going.append((node, ended, push))
             else:
                 ended(None)
         if not going:
             return
         try:
-            sizes = [node.stat.size for node, _ in going if is_chunked(node.stat.size)]
+            sizes = [node.stat.size for node, _, _ in going if is_chunked(node.stat.size)]
             leases = iter(self._extents.lease(sizes) if sizes else ())
         except StoreError as exc:
             self._fetcher.store_failed(exc)
-            self._flights.finish([node.inode for node, _ in going])
-            for node, ended in going:
+            self._flights.finish([node.inode for node, _, _ in going])
+            for node, ended, _ in going:
                 ended(PrefetchResult(UNSTORED, node.stat.size, failed=True))
             return
         patience = self._client.patience()
-        for node, ended in going:
+        for node, ended, push in going:
             lease = next(leases) if is_chunked(node.stat.size) else None
             packed = b"" if lease is None else lease.packed()
-            slot = self._reading.begin(node.path, node.stat.size, node.version, packed)
-            self._under_way[slot] = _Flight(node, ended, patience, lease)
+            head = store(node.inode, node.stat.size) if push else b""
+            slot = self._reading.begin(node.path, node.stat.size, node.version, packed, node.inode, head)
+            self._under_way[slot] = _Flight(node, ended, patience, lease, push)
         self._counters.add("source_requests", len(going))
         self._reading.send()
 
@@ -188,4 +197,14 @@ class PlannedReads:
             self._fetcher.store_works()
         self._flights.finish([flight.node.inode for flight, _ in come])
         for (flight, read), where in zip(come, landed, strict=True):
-            flight.ended(PrefetchResult(where, flight.size, read.took_s, where not in (FETCHED, HIT), placed=True))
+            result = PrefetchResult(where, flight.size, read.took_s, where not in (FETCHED, HIT), placed=True)
+            if flight.push:
+                self._pushing[read.slot] = flight, result
+            else:
+                flight.ended(result)
+
+    def _has_pushed(self, slot: int, pushed: bool) -> None:
+        # What was given up has none.
+        if (waiting := self._pushing.pop(slot, None)) is not None:
+            flight, result = waiting
+            flight.ended(result._replace(pushed=pushed))

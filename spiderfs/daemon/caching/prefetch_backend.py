@@ -34,6 +34,7 @@ class PrefetchResult(NamedTuple):
 
     `where` is as in `core.events`; None if it was not prefetched. `size` is in bytes, and `took_s` how long it took to
     fetch. One that has `failed` is left to its reader for a while; one that is `placed` lies where the engine wants it.
+    One that was `pushed` is in the kernel's page cache, or its reader waits for it.
     """
 
     where: int | None
@@ -41,6 +42,7 @@ class PrefetchResult(NamedTuple):
     took_s: float = 0.0
     failed: bool = False
     placed: bool = False
+    pushed: bool = False
 
     @property
     def fetched(self) -> bool:

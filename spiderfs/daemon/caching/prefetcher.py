@@ -105,7 +105,7 @@ class Prefetcher:
         reachable: Callable[[], bool],
         has_substitute: Callable[[int], bool],
         fetched_ahead: Callable[[int, int], None],
-        push: Callable[[FetchAhead | None], PushAhead] | None = None,
+        push: Callable[[FetchAhead], PushAhead] | None = None,
         archives: ArchiveSource | None = None,
         batches: PlannedReads | None = None,
     ) -> None:
@@ -137,7 +137,7 @@ class Prefetcher:
         )
         self._push = None
         if push is not None:
-            self._push = push(self._fetch if archives is not None else None)
+            self._push = push(self._fetch)
 
     def change(self, options: Options) -> None:
         """Take over live options."""
@@ -267,7 +267,7 @@ class Prefetcher:
         finally:
             backend.send()
             if backend is not self._fetch:
-                # Pending samples of jobs go that way in any case, and so do chunks.
+                # What the store is to keep goes that way in any case.
                 self._fetch.send()
             self._content.end_read()
 

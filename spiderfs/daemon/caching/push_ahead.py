@@ -13,8 +13,10 @@ knows whether the kernel still has it then.
 The window ends where there would be more bytes in the page cache than `most_bytes` that were pushed and that their
 readers have not taken yet; the kernel alone knows what else it keeps.
 
-A member of an archive with neighbours that are worth it is fetched into the store together with these, by the way of
-mounts with opens (`fetch_ahead.py`), and pushed when it is there.
+What the engine would keep is fetched in batches, by the way of mounts with opens (`fetch_ahead.py`): the process that
+has fetched and stored it gives it to the kernel, which costs less than half as much as a push. Where the kernel does
+not know the file yet, it is pushed from the store, and so are members of archives that were fetched together with their
+neighbours.
 
 A few pushes that wait for the source are under way at a time, as many as raise the
 speed (`core/plans/fetch_limits.py`). In all the kernel has far fewer of our requests than its limit on those in the
@@ -29,7 +31,7 @@ import math
 import os
 from bisect import bisect, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import accumulate
 from operator import itemgetter
@@ -73,6 +75,8 @@ _REQUEST_BYTES = 128 << 10
 _LOST_S = 5.0
 # How long samples come alone after something of a chunk has failed, or has found no room in the store.
 _ALONE_S = 10.0
+# How long samples are pushed alone after the kernel did not know one that was given to it.
+_UNKNOWN_S = 1.0
 # How many samples are looked at in one turn: 1 ms.
 _SWEPT = 2000
 
@@ -139,15 +143,17 @@ class PushAhead:
         counters: Counters,
         cache: CacheControl,
         most: int,
-        together: FetchAhead | None,
+        asks_for_names: Callable[[], bool],
+        fetch: FetchAhead,
         most_bytes: int | None = None,
     ) -> None:
-        """At most `most` pushes wait for the source at a time; `together` fetches members of archives."""
-        self._together = together
-        # The first samples of chunks that are being fetched, and all of their samples.
-        self._chunks: set[int] = set()
+        """At most `most` pushes wait for the source at a time; `fetch` fetches what the store is to keep."""
+        self._fetch = fetch
+        self._asks_for_names = asks_for_names
+        # What is being fetched: all samples, and those of them with a request of their own, the first of chunks.
         self._coming: set[int] = set()
-        self._alone_until_s = -math.inf
+        self._requested: set[int] = set()
+        self._alone_until_s = self._unknown_until_s = -math.inf
         self.concurrency = Concurrency(most, first_fetches(options))
         self._most_requests = max(MOST_REQUESTS, int(most * _REQUESTS_PER_PUSH))
         # Look-ups may have to ask the source, of which readers need half of what a worker may ask at a time.
@@ -262,7 +268,7 @@ class PushAhead:
         return max(1, int(positions_ahead(reader, self.concurrency)))
 
     def has_room(self) -> bool:
-        fetching = self._fetching + len(self._chunks)
+        fetching = self._fetching + len(self._requested)
         return self._pusher.ready and fetching < self.concurrency.limit and self._requests < self._most_requests
 
     def is_resident(self, inode: int) -> bool:
@@ -276,34 +282,64 @@ class PushAhead:
     def prefetch(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
         waiting = self._waiting_of(reader)
         waiting.prefetched_to = max(waiting.prefetched_to, position + 1)
-        return self._fetch_together(node, reader, position, done) or self._push(node, reader, position, done)
+        return self._fetch_into_store(node, reader, position, done) or self._push(node, reader, position, done)
 
-    def _fetch_together(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
-        """Have a sample fetched that neighbours come along with; returns the bytes of all, 0 if it is to come alone."""
-        together, inode = self._together, node.inode
-        if together is None or steady_clock.now() < self._alone_until_s:
-            return 0
+    def _fetch_into_store(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
+        """Have a sample fetched that the store is to keep, with its neighbours; returns the bytes, 0 if it is pushed."""
+        fetch, inode, now_s = self._fetch, node.inode, steady_clock.now()
         # Pending samples of jobs may be on their way already; what is resident there is in the store, too.
-        if inode in self._untaken or together.is_resident(inode) or len(self._chunks) >= together.concurrency.most:
+        if inode in self._untaken or fetch.is_resident(inode) or len(self._requested) >= fetch.concurrency.most:
             return 0
         # The store has to take it until it is pushed.
         if not self._engine.would_keep(inode, node.stat.size):
             return 0
 
         def is_resident(inode: int) -> bool:
-            return inode in self._untaken or together.is_resident(inode)
+            return inode in self._untaken or fetch.is_resident(inode)
 
-        chunk = together.chunk(node, reader, position, is_resident, self.concurrency)
-        if chunk is None:
+        if now_s >= self._alone_until_s:
+            chunk = fetch.chunk(node, reader, position, is_resident, self.concurrency)
+            if chunk is not None:
+                self._requested.add(inode)
+                self._coming.update(member.inode for member in chunk.nodes)
+                return fetch.begin(chunk.nodes, reader, partial(self._come, done), chunk)
+        # A name that the kernel has forgotten takes the pages of its file along when it is looked up again.
+        if not fetch.pushes or node.stat.viewed or now_s < self._unknown_until_s or self._asks_for_names():
             return 0
-        self._chunks.add(inode)
-        self._coming.update(member.inode for member in chunk.nodes)
-        return together.begin(chunk.nodes, reader, partial(self._come, done), chunk)
+        epoch, place = reader.located(position)
+        # From now on only later draws are a reason to keep it.
+        self._engine.served(epoch, place)
+        if not self._engine.would_keep(inode, node.stat.size):
+            return 0
+        order = self._await(node, reader, position, done, stored=False)
+        self._requested.add(inode)
+        self._coming.add(inode)
+        return fetch.begin([node], reader, partial(self._given, order), None, push=True)
+
+    def _given(self, order: _Order, node: Node, reader: PlannedReader, result: PrefetchResult) -> None:
+        """A sample has come that was to be given to the kernel."""
+        self._coming.discard(node.inode)
+        self._requested.discard(node.inode)
+        if result.pushed:
+            self._counters.add("pushed")
+        elif result.where is None or node.inode not in self._untaken:
+            self._pushed.discard(node.inode)
+            self._unserve(order)
+        else:
+            # The kernel does not know the file, or the store has no room.
+            if result.placed or result.failed:
+                self._unknown_until_s = steady_clock.now() + (_ALONE_S if result.failed else _UNKNOWN_S)
+            if not result.failed:
+                self._unserve(order)
+            self._order(order._replace(stored=not result.failed, ordered_s=steady_clock.now()))
+            self.send()
+        # What the store did not take is in memory that workers look into, or the kernel's.
+        order.done(node, reader, result if result.where is None else result._replace(failed=False))
 
     def _come(self, done: Done, node: Node, reader: PlannedReader, result: PrefetchResult) -> None:
         """A sample of a chunk has come: it is pushed if the plan has been followed beyond it."""
         self._coming.discard(node.inode)
-        self._chunks.discard(node.inode)
+        self._requested.discard(node.inode)
         if result.failed:
             self._alone_until_s = steady_clock.now() + _ALONE_S
             # Those that were to come along are looked at again.
@@ -319,22 +355,28 @@ class PushAhead:
         if node.inode in self._orders or (node.inode in self._untaken and not reader.exchanges):
             return 0
         stored = node.inode in self._engine.members
-        requests = -(-node.stat.size // _REQUEST_BYTES)
-        epoch, place = reader.located(position)
         if not stored:
             # From now on only later draws are a reason to keep it.
-            self._engine.served(epoch, place)
+            self._engine.served(*reader.located(position))
             if node.stat.size <= _PASSING_BYTES and not self._engine.would_keep(node.inode, node.stat.size):
                 self._passing.put(node.inode)
-        self._pusher.order(node.inode, node.path)
-        self._orders[node.inode] = _Order(node, reader, epoch, place, done, stored, requests, steady_clock.now())
-        self._requests += requests
-        self._fetching += not stored
+        self._order(self._await(node, reader, position, done, stored))
+        return node.stat.size
+
+    def _order(self, order: _Order) -> None:
+        self._pusher.order(order.node.inode, order.node.path)
+        self._orders[order.node.inode] = order
+        self._requests += order.requests
+        self._fetching += not order.stored
+
+    def _await(self, node: Node, reader: PlannedReader, position: int, done: Done, stored: bool) -> _Order:
+        """Note that a sample will wait in the page cache."""
         insort(self._waiting_of(reader).samples, (position, node, done), key=itemgetter(0))
         self._waiting_bytes += node.stat.size
         self._untaken[node.inode] = self._untaken.get(node.inode, 0) + 1
         self._pushed.put(node.inode)
-        return node.stat.size
+        requests = -(-node.stat.size // _REQUEST_BYTES)
+        return _Order(node, reader, *reader.located(position), done, stored, requests, steady_clock.now())
 
     def send(self) -> None:
         for inode in self._pusher.send():
@@ -342,7 +384,8 @@ class PushAhead:
             self._not_prefetched(inode)
 
     def is_ready(self, inode: int) -> bool:
-        return inode in self._engine.members or (inode in self._untaken and inode not in self._orders)
+        coming = inode in self._orders or inode in self._coming
+        return inode in self._engine.members or (inode in self._untaken and not coming)
 
     # -- what becomes of orders
 

@@ -65,7 +65,8 @@ class Together:
 
     def __init__(self) -> None:
         self.concurrency = Concurrency(2)
-        self.has_neighbours = False
+        self.has_neighbours = self.pushes = False
+        self.given: list[int] = []
         self.begun: list[int] = []
         self.since = -1
         self.done: Done | None = None
@@ -88,8 +89,10 @@ class Together:
             return None
         return SimpleNamespace(nodes=[node, beside])  # type: ignore[return-value]
 
-    def begin(self, nodes: list[Node], reader: PlannedReader, done: Done, chunk: Chunk | None) -> int:
-        self.begun += [node.inode for node in nodes]
+    def begin(
+        self, nodes: list[Node], reader: PlannedReader, done: Done, chunk: Chunk | None, push: bool = False
+    ) -> int:
+        (self.given if push else self.begun).extend(node.inode for node in nodes)
         self.done = done
         return sum(node.stat.size for node in nodes)
 
@@ -106,7 +109,7 @@ class Harness:
         self.together = Together()
         shared = threads, self.pushed, self.passing, self.counters
         together: Any = self.together
-        self.backend = PushAhead(options, *shared, self.cache, most, together, MOST_BYTES)
+        self.backend = PushAhead(options, *shared, self.cache, most, lambda: False, together, MOST_BYTES)
         self.pusher = Pusher()
         self.backend._pusher = self.pusher  # type: ignore[assignment]
         self.size = size

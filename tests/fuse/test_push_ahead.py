@@ -57,6 +57,27 @@ def drop_pages(mount: Mounted) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+def test_files_that_the_kernel_knows_come_without_a_read(source: Path, tmp_path: Path, workers: int) -> None:
+    with mounted(source, tmp_path / "m", immutable="on", workers=workers, source__latency_ms=5) as mount:
+        for name in NAMES:
+            assert (mount.point / name).stat().st_size == SIZE
+        with planned(mount, NAMES):
+            pushed(mount)
+            eventually(lambda: in_memory(mount) == FILES, what="files in memory")
+        for name in NAMES:
+            assert (mount.point / name).read_bytes() == (source / name).read_bytes()
+        metrics = mount.stats()["metrics"]
+        assert (metrics["opens"], metrics["prefetched"], metrics["origin_reads"]) == (0, FILES, FILES)
+        # A few may be pushed, each by three READs: more at a time than may be fetched.
+        assert metrics["reads"] < FILES
+        # They are in the store, too.
+        drop_pages(mount)
+        mount.change("source.hang", 1)
+        for name in NAMES:
+            assert (mount.point / name).read_bytes() == (source / name).read_bytes()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
 def test_planned_files_are_in_memory_before_anybody_opens_them(source: Path, tmp_path: Path, workers: int) -> None:
     with mounted(source, tmp_path / "m", immutable="on", workers=workers, source__latency_ms=5) as mount:
         with planned(mount, NAMES):

@@ -285,7 +285,7 @@ class PushAhead:
         return self._fetch_into_store(node, reader, position, done) or self._push(node, reader, position, done)
 
     def _fetch_into_store(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
-        """Have a sample fetched that the store is to keep, with its neighbours; returns the bytes, 0 if it is pushed."""
+        """Have a sample fetched that the store is to keep, and its neighbours; returns the bytes, 0 if it is pushed."""
         fetch, inode, now_s = self._fetch, node.inode, steady_clock.now()
         # Pending samples of jobs may be on their way already; what is resident there is in the store, too.
         if inode in self._untaken or fetch.is_resident(inode) or len(self._requested) >= fetch.concurrency.most:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.planned_reads import PlannedReads
 from spiderfs.daemon.caching.prefetch_backend import PrefetchResult
 from spiderfs.errors import StoreFull
+from spiderfs.fuse.wire import _STORE, OUT_HEADER, store
 from spiderfs.metrics import SharedCounters
 from spiderfs.shared.flights import MANAGER, Flights
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -49,12 +52,23 @@ class Source(LocalSource):
 
 class Harness:
     def __init__(self, place: Path) -> None:
+        # In the place of /dev/fuse.
+        self.kernel, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.root, self.cache_path = place / "source", place / "content"
         for path in (self.root, self.cache_path):
             path.mkdir()
         source = Source(os.fspath(self.root))
-        self.reading = ReadProcess(source, 8, 1 << 20, lambda: None, seal=RecordWriter(self.cache_path))
         self.flights = Flights(1)
+        self.reading = ReadProcess(
+            source,
+            8,
+            1 << 20,
+            self.kernel.close,
+            ours.fileno(),
+            seal=RecordWriter(self.cache_path),
+            awaited=self.flights.awaited,
+        )
+        ours.close()
         self.shared_counters = SharedCounters(1)
         counters = self.shared_counters.row(0)
         self.content = LmdbContent(self.cache_path)
@@ -86,9 +100,12 @@ class Harness:
         dentry = self.catalogue.record(ROOT_INODE, name.encode(), found, 0.0)
         return Node(dentry.inode, name.encode(), found)
 
-    def begin(self, *nodes: Node) -> None:
+    def begin(self, *nodes: Node, push: bool = False) -> None:
+        def ended(node: Node, result: PrefetchResult | None) -> None:
+            self.ended[node.path] = result
+
         for node in nodes:
-            self.batches.begin(node, lambda result, node=node: self.ended.update({node.path: result}))  # type: ignore[misc]
+            self.batches.begin(node, partial(ended, node), push)
         self.batches.send()
 
     async def all_ended(self, *nodes: Node) -> list[PrefetchResult | None]:
@@ -116,6 +133,7 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
     os.kill(harness.reading.pid, signal.SIGKILL)
     os.waitpid(harness.reading.pid, 0)
     harness.reading.close()
+    harness.kernel.close()
     harness.content.close()
     harness.fetch_lock.close()
 
@@ -148,6 +166,75 @@ def test_samples_of_all_sizes_are_stored_and_kept(harness: Harness) -> None:
         assert harness.counted("origin_reads") == harness.counted("source_requests") == len(SIZES)
         assert harness.counted("origin_bytes") == sum(SIZES)
         assert harness.content.usage().landing_entries == 0
+
+    run(harness, test)
+
+
+def test_the_kernel_is_given_what_is_to_be_pushed(harness: Harness) -> None:
+    nodes = [harness.add(f"{number}", 20_000 + number) for number in range(100)]
+
+    async def test() -> None:
+        harness.begin(*nodes, push=True)
+        given = {}
+        while len(given) < len(nodes):
+            message = await trio.to_thread.run_sync(harness.kernel.recv, 1 << 20)
+            inode, _, size, _ = _STORE.unpack_from(message, OUT_HEADER.size)
+            given[inode] = message[len(store(inode, size)) :]
+        results = await harness.all_ended(*nodes)
+        assert all(result and (result.where, result.pushed) == (FETCHED, True) for result in results)
+        assert given == {node.inode: (harness.root / os.fsdecode(node.path)).read_bytes() for node in nodes}
+        assert harness.reading.room == 8
+
+    run(harness, test)
+
+
+def test_a_sample_is_stored_though_the_kernel_refuses_it(harness: Harness) -> None:
+    node, gone = harness.add("file", 50_000), harness.add("gone", 50_000)
+    (harness.root / "gone").unlink()
+
+    async def test() -> None:
+        harness.kernel.close()
+        harness.begin(node, gone, push=True)
+        result, handed_back = await harness.all_ended(node, gone)
+        assert result is not None
+        assert (result.where, result.pushed, result.failed) == (FETCHED, False, False)
+        assert handed_back == PrefetchResult(None, failed=True)
+        assert harness.held(node) == (harness.root / "file").read_bytes()
+        assert harness.reading.room == 8
+
+    run(harness, test)
+
+
+def test_a_sample_that_a_reader_waits_for_is_not_given_to_the_kernel(harness: Harness) -> None:
+    node = harness.add("slow", 50_000)
+
+    async def test() -> None:
+        harness.begin(node, push=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(harness.flights.wait, node.inode, MANAGER)
+            (result,) = await harness.all_ended(node)
+        assert result is not None
+        assert (result.where, result.pushed) == (FETCHED, True)
+        harness.kernel.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            harness.kernel.recv(1)
+
+    run(harness, test)
+
+
+def test_the_slot_of_a_read_that_is_given_up_is_free_once_its_bytes_are_with_the_kernel(harness: Harness) -> None:
+    late = harness.add("slower", 50_000)
+
+    async def test() -> None:
+        harness.client._limits = SourceLimits(timeout_s=0.5, attempts=1)
+        harness.begin(late, push=True)
+        assert await harness.all_ended(late) == [PrefetchResult(None, failed=True)]
+        assert harness.reading.room == 7
+        message = await trio.to_thread.run_sync(harness.kernel.recv, 1 << 20)
+        assert message.endswith((harness.root / "slower").read_bytes())
+        with trio.fail_after(10):
+            while harness.reading.room != 8:
+                await trio.sleep(0.005)
 
     run(harness, test)
 

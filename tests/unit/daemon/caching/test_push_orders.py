@@ -591,3 +591,51 @@ def test_what_is_on_its_way_into_the_store_comes_with_no_neighbours(harness: Har
     harness.backend.prefetch(harness.node(1), harness.reader, 0, lambda *_: None)
     assert not harness.together.begun
     assert harness.pusher.ordered == [1]
+
+
+def test_what_the_store_keeps_is_given_to_the_kernel_by_who_fetches_it(harness: Harness) -> None:
+    harness.together.pushes = True
+    assert harness.push(1) == []
+    assert harness.together.given == [1]
+    assert (harness.backend.under_way, harness.backend.is_ready(1), harness.backend.is_resident(1)) == (1, False, True)
+    assert harness.together.done is not None
+    harness.together.done(harness.node(1), harness.reader, PrefetchResult(FETCHED, SIZE, 0.1, placed=True, pushed=True))
+    assert [(inode, found.where, found.failed) for inode, found in harness.done] == [(1, FETCHED, False)]
+    assert (harness.backend.under_way, harness.backend.is_ready(1)) == (0, True)
+    assert harness.backend._waiting_bytes == SIZE
+    assert harness.counters.value("pushed") == 1
+    harness.reader.progressed(1, 1, 0.0)
+    harness.backend.look((harness.reader,), again=False, idle=False)
+    assert harness.backend._waiting_bytes == 0
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["a file that it does not know", "no room in the store"])
+def test_what_the_kernel_was_not_given_is_pushed(harness: Harness, failed: bool) -> None:
+    harness.together.pushes = True
+    harness.push(1)
+    assert harness.together.done is not None
+    where = UNSTORED if failed else FETCHED
+    harness.together.done(harness.node(1), harness.reader, PrefetchResult(where, SIZE, 0.1, failed, not failed))
+    assert harness.pusher.ordered == [1]
+    assert harness.backend.under_way == failed, "only what is not in the store waits for the source"
+    # Most likely it does not know the next ones either.
+    harness.push(3)
+    assert (harness.pusher.ordered, harness.together.given) == ([1, 2, 3, 4], [1])
+    harness.tell(1, where=HIT | PUSHED)
+    assert harness.counters.value("pushed") == 1
+
+
+def test_what_could_not_be_fetched_for_the_kernel_is_left_to_its_reader(harness: Harness) -> None:
+    harness.together.pushes = True
+    harness.push(1)
+    assert harness.together.done is not None
+    harness.together.done(harness.node(1), harness.reader, PrefetchResult(None, failed=True))
+    assert (harness.pusher.ordered, harness.backend.under_way, 1 in harness.pushed) == ([], 0, False)
+    assert [found.failed for _, found in harness.done] == [True]
+
+
+def test_a_kernel_that_asks_for_each_name_is_given_nothing(harness: Harness) -> None:
+    harness.together.pushes = True
+    harness.backend._asks_for_names = lambda: True
+    assert harness.push(1) == [1]
+    assert harness.together.given == []

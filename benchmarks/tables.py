@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import intervals
 from benchmarks.common.results import ROOT, spread
+from benchmarks.serving import never_slower as matrix
 from benchmarks.serving.stall_report import Epoch as StallEpoch
 from benchmarks.serving.stall_report import Run as StallRun
 from benchmarks.serving.stall_report import against, of_case
@@ -559,7 +560,22 @@ class Rendered(NamedTuple):
     dated: bool = True
 
 
+def never_slower(result: Result) -> str:
+    """Of each source and file size the least multiple over the numbers of loader workers, by epoch."""
+    settings, ways = matrix.settings_of(result), result["extent"]["ways"]
+    rows = []
+    for place in dict.fromkeys(setting.rpartition(", ")[0] for setting in settings):
+        ran = [cells for setting, cells in settings.items() if setting.rpartition(", ")[0] == place]
+        row = [place]
+        for way in ways:
+            least = [min(median(cells[f"{way}: {epoch}"]["times"]) for cells in ran) for epoch in matrix.EPOCHS]
+            row.append(" / ".join(f"{times:.2f}" if times >= 1 else f"**{times:.2f}**" for times in least))
+        rows.append(row)
+    return markdown(["", *ways], rows)
+
+
 TABLES = {
+    "never-slower": Rendered(never_slower, ("never_slower",)),
     "photos": Rendered(photos, ("streaming_formats",)),
     "photos-short": Rendered(photos_short, ("streaming_formats",), dated=False),
     "streaming-formats": Rendered(streaming_formats, ("streaming_formats",)),

@@ -3,14 +3,16 @@
     .venv-dev/bin/python -m benchmarks.serving.never_slower --json FILE              hours; an interrupted one continues
     .venv-dev/bin/python -m benchmarks.serving.never_slower --minutes 40 --json FILE     a part of it
     .venv-dev/bin/python -m benchmarks.serving.never_slower --quick                  a narrow choice, in a minute
+    .venv-dev/bin/python -m benchmarks.serving.never_slower --json FILE --plot FILE  a picture of what FILE has, too
 
 Loader workers read every file once in each epoch. A cell is the rate of a mount as a multiple of the same workers that
 read the source directly, the median of all rounds; those below 1 are red and marked with <. Microseconds are processor
 time for each file, of the loader's and the mount's processes together. Directly, a source without latency is read with
 open(), any other by one request for each file.
 
-The columns are the first epoch, and a later one with all and with a fifth of the bytes cached. A mount with a plan has
-both epochs' orders when the first begins.
+The columns are the first epoch, and a later one with all and with a fifth of the bytes cached. For that fifth, readers
+drop the pages of what they have read, as if the data were larger than memory. A mount with a plan has both epochs'
+orders when the first begins.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from benchmarks.common.slices import Slice, TimeIsOver, add_minutes
 from benchmarks.common.walking import walk
 from benchmarks.serving import process_cost
 from benchmarks.serving.peers import mounted
-from benchmarks.serving.readers import open_read_close
+from benchmarks.serving.readers import READ_BYTES, open_read_close
 from benchmarks.serving.serve import FileSet, made_files
 from benchmarks.serving.workloads import children_seconds, loaders, published_epochs, reading
 from spiderfs.sources.local import LocalSource
@@ -68,10 +70,10 @@ WAYS = {
     "immutable, plan": Way("immutable", True),
 }
 EPOCHS = ("first", "later, all cached", "later, a fifth")
-# Directly, an epoch takes about so long, but it has enough files for a plan to begin, and no more bytes than the memory
-# of a small machine holds.
+# Directly, an epoch takes about so long. With a plan it has as many files as a cache needs that is not tiny; no epoch
+# has more bytes than the memory of a small machine holds.
 EPOCH_S = 1.5
-LEAST_FILES, MOST_FILES, MOST_BYTES = 96, 4000, 200_000_000
+LEAST_FILES, LEAST_PLANNED, MOST_FILES, MOST_BYTES = 96, 1000, 4000, 400_000_000
 # What one core opens and reads in a second.
 OPENS_A_SECOND = 20_000
 
@@ -81,16 +83,19 @@ class Extent(NamedTuple):
 
 
 FULL, QUICK = Extent(3), Extent(1)
+# The ends of the picture's colours, as multiples of the direct rate; what is further away has the same colour.
+SLOWEST, FASTEST = 0.5, 8.0
 Cell = dict[str, list[float]]
 """One figure for each round: "times" the direct rate, "rate" of files a second, and "cpu_us" for each file."""
 
 
-def count_of(source: Source, size: int, workers: int) -> int:
+def count_of(source: Source, size: int, workers: int, planned: bool = False) -> int:
     """How many files an epoch has."""
     rate = workers / (source.latency_ms / 1000 + 1 / OPENS_A_SECOND)
     if source.bandwidth:
         rate = min(rate, source.bandwidth / size)
-    return int(max(LEAST_FILES, min(MOST_FILES, MOST_BYTES / size, EPOCH_S * rate)))
+    most = min(MOST_FILES, MOST_BYTES / size)
+    return int(min(most, max(LEAST_PLANNED if planned else LEAST_FILES, EPOCH_S * rate)))
 
 
 def measured(
@@ -98,9 +103,11 @@ def measured(
 ) -> dict[str, Cell]:
     """The cells of one setting, by way and epoch; "direct" is one of them."""
     scratch.mkdir()
-    count = count_of(source, files.total_bytes // len(files.names), workers)
-    names = [os.fsdecode(name) for name in files.names[:count]]
-    versions = {name: Version((found := os.stat(files.root / name)).st_size, found.st_mtime_ns) for name in names}
+    counts = {
+        planned: count_of(source, files.total_bytes // len(files.names), workers, planned) for planned in (False, True)
+    }
+    everything = [os.fsdecode(name) for name in files.names[: max(counts.values())]]
+    versions = {name: Version((found := os.stat(files.root / name)).st_size, found.st_mtime_ns) for name in everything}
     slow = SlowSource(
         LocalSource(os.fspath(files.root)),
         SlowSettings.create(scratch / "faults", latency_ms=source.latency_ms, bandwidth=source.bandwidth),
@@ -113,18 +120,19 @@ def measured(
 
     cells: dict[str, Cell] = {}
 
-    def add(cell: str, rate: float, cpu_s: float, base: float) -> None:
+    def add(cell: str, rate: float, cpu_s: float, base: float, files: int) -> None:
         row = cells.setdefault(cell, {"times": [], "rate": [], "cpu_us": []})
-        for field, figure in (("times", rate / base), ("rate", rate), ("cpu_us", cpu_s / len(names) * 1e6)):
-            row[field].append(figure)
+        for field, figure in (("times", rate / base), ("rate", rate), ("cpu_us", cpu_s / files * 1e6)):
+            row[field].append(float(f"{figure:.4g}"))
 
-    fifth = sum(versions[name].size for name in names) // 5
     for number in range(rounds):
-        orders = [random.Random(2 * number + epoch).sample(names, len(names)) for epoch in (0, 1)]
         before_s = children_seconds()
-        base = loaders(orders[0], direct, processes=workers)
-        add("direct", base, children_seconds() - before_s, base)
-        for way, capacity in itertools.product(ways, (None, fifth)):
+        base = loaders(everything[: counts[False]], direct, processes=workers)
+        add("direct", base, children_seconds() - before_s, base, counts[False])
+        for way, share in itertools.product(ways, (1.0, 0.2)):
+            names = everything[: counts[WAYS[way].planned]]
+            orders = [random.Random(2 * number + epoch).sample(names, len(names)) for epoch in (0, 1)]
+            capacity = None if share == 1 else int(share * sum(versions[name].size for name in names))
             place = scratch / f"{number}-{list(WAYS).index(way)}-{capacity is None}"
             options = f"source.latency_ms={source.latency_ms:g},source.bandwidth={source.bandwidth}"
             options += "" if capacity is None else f",capacity={capacity}"
@@ -133,13 +141,27 @@ def measured(
                 begin = stack.enter_context(published_epochs(peer.root, orders)) if WAYS[way].planned else None
                 for epoch, order in enumerate(orders):
                     before_s = children_seconds() + process_cost.cpu_seconds(peer.processes())
-                    rate = loaders(order, reading(peer), begin(epoch) if begin else None, workers)
+                    read = reading(peer, read_and_drop if capacity else open_read_close)
+                    rate = loaders(order, read, begin(epoch) if begin else None, workers)
                     cpu_s = children_seconds() + process_cost.cpu_seconds(peer.processes()) - before_s
                     if capacity is None or epoch:
                         which = EPOCHS[0] if not epoch else EPOCHS[1] if capacity is None else EPOCHS[2]
-                        add(f"{way}: {which}", rate, cpu_s, base)
+                        add(f"{way}: {which}", rate, cpu_s, base, len(names))
             shutil.rmtree(place, ignore_errors=True)
     return cells
+
+
+def read_and_drop(path: bytes) -> int:
+    """Read a file, and have the kernel drop its pages."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        total = 0
+        while count := len(os.read(descriptor, READ_BYTES)):
+            total += count
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        return total
+    finally:
+        os.close(descriptor)
 
 
 def shown(cell: Cell) -> str:
@@ -165,46 +187,92 @@ def show(settings: dict[str, dict[str, Cell]], ways: list[str], console: Console
     console.print(f"{slower} of {len(mounts)} cells are below 1", highlight=False)
 
 
+def plot(settings: dict[str, dict[str, Cell]], ways: list[str], path: Path) -> None:
+    """Draw a map for each way and epoch: sources and sizes by loader workers, red below 1 and blue above."""
+    import matplotlib
+    import numpy as np
+
+    matplotlib.use("Agg")
+    from matplotlib import colors, pyplot
+
+    places = list(dict.fromkeys(setting.rpartition(", ")[0] for setting in settings))
+    workers = list(dict.fromkeys(setting.rpartition(", ")[2] for setting in settings))
+    size = (3.2 * len(EPOCHS), (0.55 + 0.21 * len(places)) * len(ways))
+    figure, axes = pyplot.subplots(len(ways), len(EPOCHS), figsize=size, layout="constrained", squeeze=False)
+    norm = colors.TwoSlopeNorm(0.0, float(np.log2(SLOWEST)), float(np.log2(FASTEST)))
+    for (row, way), (column, epoch) in itertools.product(enumerate(ways), enumerate(EPOCHS)):
+        axis = axes[row][column]
+        times = np.full((len(places), len(workers)), np.nan)
+        for (y, place), (x, count) in itertools.product(enumerate(places), enumerate(workers)):
+            cell = settings.get(f"{place}, {count}", {}).get(f"{way}: {epoch}")
+            if cell is not None:
+                times[y, x] = statistics.median(cell["times"])
+                axis.text(x, y, f"{times[y, x]:.2g}" if times[y, x] < 10 else f"{times[y, x]:.0f}", fontsize=7)
+        axis.imshow(np.log2(times), cmap="RdBu", norm=norm, aspect="auto")
+        for text in axis.texts:
+            x, y = map(int, text.get_position())
+            text.set(ha="center", va="center", color="white" if times[y, x] > FASTEST / 2 else "black")
+        axis.set_title(f"{way}: {epoch}", fontsize=9)
+        axis.set_xticks(range(len(workers)), [count.removesuffix(" workers") for count in workers], fontsize=7)
+        axis.set_yticks(range(len(places)), places if not column else [""] * len(places), fontsize=7)
+        if row == len(ways) - 1:
+            axis.set_xlabel("loader workers", fontsize=8)
+    figure.suptitle("Rate of a mount as a multiple of reading directly", fontsize=10)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
 def measure(arguments: argparse.Namespace, console: Console) -> None:
     rounds = arguments.rounds or (QUICK if arguments.quick else FULL).rounds
     ways = arguments.ways or (["no plan", "plan"] if arguments.quick else list(WAYS))
     sizes = arguments.sizes or (["110 kB"] if arguments.quick else list(SIZES))
     sources = arguments.sources or (["0 ms", "5 ms"] if arguments.quick else list(SOURCES))
     workers = arguments.workers or (["4"] if arguments.quick else list(WORKERS))
-    result: dict[str, Any] = {"machine": machine(), "extent": {"rounds": rounds, "ways": ways}, "settings": {}}
+    result: dict[str, Any] = {"machine": machine(), "extent": {"rounds": rounds, "ways": ways}}
+    settings: dict[str, dict[str, Cell]] = {}
     if arguments.json is not None and arguments.json.exists():
         kept = json.loads(arguments.json.read_text())
         if kept["extent"] != result["extent"]:
             raise RuntimeError(f"{arguments.json} holds another extent; choose another file with --json")
-        result["settings"] = kept["settings"]
+        settings = settings_of(kept)
     part = Slice(arguments.minutes)
     wanted = [
         (f"{source}, {size}, {count} workers", source, size, int(count))
         for size, source, count in itertools.product(sizes, sources, workers)
     ]
-    left = [setting for setting in wanted if setting[0] not in result["settings"]]
+    left = [setting for setting in wanted if setting[0] not in settings]
     with scratch_directory("never_slower") as scratch:
         made: dict[str, FileSet] = {}
         for number, (setting, source, size, count) in enumerate(left):
             if part.over:
                 raise TimeIsOver(f"{len(left) - number} settings are left: the same command goes on")
             if size not in made:
-                most = max(count_of(SOURCES[name], SIZES[size], int(each)) for name in sources for each in workers)
+                most = max(
+                    count_of(SOURCES[name], SIZES[size], int(each), True) for name in sources for each in workers
+                )
                 made[size] = made_files(scratch / size.replace(" ", ""), most, SIZES[size])
                 os.sync()
             began = time.monotonic()
             place = scratch / str(number)
-            result["settings"][setting] = measured(made[size], SOURCES[source], count, ways, rounds, place)
+            settings[setting] = measured(made[size], SOURCES[source], count, ways, rounds, place)
             part.took(time.monotonic() - began)
-            save(arguments.json, result)
+            save(arguments.json, result | {"settings": [{"setting": name} | settings[name] for name in settings]})
             console.log(f"{setting}: {number + 1} of {len(left)}")
-    show(result["settings"], ways, console)
+    show(settings, ways, console)
+    if arguments.plot is not None:
+        plot(settings, ways, arguments.plot)
+
+
+def settings_of(result: dict[str, Any]) -> dict[str, dict[str, Cell]]:
+    """The cells of a kept result by their setting."""
+    return {row["setting"]: {name: row[name] for name in row if name != "setting"} for row in result["settings"]}
 
 
 def main() -> int:
     parser = command_line(__doc__)
     add_numbers(parser, FULL, QUICK, rounds="rounds")
     add_minutes(parser, "setting")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the matrix into FILE")
     for option, known in (("--ways", WAYS), ("--sizes", SIZES), ("--sources", SOURCES), ("--workers", WORKERS)):
         add_names(parser, option, known, f"{option[2:]} to measure (default all, quick some)")
     arguments = parser.parse_args()

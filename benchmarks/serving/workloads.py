@@ -422,8 +422,8 @@ def paced(names: list[str], read: Callable[[str], int], row: dict[str, list[floa
         row.setdefault(f"p{percent}", []).append(float(np.percentile(waits, percent)) * 1e6)
 
 
-def reading(peer: Mounted) -> Callable[[str], int]:
-    return lambda name: open_read_close(os.fsencode(peer.root / name))
+def reading(peer: Mounted, read: Callable[[bytes], int] = open_read_close) -> Callable[[str], int]:
+    return lambda name: read(os.fsencode(peer.root / name))
 
 
 def loaders(names: list[str], read: Callable[[str], int], come: Come | None = None, processes: int = LOADERS) -> float:

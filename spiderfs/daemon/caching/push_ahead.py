@@ -223,12 +223,7 @@ class PushAhead:
 
     def _push_passed(self) -> None:
         """Push the samples that were passed by, as far as they may wait in the page cache."""
-        while (
-            self._passed
-            and self._pusher.ready
-            and self.has_room()
-            and self.judge(self._passed[0][0]) is Admission.PREFETCH
-        ):
+        while self._passed and self.has_room() and self.judge(self._passed[0][0]) is Admission.PREFETCH:
             node, done = self._passed.popleft()
             for reader in self._waiting:
                 position = self._passed_by(reader, node.inode)
@@ -274,8 +269,7 @@ class PushAhead:
 
     def has_room(self) -> bool:
         fetching = self._fetching + len(self._requested)
-        able = self._pusher.ready or self._fetch.pushes
-        return able and fetching < self.concurrency.limit and self._requests < self._most_requests
+        return self._pusher.ready and fetching < self.concurrency.limit and self._requests < self._most_requests
 
     def is_resident(self, inode: int) -> bool:
         return inode in self._orders or inode in self._coming
@@ -288,12 +282,7 @@ class PushAhead:
     def prefetch(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
         waiting = self._waiting_of(reader)
         waiting.prefetched_to = max(waiting.prefetched_to, position + 1)
-        if fetched := self._fetch_into_store(node, reader, position, done):
-            return fetched
-        if not self._pusher.ready:
-            self._passed.append((node, done))
-            return 0
-        return self._push(node, reader, position, done)
+        return self._fetch_into_store(node, reader, position, done) or self._push(node, reader, position, done)
 
     def _fetch_into_store(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
         """Have a sample fetched that the store is to keep, and its neighbours; returns the bytes, 0 if it is pushed."""

@@ -41,10 +41,9 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from benchmarks import tables
-from benchmarks.common.command import add_data
-from benchmarks.common.interruption import exit_status
+from benchmarks.common.command import add_data, add_minutes
+from benchmarks.common.interruption import LEFT, exit_status
 from benchmarks.common.results import ROOT, commit, plain_table, save, wide_console
-from benchmarks.common.slices import LEFT, add_minutes
 from benchmarks.serving.process_cost import TICKS_PER_SECOND, cpu_seconds, process_tree
 from spiderfs.linux.mounts import mounts
 
@@ -61,7 +60,6 @@ POLL_S = 0.1
 # Of the ratio of a quick figure to the kept one: quick runs are small, and machines differ.
 BOUNDS = (0.5, 2.0)
 PR_SET_CHILD_SUBREAPER = 36
-TABLE_WIDTH = 150
 GPU = Path("/dev/nvidia0")
 TABLE = Path(__file__).with_suffix(".toml")
 OUT = Path.home() / ".cache/spiderfs-benchmarks"
@@ -110,7 +108,6 @@ class Benchmark:
     quick: str | None = None
     quiet: bool = True
     needs: str = ""
-    then: str = ""
     figures: tuple[Figure, ...] = ()
 
     def expected(self, quick: bool) -> float:
@@ -315,8 +312,6 @@ def keep(benchmark: Benchmark, record: dict[str, Any], settings: Settings) -> No
     save(settings.results / f"{benchmark.name}.json", result)
     for picture in settings.out.glob("*.png"):
         shutil.move(picture, settings.results / picture.name)
-    if benchmark.then:
-        subprocess.run([sys.executable, "-m", f"{settings.package}.{benchmark.then}"], cwd=ROOT, check=True)
 
 
 # -- the run
@@ -432,7 +427,7 @@ def main() -> int:
     if arguments.quick:
         settings = settings._replace(patience_s=QUICK_PATIENCE_S)
     chosen = [benchmark for benchmark in benchmarks if benchmark.name in arguments.only]
-    console = wide_console(TABLE_WIDTH)
+    console = wide_console()
     if arguments.list:
         listed(chosen, settings, console)
         return 0

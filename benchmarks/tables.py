@@ -2,7 +2,8 @@
 
 A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`, and `python -m benchmarks.all --tables`
 writes it. Below it stand date, commit and machine of the result. A figure that has a target is followed by it in
-brackets, with **missed** if it was not reached.
+brackets, with **missed** if it was not reached. Benchmarks print the same tables of what they have measured, which may
+lack some rows.
 """
 
 from __future__ import annotations
@@ -17,17 +18,10 @@ from typing import Any, NamedTuple
 from benchmarks.common import intervals
 from benchmarks.common.results import ROOT, spread
 from benchmarks.serving import never_slower as matrix
-from benchmarks.serving.stall_report import Epoch as StallEpoch
 from benchmarks.serving.stall_report import Run as StallRun
 from benchmarks.serving.stall_report import against, of_case
-from benchmarks.training.train_report import (
-    LEAST_ORIGIN_SAVING,
-    LEAST_SPEEDUP,
-    Epoch,
-    Run,
-    against_baseline,
-    by_configuration,
-)
+from benchmarks.training.systems_report import Trainings
+from benchmarks.training.train_report import Epoch, Run, against_baseline, by_configuration
 
 RESULTS = ROOT / "docs/results"
 Result = dict[str, Any]
@@ -116,15 +110,21 @@ FORMATS = {
 
 
 def streaming_formats(result: Result) -> str:
-    far, fifth = result["readings"]["remote"], result["readings"]["fifth"]
+    far, fifth = (result["readings"].get(case, {}) for case in ("remote", "fifth"))
     rows = []
     for system, name in FORMATS.items():
+        if system not in far or any(one["refused"] for one in far[system]):
+            continue
         first, second, whole_s = (median(one[field] for one in far[system]) for field in ("first", "second", "whole_s"))
         cells = [name, f"{first:,.0f}"]
         for peer in ("mosaicml", "litdata"):
-            ratio = rounds((one["first"] for one in far[system]), (one["first"] for one in far[peer]))
-            cells.append("" if system == "webdataset" else aimed(ratio, 0.9 if "planned" in system else None))
-        small = ", ".join(f"{median(one[epoch] for one in fifth[system]):,.0f}" for epoch in ("first", "second"))
+            if system == "webdataset" or any(one["refused"] for one in far.get(peer, [{"refused": "left out"}])):
+                cells.append("")
+            else:
+                ratio = rounds((one["first"] for one in far[system]), (one["first"] for one in far[peer]))
+                cells.append(aimed(ratio, 0.9 if "planned" in system else None))
+        found = fifth.get(system, [])
+        small = ", ".join(f"{median(one[epoch] for one in found):,.0f}" for epoch in ("first", "second") if found)
         if system == "webdataset":
             small += " (keeps everything)"
         rows.append([*cells, f"{second:,.0f}", f"{whole_s:.1f}", "" if system == "direct" else small])
@@ -204,15 +204,24 @@ KINDS = {
 }
 
 
+WAYS = ("direct", "planned", "immutable")
+
+
 def planned_ranges(result: Result) -> str:
     rows, samples = [], result["extent"]["samples"]
     for kind, name in KINDS.items():
-        found = result["kinds"][kind]
-        later_s = {way: sum(one["seconds"] for one in found[way][1:]) for way in ("direct", "planned", "immutable")}
-        rate = mean(samples / one["seconds"] for one in found["direct"][1:])
-        times = [aimed(later_s["direct"] / later_s[way], 5, ".1f") for way in ("planned", "immutable")]
-        fetched = [one["fetched_bytes"] / found["wanted_bytes"] for one in found["planned"]]
-        rows.append([name, f"{rate:.0f}", *times, f"{fetched[0]:.2f}", f"{mean(fetched[1:]):.2f}"])
+        found = result["kinds"].get(kind, {})
+        later_s = {way: sum(one["seconds"] for one in epochs[1:]) for way, epochs in found.items() if way in WAYS}
+        cells = [""] * (1 + len(WAYS))
+        if "direct" in found:
+            rate = mean(samples / one["seconds"] for one in found["direct"][1:])
+            ratios = (aimed(later_s["direct"] / later_s[way], 5, ".1f") if way in later_s else "" for way in WAYS[1:])
+            cells = [f"{rate:.0f}", *ratios]
+        if "planned" in found:
+            fetched = [one["fetched_bytes"] / found["wanted_bytes"] for one in found["planned"]]
+            cells = [*cells[:3], f"{fetched[0]:.2f}", f"{mean(fetched[1:]):.2f}"]
+        if found:
+            rows.append([name, *cells])
     headings = ["", "direct, samples/s", "planned, x direct", "immutable, x direct", "bytes, first epoch", "later"]
     return markdown(headings, rows)
 
@@ -236,42 +245,34 @@ def files_ratio(case: Result, system: str, peer: str) -> float:
 def serve(result: Result) -> str:
     rows = []
     for case in result["cases"]:
-        readers, runs = case["readers"], case["runs"]["spiderfs"]
-        times = {peer: files_ratio(case, "spiderfs", peer) for peer in ("bindfs", "rclone", "native")}
-        rows.append(
-            [
-                f"{case['file_set']}, {readers}",
-                aimed(times["bindfs"], {1: 1.5, 4: 1.2}[readers], words="at least "),
-                aimed(times["rclone"], 8),
-                f"{median(run['files_per_s'] for run in runs):,.0f}",
-                ", ".join(f"{median(run[field] for run in runs):.0f}" for field in ("p50_us", "p99_us")),
-                aimed(times["native"], 0.25 if readers == 4 else None),
-            ]
-        )
+        if "spiderfs" in case["runs"] and not case.get("dropped"):
+            readers, runs = case["readers"], case["runs"]["spiderfs"]
+            aims = {"bindfs": {1: 1.5, 4: 1.2}[readers], "rclone": 8, "native": 0.25 if readers == 4 else None}
+            times = {
+                peer: aimed(files_ratio(case, "spiderfs", peer), aim, words="at least " * (peer == "bindfs"))
+                for peer, aim in aims.items()
+                if peer in case["runs"]
+            }
+            bindfs, rclone, native = (times.get(peer, "") for peer in aims)
+            rate = f"{median(run['files_per_s'] for run in runs):,.0f}"
+            waits = ", ".join(f"{median(run[field] for run in runs):.0f}" for field in ("p50_us", "p99_us"))
+            rows.append([f"{case['file_set']}, {readers}", bindfs, rclone, rate, waits, native])
     return markdown(["files, readers", "x bindfs", "x rclone", "files/s", "p50, p99 us", "x native"], rows)
 
 
 def serve_immutable(result: Result) -> str:
     rows = []
     for case in result["cases"]:
-        dropped = case["dropped"]
-        native = "" if dropped else aimed(files_ratio(case, "immutable", "native"), 0.6, words="at least ")
-        bindfs, opened = (files_ratio(case, "immutable", peer) for peer in ("bindfs", "spiderfs"))
-        form = ".2f" if dropped else ".1f"
-        cells = [aimed(bindfs, 1.3 if dropped else 3, form), aimed(opened, 1.4 if dropped else None, form)]
-        rows.append([f"{case['file_set']}, {case['readers']}{', dropped' * dropped}", native, *cells])
+        dropped = case.get("dropped", False)
+        aims = {"native": 0.6, "bindfs": 1.3 if dropped else 3, "spiderfs": 1.4 if dropped else None}
+        if "immutable" in case["runs"]:
+            cells = [""] * len(aims)
+            for number, (peer, aim) in enumerate(aims.items()):
+                if peer in case["runs"]:
+                    form, words = (".2f", "at least ") if peer == "native" else (".2f" if dropped else ".1f", "")
+                    cells[number] = aimed(files_ratio(case, "immutable", peer), aim, form, words)
+            rows.append([f"{case['file_set']}, {case['readers']}{', dropped' * dropped}", *cells])
     return markdown(["files, readers", "x native", "x bindfs", "x opened mount"], rows)
-
-
-def fuse_library(result: Result) -> str:
-    rows: dict[str, dict[str, list[str]]] = {}
-    for row in result["rows"]:
-        if row["unit"] == "files/s" and "readers" in row["what"] and "epoch" not in row["what"]:
-            size = row["what"].partition(" x ")[2].partition(",")[0]
-            for system in ("pyfuse3", "pyfuse3-polled"):
-                rows.setdefault(size, {}).setdefault(system, []).append(f"{median(row['ratios'][system]):.2f}")
-    cells = ([size, *(", ".join(figures) for figures in found.values())] for size, found in rows.items())
-    return markdown(["", "as released", "polled"], cells)
 
 
 def jobs_mount(result: Result) -> str:
@@ -280,11 +281,14 @@ def jobs_mount(result: Result) -> str:
         cells = []
         for system in ("no sharing", "plan", "exchange"):
             runs = [run for run in result["runs"] if (run["situation"], run["system"]) == (situation, system)]
+            if not runs:
+                continue
             fetched, bound, waits, epoch_s = (
                 mean(run[field] for run in runs) for field in ("fetched", "bound", "waits", "epoch_s")
             )
             cells.append(f"{fetched:.3f} ({fetched / bound:.2f}), {waits:.1%}, {epoch_s:.2f} s".replace("%", " %"))
-        rows.append([situation.partition(" ")[0], *cells])
+        if cells:
+            rows.append([situation.partition(" ")[0], *cells])
     return markdown(["jobs", "LRU, no sharing", "plan", "exchange"], rows)
 
 
@@ -292,28 +296,32 @@ STALLS = ("direct", "lru", "no plan", "wrong plan", "plan+uniform", "plan+spider
 
 
 def stall(result: Result) -> str:
-    runs = [StallRun(**run | {"epochs": [StallEpoch(**one) for one in run["epochs"]]}) for run in result["runs"]]
+    runs = [StallRun.of(run) for run in result["runs"]]
     rows = []
     for system in STALLS:
-        cells = [named(system, ("plan+uniform", "plan+spider"))]
+        cells = []
         for factor in (1.3, 0.7):
             ran = list(of_case(runs, system, factor).values())
             times = against(runs, system, "oracle", factor) if factor > 1 else [run.of_bound for run in ran]
-            hits = 100 * mean(run.later(lambda epoch: epoch.hit_ratio) for run in ran)
-            fetched, least = (
-                mean(run.later(of) / run.draws / 1000 for run in ran)
-                for of in (lambda epoch: epoch.origin_bytes, lambda epoch: epoch.min_bytes)
-            )
-            cells += [f"{mean(run.later(lambda epoch: epoch.stall_s) for run in ran):.2f}", f"{mean(times):.2f}"]
-            more = [f"{hits:.1f}"] + ([f"{fetched:.1f} ({least:.1f})"] if factor > 1 else [])
-            cells += [""] * len(more) if system == "oracle" else more
-        rows.append(cells)
+            cells.append(f"{mean(run.later(lambda epoch: epoch.stall_s) for run in ran):.2f}" if ran else "")
+            cells.append(f"{mean(times):.2f}" if times else "")
+            hits, fetched = "", ""
+            if ran and system != "oracle":
+                hits = f"{100 * mean(run.later(lambda epoch: epoch.hit_ratio) for run in ran):.1f}"
+                own, least = (
+                    mean(run.later(of) / run.draws / 1000 for run in ran)
+                    for of in (lambda epoch: epoch.origin_bytes, lambda epoch: epoch.min_bytes)
+                )
+                fetched = f"{own:.1f} ({least:.1f})"
+            cells += [hits, fetched] if factor > 1 else [hits]
+        if any(cells):
+            rows.append([named(system, ("plan+uniform", "plan+spider")), *cells])
     cases = ["1.3 times: stall s", "x oracle", "hits, %", "kB", "0.7 times: stall s", "x bound", "hits, %"]
     return markdown(["", *cases], rows)
 
 
 def partition(result: Result) -> str:
-    names = ("slow source", "slow processor", "small cache", "narrow line")
+    names = [name for name in result["settings"] if name != "seneca"]
     rows: list[Row] = [["originals alone"], ["the best of six"], ["`auto`"]]
     for name in names:
         *given, auto = result["settings"][name]["splits"]
@@ -329,98 +337,76 @@ def partition(result: Result) -> str:
 
 def points(differences: list[float]) -> str:
     """Differences of top-1 with their interval; in words if both are the same training."""
-    return "the same run" if not any(differences) else intervals.shown(differences)
+    return "the same run" if differences and not any(differences) else intervals.shown(differences)
+
+
+# What `spider` has to reach: bytes as a multiple of lru's, and epochs, times as fast.
+MOST_BYTES, LEAST_SPEEDUP = 0.5, 2.2
 
 
 def train(result: Result) -> str:
-    runs = [Run(**run | {"epochs": [Epoch(**one) for one in run["epochs"]]}) for run in result["runs"]]
-    rows = []
+    runs, rows = runs_of(result), []
     for name, ran in by_configuration(runs).items():
-        aims = (LEAST_ORIGIN_SAVING, LEAST_SPEEDUP) if name == "spider" else (None, None)
-        saved = mean(ours / theirs for ours, theirs in against_baseline(runs, name, "origin_bytes_per_sample"))
-        faster = mean(theirs / ours for ours, theirs in against_baseline(runs, name, "seconds"))
-        gained = [100 * (ours - theirs) for ours, theirs in against_baseline(runs, name, "top1")]
-        top1 = "" if name == "lru" else points(gained)
-        if name == "spider":
-            reached = intervals.is_equivalent(intervals.interval_of(gained))
-            top1 += f" (above -{intervals.MARGIN_POINTS:g}{'' if reached else ': **missed**'})"
         seconds, waiting = (mean(run.figure(field) for run in ran) for field in ("seconds", "waiting_share"))
-        cells = [f"{seconds:.1f}", f"{100 * waiting:.0f}", aimed(faster, aims[1]), top1]
-        rows.append([named(name, ("uniform+plan", "spider", "echo 2")), aimed(saved, aims[0], most=True), *cells])
+        bytes_, faster, top1 = "", "", ""
+        if saved := [ours / theirs for ours, theirs in against_baseline(runs, name, "origin_bytes_per_sample")]:
+            aims = (MOST_BYTES, LEAST_SPEEDUP) if name == "spider" else (None, None)
+            bytes_ = aimed(mean(saved), aims[0], most=True)
+            faster = aimed(mean(lru / own for own, lru in against_baseline(runs, name, "seconds")), aims[1])
+            gained = [100 * (ours - theirs) for ours, theirs in against_baseline(runs, name, "top1")]
+            top1 = "" if name == "lru" else points(gained)
+            if name == "spider":
+                reached = intervals.is_equivalent(intervals.interval_of(gained))
+                top1 += f" (above -{intervals.MARGIN_POINTS:g}{'' if reached else ': **missed**'})"
+        cells = [bytes_, f"{seconds:.1f}", f"{100 * waiting:.0f}", faster, top1]
+        rows.append([named(name, ("uniform+plan", "spider", "echo 2")), *cells])
     return markdown(["", "bytes, x lru", "s per epoch", "waiting, %", "times as fast", "top-1, points"], rows)
 
 
-def loader_workers(result: Result) -> str:
-    names = ("lru", "uniform+plan", "spider", "all local")
+def runs_of(result: Result) -> list[Run]:
+    return [Run(**run | {"epochs": [Epoch(**one) for one in run["epochs"]]}) for run in result["runs"]]
+
+
+WORKERS = ("lru", "uniform+plan", "spider", "all local")
+
+
+def loader_workers(result: Result, names: Iterable[str] = WORKERS) -> str:
     seconds: dict[int, dict[str, float]] = {}
     for run in result["runs"]:
         seconds.setdefault(run["workers"], {})[run["configuration"]] = mean(one["seconds"] for one in run["epochs"][1:])
-    rows = [[str(count), *(f"{found[name]:.1f}" for name in names)] for count, found in sorted(seconds.items())]
+    rows = (
+        [str(count), *(f"{found[name]:.1f}" if name in found else "" for name in names)]
+        for count, found in sorted(seconds.items())
+    )
     return markdown(["workers", *names], rows)
 
 
 def equivalence(result: Result) -> str:
-    runs: dict[str, dict[int, Result]] = {}
-    for run in result["runs"]:
-        runs.setdefault(run["configuration"], {})[run["seed"]] = run
-    base, rows = runs["uniform"], []
-    by_lru = {seed: mean(run["list_origin"]["LRU"][1:]) for seed, run in base.items()}
-    for name in ("uniform", "echo 2", "weights + coverage 0.3 + settled 0.25"):
-        found = sorted(runs[name].items())
+    runs = by_seed(result)
+    base, rows = runs.get("uniform", {}), []
+    for name, found in sorted(runs.items(), key=lambda run: run[0] != "uniform"):
         fetched = [
-            mean(mean(run["list_origin"][cache][1:]) / by_lru[seed] for seed, run in found)
+            mean(mean(run["list_origin"][cache][1:]) / mean(base[seed]["list_origin"]["LRU"][1:]) for seed, run in own)
             for cache in ("MIN", "MIN by epoch")
+            if (own := [(seed, run) for seed, run in found.items() if seed in base])
         ]
-        top1 = spread([run["top1"] for _, run in found], ".1f", 100)
-        gained = intervals.shown([100 * (run["top1"] - base[seed]["top1"]) for seed, run in found])
-        rows.append([name, "{:.2f} / {:.2f}".format(*fetched), top1, "" if name == "uniform" else gained])
+        top1 = spread([run["top1"] for run in found.values()], ".1f", 100)
+        gained = "" if name == "uniform" else intervals.shown(differences(found, base))
+        rows.append([name, " / ".join(f"{times:.2f}" for times in fetched), top1, gained])
     return markdown(["", "bytes with MIN / MIN by epoch, x LRU", "top-1, %", "less uniform's, 95 %"], rows)
 
 
-class Trainings:
-    """The trainings of a result of benchmarks.training.systems or full_size, with a fifth of the bytes cached."""
+def by_seed(result: Result) -> dict[str, dict[int, Result]]:
+    """The runs of each configuration."""
+    runs: dict[str, dict[int, Result]] = {}
+    for run in sorted(result["runs"], key=lambda run: int(run["seed"])):
+        runs.setdefault(run["configuration"], {})[run["seed"]] = run
+    return runs
 
-    def __init__(self, result: Result) -> None:
-        # Imported here: they bring torch, which takes seconds.
-        from benchmarks.training import systems_report
-        from benchmarks.training.in_process import Epoch as InProcess
 
-        runs = []
-        for run in result["measured"]:
-            epochs = [
-                InProcess(**{name: one[name] for name in InProcess.__dataclass_fields__ if name in one})
-                for one in run["epochs"]
-            ]
-            runs.append(systems_report.Measured(**run | {"epochs": epochs}))
-        self.group, self._report = systems_report.grouped(runs), systems_report
-
-    def of(self, system: str, share: float = 0.2) -> list[Any]:
-        """The runs of a system, in the order of their seeds."""
-        return self.group[system, share]
-
-    def percent(self, system: str, field: str, share: float = 0.2) -> str:
-        """The mean of a share over the second half of the epochs."""
-        return f"{100 * mean(run.settled(field) for run in self.of(system, share)):.0f}"
-
-    def fetched(self, system: str) -> float:
-        """Bytes of a whole training, as multiples of the dataset's."""
-        return mean(run.whole for run in self.of(system))
-
-    def times_lru(self, system: str) -> str:
-        seeds = {run.seed for run in self.of(system)}
-        return f"{self.fetched(system) / mean(run.whole for run in self.of('lru') if run.seed in seeds):.2f}"
-
-    def steps(self, system: str) -> str:
-        return f"{mean(sum(epoch.reads_share for epoch in run.epochs) for run in self.of(system)):.1f}"
-
-    def gained(self, system: str) -> str:
-        found = (self._report.gained(self.group, run) for run in self.of(system))
-        return points([difference for difference in found if difference is not None])
-
-    def as_accurate(self, system: str) -> float | None:
-        """Bytes that uniform sampling with a plan fetches for the same accuracy; None if no training is so short."""
-        found = [self._report.at_equal_accuracy(self.group, run) for run in self.of(system)]
-        return None if None in found else mean(filter(None, found))
+def differences(runs: dict[int, Result], base: dict[int, Result]) -> list[float]:
+    """Of top-1, in points, for each seed that both have."""
+    return [100 * (run["top1"] - base[seed]["top1"]) for seed, run in runs.items() if seed in base]
 
 
 SYSTEMS: tuple[str, ...] = ("lru", "lfu", "minio", "uniform+plan", "quiver", "echo 2", "shade", "icache", "impact")
@@ -429,24 +415,25 @@ SYSTEMS += ("spider-imp", "spider-paper", "spider-released", "spider", "spider+p
 PAPERS = {"shade": " (72)", "impact": " (43)"}
 
 
-def systems(result: Result) -> str:
+def systems(result: Result, names: Iterable[str] = SYSTEMS) -> str:
     trainings, rows = Trainings(result), []
-    for system in SYSTEMS:
+    for system in names:
         equal = trainings.as_accurate(system)
         times = "below 3 epochs" if equal is None else f"{trainings.fetched(system) / equal:.2f}"
         hits = trainings.percent(system, "hit_ratio") + PAPERS.get(system, "")
         cells = [hits, trainings.percent(system, "redirected_share"), trainings.times_lru(system)]
-        rows.append([named(system, ("echo 2", "spider+plan")), *cells, trainings.gained(system), times])
+        rows.append([named(system, ("echo 2", "spider+plan")), *cells, points(trainings.gained(system)), times])
     headings = ["", "hits, %", "substitutes, %", "bytes, x lru", "top-1 less uniform, 95 %", "x uniform+plan"]
     return markdown(headings, rows)
 
 
-def cache_sizes(result: Result) -> str:
-    trainings, shares = Trainings(result), (0.1, 0.2, 0.4, 0.6, 0.8)
-    rows = (
-        [system, *(trainings.percent(system, "hit_ratio", share) for share in shares)]
-        for system in ("minio", "icache", "shade", "spider-imp", "spider-paper")
-    )
+SIZED = ("minio", "icache", "shade", "spider-imp", "spider-paper")
+
+
+def cache_sizes(result: Result, names: Iterable[str] = SIZED) -> str:
+    trainings = Trainings(result)
+    shares = sorted({share for _, share in trainings.group})
+    rows = ([system, *(trainings.percent(system, "hit_ratio", share) for share in shares)] for system in names)
     return markdown(["cached", *(f"{100 * share:.0f} %" for share in shares)], rows)
 
 
@@ -461,26 +448,12 @@ SAMPLERS = {
 }
 
 
-def samplers(result: Result) -> str:
-    """Bytes, steps and hits are those of the first seed, which has all rows."""
-    first = Trainings(result | {"measured": [run for run in result["measured"] if run["seed"] == 1]})
-    top1 = {(run["system"], run["seed"]): f"{100 * run['top1']:.1f}" for run in result["measured"]}
-    rows = []
-    for system, name in SAMPLERS.items():
-        if (system, 1) in top1:
-            cells = [f"{first.fetched(system):.1f}", first.times_lru(system), first.steps(system)]
-            cells.append(first.percent(system, "hit_ratio"))
-            rows.append([name, *cells, *(top1.get((system, seed), "") for seed in (1, 2))])
-    headings = ["", "bytes", "x LRU", "steps", "hits in the second half, %", "top-1, %, seed 1", "seed 2"]
-    return markdown(headings, rows)
-
-
 def samplers_10k(result: Result) -> str:
     trainings, rows = Trainings(result), []
     for system, name in SAMPLERS.items():
         cells = [f"{trainings.fetched(system):.2f}", trainings.times_lru(system), trainings.steps(system)]
         cells.append(spread([run.top1 for run in trainings.of(system)], ".1f", 100))
-        rows.append([name, *cells, "" if system == "uniform+plan" else trainings.gained(system)])
+        rows.append([name, *cells, "" if system == "uniform+plan" else points(trainings.gained(system))])
     return markdown(["", "bytes", "x LRU", "steps", "top-1, %", "minus uniform, points"], rows)
 
 
@@ -513,39 +486,28 @@ def radius(result: Result) -> str:
         beta = f"{turned[0]} to {turned[-1]}" if turned[0] != turned[-1] else f"{turned[0] or 'never'}"
         cells = [trainings.percent(name, of) for of in ("hit_ratio", "redirected_share", "served_share")]
         cells += ["", ""] if drawn else [f"{mean(run['epochs'][-1]['mean_same'] for run in runs):.0f}", beta]
-        cells += [trainings.times_lru(name), trainings.gained(name)]
+        cells += [trainings.times_lru(name), points(trainings.gained(name))]
         rows.append([name if drawn else "" if suffix else system, RADII.get(suffix, ""), *cells])
     headings = ["", "`radius`", "hits, %", "substitutes, %", "different samples, %", "x_same", "beta", "bytes, x lru"]
     return markdown([*headings, "top-1 less uniform, 95 %"], rows)
 
 
-def embedding_width(result: Result) -> str:
-    rows = []
-    for width in (512, 128, 64, 16, "the epoch before"):
-        found = [row for row in result["rows"] if row["width"] == width]
-        correlation, top = mean(row["rank_correlation"] for row in found), mean(row["top_fifth"] for row in found)
-        speeds = [row["rows_per_s"] for row in found if row["rows_per_s"] is not None]
-        name = {64: "**64**", "the epoch before": "512, the epoch before"}.get(width, str(width))
-        rate = f"{mean(speeds):,.0f}" if speeds else ""
-        rows.append([name, f"{correlation:.3f}".replace("1.000", "1"), f"{100 * top:.0f}", rate])
-    return markdown(["numbers", "rank correlation with 512", "same top fifth, %", "rows/s"], rows)
-
-
 def refurbish(speed: Result, accuracy: Result) -> str:
-    top1: dict[str, dict[int, float]] = {}
-    for run in accuracy["runs"]:
-        top1.setdefault(run["configuration"], {})[run["seed"]] = run["top1"]
-    rows = []
-    for name, configuration, way, least in (
-        ("two uses", "r=2", "both r=2", 1.4),
-        ("three uses", "r=3", "both r=3", 1.9),
-        ("data echoing, two uses", "echo 2", "", None),
-        ("data echoing, three uses", "echo 3", "", None),
+    """Either may be empty."""
+    runs, rows = by_seed(accuracy or {"runs": []}), []
+    for name, configuration, least in (
+        ("two uses", "r=2", 1.4),
+        ("three uses", "r=3", 1.9),
+        ("data echoing, two uses", "echo 2", None),
+        ("data echoing, three uses", "echo 3", None),
     ):
-        base = top1["standard"]
-        found = intervals.interval_of([100 * (top1[configuration][seed] - base[seed]) for seed in base])
-        times = aimed(speed["of_standard"][way], least).replace(" (", " x (") if way else ""
-        rows.append([name, times, f"{found.mean:.1f} ({found.low:.1f} to {found.high:.1f})"])
+        times = speed.get("of_standard", {}).get(f"both {configuration}")
+        cells = ["" if times is None else aimed(times, least).replace(" (", " x ("), ""]
+        if found := differences(runs.get(configuration, {}), runs.get("standard", {})):
+            of = intervals.interval_of(found)
+            cells[1] = f"{of.mean:.1f} ({of.low:.1f} to {of.high:.1f})"
+        if any(cells):
+            rows.append([name, *cells])
     return markdown(["", "images/s", "top-1, points (95 %)"], rows)
 
 
@@ -587,20 +549,17 @@ TABLES = {
     "image-loader": Rendered(image_loader, ("image_loader",)),
     "serve": Rendered(serve, ("serve",)),
     "serve-immutable": Rendered(serve_immutable, ("serve-immutable",)),
-    "fuse-library": Rendered(fuse_library, ("fuse_library",)),
     "jobs-mount": Rendered(jobs_mount, ("jobs_mount",)),
     "stall": Rendered(stall, ("stall",)),
     "partition": Rendered(partition, ("partition",)),
     "train": Rendered(train, ("train",)),
     "loader-workers": Rendered(loader_workers, ("loader_workers",)),
     "equivalence": Rendered(equivalence, ("equivalence",)),
-    "samplers": Rendered(samplers, ("samplers",)),
     "samplers-10k": Rendered(samplers_10k, ("samplers-10k",)),
     "full-size": Rendered(full_size, ("full_size",)),
     "systems": Rendered(systems, ("systems",)),
     "cache-sizes": Rendered(cache_sizes, ("systems",)),
     "radius": Rendered(radius, ("radius",)),
-    "embedding-width": Rendered(embedding_width, ("embedding_width",)),
     "refurbish": Rendered(refurbish, ("refurbish_speed", "refurbish_accuracy")),
 }
 

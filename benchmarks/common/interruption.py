@@ -1,4 +1,4 @@
-"""Interrupts that clean up: whatever ends a benchmark, its mounts and its processes end too."""
+"""How a benchmark ends: after an interrupt, with its mounts and processes, or after a slice, to be continued."""
 
 from __future__ import annotations
 
@@ -6,11 +6,34 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.common.slices import LEFT, TimeIsOver
+# The exit status when the time of a slice is over and something is left to do.
+LEFT = 3
+
+
+class TimeIsOver(Exception):
+    """This slice has ended, and something is left to do; the message says what."""
+
+
+class Slice:
+    """How long this call may measure. A slice has time for one piece of work at least, however long that takes."""
+
+    def __init__(self, minutes: float) -> None:
+        self._ends_at = time.monotonic() + 60 * minutes
+        self._longest_s = 0.0
+
+    def took(self, seconds: float) -> None:
+        """Note how long a piece of work took."""
+        self._longest_s = max(self._longest_s, seconds)
+
+    @property
+    def over(self) -> bool:
+        """Whether no further piece of work fits, if it takes as long as the longest one so far."""
+        return self._longest_s > 0 and time.monotonic() + self._longest_s > self._ends_at
 
 
 def exit_status(

@@ -1,8 +1,7 @@
-"""What caches make of the draws of a sampler: replays with the product's engine and policies, and LRU's closed form."""
+"""What caches make of the draws of a sampler: replays with the product's engine and policies."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -77,11 +76,6 @@ def min_by_epoch(lists: list[list[int]], sizes: list[int], capacity: int) -> Ite
         else:
             engine.change_policy(policy)
         yield replay(engine, accesses, len(drawn))
-
-
-def lru_hits(cached_share: float) -> float:
-    """The hits of an LRU if each epoch reads every sample once in a new order, as a share of the reads."""
-    return cached_share + (1 - cached_share) * math.log(1 - cached_share) if cached_share < 1 else 1.0
 
 
 def accesses_of(samples: list[int], sizes: list[int]) -> Accesses:

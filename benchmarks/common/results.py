@@ -11,25 +11,25 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import intervals
+T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
+WIDE = 180
 LONGEST_LINE = 800
 """So many characters of a result, which is kept as JSON, need no lines of their own."""
 
 
-def wide_console(columns: int) -> Console:
-    """A console with room for tables of so many columns, which most terminals do not have."""
-    return Console(width=max(columns, shutil.get_terminal_size().columns))
+def wide_console() -> Console:
+    """A console with room for wide tables, which most terminals do not have."""
+    return Console(width=max(WIDE, shutil.get_terminal_size().columns))
 
 
 def plain_table(title: str, *headings: str, words: Collection[str] = ("",)) -> Table:
@@ -40,25 +40,30 @@ def plain_table(title: str, *headings: str, words: Collection[str] = ("",)) -> T
     return table
 
 
+def turns(systems: Iterable[T], rounds: int) -> Iterator[tuple[int, T]]:
+    """The number of a round, and a system: each round has all of them, and begins with another one."""
+    systems = list(systems)
+    for number in range(rounds):
+        first = number % len(systems)
+        yield from ((number, system) for system in systems[first:] + systems[:first])
+
+
 def spread(values: Sequence[float], form: str, factor: float = 1.0) -> str:
     """The mean of the values and, if there are several, their standard deviation."""
     text = format(statistics.fmean(values) * factor, form)
     return text if len(values) < 2 else f"{text} ± {format(statistics.stdev(values) * factor, form.removeprefix('+'))}"
 
 
-def gpu_of(torch: Any) -> str | None:
-    """The name of the GPU that a benchmark can use; None if there is none, or if it has not imported torch."""
-    return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
-
-
 def machine() -> dict[str, Any]:
     """The machine, the time and the commit: kept with every result."""
+    torch: Any = sys.modules.get("torch")
     return {
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
-        "gpu": gpu_of(sys.modules.get("torch")),
+        # None, too, if the benchmark has not imported torch.
+        "gpu": torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None,
         "load_average": os.getloadavg(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": commit(),
@@ -108,30 +113,3 @@ def one_run_a_line(value: Any, indent: str = "") -> str:
 
 def _has_parts(value: Any) -> bool:
     return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(one, dict | list) for one in value))
-
-
-def at_least(target: float | None, figure: float) -> str:
-    """The cell of a table that says whether a figure reaches its target; empty if it has none."""
-    return "" if target is None else f">= {target:g}: {'reached' if figure >= target else 'missed'}"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One target, and whether the measurement reached it; there is one figure for each seed or run."""
-
-    what: str
-    target: str
-    measured: list[float]
-    reached: bool
-    paired: bool = False
-    """Whether the figures are differences from another system, of which an interval is shown."""
-
-
-def verdict_table(title: str, verdicts: Iterable[Verdict], forms: Iterable[str]) -> Table:
-    """A row for each verdict, whose figures are written in the form at the same position."""
-    table = plain_table(title, "", "target", "measured", " ", words=("", " "))
-    for verdict, form in zip(verdicts, forms, strict=False):
-        word, style = ("reached", "green") if verdict.reached else ("missed", "red")
-        figures = intervals.shown(verdict.measured, form) if verdict.paired else spread(verdict.measured, form)
-        table.add_row(verdict.what, verdict.target, figures, word, style=style)
-    return table

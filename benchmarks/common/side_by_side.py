@@ -1,14 +1,22 @@
-"""Work on several cores: one process for each job, since a small training does not gain from a second thread."""
+"""Trainings on several cores, one process for each: a small training does not gain from a second thread."""
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
+import json
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import Any, TypeVar
+from dataclasses import asdict
+from typing import Any, NamedTuple, TypeVar
+
+from rich.console import Console
+
+from benchmarks.common.results import machine, save
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,10 +48,58 @@ def side_by_side(prepare: Callable[[], P], work: Callable[[P, T], R], tasks: Ite
         executor.shutdown(cancel_futures=True)
 
 
-def time_left(done: int, tasks: int, seconds: float) -> str:
-    """How many of the tasks are left, and how long they take if `done` of them took so many seconds."""
-    left = tasks - done
-    return f"{left} left, some {seconds / done * left / 60:.0f} minutes"
+def counted(results: Iterator[R], tasks: Sequence[T], console: Console) -> Iterator[R]:
+    """The results of these tasks, and after each of them how long the others take."""
+    began = time.monotonic()
+    for number, result in enumerate(results, 1):
+        yield result
+        left = len(tasks) - number
+        minutes = (time.monotonic() - began) / number * left / 60
+        console.print(f"{left} left, some {minutes:.0f} minutes", style="dim", highlight=False)
+
+
+class Task(NamedTuple):
+    seed: int
+    configuration: str
+
+
+def measure_seeds(
+    arguments: argparse.Namespace,
+    console: Console,
+    configurations: Mapping[str, Any],
+    common: dict[str, Any],
+    prepare: Callable[[], P],
+    work: Callable[[P, Task], Any],
+    show: Callable[[dict[str, Any]], None],
+) -> None:
+    """Measure all seeds of the chosen configurations, and show the result; an interrupted one shows what it has.
+
+    `common` is what all runs of a file must have in common, beside the extent. What the file of --json has is not
+    measured again; raises RuntimeError if that was measured with other settings.
+    """
+    identity = asdict(arguments.extent) | {"seeds": 0} | common
+    known: dict[str, Any] = json.loads(json.dumps({name: asdict(of) for name, of in configurations.items()}))
+    result: dict[str, Any] = {"extent": identity, "configurations": {}, "runs": []}
+    if (path := arguments.json) is not None and path.exists():
+        result = json.loads(path.read_text())
+        if result["extent"] != identity:
+            raise RuntimeError(f"{path} holds runs of another extent: {result['extent']}; choose another file")
+        if other := [name for name, saved in result["configurations"].items() if known.get(name) != saved]:
+            raise RuntimeError(f"{path} holds runs of another configuration named {other[0]}; choose another file")
+    done = {Task(run["seed"], run["configuration"]) for run in result["runs"]}
+    asked = itertools.starmap(Task, itertools.product(range(1, arguments.extent.seeds + 1), arguments.configs))
+    tasks = [task for task in asked if task not in done]
+    console.print(f"{len(done)} runs are there already, {len(tasks)} to do", highlight=False)
+    try:
+        for run in counted(side_by_side(prepare, work, tasks, arguments.jobs), tasks, console):
+            result["runs"].append(asdict(run))
+            result["configurations"][run.configuration] = known[run.configuration]
+            save(path, {"machine": machine()} | result)
+            text = f"{run.configuration}, seed {run.seed}: top-1 {run.top1:.1%} ({run.seconds:.0f} s)"
+            console.print(text, highlight=False)
+    finally:
+        if result["runs"]:
+            show(result)
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:

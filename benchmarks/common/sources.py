@@ -6,6 +6,8 @@ import os
 import random
 from pathlib import Path
 
+# The name of every bucket that is made for a run.
+BUCKET = "bucket"
 # What large files and objects are made of, again and again. It is longer than a block of the store (1 MiB), and of odd
 # length: no two blocks, or pages, of a file are the same, so that swapped ones are noticed.
 _PATTERN = random.Random(0).randbytes((1 << 20) + 4099)

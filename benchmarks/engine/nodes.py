@@ -21,7 +21,7 @@ one node.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -29,9 +29,8 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.common.command import command_line
-from benchmarks.common.interruption import exit_status
-from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.command import command_line, main
+from benchmarks.common.results import plain_table
 from spiderfs.core.engine import Engine
 from spiderfs.core.homes import Homes
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
@@ -195,7 +194,8 @@ def fetched_shares(setting: Setting) -> list[float]:
     return shares
 
 
-def run(extent: Setting, console: Console) -> dict[str, object]:
+def measure(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
+    extent = QUICK if arguments.quick else FULL
     first: dict[str, list[float]] = {system: [] for system in SYSTEMS}
     later: dict[str, list[float]] = {system: [] for system in SYSTEMS}
     chosen = [replace(extent, system=system, nodes=nodes) for system in SYSTEMS for nodes in NODES]
@@ -219,14 +219,5 @@ def run(extent: Setting, console: Console) -> dict[str, object]:
     return {"extent": asdict(extent), "nodes": NODES, "first": first, "later": later, "jobs": jobs}
 
 
-def main() -> int:
-    arguments = command_line(__doc__).parse_args()
-
-    def measure() -> None:
-        save(arguments.json, {"machine": machine()} | run(QUICK if arguments.quick else FULL, Console()))
-
-    return exit_status("nodes", measure, "interrupted")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measure, command_line(__doc__))

@@ -5,7 +5,7 @@
 
 One process is a home: it has the manager's parts that share plans, without a mount, a cache that is full, and readers
 of its own. Another one has those of all other nodes. Both talk by a Redis server on this machine. All readers publish
-an epoch at the same time, then the next one, and then come a twentieth of the epoch further. The readers:
+an epoch at the same time, and then the next one. The readers:
 
     ranks    of one training: each reads its share of all samples
     jobs     each reads all samples, in an order of its own
@@ -19,11 +19,8 @@ other nodes that the home should have received and has not.
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.process
+import argparse
 import os
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -40,10 +37,10 @@ import numpy.typing as npt
 import trio
 from rich.console import Console
 
-from benchmarks.common.command import command_line
-from benchmarks.common.interruption import exit_status
+from benchmarks.common.command import command_line, main
+from benchmarks.common.processes import forked
 from benchmarks.common.redis_server import RedisServer
-from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.results import plain_table
 from spiderfs.cluster.link import Link
 from spiderfs.cluster.stream import Stream
 from spiderfs.core.engine import Engine
@@ -65,7 +62,6 @@ CACHED = 0.1
 QUIET_S, PATIENCE_S = 15.0, 300.0
 # The home's loop is looked at this often.
 TICK_S = 0.002
-STEPS, FURTHER = 10, 0.05
 
 
 @dataclass(frozen=True)
@@ -208,23 +204,6 @@ async def _home(parent: Connection, place: Path, setting: Setting, server: str, 
         ranked_s = time.monotonic()
         node.engine.rerank()
         found["rerank_s"] = round(time.monotonic() - ranked_s, 3)
-        parent.send("progress")
-
-        async def progress() -> None:
-            while parent.poll() is False:
-                await trio.sleep(0.05)
-            await trio.sleep(1.0)
-
-        await measured("progress", progress, int(its_draws * FURTHER))
-        parent.recv()
-        parent.send("publish")
-
-        async def publish() -> None:
-            await node.publish(readers, 0)
-            while node.plans._queues:
-                await trio.sleep(0.01)
-
-        await measured("published", publish, len(readers) * setting.draws)
         parent.send(found)
         nursery.cancel_scope.cancel()
 
@@ -244,12 +223,8 @@ async def _others(parent: Connection, place: Path, setting: Setting, server: str
     nodes = [Node(place, number, setting, server, known) for number in range(1, setting.nodes)]
     readers = {node.number: node.readers() for node in nodes}
     for node in nodes:
-        # Of its own readers, a node asks its engine alone how far they are.
-        ours = {
-            (reader.number, LIST): SimpleNamespace(epoch=_Epoch(setting.draws), dispatched=0)
-            for reader in readers[node.number]
-        }
-        node.engine = SimpleNamespace(schedule=SimpleNamespace(readers=ours), rank_some=lambda limit: False)
+        # Of its own readers, of which it has none here, a node asks its engine alone how far they are.
+        node.engine = SimpleNamespace(schedule=SimpleNamespace(readers={}), rank_some=lambda limit: False)
         node.share(node.engine)
 
     def drain() -> None:
@@ -267,71 +242,25 @@ async def _others(parent: Connection, place: Path, setting: Setting, server: str
             nursery.start_soon(node.plans.run)
         parent.send(None)
         while (what := await ask()) is not None:
-            if what == "progress":
-                for step in range(1, STEPS + 1):
-                    for node in nodes:
-                        for planned in node.engine.schedule.readers.values():
-                            planned.epoch.number = 1
-                            planned.dispatched = int(setting.draws * FURTHER * step / STEPS)
-                    await trio.sleep(0.3)
-            else:
-                async with trio.open_nursery() as publishing:
-                    for node in nodes:
-                        publishing.start_soon(node.publish, readers[node.number], what)
-            parent.send(sum(node.count("plans_lost") for node in nodes))
+            async with trio.open_nursery() as publishing:
+                for node in nodes:
+                    publishing.start_soon(node.publish, readers[node.number], what)
+            parent.send(None)
         done.append(None)
         nursery.cancel_scope.cancel()
 
 
-class _Epoch:
-    def __init__(self, length: int) -> None:
-        self.number, self._length = 0, length
-
-    def __len__(self) -> int:
-        return self._length
-
-
-def _serve(act: Callable[..., Any], *arguments: object) -> None:
-    # The benchmark's own process turns it into an interrupt.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    trio.run(act, *arguments)
-
-
-def _end(process: multiprocessing.process.BaseProcess) -> None:
-    process.join(1)
-    process.terminate()
-    process.join()
-
-
 def measured_in(setting: Setting, known: KnownList) -> dict[str, Any]:
-    forking = multiprocessing.get_context("fork")
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(RedisServer(place))
-        talks = []
-        for act in (_others, _home):
-            talk, parent = forking.Pipe()
-            arguments = (act, parent, place, setting, server.url, known)
-            process = forking.Process(target=_serve, args=arguments, daemon=True)
-            process.start()
-            stack.callback(_end, process)
-            talks.append(talk)
-            parent.close()
-        others, home = talks
+        others, home = (forked(stack, act, place, setting, server.url, known) for act in (_others, _home))
         others.recv()
-        published_s, given_up = 0.0, 0
         for epoch in (0, 1):
             assert home.recv() == "receive"
-            began_s = time.monotonic()
-            home.send(began_s)
+            home.send(time.monotonic())
             others.send(epoch)
-            given_up = others.recv()
-            published_s = max(published_s, time.monotonic() - began_s)
-        assert home.recv() == "progress"
-        others.send("progress")
-        given_up = others.recv()
-        home.send(None)
-        assert home.recv() == "publish"
+            others.recv()
         found = home.recv()
         others.send(None)
         counted = Stream(server.url)
@@ -340,14 +269,13 @@ def measured_in(setting: Setting, known: KnownList) -> dict[str, Any]:
         return {
             **asdict(setting),
             **found,
-            "published_s": round(published_s, 3),
-            "given_up": given_up,
             "redis_peak_bytes": served["used_memory_peak"],
             "sent_bytes": served["total_net_input_bytes"],
         }
 
 
-def run(settings: Sequence[Setting], console: Console) -> dict[str, object]:
+def measure(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
+    settings = QUICK if arguments.quick else FULL
     table = plain_table(
         f"{settings[0].nodes} nodes, a tenth cached on each",
         *("samples", "readers", "counts after", "longest gap", "memory", "CPU", "Redis", "sent", "lost"),
@@ -375,14 +303,5 @@ def run(settings: Sequence[Setting], console: Console) -> dict[str, object]:
     return {"cached": CACHED, "runs": runs}
 
 
-def main() -> int:
-    arguments = command_line(__doc__).parse_args()
-
-    def measure() -> None:
-        save(arguments.json, {"machine": machine()} | run(QUICK if arguments.quick else FULL, Console()))
-
-    return exit_status("remote_plans", measure, "interrupted")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measure, command_line(__doc__))

@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -28,10 +26,9 @@ from rich.console import Console
 from rich.progress import track
 from scipy.stats import spearmanr
 
-from benchmarks.common.command import command_line
+from benchmarks.common.command import command_line, main
 from benchmarks.common.embeddings import Embeddings
-from benchmarks.common.interruption import exit_status
-from benchmarks.common.results import machine, plain_table, save, wide_console
+from benchmarks.common.results import machine, plain_table, save
 from spiderfs.scorer.index import Ids, Near, Vectors, blocks_of, exact_nearest, normalised
 from spiderfs.scorer.scorer import Scorer, importance
 from spiderfs.scorer.scoring import ScorerOptions
@@ -41,7 +38,6 @@ BATCH, MANY = 128, 1024
 FEW_CLASSES = 10
 SAMPLES_OF_A_CLASS = 1000
 COMPARED = 1024
-TABLE_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -130,34 +126,6 @@ def correlation(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
     return float(spearmanr(one, other).statistic)
 
 
-@dataclass
-class Results:
-    """The measurements so far, written to a file if --json names one."""
-
-    path: Path | None
-    rows: list[Row]
-
-    @classmethod
-    def of(cls, path: Path | None) -> Results:
-        if path is None or not path.exists():
-            return cls(path, [])
-        return cls(path, [Row(**row) for row in json.loads(path.read_text())["rows"]])
-
-    def row(self, kind: Kind, samples: int, classes: int, dimension: int, calls: int) -> Row:
-        for row in self.rows:
-            if (row.index, row.samples, row.classes, row.dimension) == (kind, samples, classes, dimension):
-                return row
-        row = measure(kind, samples, classes, dimension, calls)
-        self.rows.append(row)
-        self.rows.sort(key=lambda row: (row.samples, row.classes, row.dimension, row.index))
-        self.keep()
-        return row
-
-    def keep(self) -> None:
-        if self.path is not None:
-            save(self.path, {"machine": machine(), "batch": BATCH, "rows": [asdict(row) for row in self.rows]})
-
-
 def cases_of(options: argparse.Namespace) -> list[tuple[Kind, int, int, int]]:
     """Index, samples, classes and dimension of each row."""
     kinds: tuple[Kind, ...] = ("exact", "cells", "hnsw")
@@ -174,36 +142,24 @@ def cases_of(options: argparse.Namespace) -> list[tuple[Kind, int, int, int]]:
 
 def run(options: argparse.Namespace, console: Console) -> None:
     calls = 5 if options.quick else 20
-    results = Results.of(options.json)
+    kept = options.json is not None and options.json.exists()
+    rows = [Row(**row) for row in json.loads(options.json.read_text())["rows"]] if kept else []
+    done = {(row.index, row.samples, row.classes, row.dimension) for row in rows}
+    for case in track(cases_of(options), console=console, transient=True):
+        if case not in done:
+            rows.append(measure(*case, calls))
+            rows.sort(key=lambda row: (row.samples, row.classes, row.dimension, row.index))
+            save(options.json, {"machine": machine(), "batch": BATCH, "rows": [asdict(row) for row in rows]})
     headings = ("index", "samples", "classes", "dim", "fill", "of 128", "of 1024", "bytes", "recall", "corr.")
-    table = plain_table(
-        f"CPU ms of {BATCH} rows, of {BATCH} and of {MANY} that come at once", *headings, words=("index",)
-    )
-    for kind, samples, classes, dimension in track(cases_of(options), console=console, transient=True):
-        row = results.row(kind, samples, classes, dimension, calls)
-        table.add_row(
-            row.index,
-            f"{row.samples:,}",
-            f"{row.classes:,}",
-            f"{row.dimension}",
-            f"{row.fill_cpu_ms_per_batch:.1f}",
-            f"{row.cpu_ms_per_batch:.1f}",
-            f"{row.cpu_ms_per_batch_of_many:.1f}",
-            f"{row.bytes_per_sample:.0f}",
-            f"{row.recall:.3f}",
-            f"{row.correlation:.3f}",
-        )
+    title = f"CPU ms of {BATCH} rows, of {BATCH} and of {MANY} that come at once"
+    table = plain_table(title, *headings, words=("index",))
+    forms = ("", ",", ",", "", ".1f", ".1f", ".1f", ".0f", ".3f", ".3f")
+    for row in rows:
+        table.add_row(*map(format, asdict(row).values(), forms))
     console.print(table)
 
 
-def main() -> int:
-    parser = command_line(__doc__)
-    parser.add_argument(
-        "--large", action="store_true", help="measure a million samples too: half an hour of one core, some GB"
-    )
-    arguments = parser.parse_args()
-    return exit_status("scorer", lambda: run(arguments, wide_console(TABLE_WIDTH)), "interrupted")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    program = command_line(__doc__)
+    program.add_argument("--large", action="store_true", help="a million samples too: half an hour of one core")
+    main(run, program)

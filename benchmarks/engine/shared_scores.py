@@ -17,11 +17,8 @@ mean of all nodes. `CPU` is the processor time of the manager that scores for al
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.process
+import argparse
 import os
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -37,11 +34,11 @@ import trio
 from rich.console import Console
 from scipy.stats import spearmanr
 
-from benchmarks.common.command import command_line
+from benchmarks.common.command import command_line, main
 from benchmarks.common.embeddings import Embeddings
-from benchmarks.common.interruption import exit_status
+from benchmarks.common.processes import forked
 from benchmarks.common.redis_server import RedisServer
-from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.results import plain_table
 from benchmarks.fakes import MemoryContent
 from spiderfs.cluster.link import Link
 from spiderfs.core.learning.feed import PolicyFeed
@@ -174,57 +171,39 @@ class Node:
         return Learned(scoring.to_draw_by(), cpu_s, counts)
 
 
-def _serve(
+async def _serve(
     parent: Connection, place: Path, extent: Extent, server: str, ranks: Sequence[int], of: int, training: TrainingData
 ) -> None:
     """A node's process: it learns from a message to begin on, and sends what it has learned after a message to end."""
-
-    async def main() -> None:
-        node = Node(place, server, ranks, of, training.labels)
-        await node.scoring.introduce(node.job_dataset)
+    node = Node(place, server, ranks, of, training.labels)
+    await node.scoring.introduce(node.job_dataset)
+    parent.send(None)
+    began = await trio.to_thread.run_sync(parent.recv)
+    before_s = time.process_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.nodes.run, node.scoring, trio.lowlevel.checkpoint)
+        paced = bool(server) or len(ranks) > 1
+        await node.learn(training.steps, began, extent.rows_per_s / extent.step if paced else 0)
+        if server and 0 in ranks:
+            others = sum(len(step.indices) - len(step.indices[::of]) for step in training.steps)
+            with trio.move_on_after(PATIENCE_S):
+                while node.count("cluster_rows_received") < others:
+                    await trio.sleep(0.05)
         parent.send(None)
-        began = await trio.to_thread.run_sync(parent.recv)
-        before_s = time.process_time()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(node.nodes.run, node.scoring, trio.lowlevel.checkpoint)
-            paced = bool(server) or len(ranks) > 1
-            await node.learn(training.steps, began, extent.rows_per_s / extent.step if paced else 0)
-            if server and 0 in ranks:
-                others = sum(len(step.indices) - len(step.indices[::of]) for step in training.steps)
-                with trio.move_on_after(PATIENCE_S):
-                    while node.count("cluster_rows_received") < others:
-                        await trio.sleep(0.05)
-            parent.send(None)
-            await trio.to_thread.run_sync(parent.recv)
-            nursery.cancel_scope.cancel()
-        parent.send(node.learned(time.process_time() - before_s))
-
-    # The benchmark's own process turns it into an interrupt.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    trio.run(main)
-
-
-def _end(process: multiprocessing.process.BaseProcess) -> None:
-    process.join(1)
-    process.terminate()
-    process.join()
+        await trio.to_thread.run_sync(parent.recv)
+        nursery.cancel_scope.cancel()
+    parent.send(node.learned(time.process_time() - before_s))
 
 
 def learned_by(extent: Extent, system: str, nodes: int, training: TrainingData) -> list[Learned]:
     """What the manager of each node has learned at the end."""
-    forking = multiprocessing.get_context("fork")
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = stack.enter_context(RedisServer(place)).url if system == SHARED else ""
-        talks = []
-        for ranks in [range(nodes)] if system == ONE else [[rank] for rank in range(nodes)]:
-            talk, parent = forking.Pipe()
-            arguments = (parent, place / str(ranks[0]), extent, server, ranks, nodes, training)
-            process = forking.Process(target=_serve, args=arguments, daemon=True)
-            process.start()
-            stack.callback(_end, process)
-            talks.append(talk)
-            parent.close()
+        groups: list[Sequence[int]] = [range(nodes)] if system == ONE else [[rank] for rank in range(nodes)]
+        talks = [
+            forked(stack, _serve, place / str(ranks[0]), extent, server, ranks, nodes, training) for ranks in groups
+        ]
         for talk in talks:
             talk.recv()
         began = time.monotonic()
@@ -239,7 +218,8 @@ def learned_by(extent: Extent, system: str, nodes: int, training: TrainingData) 
         return [talk.recv() for talk in talks]
 
 
-def run(extent: Extent, console: Console) -> dict[str, object]:
+def measure(arguments: argparse.Namespace, console: Console) -> dict[str, object]:
+    extent: Extent = arguments.extent
     training = made_training(extent)
     table = plain_table(
         f"{extent.samples:,} samples, {extent.epochs} epochs, {extent.rows_per_s:,} rows/s",
@@ -262,14 +242,5 @@ def run(extent: Extent, console: Console) -> dict[str, object]:
     return {"extent": asdict(extent), "runs": runs}
 
 
-def main() -> int:
-    arguments = command_line(__doc__).parse_args()
-
-    def measure() -> None:
-        save(arguments.json, {"machine": machine()} | run(QUICK if arguments.quick else Extent(), Console()))
-
-    return exit_status("shared_scores", measure, "interrupted")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measure, command_line(__doc__, Extent(), QUICK))

@@ -16,27 +16,17 @@ First the source is a directory whose every answer takes `--latency-ms`. A figur
 share of the files' bytes: in the first epoch, and the mean of the later ones. Without plans caches alone cannot be
 below 1 - n c, which is 0.4 for three nodes and 0.2 for four, and nodes apart not below 0.8.
 
-Then three jobs, one on each node, each read all files in each epoch, in orders of their own, by plans that they publish
-(trainer_hook's client) and with the next epoch's known:
-
-    jobs-apart    mounts of their own
-    jobs-homes    -o peers=...
-    jobs-cluster  -o peers=...,cluster=...: each home knows the plans of all jobs, by a Redis server
-
-A figure is what all nodes read from the source, as a share of what the jobs read.
-
 Then the source is a bucket which gives all nodes together RATE bytes a second, that one alone uses up (`one`). A figure
 is how many samples a second all nodes together read in the later epochs. Systems are those of the first part, and with
 -planned the same with each rank's plans of this epoch and the next.
 
 Then the bucket has one large file, and gives LARGE_RATE; four nodes begin at once to read all of it in order. Figures
 are what the bucket gave, as a multiple of the file, and when the last node was ready, as a multiple of one node alone.
-
-Then one node reads files that its peer has cached, one at a time, and others from the source: the times of both.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import json
@@ -44,10 +34,10 @@ import multiprocessing
 import os
 import random
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,37 +46,35 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from benchmarks.common.command import add_names, add_numbers, command_line
-from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks import tables
+from benchmarks.common.command import add_names, command_line, main
+from benchmarks.common.interruption import scratch_directory
 from benchmarks.common.mounts import WORKER_PATIENCE_S, mounted
 from benchmarks.common.network import Host, NoNetwork, network
-from benchmarks.common.redis_server import RedisServer
-from benchmarks.common.results import at_least, machine, plain_table, save, wide_console
-from benchmarks.common.sources import make_older
+from benchmarks.common.results import plain_table
+from benchmarks.common.sources import BUCKET, make_older
 from benchmarks.common.web_server import free_port, web_server
-from benchmarks.serving.paced_store import BUCKET, Objects, PacedStore, paced_store
+from benchmarks.serving.paced_store import Objects, PacedStore, paced_store
 from spiderfs.protocol import EpochEnd, Hello, Plan
 from trainer_hook import Declaration, HookClient
 from trainer_hook.connection.mounts import socket_finder
 
 NODES, MORE_NODES, CACHED, READERS = 3, 4, 0.2, 4
 FILE_BYTES = 100_000
-TABLE_WIDTH = 110
 # Who fetches ahead reads more and smaller files: what is under way takes room of a cache, and should be a small part.
-JOB_FILES, RATE_FILES, SMALL_BYTES = 3.0, 1.2, 20_000
-FEW_FETCHES = ",fetches=16"
+RATE_FILES, SMALL_BYTES = 1.2, 20_000
 PATIENCE_S = 600.0
 SYSTEMS = ("apart", "homes", "immutable")
-JOBS = ("jobs-apart", "jobs-homes", "jobs-cluster")
 RATE, RATE_AIM = 3_000_000, 2.5
 TIMEOUT_S = 1
 NGINX_WORKERS = 32  # as in the example
-LARGE_RATE, LARGE_AIMS = 200_000_000, {"source": 1.05, "last": 1.4}
-PARTS, QUICK_PARTS = ("epochs", "more", "jobs", "rates", "large", "waits"), ("epochs", "large", "waits")
+LARGE_RATE, LARGE_AIMS = 200_000_000, (1.05, 1.4)
+PARTS, QUICK_PARTS = ("epochs", "more", "rates", "large"), ("epochs", "large")
 RATED = ("one", *SYSTEMS, "apart-planned", "homes-planned")
 
 
-class Extent(NamedTuple):
+@dataclass(frozen=True)
+class Extent:
     files: int
     epochs: int
     rounds: int
@@ -137,14 +125,9 @@ def nodes(
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(scratch_directory(system)))
         common = "immutable" if system.startswith("immutable") else "immutable=off"
-        if system in JOBS:
-            common += FEW_FETCHES
         root: Path | str = source if isinstance(source, Path) else f"s3://{BUCKET}"
         if isinstance(source, PacedStore):
             common += f",source.endpoint={source.url},source.anonymous"
-        if system == "jobs-cluster":
-            with site.servers.entered():
-                common += f",cluster={stack.enter_context(RedisServer(place, address=site.servers.address)).url}"
         hosts, points, ports = site.hosts[:count], [], []
         for host in hosts:
             with host.entered():
@@ -198,11 +181,6 @@ def orders_of_ranks(count: int, files: int, epochs: int, seed: int) -> list[Orde
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(files).astype(np.uint32) for _ in range(epochs + 1)]
     return [[order[number::count] for order in orders] for number in range(count)]
-
-
-def orders_of_jobs(count: int, files: int, epochs: int) -> list[Orders]:
-    """Each node reads all files in orders of its own."""
-    return [orders_of_ranks(1, files, epochs, seed)[0] for seed in range(count)]
 
 
 def train(point: Path, number: int, names: list[str], orders: Orders, size: int, plans: bool, apart: Barrier) -> None:
@@ -268,28 +246,22 @@ def measure(
     count: int = NODES,
 ) -> Figures:
     """What each system reads from the source, as a share of what is read, and how many samples a second are read."""
-    jobs = systems == JOBS
-    size = SMALL_BYTES if jobs or isinstance(source, PacedStore) else FILE_BYTES
+    size = SMALL_BYTES if isinstance(source, PacedStore) else FILE_BYTES
     latency_ms = extent.latency_ms if isinstance(source, Path) else 0
     found: Figures = {system: {} for system in systems}
-    # Jobs differ little from round to round, and read the most.
-    for turn in range(1 if jobs else extent.rounds):
+    for turn in range(extent.rounds):
         for place in range(len(systems)):
             system = systems[(turn + place) % len(systems)]
             here = 1 if system == "one" else count
-            if jobs:
-                orders = orders_of_jobs(here, len(names), extent.epochs)
-            else:
-                orders = orders_of_ranks(here, len(names), extent.epochs, turn)
-            plans = jobs or system.endswith("planned")
+            orders = orders_of_ranks(here, len(names), extent.epochs, turn)
+            plans = system.endswith("planned")
             with nodes(site, system, source, int(len(names) * size * CACHED), latency_ms, here) as points:
                 epochs, counted = trained(points, names, orders, size, plans)
-            reads = len(names) * (here if jobs else 1)
-            shares = [epoch.origin_bytes / (reads * size) for epoch in epochs]
+            shares = [epoch.origin_bytes / (len(names) * size) for epoch in epochs]
             values = {
                 "first": round(shares[0], 4),
                 "later": round(statistics.fmean(shares[1:]), 4),
-                "samples_s": round(reads * len(epochs[1:]) / sum(epoch.seconds for epoch in epochs[1:]), 1),
+                "samples_s": round(len(names) * len(epochs[1:]) / sum(epoch.seconds for epoch in epochs[1:]), 1),
                 "peer_bytes": counted["peers"],
                 "timeouts": counted["timeouts"],
             }
@@ -298,7 +270,8 @@ def measure(
     return found
 
 
-def measure_rates(site: Machines, extent: Extent, names: list[str]) -> Figures:
+def measure_rates(site: Machines, extent: Extent) -> Figures:
+    names = [f"{number:05}.jpg" for number in range(int(RATE_FILES * extent.files))]
     with contextlib.ExitStack() as stack:
         with site.servers.entered():
             objects = Objects(names, SMALL_BYTES)
@@ -334,91 +307,57 @@ def measure_large(site: Machines, extent: Extent) -> dict[str, dict[str, list[fl
 
 def show_large(found: dict[str, dict[str, list[float]]], extent: Extent, console: Console) -> None:
     title = f"{MORE_NODES} nodes read {extent.large_mib} MiB of {LARGE_RATE / 1e6:g} MB/s for all"
-    table = plain_table(title, "", "x file from the source", "last ready, s", "x one", " ", words=("", " "))
+    table = plain_table(title, "", "x file from the source", "last ready, s", "x one")
     alone = statistics.median(found["one"]["seconds"])
     for system, row in found.items():
         source, last = statistics.median(row["source"]), statistics.median(row["seconds"])
-        missed = [name for name, value in (("source", source), ("last", last / alone)) if value > LARGE_AIMS[name]]
-        aims = "" if system != "homes" else f"missed: {', '.join(missed)}" if missed else "aims reached"
-        table.add_row(system, f"{source:.3f}", f"{last:.2f}", f"{last / alone:.2f}", aims)
+        aims = LARGE_AIMS if system == "homes" else (None, None)
+        cells = (tables.aimed(figure, aim, most=True) for figure, aim in zip((source, last / alone), aims, strict=True))
+        from_source, of_one = cells
+        table.add_row(system, from_source, f"{last:.2f}", of_one)
     console.print(table)
 
 
-def measure_waits(site: Machines, extent: Extent, source: Path, names: list[str]) -> dict[str, float]:
-    """Medians, in milliseconds, of reads from a peer that has the file cached, and from the source."""
-    capacity = 4 * len(names) * FILE_BYTES
-    with nodes(site, "immutable", source, capacity, extent.latency_ms, 2) as (first, second):
-        for name in names:
-            read(first / name)
-        times = [1000 * read(second / name) for name in names]
-    # What the peer had takes less than one answer of the source.
-    peer = [took for took in times if took < extent.latency_ms]
-    return {
-        "peer_ms": round(statistics.median(peer), 3),
-        "source_ms": round(statistics.median(took for took in times if took >= extent.latency_ms), 3),
-        "from_peer_share": round(len(peer) / len(times), 3),
-    }
-
-
 def show(title: str, found: Figures, base: str, console: Console, aim: float | None = None) -> None:
-    headings = ("", "first epoch", "later epochs", "samples/s", f"x {base}", "not in time", " ")
-    table = plain_table(title, *headings, words=("", " "))
+    table = plain_table(title, "", "first epoch", "later epochs", "samples/s", f"x {base}", "not in time")
     medians = {
         system: {name: statistics.median(values) for name, values in rows.items()} for system, rows in found.items()
     }
     for system, row in medians.items():
         ratio = row["samples_s"] / medians[base]["samples_s"]
-        cells = (f"{row['first']:.3f}", f"{row['later']:.3f}", f"{row['samples_s']:.0f}", f"{ratio:.2f}")
-        table.add_row(system, *cells, f"{row['timeouts']:.0f}", at_least(aim, ratio))
+        cells = (f"{row['first']:.3f}", f"{row['later']:.3f}", f"{row['samples_s']:.0f}", tables.aimed(ratio, aim))
+        table.add_row(system, *cells, f"{row['timeouts']:.0f}")
     console.print(table)
 
 
-def run(extent: Extent, parts: Sequence[str], console: Console) -> dict[str, Any]:
-    found: dict[str, Any] = {"extent": extent._asdict()}
+def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    extent: Extent = arguments.extent
+    parts = arguments.parts or (QUICK_PARTS if arguments.quick else PARTS)
+    # What is not measured again stays.
+    found: dict[str, Any] = {}
+    if arguments.json is not None and arguments.json.exists():
+        found = json.loads(arguments.json.read_text())
+        del found["machine"]
+    found["extent"] = asdict(extent)
     with machines() as site:
         found["network"] = site.servers.is_apart
-        source, small = site.scratch / "source", site.scratch / "small"
+        source = site.scratch / "source"
         names = made(source, extent.files, FILE_BYTES)
-        small_names = made(small, int(JOB_FILES * extent.files), SMALL_BYTES)
         cached = f"{CACHED:.0%} of the files cached on each, a source"
         for part, count, systems in (("epochs", NODES, SYSTEMS), ("more", MORE_NODES, SYSTEMS[:2])):
             if part in parts:
                 found[part] = measure(site, extent, systems, source, names, count)
                 show(f"{count} nodes, {cached} {extent.latency_ms} ms away", found[part], "apart", console)
-        if "jobs" in parts:
-            found["jobs"] = measure(site, extent, JOBS, small, small_names)
-            show(f"a job on each of {NODES} nodes, all files for each", found["jobs"], "jobs-apart", console)
         if "rates" in parts:
-            found["rates"] = measure_rates(site, extent, small_names[: int(RATE_FILES * extent.files)])
+            found["rates"] = measure_rates(site, extent)
             show(f"{NODES} nodes, {cached} of {RATE / 1e6:g} MB/s for all", found["rates"], "apart", console, RATE_AIM)
         if "large" in parts:
             found["large"] = measure_large(site, extent)
             show_large(found["large"], extent, console)
-        if "waits" in parts:
-            waits = found["waits"] = measure_waits(site, extent, source, names[:300])
-            peer_ms, source_ms = waits["peer_ms"], waits["source_ms"]
-            times = f"{peer_ms:.2f} ms from a peer, {source_ms:.1f} ms from the source ({peer_ms / source_ms:.3f})"
-            console.print(f"a read: {times}")
     return found
 
 
-def main() -> int:
-    parser = command_line(__doc__)
-    add_numbers(parser, FULL, QUICK, **{name: name for name in Extent._fields})
-    add_names(parser, "--parts", PARTS, f"what is measured (default all, quick {','.join(QUICK_PARTS)})")
-    arguments = parser.parse_args()
-    chosen = {name: value for name in Extent._fields if (value := getattr(arguments, name)) is not None}
-    extent = (QUICK if arguments.quick else FULL)._replace(**chosen)
-    parts = arguments.parts or (QUICK_PARTS if arguments.quick else PARTS)
-
-    def measured() -> None:
-        path = arguments.json
-        # What is not measured again stays.
-        before = json.loads(path.read_text()) if path and path.exists() else {}
-        save(path, before | {"machine": machine()} | run(extent, parts, wide_console(TABLE_WIDTH)))
-
-    return exit_status("cluster", measured, "interrupted")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    program = command_line(__doc__, FULL, QUICK)
+    add_names(program, "--parts", PARTS, f"what is measured (default all, quick {','.join(QUICK_PARTS)})")
+    main(run, program)

@@ -1,7 +1,6 @@
 """Which decoder makes the most of a mount: the recipes of docs/howto/decoding.md, beside Pillow on the local disk.
 
     .venv-dev/bin/python -m benchmarks.serving.decoding                 some three minutes
-    .venv-dev/bin/python -m benchmarks.serving.decoding --data DIR      the same, of the images in DIR
     .venv-dev/bin/python -m benchmarks.serving.decoding --quick         under a minute, without what only .peers has
 
 Each row is a recipe that reads every image once in an epoch, in a new order, with two loader workers (or two threads).
@@ -28,14 +27,14 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common.command import add_data, add_names, add_numbers, command_line
+from benchmarks import tables
+from benchmarks.common.command import add_data, add_names, command_line, main
 from benchmarks.common.images import HELP, make_images
-from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.results import machine, plain_table, save, wide_console
+from benchmarks.common.interruption import scratch_directory
+from benchmarks.common.results import plain_table
 from benchmarks.serving.decoders import DALI, ROOT, THREADS, Task
 from benchmarks.serving.peers import mounted, python_of_peers
 
-TABLE_WIDTH = 110
 LOCAL, ORIGINAL = "local disk", "original"
 
 
@@ -83,19 +82,6 @@ ROWS = {
 BASE = f"{LOCAL}, {PILLOW}"
 
 
-def ratio(rates: dict[str, list[float]], name: str) -> float:
-    """How many times the base's rate a row's is: the median of the ratios within the rounds."""
-    return statistics.median(ours / base for ours, base in zip(rates[name], rates[BASE], strict=True))
-
-
-def show(rates: dict[str, list[float]], of_original: dict[str, float], title: str, console: Console) -> None:
-    table = plain_table(title, "", "images/s", "least", "most", "x local disk", "bytes, x original")
-    for name, found in rates.items():
-        cells = [f"{figure:,.0f}" for figure in (statistics.median(found), min(found), max(found))]
-        table.add_row(name, *cells, f"{ratio(rates, name):.2f}", f"{of_original[name]:.2f}")
-    console.print(table)
-
-
 def measured(python: Path, task: Task) -> dict[str, list[float]]:
     """What `benchmarks.serving.decoders` answers; raises RuntimeError if it fails."""
     command = [str(python), "-m", "benchmarks.serving.decoders", json.dumps(asdict(task))]
@@ -108,8 +94,7 @@ def measured(python: Path, task: Task) -> dict[str, list[float]]:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    extent = QUICK if arguments.quick else FULL
-    count, rounds = arguments.images or extent.images, arguments.rounds or extent.rounds
+    count, rounds = arguments.extent.images, arguments.extent.rounds
     named = arguments.rows or [name for name, row in ROWS.items() if row.is_quick or not arguments.quick]
     names = [BASE, *(name for name in named if name != BASE)]
     # A figure of one environment says nothing of another: PyTorch and Pillow may be others.
@@ -127,29 +112,24 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         rows = {name: (ROWS[name].recipe, str(roots[ROWS[name].shown])) for name in names}
         rates = measured(python, Task(rows, rounds))
     of_original = {name: bytes_of[ROWS[name].shown] / total_bytes for name in names}
-    show(rates, of_original, f"{count:,} images of {total_bytes / count / 1000:.0f} kB, {rounds} rounds", console)
+    of_local = {name: tables.rounds(found, rates[BASE]) for name, found in rates.items()}
+    title = f"{count:,} images of {total_bytes / count / 1000:.0f} kB, {rounds} rounds"
+    table = plain_table(title, "", "images/s", "least", "most", "x local disk", "bytes, x original")
+    for name, found in rates.items():
+        cells = [f"{figure:,.0f}" for figure in (statistics.median(found), min(found), max(found))]
+        table.add_row(name, *cells, f"{of_local[name]:.2f}", f"{of_original[name]:.2f}")
+    console.print(table)
     return {
-        "machine": machine(),
         "images": count,
         "bytes": total_bytes,
         "images_per_s": rates,
-        "of_local_disk": {name: ratio(rates, name) for name in rates},
+        "of_local_disk": of_local,
         "bytes_of_original": of_original,
     }
 
 
-def main() -> int:
-    parser = command_line(__doc__)
-    add_data(parser, HELP)
-    add_numbers(parser, FULL, QUICK, images="images", rounds="rounds")
-    add_names(parser, "--rows", ROWS, "rows beside the first (default all)")
-    arguments = parser.parse_args()
-
-    def measure_all() -> None:
-        save(arguments.json, run(arguments, wide_console(TABLE_WIDTH)))
-
-    return exit_status("decoding", measure_all, "interrupted; everything is unmounted and deleted")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    program = command_line(__doc__, FULL, QUICK)
+    add_data(program, HELP)
+    add_names(program, "--rows", ROWS, "rows beside the first (default all)")
+    main(run, program)

@@ -9,17 +9,15 @@ list one directory of such a tree is timed too, as the first reader of that dire
 from __future__ import annotations
 
 import argparse
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common.command import command_line
-from benchmarks.common.interruption import exit_status
-from benchmarks.common.results import machine, plain_table, save, wide_console
+from benchmarks.common.command import command_line, main
+from benchmarks.common.interruption import scratch_directory
+from benchmarks.common.results import plain_table
 from spiderfs.sources.listed_files import read_list
 
 DIRECTORIES = 1000
@@ -57,11 +55,12 @@ def _lines(line: Callable[[str, int], str], files: int) -> Iterator[str]:
     return (line(f"train/n{number % DIRECTORIES:04}/{number:08}.jpg", number) for number in range(files))
 
 
-def run(options: argparse.Namespace, console: Console) -> None:
-    files = 20_000 if options.quick else 1_000_000
+def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    files = 20_000 if arguments.quick else 1_000_000
+    table = plain_table(f"Seconds for {files:,} names", "list", "read", "one directory", words=("list",))
     rows = []
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch, "names")
+    with scratch_directory("name_lists") as scratch:
+        path = scratch / "names"
         for kind, line in KINDS.items():
             with path.open("w") as file:
                 file.writelines(_lines(line, files))
@@ -70,18 +69,10 @@ def run(options: argparse.Namespace, console: Console) -> None:
             read_s = time.perf_counter() - began
             assert len(listed.files(b"train/n0007")) == files // DIRECTORIES
             rows.append((kind, read_s, time.perf_counter() - began - read_s))
-    table = plain_table(f"Seconds for {files:,} names", "list", "read", "one directory", words=("list",))
-    for kind, read_s, directory_s in rows:
-        table.add_row(kind, f"{read_s:.1f}", f"{directory_s:.3f}")
+            table.add_row(kind, f"{read_s:.1f}", f"{rows[-1][2]:.3f}")
     console.print(table)
-    if options.json is not None:
-        save(options.json, {"machine": machine(), "files": files, "rows": rows})
-
-
-def main() -> int:
-    arguments = command_line(__doc__).parse_args()
-    return exit_status("name_lists", lambda: run(arguments, wide_console(90)), "interrupted")
+    return {"files": files, "rows": rows}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measure, command_line(__doc__))

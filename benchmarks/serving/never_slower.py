@@ -24,18 +24,17 @@ import os
 import random
 import shutil
 import statistics
-import sys
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from benchmarks.common.command import add_names, add_numbers, command_line
-from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.results import machine, plain_table, save, wide_console
-from benchmarks.common.slices import Slice, TimeIsOver, add_minutes
+from benchmarks.common.command import add_minutes, add_names, command_line, main
+from benchmarks.common.interruption import Slice, TimeIsOver, scratch_directory
+from benchmarks.common.results import machine, plain_table, save
 from benchmarks.common.walking import walk
 from benchmarks.serving import process_cost
 from benchmarks.serving.peers import mounted
@@ -45,8 +44,6 @@ from benchmarks.serving.workloads import children_seconds, loaders, published_ep
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSettings, SlowSource
 from spiderfs.sources.source import Version
-
-TABLE_WIDTH = 140
 
 
 class Source(NamedTuple):
@@ -78,7 +75,8 @@ LEAST_FILES, LEAST_PLANNED, MOST_FILES, MOST_BYTES = 96, 1000, 4000, 400_000_000
 OPENS_A_SECOND = 20_000
 
 
-class Extent(NamedTuple):
+@dataclass(frozen=True)
+class Extent:
     rounds: int
 
 
@@ -223,7 +221,7 @@ def plot(settings: dict[str, dict[str, Cell]], ways: list[str], path: Path) -> N
 
 
 def measure(arguments: argparse.Namespace, console: Console) -> None:
-    rounds = arguments.rounds or (QUICK if arguments.quick else FULL).rounds
+    rounds = arguments.extent.rounds
     ways = arguments.ways or (["no plan", "plan"] if arguments.quick else list(WAYS))
     sizes = arguments.sizes or (["110 kB"] if arguments.quick else list(SIZES))
     sources = arguments.sources or (["0 ms", "5 ms"] if arguments.quick else list(SOURCES))
@@ -268,19 +266,10 @@ def settings_of(result: dict[str, Any]) -> dict[str, dict[str, Cell]]:
     return {row["setting"]: {name: row[name] for name in row if name != "setting"} for row in result["settings"]}
 
 
-def main() -> int:
-    parser = command_line(__doc__)
-    add_numbers(parser, FULL, QUICK, rounds="rounds")
-    add_minutes(parser, "setting")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the matrix into FILE")
-    for option, known in (("--ways", WAYS), ("--sizes", SIZES), ("--sources", SOURCES), ("--workers", WORKERS)):
-        add_names(parser, option, known, f"{option[2:]} to measure (default all, quick some)")
-    arguments = parser.parse_args()
-    console = wide_console(TABLE_WIDTH)
-    return exit_status(
-        "never_slower", lambda: measure(arguments, console), "interrupted; everything is unmounted and deleted"
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    program = command_line(__doc__, FULL, QUICK)
+    add_minutes(program, "setting")
+    program.add_argument("--plot", type=Path, metavar="FILE", help="draw the matrix into FILE")
+    for option, known in (("--ways", WAYS), ("--sizes", SIZES), ("--sources", SOURCES), ("--workers", WORKERS)):
+        add_names(program, option, known, f"{option[2:]} to measure (default all, quick some)")
+    main(measure, program)

@@ -1,11 +1,11 @@
 """The loaders that `benchmarks.serving.object_store` measures, each in a process of its own.
 
-    python -m benchmarks.serving.object_readers TASK        TASK is JSON
+    python -m benchmarks.serving.object_readers TASK                     TASK is JSON
+    python -m benchmarks.serving.object_readers download URL KEY BYTES   how long obstore takes for a large object
 
 All loaders have batches of 16 and a new order in each epoch. They read the bytes of all objects and decode nothing. The
 process prints a line of JSON when the loader knows its samples, and another after each epoch, and begins an epoch when
-it is told a line. LitData has an environment of its own (benchmarks/install-peers), where much of spiderfs cannot be
-imported: this module needs PyTorch and what `trainer_hook` needs alone.
+it is told a line.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-BATCH = 16
+from benchmarks.common.sources import BUCKET
+
+BATCH, WORKERS = 16, 8
+PART_BYTES, PARTS = 8 << 20, 8
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,8 @@ class Task:
     keys: list[str]
     prefix: str
     """Of all keys; a mount shows what lies below it."""
-    size: int
-    """Of each object, bytes."""
-    workers: int
     store: str
     """The URL of the store."""
-    bucket: str
     root: str = ""
     """The mount point, or the directory for the loader's own cache."""
     planned: bool = False
@@ -57,27 +57,41 @@ class Objects(Dataset[int]):
         return self._read(self.samples[index][0])
 
 
+def bucket(url: str) -> Any:
+    from obstore.store import S3Store
+
+    options: Any = {"allow_http": True}
+    return S3Store(BUCKET, endpoint=url, region="us-east-1", skip_signature=True, client_options=options)
+
+
 class Bucket:
     """GETs by obstore. The client is made in the loader's worker, because it does not outlive a fork."""
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    def __init__(self, url: str) -> None:
+        self._url = url
         self._store: Any = None
 
     def read(self, key: str) -> int:
         import obstore
-        from obstore.store import S3Store
 
         if self._store is None:
-            options: Any = {"allow_http": True}
-            self._store = S3Store(
-                self._task.bucket,
-                endpoint=self._task.store,
-                region="us-east-1",
-                skip_signature=True,
-                client_options=options,
-            )
+            self._store = bucket(self._url)
         return len(obstore.get(self._store, key).bytes())
+
+
+def download(url: str, key: str, size: int) -> None:
+    """Print how long obstore takes for a large object, and the processor, with PARTS requests at a time."""
+    import obstore
+
+    store = bucket(url)
+    begin, begin_cpu_s = time.perf_counter(), time.process_time()
+    with ThreadPoolExecutor(PARTS) as threads:
+        parts = threads.map(
+            lambda at: len(obstore.get_range(store, key, start=at, length=min(PART_BYTES, size - at))),
+            range(0, size, PART_BYTES),
+        )
+    assert sum(parts) == size
+    print(time.perf_counter() - begin, time.process_time() - begin_cpu_s)
 
 
 def read_once(path: str) -> int:
@@ -88,14 +102,10 @@ def read_once(path: str) -> int:
     return size
 
 
-def obstore_alone(task: Task) -> Iterable[Any]:
-    return DataLoader(Objects(task.keys, Bucket(task).read), shuffle=True, **_options(task))
-
-
 def files(task: Task) -> Iterable[Any]:
     names = [os.path.join(task.root, key.removeprefix(task.prefix)) for key in task.keys]
     # With a generator of its own the loader's next epoch can be planned early.
-    loader = DataLoader(Objects(names, read_once), shuffle=True, generator=torch.Generator(), **_options(task))
+    loader = DataLoader(Objects(names, read_once), shuffle=True, generator=torch.Generator(), **_options())
     if task.planned:
         import trainer_hook
 
@@ -103,38 +113,20 @@ def files(task: Task) -> Iterable[Any]:
     return loader
 
 
-def litdata(task: Task) -> Iterable[Any]:
-    from litdata.raw import StreamingRawDataset
-    from litdata.raw.indexer import FileIndexer, FileMetadata
-    from litdata.streaming import downloader
-
-    class Known(FileIndexer):  # type: ignore[misc]
-        """The keys are known to all loaders here, so that no listing is measured."""
-
-        def build_or_load_index(self, *_: Any, **__: Any) -> list[Any]:
-            return [FileMetadata(path=f"s3://{task.bucket}/{key}", size=task.size) for key in task.keys]
-
-    # The store speaks no TLS, which obstore otherwise refuses.
-    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
-    signed = {"aws_access_key_id": "any", "aws_secret_access_key": "any", "region_name": "us-east-1"}
-    dataset = StreamingRawDataset(
-        f"s3://{task.bucket}/{task.prefix}",
-        cache_dir=task.root,
-        indexer=Known(),
-        storage_options={"endpoint_url": task.store, **signed},
-        transform=len,
-    )
-    return DataLoader(dataset, shuffle=True, **_options(task))
+def _options() -> dict[str, Any]:
+    return {"batch_size": BATCH, "num_workers": WORKERS, "persistent_workers": True}
 
 
-def _options(task: Task) -> dict[str, Any]:
-    return {"batch_size": BATCH, "num_workers": task.workers, "persistent_workers": True}
-
-
-LOADERS: dict[str, Callable[[Task], Iterable[Any]]] = {"obstore": obstore_alone, "files": files, "litdata": litdata}
+LOADERS: dict[str, Callable[[Task], Iterable[Any]]] = {
+    "obstore": lambda task: DataLoader(Objects(task.keys, Bucket(task.store).read), shuffle=True, **_options()),
+    "files": files,
+}
 
 
 def main(arguments: list[str]) -> None:
+    if arguments[0] == "download":
+        download(arguments[1], arguments[2], int(arguments[3]))
+        return
     torch.set_num_threads(1)
     # That eight workers are more than this machine has cores is meant so.
     warnings.filterwarnings("ignore", "This DataLoader will create")

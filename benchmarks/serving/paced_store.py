@@ -18,9 +18,8 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from benchmarks.common.sources import patterned
+from benchmarks.common.sources import BUCKET, patterned
 
-BUCKET = "bucket"
 PAGE_KEYS = 1000
 E_TAG = "0123456789abcdef0123456789abcdef"
 MODIFIED = formatdate(1_700_000_000, usegmt=True)

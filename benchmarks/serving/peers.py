@@ -69,20 +69,6 @@ PEERS: dict[str, MountCommand | None] = {
     "spiderfs": _spiderfs,
     "immutable": _immutable,
 }
-VERSION_COMMANDS = {
-    "bindfs": ["bindfs", "--version"],
-    "rclone": ["rclone", "version"],
-    "spiderfs": [str(SPIDERFS), "--version"],
-    "immutable": [str(SPIDERFS), "--version"],
-}
-
-
-def version(name: str) -> str:
-    """The first line of a peer's version message."""
-    if name not in VERSION_COMMANDS:
-        return f"Linux {os.uname().release}"
-    done = subprocess.run(VERSION_COMMANDS[name], capture_output=True, text=True, check=False)
-    return (done.stdout or done.stderr).partition("\n")[0].strip()
 
 
 def install_missing(names: Collection[str]) -> None:

@@ -17,14 +17,15 @@ is for each byte that the samples of an epoch have together.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import mmap
 import os
 import random
-import sys
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,21 +34,21 @@ from rich.console import Console
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 import trainer_hook
-from benchmarks.common.command import add_names, add_numbers, command_line
-from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks import tables
+from benchmarks.common.command import add_names, command_line, main
+from benchmarks.common.interruption import scratch_directory
 from benchmarks.common.mounts import counts, mounted
-from benchmarks.common.results import machine, plain_table, save, wide_console
 from trainer_hook.ranges import SampleRanges, parquet_row_groups, token_windows
 from trainer_hook.ranges.files import rows_of_dataset
 
-TABLE_WIDTH = 100
 TOKENS, TOKEN = 8192, np.dtype(np.uint32)
 ROWS, ROW_BYTES, ARROW_BYTES = 100, 1000, 32_000
 CACHED_SHARE, BATCH, WORKERS = 0.2, 16, 2
 OLD_S = 1_700_000_000
 
 
-class Extent(NamedTuple):
+@dataclass(frozen=True)
+class Extent:
     samples: int
     epochs: int
     latency_ms: int
@@ -215,26 +216,11 @@ def epochs(kind: str, place: Path, extent: Extent, wait_s: float, planned: bool,
     return found
 
 
-def show(kind: str, figures: dict[str, list[Epoch]], wanted: int, extent: Extent, console: Console) -> None:
-    size_kib = wanted / extent.samples / 1024
-    title = f"{kind}: {extent.samples:,} samples of {size_kib:.0f} KiB, {extent.latency_ms} ms away"
-    table = plain_table(title, "", "samples/s first", "later", "of direct", "fetched first", "later")
-    direct = [of.seconds for of in figures.get("direct", [])[1:]]
-    for way, found in figures.items():
-        later = found[1:]
-        rates = [extent.samples / of.seconds for of in found]
-        ratio = sum(direct) / sum(of.seconds for of in later) if direct else float("nan")
-        fetched = [of.fetched_bytes / wanted for of in found]
-        cells = [f"{rates[0]:.0f}", f"{sum(rates[1:]) / len(later):.0f}", f"{ratio:.1f}"]
-        cells += ["", ""] if way == "direct" else [f"{fetched[0]:.2f}", f"{sum(fetched[1:]) / len(later):.2f}"]
-        table.add_row(way, *cells)
-    console.print(table)
-
-
-def run(extent: Extent, kinds: list[str], ways: list[str], console: Console) -> dict[str, Any]:
-    result: dict[str, Any] = {"extent": extent._asdict(), "kinds": {}}
+def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    extent: Extent = arguments.extent
+    result: dict[str, Any] = {"extent": asdict(extent), "kinds": {}}
     with scratch_directory("planned_ranges") as scratch:
-        for kind in kinds:
+        for kind in arguments.kinds:
             source = scratch / kind
             source.mkdir()
             KINDS[kind].make(source, extent.samples)
@@ -244,7 +230,7 @@ def run(extent: Extent, kinds: list[str], ways: list[str], console: Console) -> 
             read = KINDS[kind].open(source, extent.samples)
             right = [zlib.crc32(read(index)) for index in range(extent.samples)]
             figures = {}
-            for way in ways:
+            for way in arguments.ways:
                 wait_s = extent.latency_ms / 1000
                 if way == "direct":
                     figures[way] = epochs(kind, source, extent, wait_s, False, right)
@@ -253,27 +239,14 @@ def run(extent: Extent, kinds: list[str], ways: list[str], console: Console) -> 
                 place = scratch / f"{kind}-{way}"
                 with mounted(source, place, capacity, extent.latency_ms, WAYS[way] or "immutable=off") as mount:
                     figures[way] = epochs(kind, mount, extent, 0.0, True, right)
-            show(kind, figures, wanted, extent, console)
             result["kinds"][kind] = {way: [of._asdict() for of in found] for way, found in figures.items()}
             result["kinds"][kind]["wanted_bytes"] = wanted
+    print(tables.planned_ranges(result))
     return result
 
 
-def main() -> int:
-    parser = command_line(__doc__)
-    add_numbers(parser, FULL, QUICK, **{name: name for name in Extent._fields})
-    add_names(parser, "--kinds", KINDS, "kinds of files (default all)", KINDS)
-    add_names(parser, "--ways", WAYS, "ways to read (default all)", WAYS)
-    arguments = parser.parse_args()
-    chosen = {name: value for name in Extent._fields if (value := getattr(arguments, name)) is not None}
-    extent = (QUICK if arguments.quick else FULL)._replace(**chosen)
-
-    def measured() -> None:
-        console = wide_console(TABLE_WIDTH)
-        save(arguments.json, {"machine": machine()} | run(extent, arguments.kinds, arguments.ways, console))
-
-    return exit_status("planned_ranges", measured, "interrupted")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    program = command_line(__doc__, FULL, QUICK)
+    add_names(program, "--kinds", KINDS, "kinds of files (default all)", KINDS)
+    add_names(program, "--ways", WAYS, "ways to read (default all)", WAYS)
+    main(run, program)

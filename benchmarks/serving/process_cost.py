@@ -7,22 +7,14 @@ process that renames itself is not missed.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-
-
-class Memory(NamedTuple):
-    """Resident bytes; the bytes of a shared page are divided among the processes that map it (PSS)."""
-
-    pss_bytes: int
-    # Heap and stacks only. A leak shows here.
-    anonymous_bytes: int
-    # Of the PSS, pages of mapped files: programs, and what was touched of the cache, which the kernel takes back.
-    file_bytes: int
 
 
 def _stat_fields(pid: int) -> list[str] | None:
@@ -48,33 +40,28 @@ def process_tree(root: int) -> list[int]:
     return tree
 
 
+def children(pid: int) -> list[int]:
+    """Those of the process's first thread; none if it is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
 def cpu_seconds(pids: list[int]) -> float:
     """The user and system time of these processes, with all their threads."""
-    return sum(user_and_system_seconds(pids))
+    found = [fields for pid in pids if (fields := _stat_fields(pid)) is not None]
+    return sum(int(fields[11]) + int(fields[12]) for fields in found) / TICKS_PER_SECOND
 
 
-def user_and_system_seconds(pids: list[int]) -> tuple[float, float]:
-    user = system = 0
+def pss_bytes(pids: list[int]) -> int:
+    """The resident memory of these processes; the bytes of a shared page are divided among those that map it."""
+    pss = 0
     for pid in pids:
-        if (fields := _stat_fields(pid)) is not None:
-            user += int(fields[11])
-            system += int(fields[12])
-    return user / TICKS_PER_SECOND, system / TICKS_PER_SECOND
-
-
-def memory(pids: list[int]) -> Memory:
-    """The resident memory of these processes together."""
-    pss = anonymous = files = 0
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        kib = {words[0]: int(words[1]) for words in map(str.split, lines[1:])}
-        pss += kib["Pss:"] * 1024
-        anonymous += kib["Pss_Anon:"] * 1024
-        files += kib["Pss_File:"] * 1024
-    return Memory(pss, anonymous, files)
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+            pss += int(found[1]) * 1024 if found else 0
+    return pss
 
 
 class Idle(NamedTuple):

@@ -32,7 +32,6 @@ class Reading:
     wall_s: float
     read_bytes: int
     cpu_s: float
-    user_s: float  # of cpu_s, what was not spent in the kernel
     latencies_ns: np.ndarray
 
     @property
@@ -75,8 +74,8 @@ def _reader(
         latencies[index] = after - before
         before = after
     cpu = resource.getrusage(resource.RUSAGE_SELF)
-    user_s, system_s = cpu.ru_utime - cpu_before.ru_utime, cpu.ru_stime - cpu_before.ru_stime
-    result.send((begin, before, total, user_s + system_s, user_s, latencies))
+    cpu_s = cpu.ru_utime - cpu_before.ru_utime + cpu.ru_stime - cpu_before.ru_stime
+    result.send((begin, before, total, cpu_s, latencies))
 
 
 def read_all(
@@ -121,6 +120,5 @@ def read_all(
         wall_s=(max(part[1] for part in parts) - min(part[0] for part in parts)) / 1e9,
         read_bytes=sum(part[2] for part in parts),
         cpu_s=sum(part[3] for part in parts),
-        user_s=sum(part[4] for part in parts),
-        latencies_ns=np.concatenate([part[5] for part in parts]),
+        latencies_ns=np.concatenate([part[4] for part in parts]),
     )

@@ -11,38 +11,45 @@ copies, and wakes the reader.
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
-import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import trio
 from rich.console import Console
 
-from benchmarks.common.command import command_line
-from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.command import command_line, main
+from benchmarks.common.interruption import scratch_directory
+from benchmarks.common.results import plain_table
 from benchmarks.common.sources import write
-from benchmarks.fakes import Bare, FakeKernel
-from benchmarks.serving.bare import bare_on_disk
+from benchmarks.fakes import Bare, FakeKernel, bare_filesystem
+from spiderfs.daemon.pipes import EventWriter, open_pipe
 from spiderfs.fuse import wire
 from spiderfs.fuse.handles import Handles
+from spiderfs.fuse.kernel import Kernel
 from spiderfs.fuse.operations import ImmutableOperations, Operations
 from spiderfs.fuse.wire import Opcode
 from spiderfs.linux.process_table import started_at
+from spiderfs.metrics import SharedCounters
 from spiderfs.shared.attached_trainers import Attached
 from spiderfs.sources.local import LocalSource
+from spiderfs.sources.source import Source
+from spiderfs.store.content import LmdbContent
+from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import Content, ContentKey
 from spiderfs.vfs.answer_types import Caller
-from spiderfs.vfs.catalogue import ROOT_INODE
+from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
 from spiderfs.vfs.immutable_filesystem import ImmutableFilesystem
 from spiderfs.vfs.redirects import redirect_row
 
 FILES = 1000
 FILE_BYTES = 2000
+CAPACITY_BYTES = 4 << 30
 ROUNDS, QUICK_ROUNDS = 15, 3
 # The most microseconds that a part may take; the other parts have no target of their own.
 TARGETS = {"store: is it there": 10.0, "catalogue: what is it": 10.0, "who asks, with no trainer": 2.0}
@@ -96,7 +103,23 @@ def at_once(coroutine: Coroutine[Any, Any, object]) -> object:
     raise AssertionError("a cached request had to wait")
 
 
-async def measure(directory: Path, rounds: int) -> dict[str, float]:
+@asynccontextmanager
+async def bare_on_disk(source: Source, place: Path, immutable: Kernel | None = None) -> AsyncIterator[Bare]:
+    """Everything fits into the store, which is made in the directory `place`; `immutable`: see `bare_filesystem`."""
+    for name in ("content", "names"):
+        (place / name).mkdir(parents=True)
+    content, records = LmdbContent(place / "content"), LmdbRecords(place / "names", TABLES)
+    content.set_capacity(CAPACITY_BYTES)
+    counters = SharedCounters(1).row(0)
+    # No one reads the pipe: once it is full, a batch of events costs what it costs, and is dropped.
+    events = EventWriter(open_pipe()[1], counters)
+    async with bare_filesystem(
+        source, content, records, place, events=events, counters=counters, alone=True, immutable=immutable
+    ) as bare:
+        yield bare
+
+
+async def measured(directory: Path, rounds: int) -> dict[str, float]:
     source_root = directory / "source"
     source_root.mkdir()
     for number in range(FILES):
@@ -187,26 +210,17 @@ def immutable_parts(asked: Asked, bare: Bare) -> dict[str, float]:
     }
 
 
-def show(found: dict[str, float], console: Console) -> None:
+def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    with scratch_directory("request_path") as directory:
+        found = trio.run(measured, directory, QUICK_ROUNDS if arguments.quick else ROUNDS)
     table = plain_table("Parts of a cached request", "", "us", "target", " ", words=("", " "))
     for part, microseconds in found.items():
         target = TARGETS.get(part)
         word = "" if target is None else "reached" if microseconds < target else "missed"
         table.add_row(part, f"{microseconds:.2f}", "" if target is None else f"< {target:g}", word)
     console.print(table)
-
-
-def main() -> int:
-    arguments = command_line(__doc__).parse_args()
-
-    def run() -> None:
-        with scratch_directory("request_path") as directory:
-            found = trio.run(measure, directory, QUICK_ROUNDS if arguments.quick else ROUNDS)
-        show(found, Console())
-        save(arguments.json, {"machine": machine(), "us": found})
-
-    return exit_status("request_path", run, "interrupted")
+    return {"us": found}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measure, command_line(__doc__))

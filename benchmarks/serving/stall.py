@@ -10,20 +10,18 @@ sampling needs with a fifth of the data cached: (1 - 0.2) x all bytes in the tim
 first and the last has a mount of its own with an empty cache:
 
     direct        no cache: the loader's workers ask the slow source themselves
-    lru, minio    these policies, uniform sampling
+    lru           this policy, uniform sampling
     no plan       the default policy, uniform sampling
     wrong plan    the same, and in each epoch the trainer publishes another order than it reads
-    spider        hook and SpiderSampler, without a plan
     plan+uniform  uniform sampling, with a plan from trainer_hook.plan
     plan+spider   hook and SpiderSampler, with a plan
     oracle        all files are local: no mount
 
 An epoch can be no shorter than its steps, and no shorter than the line needs for the bytes that MIN would have fetched
-for the same draws: that is the bound. The first epoch fills the cache and is left out of every figure. "Hits % later"
-leaves out the first 16 batches of an epoch, in which the loader's workers ask for more than the line carries. The last
+for the same draws: that is the bound. The first epoch fills the cache and is left out of every figure. The targets
+leave out the first 16 batches of an epoch, in which the loader's workers ask for more than the line carries. The last
 part draws with replacement by log-rank weights, with plans, at five sizes of the cache. It compares the bytes fetched
-with those of MIN for the same draws, and with those of a MIN that knows as many epochs as the daemon: the current one
-and two more.
+with those of MIN for the same draws.
 
 An immutable mount does not see a read that the kernel's memory answers, and here everything would fit into that. So
 with --immutable the loader's workers have the kernel forget each file that they have read: as where a data set is far
@@ -33,10 +31,8 @@ larger than memory, a sample comes from the mount in each epoch.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -54,25 +50,23 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 import trainer_hook
-from benchmarks.common.command import add_data, add_names, add_numbers, command_line
-from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.lists import Following
+from benchmarks import tables
+from benchmarks.common.command import add_data, add_names, command_line, main, numbers_of
+from benchmarks.common.interruption import scratch_directory
 from benchmarks.common.mounts import counts, leave_signals_to_the_parent, mounted, stats
-from benchmarks.common.results import machine, save, verdict_table, wide_console
+from benchmarks.common.results import machine, save
 from benchmarks.common.sources import write
 from benchmarks.serving.stall_report import (
     CACHED_SHARE,
     CONFIGURATIONS,
     ENOUGH,
     FIRST_BATCHES,
+    HITS,
     TOO_LITTLE,
     Configuration,
     Epoch,
     Run,
-    judge,
-    print_run,
-    replacement_table,
-    time_table,
+    judged,
 )
 from spiderfs.core.engine import Engine
 from spiderfs.policies import POLICIES
@@ -84,7 +78,6 @@ from spiderfs.trace.format import Accesses
 from trainer_hook.connection.mounts import socket_finder
 
 CAPACITIES = (0.10, 0.20, 0.25, 0.50, 0.75)
-TABLE_WIDTH = 144
 LATENCY_MS = 5.0
 BATCH = 16
 LOADER_WORKERS = 2
@@ -100,12 +93,16 @@ class Extent:
     """How much is measured."""
 
     samples: int
-    step_ms: float
+    step_ms: int
     epochs: int
     seeds: int
     capacities: tuple[float, ...]
     replacement_samples: int  # read twice as fast, because waiting is not measured with them
     replacement_epochs: int
+
+    def __post_init__(self) -> None:
+        if self.epochs < 2 or self.seeds < 1 or self.samples < BATCH:
+            raise ValueError(f"choose at least 2 epochs (the first fills the cache), 1 seed and {BATCH} samples")
 
 
 FULL = Extent(2_000, 40, epochs=3, seeds=3, capacities=CAPACITIES, replacement_samples=4_000, replacement_epochs=4)
@@ -291,7 +288,7 @@ def measure(data: Data, case: Case, extent: Extent, scratch: Path, progress: Pro
         del loader
     least = min_by_epoch(data, lists, capacity)
     done = [
-        epoch_of(*figure, drawn, data, fetched, max(compute_s, fetched[0] / bandwidth))
+        epoch_of(*figure, drawn, data, fetched, max(compute_s, fetched / bandwidth))
         for figure, drawn, fetched in zip(figures, lists, least, strict=True)
     ]
     return Run(case.name, case.seed, case.factor, case.cached_share, done, len(lists[0]), said)
@@ -343,18 +340,13 @@ def published(
         yield
 
 
-def min_by_epoch(data: Data, lists: list[list[int]], capacity: int) -> list[tuple[int, int]]:
-    """Bytes that MIN fetches in each epoch; and if it knows three epochs at a time, as the daemon does."""
+def min_by_epoch(data: Data, lists: list[list[int]], capacity: int) -> list[int]:
+    """Bytes that MIN fetches in each epoch."""
     drawn = [sample for epoch in lists for sample in epoch]
     accesses = Accesses.of(drawn, [data.sizes[sample] for sample in drawn])
     everything = Engine(policy_for(POLICIES["belady"], accesses), capacity)
-    three_epochs = Engine(POLICIES["spider"](), capacity)
-    planned = Following(three_epochs, accesses, len(lists[0]), 3)
-    fetched = (
-        replay(everything, accesses, len(lists[0])).origin_bytes.tolist(),
-        replay(three_epochs, accesses, len(lists[0]), before=planned.read_next).origin_bytes.tolist(),
-    )
-    return list(zip(*fetched, strict=True))
+    fetched: list[int] = replay(everything, accesses, len(lists[0])).origin_bytes.tolist()
+    return fetched
 
 
 def epoch_of(
@@ -363,15 +355,15 @@ def epoch_of(
     counted: list[dict[str, int]],
     drawn: list[int],
     data: Data,
-    least: tuple[int, int],
+    least: int,
     bound_s: float,
 ) -> Epoch:
     if not counted[-1]:  # without a mount every draw is read from the source
-        return Epoch(seconds, stall_s, 0.0, 0.0, 0.0, sum(data.sizes[sample] for sample in drawn), *least, bound_s)
+        return Epoch(seconds, stall_s, 0.0, 0.0, 0.0, sum(data.sizes[sample] for sample in drawn), least, bound_s)
     before, *_, settled, after = [counted[0], *counted]
     redirects, origin_bytes = (after[name] - before[name] for name in ("redirects", "origin_bytes"))
     hits = hit_ratio(before, after), hit_ratio(settled, after)
-    return Epoch(seconds, stall_s, *hits, redirects / len(drawn), origin_bytes, *least, bound_s)
+    return Epoch(seconds, stall_s, *hits, redirects / len(drawn), origin_bytes, least, bound_s)
 
 
 def hit_ratio(before: dict[str, int], after: dict[str, int]) -> float:
@@ -420,6 +412,7 @@ def log_rank_weights(samples: int) -> Any:
 
 def run_all(arguments: argparse.Namespace, console: Console) -> None:
     extent: Extent = arguments.extent
+    factors = arguments.factors or ([ENOUGH] if arguments.quick else [ENOUGH, TOO_LITTLE])
     torch.set_num_threads(1)
     runs: list[Run] = []
     replaced: list[Run] = []
@@ -438,7 +431,7 @@ def run_all(arguments: argparse.Namespace, console: Console) -> None:
         cases = []
         for seed in range(1, extent.seeds + 1):
             case_of = partial(Case, seed=seed, immutable=arguments.immutable)
-            cases += [case_of(name, factor=factor) for factor in arguments.factors for name in arguments.configs]
+            cases += [case_of(name, factor=factor) for factor in factors for name in arguments.configs]
             if not arguments.no_replacement:
                 shares = extent.capacities
                 cases += [
@@ -448,63 +441,39 @@ def run_all(arguments: argparse.Namespace, console: Console) -> None:
             for case in cases:
                 run = measure(data if case.weights is None else more_data, case, extent, scratch, progress)
                 (runs if case.weights is None else replaced).append(run)
-                print_run(run, console)
+                console.print(str(run), highlight=False, soft_wrap=True)
         finally:
             # An interrupted measurement shows what it has measured.
             show(arguments, data, runs, replaced, console)
 
 
 def show(arguments: argparse.Namespace, data: Data, runs: list[Run], replaced: list[Run], console: Console) -> None:
-    for factor in arguments.factors:
-        if any(run.bandwidth_factor == factor for run in runs):
-            console.print(time_table(runs, factor))
-    if replaced:
-        console.print(replacement_table(replaced))
-    verdicts = list(judge(runs, replaced))
-    if verdicts:
-        console.print(verdict_table("Targets", verdicts, itertools.repeat(".3f")))
-    if arguments.json is not None and (runs or replaced):
-        result = {
-            "machine": machine(),
-            "extent": asdict(arguments.extent),
-            "latency_ms": LATENCY_MS,
-            "batch": BATCH,
-            "loader_workers": LOADER_WORKERS,
-            "immutable": arguments.immutable,
-            "total_bytes": data.total_bytes,
-            "runs": [asdict(run) for run in runs],
-            "with_replacement": [asdict(run) for run in replaced],
-            "verdicts": [asdict(verdict) for verdict in verdicts],
-        }
+    verdicts = list(judged(runs, replaced))
+    result = {
+        "machine": machine(),
+        "extent": asdict(arguments.extent),
+        "latency_ms": LATENCY_MS,
+        "batch": BATCH,
+        "loader_workers": LOADER_WORKERS,
+        "immutable": arguments.immutable,
+        "total_bytes": data.total_bytes,
+        "runs": [asdict(run) for run in runs],
+        "with_replacement": [asdict(run) for run in replaced],
+        "verdicts": verdicts,
+    }
+    print(tables.stall(result))
+    for what, figure, target in verdicts:
+        print(f"{what}: {tables.aimed(figure, target, '.3f', most=HITS not in what)}")
+    if runs or replaced:
         save(arguments.json, result)
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = command_line(__doc__)
-    add_data(parser, "read the files DIR/CLASS/NAME, in place of files that are made for the run")
-    add_numbers(parser, FULL, QUICK, samples="samples", epochs="epochs", seeds="seeds")
-    parser.add_argument("--factors", metavar="A,B", help="factors of the bandwidth (default 1.3,0.7; quick 1.3)")
-    add_names(parser, "--configs", CONFIGURATIONS, "to run (default all)", default=CONFIGURATIONS)
-    parser.add_argument("--immutable", action="store_true", help="mount with -o immutable")
-    parser.add_argument("--no-replacement", action="store_true", help="leave out the draws with replacement")
-    arguments = parser.parse_args()
-    given = arguments.factors or (f"{ENOUGH}" if arguments.quick else f"{ENOUGH},{TOO_LITTLE}")
-    arguments.factors = [float(factor) for factor in given.split(",")]
-    extent = asdict(QUICK if arguments.quick else FULL)
-    extent |= {
-        name: value for name in ("samples", "epochs", "seeds") if (value := getattr(arguments, name)) is not None
-    }
-    if extent["epochs"] < 2 or extent["seeds"] < 1 or extent["samples"] < BATCH:
-        parser.error(f"choose at least 2 epochs (the first fills the cache), 1 seed and {BATCH} samples")
-    arguments.extent = Extent(**extent)
-    return arguments
-
-
-def main() -> int:
-    arguments = parse_arguments()
-    console = wide_console(TABLE_WIDTH)
-    return exit_status("stall", lambda: run_all(arguments, console), "interrupted; everything is unmounted and deleted")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    program = command_line(__doc__, FULL, QUICK)
+    add_data(program, "read the files DIR/CLASS/NAME, in place of files that are made for the run")
+    help_text = f"factors of the bandwidth (default {ENOUGH},{TOO_LITTLE}; quick {ENOUGH})"
+    program.add_argument("--factors", type=numbers_of(float), metavar="A,B", help=help_text)
+    add_names(program, "--configs", CONFIGURATIONS, "to run (default all)", default=CONFIGURATIONS)
+    program.add_argument("--immutable", action="store_true", help="mount with -o immutable")
+    program.add_argument("--no-replacement", action="store_true", help="leave out the draws with replacement")
+    main(run_all, program)

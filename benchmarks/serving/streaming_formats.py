@@ -1,7 +1,6 @@
 """How a first and a second epoch through a mount compare with streaming formats, which need a conversion.
 
     .venv-dev/bin/python -m benchmarks.serving.streaming_formats                 thirteen minutes
-    .venv-dev/bin/python -m benchmarks.serving.streaming_formats --data DIR      the same, of the photos in DIR
     .venv-dev/bin/python -m benchmarks.serving.streaming_formats --quick         under a minute, without formats
 
 1,000 photos in 100 folders are read twice, each time in a new order, by a loader with two workers that decode, crop to
@@ -22,12 +21,11 @@ Systems take turns round by round, each in a process of its own with an empty ca
     FFCV                 is left out: its package is source, which a C++ compiler has to build against OpenCV
 
 All are delayed by the same code (`spiderfs.sources.slow`), in the process that asks: no server takes processor time.
-A mount lies there before the process begins, as mounts do; its cache is empty. "Imports" is the time from the start of
-the process until PyTorch and the format's library are loaded, "start" from there until the loader knows its samples and
-the plan is published, "whole" from the start of the process to the end of the first epoch. In "fifth" mounts get a
-capacity of a fifth, formats a limit on their cache; the loader has the kernel forget each photo that it has read from a
-mount, since pages are no part of a capacity. "Kept" is what lies in the cache when the second epoch ends, as a share of
-the photos. A ratio is the median of the ratios within a round.
+A mount lies there before the process begins, as mounts do; its cache is empty. "Start" is the time until the loader
+knows its samples and the plan is published, "whole" that from the start of the process to the end of the first epoch.
+In "fifth" mounts get a capacity of a fifth, formats a limit on their cache; the loader has the kernel forget each photo
+that it has read from a mount, since pages are no part of a capacity. A ratio is the median of the ratios within a
+round.
 
 Formats and loaders have an environment of their own, .peers, which benchmarks/install-peers makes. With --quick the
 loaders run in .venv-dev instead, unless --systems names a format.
@@ -39,7 +37,6 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -51,24 +48,22 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common.command import add_data, add_names, add_numbers, command_line
+from benchmarks import tables
+from benchmarks.common.command import add_data, add_names, command_line, main
 from benchmarks.common.images import HELP, make_images
-from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.interruption import scratch_directory
 from benchmarks.common.mounts import mounted
-from benchmarks.common.results import Verdict, machine, plain_table, save, verdict_table, wide_console
+from benchmarks.common.results import turns
 from benchmarks.serving.format_loaders import FORMATS, SHARD_BYTES, Task
 from benchmarks.serving.peers import python_of_peers
 from spiderfs.sources.slow import SlowSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE_WIDTH = 120
 FOLDERS = 100
 # Of all photos: more than they are, so that nothing is evicted.
 ROOMY = 2.0
 # A loader that has not read two epochs after so long has hung.
 PATIENCE_S = 180.0
-ENOUGH_OF_PEER, START_S = 0.9, 0.5
-AIMED_AT = ("mosaicml", "litdata")
 
 
 @dataclass(frozen=True)
@@ -209,71 +204,8 @@ def loaders(python: Path, *words: str) -> dict[str, Any]:
     return answer
 
 
-def ratio(readings: dict[str, list[Reading]], system: str, to: str, field: str = "first") -> list[float]:
-    """How many times the other's figure a system's is, in each round; empty if one of them refused."""
-    pairs = zip(readings.get(system, []), readings.get(to, []), strict=False)
-    return [getattr(one, field) / getattr(other, field) for one, other in pairs if not one.refused + other.refused]
-
-
-def show(name: str, readings: dict[str, list[Reading]], data: Data, console: Console) -> None:
-    peers = [peer for peer in AIMED_AT if peer in readings]
-    headings = (
-        "imports s",
-        "start s",
-        "first, images/s",
-        *(f"x {peer}" for peer in peers),
-        "second",
-        "whole s",
-        "kept",
-    )
-    case = CASES[name]
-    title = f"{name}: {data.images:,} photos of {data.total_bytes / data.images / 1000:.0f} kB, "
-    title += f"{case.latency_ms:g} ms away, {case.bytes_per_s / 1e6:g} MB/s" if case.latency_ms else "on the local disk"
-    table = plain_table(title, "", *headings)
-    for system, found in readings.items():
-        done = [reading for reading in found if not reading.refused]
-        if not done:
-            table.add_row(system, "refused")
-            continue
-        median = {
-            field: statistics.median(getattr(one, field) for one in done)
-            for field in asdict(done[0])
-            if field != "refused"
-        }
-        of_peers = [ratio(readings, system, peer) for peer in peers]
-        table.add_row(
-            system,
-            f"{median['imports_s']:.1f}",
-            f"{median['start_s']:.2f}",
-            f"{median['first']:,.0f}",
-            *(f"{statistics.median(ratios):.2f}" if ratios else "" for ratios in of_peers),
-            f"{median['second']:,.0f}",
-            f"{median['whole_s']:.1f}",
-            f"{median['kept_bytes'] / data.total_bytes:.2f}",
-        )
-    console.print(table)
-    for system, found in readings.items():
-        if words := {reading.refused for reading in found} - {""}:
-            console.print(f"{system}, in {sum(bool(one.refused) for one in found)} of {len(found)} rounds: {words}")
-
-
-def verdicts(readings: dict[str, list[Reading]]) -> list[Verdict]:
-    """What the aims ask of mounts with a plan whose source is far away."""
-    found = []
-    for system in (name for name in readings if SYSTEMS[name].planned):
-        for peer in AIMED_AT:
-            if ratios := ratio(readings, system, peer):
-                reached = statistics.median(ratios) >= ENOUGH_OF_PEER
-                what = f"{system}: first epoch, x {peer}"
-                found.append(Verdict(what, f">= {ENOUGH_OF_PEER}", ratios, reached))
-        starts = [reading.start_s for reading in readings[system]]
-        found.append(Verdict(f"{system}: start, s", f"<= {START_S}", starts, statistics.median(starts) <= START_S))
-    return found
-
-
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    extent = QUICK if arguments.quick else FULL
-    count, rounds = arguments.images or extent.images, arguments.rounds or extent.rounds
+    count, rounds = arguments.extent.images, arguments.extent.rounds
     systems = arguments.systems or (WITHOUT_FORMATS if arguments.quick else tuple(SYSTEMS))
     cases = arguments.cases or (("remote",) if arguments.quick else tuple(CASES))
     formats = [name for name in systems if name in FORMATS]
@@ -290,19 +222,12 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             console.log(f"{name} {converted[name]['version']}: converted in {converted[name]['seconds']:.1f} s")
         os.sync()
         for case in cases:
-            for number in range(rounds):
-                first = number % len(systems)
-                for system in systems[first:] + systems[:first]:
-                    place = scratch / f"{case}-{number}-{system.replace(' ', '-')}"
-                    reading = measured(SYSTEMS[system], CASES[case], data, place, python)
-                    figures.setdefault(case, {}).setdefault(system, []).append(reading)
-                console.log(f"{case}: round {number + 1} of {rounds}")
+            for number, system in turns(systems, rounds):
+                place = scratch / f"{case}-{number}-{system.replace(' ', '-')}"
+                reading = measured(SYSTEMS[system], CASES[case], data, place, python)
+                figures.setdefault(case, {}).setdefault(system, []).append(reading)
             figures[case] = {system: figures[case][system] for system in systems}
-            show(case, figures[case], data, console)
-    if judged := verdicts(figures.get("remote", {})):
-        console.print(verdict_table("remote", judged, [".2f"] * len(judged)))
-    return {
-        "machine": machine(),
+    result = {
         "images": count,
         "bytes": total_bytes,
         "shard_bytes": SHARD_BYTES,
@@ -313,21 +238,17 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             for case, of_case in figures.items()
         },
     }
-
-
-def main() -> int:
-    parser = command_line(__doc__)
-    add_data(parser, HELP)
-    add_numbers(parser, FULL, QUICK, images="images", rounds="rounds")
-    add_names(parser, "--systems", SYSTEMS, "systems (default all, quick without formats)")
-    add_names(parser, "--cases", CASES, "cases (default all, quick remote)")
-    arguments = parser.parse_args()
-
-    def measure_all() -> None:
-        save(arguments.json, run(arguments, wide_console(TABLE_WIDTH)))
-
-    return exit_status("streaming_formats", measure_all, "interrupted; everything is unmounted and deleted")
+    print(tables.streaming_formats(result))
+    for case, of_case in figures.items():
+        for system, found in of_case.items():
+            if words := {one.refused for one in found} - {""}:
+                console.print(f"{case}, {system}: {words}", highlight=False)
+    return result
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program = command_line(__doc__, FULL, QUICK)
+    add_data(program, HELP)
+    add_names(program, "--systems", SYSTEMS, "systems (default all, quick without formats)")
+    add_names(program, "--cases", CASES, "cases (default all, quick remote)")
+    main(run, program)

@@ -3,7 +3,7 @@
     .venv-dev/bin/python -m benchmarks.serving.workloads scan os.walk and stat, and an index like ImageFolder's
     .venv-dev/bin/python -m benchmarks.serving.workloads large   one file from end to end: cold, cached, from memory
     .venv-dev/bin/python -m benchmarks.serving.workloads far     one file 20 ms away: from end to end, and at random
-    .venv-dev/bin/python -m benchmarks.serving.workloads folders 1,000 folders, 20 ms away: the first walk, and the next
+    .venv-dev/bin/python -m benchmarks.serving.workloads folders 1,000 folders, 20 ms away: the first walk
     .venv-dev/bin/python -m benchmarks.serving.workloads epoch   every file once, by 8 loader workers, 5 ms away
     .venv-dev/bin/python -m benchmarks.serving.workloads start   the first seconds of a plan, 20 and 50 ms away
     .venv-dev/bin/python -m benchmarks.serving.workloads pushed  the wait for files that a plan had fetched in time
@@ -21,26 +21,25 @@ import multiprocessing
 import os
 import random
 import resource
-import shutil
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common.command import command_line
-from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks import tables
+from benchmarks.common.command import command_line, main
+from benchmarks.common.interruption import scratch_directory
 from benchmarks.common.mounts import counts, stats
-from benchmarks.common.results import at_least, machine, plain_table, save, wide_console
+from benchmarks.common.results import plain_table
 from benchmarks.common.sources import make_older, write_patterned
 from benchmarks.common.walking import index, walk
 from benchmarks.serving import process_cost
@@ -82,8 +81,6 @@ FOLDERS_AWAY_MS = FAR_MS = 20
 SPARSE_BYTES = 64 << 30
 RANDOM_READS, RANDOM_BYTES = 512, 128 << 10
 AT_A_TIME = 8
-# More than the default of dir_ttl.
-LOOKED_UP_AGAIN_S = 1.5
 # Threads that no one needs end within 10 s; then all mounts are watched for a while.
 AT_REST_S = 15.0
 IDLE_S = 10.0
@@ -119,7 +116,7 @@ def seconds(function: Callable[[Path], object], root: Path) -> float:
 
 
 def folders(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
-    """Seconds to walk folders of three files, 20 ms away; at once, and again when names are looked up again.
+    """Seconds to walk folders of three files, 20 ms away.
 
     In "direct", the same slow source is asked for one folder after another.
     """
@@ -137,25 +134,16 @@ def folders(scratch: Path, extent: int, rounds: int, say: Callable[[str], None])
     figures: Figures = {}
     for number in range(rounds):
         direct = seconds(lambda _: [list(source.scan(name)) for name, _ in source.scan(b"") if name != b"."], root)
-        for way, ask in (("walk", walk), ("index", index)):
-            figures.setdefault("direct", {}).setdefault(way, []).append(direct)
-            for system in ("spiderfs", "immutable"):
-                row = figures.setdefault(system, {})
-                options = f"source.latency_ms={FOLDERS_AWAY_MS}"
-                with mounted(system, root, scratch / f"{system}-{way}-{number}", options) as peer:
-                    row.setdefault(way, []).append(seconds(ask, peer.root))
-                    time.sleep(LOOKED_UP_AGAIN_S)
-                    row.setdefault(f"{way} again", []).append(seconds(ask, peer.root))
+        figures.setdefault("direct", {}).setdefault("walk", []).append(direct)
+        for system in ("spiderfs", "immutable"):
+            with mounted(system, root, scratch / f"{system}-{number}", f"source.latency_ms={FOLDERS_AWAY_MS}") as peer:
+                figures.setdefault(system, {}).setdefault("walk", []).append(seconds(walk, peer.root))
         say(f"round {number + 1} of {rounds}")
     return figures
 
 
 def large(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
-    """Bytes per second of a file of `extent` MiB; the source itself is in memory throughout.
-
-    "copy" is a plain copy of the file beside the caches, the least that storing costs. The copy stays there; otherwise
-    the next system would get its memory, and memory that is new to a virtual machine can cost ten times the copying.
-    """
+    """Bytes per second of a file of `extent` MiB; the source itself is in memory throughout."""
     root = scratch / "source"
     root.mkdir()
     write_patterned(root / "file", extent << 20)
@@ -163,8 +151,6 @@ def large(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
     figures: Figures = {}
     with ExitStack() as stack:
         peers = [stack.enter_context(mounted(name, root, scratch / "peers")) for name in PEERS]
-        figures["copy"] = {"cold": [copied(root / "file", scratch / "copy")]}
-        os.sync()
         for peer in peers:
             figures[peer.name] = {"cold": [rate(peer.root / "file")]}
         rate(root / "file")
@@ -249,13 +235,6 @@ def rate(path: Path) -> float:
     took = time.perf_counter() - begin
     os.close(descriptor)
     return total / took
-
-
-def copied(path: Path, to: Path) -> float:
-    begin = time.perf_counter()
-    with open(path, "rb") as source, open(to, "wb") as copy:
-        shutil.copyfileobj(source, copy, READ_BYTES)
-    return path.stat().st_size / (time.perf_counter() - begin)
 
 
 def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -> Figures:
@@ -504,12 +483,10 @@ def idle(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) ->
         trees = {name: peer.processes() + process_cost.watchers(peer.pid or 0) for name, peer in peers.items()}
         for number in range(rounds):
             for name, found in process_cost.idle(trees, IDLE_S).items():
-                memory = process_cost.memory(trees[name])
                 row = figures.setdefault(name, {})
                 row.setdefault("cpu percent", []).append(100 * found.cpu_share)
                 row.setdefault("wakings/s", []).append(found.wakings_per_s)
-                row.setdefault("pss MB", []).append(memory.pss_bytes / 1e6)
-                row.setdefault("pss MB but files", []).append((memory.pss_bytes - memory.file_bytes) / 1e6)
+                row.setdefault("pss MB", []).append(process_cost.pss_bytes(trees[name]) / 1e6)
             say(f"round {number + 1} of {rounds}")
     return figures
 
@@ -520,63 +497,38 @@ class Workload(NamedTuple):
     quick_extent: int
     base: str  # the system that ratios are to, if there is one
     less_is_better: bool
-    targets: dict[tuple[str, str], float]  # by system and what was measured: the least ratio
 
 
 WORKLOADS = {
-    "scan": Workload(scan, 100_000, 5_000, "native", True, {("immutable", "walk"): 0.9, ("immutable", "index"): 0.9}),
-    "folders": Workload(folders, 1000, 100, "direct", True, {}),
-    "large": Workload(large, 2048, 128, "native", False, {}),
-    "far": Workload(
-        far,
-        256,
-        64,
-        "direct",
-        False,
-        {
-            (system, what): least
-            for system in ("spiderfs", "immutable")
-            for what, least in (("in order", 0.7), ("random", 0.9), ("asked/fetched", 1 / 1.2))
-        },
-    ),
-    "epoch": Workload(
-        epoch,
-        2000,
-        800,
-        "direct",
-        False,
-        {
-            ("spiderfs", "epoch"): 0.90,
-            ("planned", "epoch"): 1.4,
-            ("immutable", "epoch"): 0.93,
-            ("immutable planned", "epoch"): 2.0,
-            ("immutable planned to a fifth", "epoch"): 2.6,
-        },
-    ),
-    "start": Workload(start, 6000, 2000, "", False, {}),
-    "pushed": Workload(pushed, 1000, 300, "native", True, {("immutable", "p50"): 0.5}),
-    "workers": Workload(workers, 2000, 200, "1 workers", False, {}),
-    "idle": Workload(idle, 10_000, 1_000, "rclone", True, {}),
+    "scan": Workload(scan, 100_000, 5_000, "native", True),
+    "folders": Workload(folders, 1000, 100, "direct", True),
+    "large": Workload(large, 2048, 128, "native", False),
+    "far": Workload(far, 256, 64, "direct", False),
+    "epoch": Workload(epoch, 2000, 800, "direct", False),
+    "start": Workload(start, 6000, 2000, "", False),
+    "pushed": Workload(pushed, 1000, 300, "native", True),
+    "workers": Workload(workers, 2000, 200, "1 workers", False),
+    "idle": Workload(idle, 10_000, 1_000, "rclone", True),
 }
 ROUNDS, QUICK_ROUNDS = 5, 2
-TABLE_WIDTH = 110
 
 
 def figure_table(title: str, figures: Figures, workload: Workload) -> Table:
-    base, words = workload.base, ("system", "what", "target")
-    table = plain_table(title, "system", "what", "median", "least", "most", f"x {base}", "target", words=words)
+    table = plain_table(
+        title, "system", "what", "median", "least", "most", f"x {workload.base}", words=("system", "what")
+    )
     for system, rows in figures.items():
         for what, values in rows.items():
-            others = figures.get(base, {}).get(what, [])
-            ratios = [b / a if workload.less_is_better else a / b for a, b in zip(values, others, strict=False) if a]
+            base = figures.get(workload.base, {}).get(what, [])
+            ratio = tables.rounds(*((base, values) if workload.less_is_better else (values, base))) if base else None
             cells = [f"{figure:,.4g}" for figure in (statistics.median(values), min(values), max(values))]
-            ratio = statistics.median(ratios) if ratios else 0.0
-            word = at_least(workload.targets.get((system, what)), ratio)
-            table.add_row(system, what, *cells, f"{ratio:.2f}" if ratios else "", word)
+            table.add_row(system, what, *cells, "" if ratio is None else f"{ratio:.2f}")
     return table
 
 
-def run(arguments: argparse.Namespace, console: Console) -> None:
+def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    if arguments.workload in ("scan", "large", "idle"):
+        install_missing(PEERS)
     workload = WORKLOADS[arguments.workload]
     extent = arguments.extent or (workload.quick_extent if arguments.quick else workload.extent)
     rounds = arguments.rounds or (QUICK_ROUNDS if arguments.quick else ROUNDS)
@@ -584,28 +536,15 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         figures = workload.measure(scratch, extent, rounds, console.log)
     title = f"{arguments.workload}: {(workload.measure.__doc__ or '').partition(chr(10))[0]}"
     console.print(figure_table(title, figures, workload))
-    result = {"workload": arguments.workload, "extent": extent, "machine": machine()}
-    save(arguments.json, result | {"figures": figures})
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = command_line(__doc__)
-    parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--extent", type=int, metavar="N", help="the number of names, MiB or files")
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"default {ROUNDS}, quick {QUICK_ROUNDS}")
-    return parser.parse_args()
-
-
-def main() -> int:
-    arguments = parse_arguments()
-
-    def measure() -> None:
-        if arguments.workload in ("scan", "large", "idle"):
-            install_missing(PEERS)
-        run(arguments, wide_console(TABLE_WIDTH))
-
-    return exit_status("workloads", measure, "interrupted; everything is unmounted and deleted")
+    result = {"workload": arguments.workload, "extent": extent, "figures": figures}
+    if arguments.workload in tables.TABLES:
+        print(tables.TABLES[arguments.workload].of(result))
+    return result
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program = command_line(__doc__)
+    program.add_argument("workload", choices=WORKLOADS)
+    program.add_argument("--extent", type=int, metavar="N", help="the number of names, MiB or files")
+    program.add_argument("--rounds", type=int, metavar="N", help=f"default {ROUNDS}, quick {QUICK_ROUNDS}")
+    main(measure, program)

@@ -12,12 +12,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.common.mounts import counts, is_mounted, spiderfs
 from benchmarks.fakes.faulty_source import FAULTS, Faults
+from benchmarks.serving.process_cost import children, process_tree, pss_bytes
 from benchmarks.soak.weather import Weather
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.store.content import LmdbContent
@@ -62,9 +63,6 @@ class Usage:
             f"{self.threads} threads, {self.known_names} names"
         )
 
-    def as_row(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class Daemon:
     def __init__(self, source: Path, scratch: Path, weather: Weather) -> None:
@@ -103,24 +101,15 @@ class Daemon:
             time.sleep(given["for_s"])
             self._set({"name": given["name"], "value": given["back"]})
 
-    def _warm(self, given: dict[str, Any]) -> None:
-        self._patiently(lambda: self._write("warm", given["line"]))
-
-    def _evict(self, given: dict[str, Any]) -> None:
-        self._patiently(lambda: self._write("evict", given["line"]))
+    def _write_line(self, name: str, given: dict[str, Any]) -> None:
+        self._patiently(lambda: self._write(name, given["line"]))
 
     def _look(self, given: dict[str, Any]) -> None:
         for name in _CONTROL_FILES:
             self._patiently(self._control(name).read_bytes)
 
-    def _kill_worker(self, given: dict[str, Any]) -> None:
-        _kill(_one_of(self._workers(), given["which"]))
-
-    def _kill_manager(self, given: dict[str, Any]) -> None:
-        _kill(self._manager())
-
     def _kill_reading(self, given: dict[str, Any]) -> None:
-        reading = [child for pid in _children(self._supervisor) for child in _children(pid)]
+        reading = [child for pid in children(self._supervisor) for child in children(pid)]
         _kill(_one_of(reading, given["which"]))
 
     def _stop_manager(self, given: dict[str, Any]) -> None:
@@ -131,19 +120,17 @@ class Daemon:
                 os.kill(manager, signal.SIGCONT)
 
     def _kill_supervisor(self, given: dict[str, Any]) -> None:
-        family = self.family()
-        with self._weather.during("unmounted"):
-            os.kill(self._supervisor, signal.SIGKILL)
-            self._await_end(family)
-            self._log_is_good()
-            self.mount(given["options"])
+        self._remount(signal.SIGKILL, given)
 
     def _unmount(self, given: dict[str, Any]) -> None:
+        self._never_wrong()
+        # A mount with readers is busy and cannot be unmounted, so the daemon is told to end, which detaches it.
+        self._remount(signal.SIGTERM, given)
+
+    def _remount(self, number: signal.Signals, given: dict[str, Any]) -> None:
         family = self.family()
         with self._weather.during("unmounted"):
-            self._never_wrong()
-            # A mount with readers is busy and cannot be unmounted, so the daemon is told to end, which detaches it.
-            os.kill(self._supervisor, signal.SIGTERM)
+            os.kill(self._supervisor, number)
             self._await_end(family)
             self._log_is_good()
             self.mount(given["options"])
@@ -167,7 +154,7 @@ class Daemon:
         family = self.family()
         found = Usage(
             processes=len(family),
-            megabytes=sum(_proportional_kilobytes(pid) for pid in family) / 1000,
+            megabytes=pss_bytes(family) / 1e6,
             descriptors=sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in family),
             threads=sum(len(os.listdir(f"/proc/{pid}/task")) for pid in family),
             run_files=len(os.listdir(CacheLayout(self._cache).run.directory)),
@@ -267,18 +254,14 @@ class Daemon:
 
     def family(self) -> list[int]:
         """All processes of the daemon."""
-        found, waiting = [], [self._supervisor]
-        while waiting:
-            found.append(waiting.pop())
-            waiting += _children(found[-1])
-        return found
+        return process_tree(self._supervisor)
 
     def _manager(self) -> int:
         """The pid of the supervisor, the process that handles SIGTERM; 0 while there is none."""
-        return next((pid for pid in _children(self._supervisor) if _catches_sigterm(pid)), 0)
+        return next((pid for pid in children(self._supervisor) if _catches_sigterm(pid)), 0)
 
     def _workers(self) -> list[int]:
-        return [pid for pid in _children(self._supervisor) if not _catches_sigterm(pid)]
+        return [pid for pid in children(self._supervisor) if not _catches_sigterm(pid)]
 
     def _await_end(self, family: list[int]) -> None:
         """Wait until these processes have ended; raises RuntimeError if one has not after a time limit."""
@@ -319,11 +302,11 @@ def _all_rows(records: LmdbRecords, table: str) -> list[tuple[bytes, bytes]]:
 _EVENTS: dict[str, Callable[[Daemon, dict[str, Any]], None]] = {
     "set": Daemon._set,
     "fault": Daemon._fault,
-    "warm": Daemon._warm,
-    "evict": Daemon._evict,
+    "warm": lambda daemon, given: daemon._write_line("warm", given),
+    "evict": lambda daemon, given: daemon._write_line("evict", given),
     "look": Daemon._look,
-    "kill worker": Daemon._kill_worker,
-    "kill manager": Daemon._kill_manager,
+    "kill worker": lambda daemon, given: _kill(_one_of(daemon._workers(), given["which"])),
+    "kill manager": lambda daemon, given: _kill(daemon._manager()),
     "kill reading process": Daemon._kill_reading,
     "stop manager": Daemon._stop_manager,
     "kill supervisor": Daemon._kill_supervisor,
@@ -340,13 +323,6 @@ def _kill(pid: int) -> None:
     if pid:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 def _status(pid: int) -> dict[str, str]:
@@ -366,11 +342,3 @@ def _is_running(pid: int) -> bool:
         return not _status(pid)["State"].startswith("Z")
     except OSError:
         return False
-
-
-def _proportional_kilobytes(pid: int) -> float:
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return float(line.split()[1])
-    return 0.0

@@ -28,15 +28,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common.command import command_line
-from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.results import machine, plain_table, save, wide_console
+from benchmarks.common.command import command_line, main
+from benchmarks.common.interruption import scratch_directory
+from benchmarks.common.results import machine, plain_table, save
 from benchmarks.soak.contents import MIXED, SAME, WRONG, Seen
 from benchmarks.soak.daemon import Daemon, Usage
 from benchmarks.soak.reader import Reader, Timed, Waits
@@ -54,14 +54,9 @@ LOOK_S = 0.1
 SETTLING_S = 4.0
 # Trainers may go on after the end of their stretch for so long; a lane that is late has the same time.
 LANE_PATIENCE_S = 90.0
-QUICK_MINUTES = 1.0
-TABLE_WIDTH = 160
+FULL_MINUTES, QUICK_MINUTES = 10.0, 1.0
 EVENTS_KEPT = 40
 FINDINGS_KEPT = 20
-
-
-class Wrong(Exception):
-    """The soak has found an error of the product."""
 
 
 @dataclass
@@ -385,27 +380,19 @@ def _tail(path: Path, lines: int = 30) -> str:
     return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
 
-def show(soak: Soak, seed: int, seconds: float, console: Console) -> None:
-    tally = soak.tally
-    table = plain_table(f"{seconds / 60:.1f} minutes, seed {seed}", "", "number", " ", words=("", " "))
+def show(result: dict[str, Any], console: Console) -> None:
+    title = f"{result['seconds'] / 60:.1f} minutes, seed {result['seed']}"
+    table = plain_table(title, "", "number", " ", words=("", " "))
     table.columns[-1].no_wrap = False
-    for what, counted in (
-        ("reads", tally.reads),
-        ("what was read", tally.verdicts),
-        ("errors", tally.errors),
-        ("events", tally.events),
-    ):
-        table.add_row(
-            what, f"{sum(counted.values()):,}", ", ".join(f"{n:,} {name}" for name, n in counted.most_common())
-        )
-    table.add_row("bytes read", f"{tally.read_bytes:,}", "")
-    table.add_row("compared in calm", f"{tally.compared:,}", "")
-    table.add_row("longest wait", f"{tally.longest_wait_s:.2f} s", f"limit {LIMIT_S:g} s")
-    table.add_row(
-        "oldest answer", f"{tally.latest_s:.2f} s", f"TTL {TTL_S:g} s and {SLACK_S:g} s, with the source well"
-    )
-    rows = ", ".join(f"{count:,} in {name}" for name, count in soak.daemon.rows.items())
-    table.add_row("rows at the end", f"{sum(soak.daemon.rows.values()):,}", rows)
+    for what in ("reads", "verdicts", "errors", "events", "rows"):
+        counted = Counter(result[what])
+        names = ", ".join(f"{number:,} {name}" for name, number in counted.most_common())
+        table.add_row(what, f"{sum(counted.values()):,}", names)
+    table.add_row("bytes read", f"{result['read_bytes']:,}", "")
+    table.add_row("compared in calm", f"{result['compared']:,}", "")
+    table.add_row("longest wait", f"{result['longest_wait_s']:.2f} s", f"limit {LIMIT_S:g} s")
+    limit = f"TTL {TTL_S:g} s and {SLACK_S:g} s, with the source well"
+    table.add_row("oldest answer", f"{result['latest_s']:.2f} s", limit)
     console.print(table)
 
 
@@ -425,7 +412,7 @@ def result_of(soak: Soak, seed: int, seconds: float, minutes: float) -> dict[str
         "longest_wait_s": tally.longest_wait_s,
         "limit_s": LIMIT_S,
         "latest_s": tally.latest_s,
-        "usages": [usage.as_row() for usage in tally.usages],
+        "usages": [asdict(usage) for usage in tally.usages],
         "rows": soak.daemon.rows,
         "findings": soak.findings,
         "last_events": list(soak.events) if soak.findings else [],
@@ -433,51 +420,32 @@ def result_of(soak: Soak, seed: int, seconds: float, minutes: float) -> dict[str
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
-    plan = schedule(arguments.seed, arguments.minutes * 60)
+    minutes = arguments.minutes or (QUICK_MINUTES if arguments.quick else FULL_MINUTES)
+    plan = schedule(arguments.seed, minutes * 60)
     with scratch_directory("soak") as scratch:
         soak = Soak(plan, arguments.seed, scratch, console)
-        console.print(f"seed {arguments.seed}, {arguments.minutes:g} minutes, {plan.options}", highlight=False)
+        console.print(f"seed {arguments.seed}, {minutes:g} minutes, {plan.options}", highlight=False)
         began_s = time.monotonic()
         try:
             soak.run()
         finally:
             seconds = time.monotonic() - began_s
-            show(soak, arguments.seed, seconds, console)
-            save(arguments.json, result_of(soak, arguments.seed, seconds, arguments.minutes))
+            result = result_of(soak, arguments.seed, seconds, minutes)
+            show(result, console)
+            save(arguments.json, result)
         if not soak.findings:
             console.print("nothing was wrong")
             return
         console.print("the last events:\n  " + "\n  ".join(soak.events), highlight=False, soft_wrap=True, markup=False)
         console.print("the daemon's log:\n" + _tail(soak.daemon.log), highlight=False, soft_wrap=True, markup=False)
         found = "\n  ".join(soak.findings)
-        raise Wrong(f"with --seed {arguments.seed} --minutes {arguments.minutes:g}:\n  {found}")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = command_line(__doc__)
-    parser.add_argument(
-        "--minutes", type=float, default=10.0, metavar="N", help="how long it takes, about (default 10, quick 1)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=1, metavar="S", help="the seed of everything that happens (default 1)"
-    )
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.minutes = QUICK_MINUTES
-    if arguments.minutes <= 0:
-        parser.error("--minutes must be more than 0")
-    return arguments
-
-
-def main() -> int:
-    arguments = parse_arguments()
-    return exit_status(
-        "soak",
-        lambda: run(arguments, wide_console(TABLE_WIDTH)),
-        "interrupted; everything is unmounted and deleted",
-        (RuntimeError, Wrong),
-    )
+        raise RuntimeError(f"with --seed {arguments.seed} --minutes {minutes:g}:\n  {found}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program = command_line(__doc__)
+    help_text = f"how long it takes, about (default {FULL_MINUTES:g}, quick {QUICK_MINUTES:g})"
+    program.add_argument("--minutes", type=float, metavar="N", help=help_text)
+    help_text = "the seed of everything that happens (default %(default)s)"
+    program.add_argument("--seed", type=int, default=1, metavar="S", help=help_text)
+    main(run, program)

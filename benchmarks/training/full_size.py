@@ -15,15 +15,8 @@ long run would have had. FILE keeps what has been finished; further commands add
 trains at least one epoch: on a CPU with two cores that takes about an hour, so all of it wants a GPU. One GPU has room
 for several trainings, since scoring is the CPU's work: --jobs 6 on 16 cores.
 
-The rows are those of benchmarks/training/systems.py. "lru" and "uniform+plan" are one training with uniform sampling.
-Uniform sampling with a plan and fewer epochs is the rival that each system has to beat: the last table says how much it
-fetches where it is as accurate.
-
-It needs torch, numpy, pillow, scipy, rich and msgpack, and this repository: no installation of spiderfs, no network. On
-a machine to which the images came as an archive:
-
-    mkdir -p /tmp/cifar && tar xf cifar10.tar.xz -C /tmp/cifar && python3 -m benchmarks.training.full_size \\
-      --data /tmp/cifar --state /tmp/state --json FILE --minutes 8 --jobs 6
+The rows are those of benchmarks/training/systems.py; "lru" and "uniform+plan" are one training with uniform sampling.
+It needs torch, numpy, pillow, scipy, rich and msgpack, and this repository: no installation of spiderfs, no network.
 """
 
 from __future__ import annotations
@@ -31,7 +24,6 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -42,13 +34,11 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.common.command import add_data, add_names, command_line
-from benchmarks.common.extent import Extent, add_extent, extent_of
-from benchmarks.common.interruption import exit_status
+from benchmarks.common.command import Extent, add_data, add_minutes, add_names, command_line, main
+from benchmarks.common.interruption import Slice, TimeIsOver
 from benchmarks.common.lists import MIN_BY_EPOCH, min_by_epoch
-from benchmarks.common.results import plain_table, save, spread, wide_console
+from benchmarks.common.results import save
 from benchmarks.common.side_by_side import add_jobs, side_by_side
-from benchmarks.common.slices import Slice, TimeIsOver, add_minutes
 from benchmarks.training.in_process import Pool, Run, Training
 from benchmarks.training.resnet import BATCH, LEARNING_RATE, QUICK_WIDTH, USUAL_WIDTH, recipe_of
 from benchmarks.training.saved_training import Done, load_training, save_training
@@ -60,22 +50,16 @@ from benchmarks.training.systems import (
     WHY,
     System,
     Task,
+    add_plot_scores,
     epochs_of,
     epochs_through,
     identity,
     measured_in,
     measured_of,
     result_of,
+    show,
 )
-from benchmarks.training.systems_report import (
-    BASELINE,
-    WIDTH,
-    Measured,
-    add_plot_scores,
-    grouped,
-    plot_scores,
-    show_costs,
-)
+from benchmarks.training.systems_report import Measured
 from benchmarks.training.training import CACHED_SHARE, IMAGES, PIXELS, Data, Recipe, find_data, pixels
 
 FULL = Extent(epochs=30, training=50_000, held_out=10_000, seeds=1)
@@ -165,7 +149,7 @@ def trained(
     configuration, epochs = replace(system.configuration, cached_share=task.cached_share), epochs_of(system, epochs)
     training = Training(ready.pool, configuration, task.seed, epochs, recipe=recipe)
     done = Done({"settings": settings, "task": asdict(task), "configuration": asdict(configuration)})
-    file, console = file_of(directory, task), wide_console(WIDTH)
+    file = file_of(directory, task)
     if file is not None and file.exists():
         found = load_training(file, training)
         if found.what != done.what:
@@ -175,12 +159,16 @@ def trained(
         if ready.part.over:
             return Outcome(task, None)
         began = time.monotonic()
-        read, figures = training.epoch(number, lambda: None)
+        read, figures = training.epoch(number)
         done.epochs.append(figures)
         done.reads.append(np.array(read, np.uint32))
         done.seconds.append(time.monotonic() - began)
         ready.part.took(done.seconds[-1])
-        print_epoch(task, number, epochs, done, console)
+        print(
+            f"{task.system}, seed {task.seed}, epoch {number} of {epochs}: {done.seconds[-1]:.1f} s  "
+            f"hits {figures.hit_ratio:5.1%}  seen {figures.served_share:4.0%}  top-1 {figures.top1:5.1%}",
+            flush=True,
+        )
         if file is not None:
             save_training(file, training, done)
     return Outcome(task, measured(task, training, done))
@@ -217,71 +205,20 @@ def system_of(name: str) -> System:
     return UNIFORM if name == UNIFORM_NAME else (SYSTEMS | WHY)[name]
 
 
-# -- what it shows
-
-
-def print_epoch(task: Task, number: int, epochs: int, done: Done, console: Console) -> None:
-    figures, left_s = done.epochs[-1], (epochs - number) * done.seconds[-1]
-    console.print(
-        f"{task.system}, seed {task.seed}, epoch {number} of {epochs}: {done.seconds[-1]:.1f} s, some "
-        f"{left_s:.0f} s left  hits {figures.hit_ratio:5.1%}  seen {figures.served_share:4.0%}  "
-        f"redirected {figures.redirected_share:5.1%}  ratio {figures.ratio:.2f}  top-1 {figures.top1:5.1%}",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def show(found: list[Measured], size: float, console: Console) -> None:
-    group = grouped(found)
-    table = plain_table(
-        f"Epochs of the second half, with {size:.0%} cached",
-        "",
-        "seeds",
-        "hits %",
-        "fetched",
-        "x lru",
-        "by MIN",
-        "different %",
-        "substitutes %",
-        "s per epoch",
-    )
-    for (system, share), ran in group.items():
-        if share != size:
-            continue
-        base = {of.seed: of for of in group.get((BASELINE, size), [])}
-        times = [of.settled("origin") / base[of.seed].settled("origin") for of in ran if of.seed in base]
-        figures = [
-            spread([of.settled(field) for of in ran], form, factor)
-            for field, form, factor in (
-                ("hit_ratio", ".1f", 100),
-                ("origin", ".2f", 1),
-                ("planned", ".2f", 1),
-                ("served_share", ".0f", 100),
-                ("redirected_share", ".1f", 100),
-            )
-        ]
-        table.add_row(
-            system,
-            str(len(ran)),
-            *figures[:2],
-            spread(times, ".2f") if times else "",
-            *figures[2:],
-            spread([of.seconds / len(of.epochs) for of in ran], ".1f"),
-        )
-    console.print(table)
-    console.print("fetched, by MIN: in times of the data set; by MIN that knows each epoch as it begins\n")
-    show_costs(group, size, console)
-
-
 # -- the program
 
 
 def measure(arguments: argparse.Namespace, console: Console) -> None:
     extent, device = arguments.extent, arguments.device
+    width = arguments.width or (QUICK_WIDTH if arguments.quick else USUAL_WIDTH)
+    if width < QUICK_WIDTH:
+        raise RuntimeError(f"choose --width {QUICK_WIDTH} or more")
+    if arguments.minutes != float("inf") and arguments.state is None:
+        raise RuntimeError("--minutes needs --state DIR, where the unfinished training is kept")
     settings = {
         "batch": BATCH,
         "learning_rate": LEARNING_RATE,
-        "network": f"ResNet-18 of {arguments.width} channels",
+        "network": f"ResNet-18 of {width} channels",
         "device": device,
         "images": "generated" if arguments.data is None else "read",
     }
@@ -296,7 +233,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     work = functools.partial(
         trained,
         epochs=extent.epochs,
-        recipe=recipe_of(arguments.width, device),
+        recipe=recipe_of(width, device),
         settings=identity(extent, **settings),
         directory=arguments.state,
     )
@@ -318,45 +255,26 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     finally:
         # An interrupted measurement shows what it has measured.
         if found:
-            show(found, CACHED_SHARE, console)
-            if arguments.plot_scores is not None:
-                plot_scores(found, arguments.plot_scores)
+            show(result_of(extent, found, **settings), arguments.plot_scores)
     if unfinished:
         raise TimeIsOver(f"{unfinished} trainings are left: the same command goes on")
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = command_line(__doc__)
+def program() -> argparse.ArgumentParser:
+    parser = command_line(__doc__, FULL, QUICK)
     add_data(parser, IMAGES)
-    add_extent(parser, FULL, QUICK)
     add_names(parser, "--systems", NAMES, "which to train", DEFAULT)
     add_minutes(parser, "epoch")
     add_jobs(parser)
     parser.add_argument("--state", type=Path, metavar="STATE", help="directory of unfinished trainings, to go on with")
-    parser.add_argument(
-        "--device",
-        default="cuda" if torch.cuda.is_available() else "cpu",
-        metavar="NAME",
-        help="where images and network are (default here: %(default)s)",
-    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    help_text = "where images and network are (default here: %(default)s)"
+    parser.add_argument("--device", default=device, metavar="NAME", help=help_text)
     add_plot_scores(parser)
-    parser.add_argument("--width", type=int, metavar="N", help="channels of the first stage (default 64, quick 8)")
-    arguments = parser.parse_args()
-    if arguments.minutes != float("inf") and arguments.state is None:
-        parser.error("--minutes needs --state DIR, where the unfinished training is kept")
-    if arguments.width is None:
-        arguments.width = QUICK_WIDTH if arguments.quick else USUAL_WIDTH
-    if arguments.width < QUICK_WIDTH:
-        parser.error(f"choose --width {QUICK_WIDTH} or more")
-    arguments.extent = extent_of(parser, arguments, FULL, QUICK)
-    return arguments
-
-
-def main() -> int:
-    arguments = parse_arguments()
-    console = wide_console(WIDTH)
-    return exit_status("full_size", lambda: measure(arguments, console), "interrupted", (OSError, RuntimeError))
+    help_text = f"channels of the first stage (default {USUAL_WIDTH}, quick {QUICK_WIDTH})"
+    parser.add_argument("--width", type=int, metavar="N", help=help_text)
+    return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measure, program())

@@ -8,21 +8,21 @@ landing. Reads are AHEAD batches ahead of the training, as those of two loader w
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from benchmarks.common.extent import Extent
+from benchmarks.common.command import Extent
 from benchmarks.common.lists import list_origin
+from benchmarks.training.systems_report import Epoch
 from benchmarks.training.training import (
     CACHED_SHARE,
     EVALUATED,
@@ -38,7 +38,7 @@ from benchmarks.training.training import (
 )
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Hint
-from spiderfs.core.learning.feed import ElasticOptions, PolicyFeed, PolicyFeedOptions, Worths
+from spiderfs.core.learning.feed import ElasticOptions, PolicyFeed, PolicyFeedOptions
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import MAX_NEIGHBOURS, MAX_SUBSTITUTIONS, Hub, HubLimits, Key, Policy
 from spiderfs.policies import POLICIES
@@ -49,12 +49,11 @@ from spiderfs.scorer.scoring import Calibration, ScorerOptions, Scoring
 from spiderfs.trace.format import TraceWriter
 from trainer_hook.connection.client import HookClient
 
+JOB, JOB_DATASET = "training", "1"
 # Two loader workers read two batches ahead each.
 AHEAD = 4
 # So many held-out images are evaluated after each epoch; after the last epoch all of them are.
 EVALUATED_SHARE = 5
-# ImPACT's sampler, drawing by the reducible part of the losses.
-REDUCIBLE = "impact, reducible loss"
 
 
 @dataclass(frozen=True)
@@ -95,20 +94,14 @@ class Configuration:
     settled: float = 1.0
     """The share of an epoch after which the next epoch is drawn by the scores of that moment; 1 means after its end.
     The sampler's own default is a quarter, so that a mount gets the plan in time."""
-    uniform_epochs: int = 0
-    """So many epochs at the beginning are drawn uniformly; scores are already learned in them."""
     neighbours: int = ScorerOptions().neighbours
     """k: the scorer counts neighbours among so many nearest samples."""
     radius: float | Calibration = ScorerOptions().radius
     """The radius, or how the scorer calibrates it."""
     radius_share: float = ScorerOptions().radius_share
     """For "class": the share of a class that are neighbours."""
-    radius_quantile: float = ScorerOptions().radius_quantile
-    """For "nearest": the quantile of distances by which the scorer calibrates its radius."""
     embeddings: Literal["unit", "raw"] = "unit"
     """Whether the scorer compares embeddings of length 1, or as the network makes them, all their numbers."""
-    sharpness: float = 1.0
-    """The sampler draws by the scores to this power; the cache ranks by the scores themselves."""
 
 
 @dataclass(frozen=True)
@@ -137,22 +130,6 @@ def pool_in(directory: Path, extent: Extent) -> Pool:
 
 
 @dataclass(frozen=True)
-class Epoch:
-    hit_ratio: float
-    origin_bytes_per_sample: float
-    drawn_share: float  # of the training set: distinct samples that the sampler drew
-    served_share: float  # distinct samples that were trained on
-    redirected_share: float  # of the draws
-    ratio: float  # of the importance section, at the end
-    top1: float  # on a part of the held-out images
-    reads_share: float = 1.0  # reads for training, of the training set
-    sigma: float = 0.0  # the deviation of the scores at the end (SpiderCache, figure 6(c))
-    beta: int = 0  # of the elastic ratio at the end (equation 5)
-    radius: float = 0.0  # in this epoch, if scores are of the graph
-    mean_same: float = 0.0  # x_same, over the samples that were scored
-
-
-@dataclass(frozen=True)
 class Run:
     configuration: str
     seed: int
@@ -165,13 +142,6 @@ class Run:
     """The scorer's statistics at the end."""
     seconds: float
 
-    def later(self, field: str) -> float:
-        """The mean over all epochs but the first, which fills the cache and in which nothing is scored yet."""
-        return statistics.fmean(getattr(epoch, field) for epoch in self.epochs[1:])
-
-    def list_later(self, cache: str) -> float:
-        return statistics.fmean(self.list_origin[cache][1:])
-
 
 # -- what decides
 
@@ -182,39 +152,6 @@ class Counts:
     hits: int = 0
     redirects: int = 0
     origin_bytes: int = 0
-
-
-class SharedCache:
-    """What trainings on one mount share: the engine, what they feed it, and the samples that are in landing."""
-
-    def __init__(
-        self,
-        configuration: Configuration,
-        sizes: list[int],
-        capacity: int,
-        worths: Worths | None = None,
-        note: Callable[[Hint], None] = lambda hint: None,
-    ) -> None:
-        start, end = configuration.ratio
-        policy: Policy = POLICIES[configuration.policy if configuration.scores else configuration.unscored_policy]()
-        if isinstance(policy, Spider):
-            policy = Spider(start, HubLimits(configuration.max_stand_ins, configuration.max_neighbours))
-        self.engine = Engine(policy, capacity)
-        self.landing: set[Key] = set()
-        """The samples of the batch that is being learned."""
-        self._sizes = sizes
-        options = PolicyFeedOptions(ElasticOptions(start=start, end=end))
-        self.feed = PolicyFeed(self.engine, self._size_of, options, note, worths)
-        self._job_datasets = 0
-
-    def next_job_dataset(self) -> int:
-        """The number of a job dataset that begins."""
-        self._job_datasets += 1
-        return self._job_datasets
-
-    def _size_of(self, sample: Key) -> int | None:
-        assert isinstance(sample, int)
-        return self._sizes[sample] if sample in self.engine.members or sample in self.landing else None
 
 
 class Cache:
@@ -232,32 +169,39 @@ class Cache:
         seed: int,
         epochs: int,
         trace: TraceWriter | None = None,
-        shared: SharedCache | None = None,
     ) -> None:
-        """`epochs` is how many the training will have; without `shared`, it has the cache for itself."""
+        """`epochs` is how many the training will have."""
         self.configuration = configuration
         self._sizes = sizes
         self._trace = trace
         self._rng = np.random.default_rng([seed, 1])
-        shared = shared or SharedCache(configuration, sizes, capacity, note=self._noted)
-        self._shared, self.engine, self._feed = shared, shared.engine, shared.feed
-        self._number = shared.next_job_dataset()
-        self._job_dataset_id, self._job_id = str(self._number), f"training {self._number}"
+        start, end = configuration.ratio
+        policy: Policy = POLICIES[configuration.policy if configuration.scores else configuration.unscored_policy]()
+        if isinstance(policy, Spider):
+            policy = Spider(start, HubLimits(configuration.max_stand_ins, configuration.max_neighbours))
+        self.engine = Engine(policy, capacity)
+        self._landing: set[Key] = set()
+        """The samples of the batch that is being learned."""
+        options = PolicyFeedOptions(ElasticOptions(start=start, end=end))
+        self._feed = PolicyFeed(self.engine, self._size_of, options, self._noted)
         self._index_of: dict[Key, int] = {sample: sample for sample in range(len(sizes))}
         self.scorer: Scoring | None = None
         self._epochs_done = self._accesses = self._epoch = 0
         self.counts = Counts()
         if configuration.scores:
             settings = ScorerOptions(
-                configuration.neighbours,
-                configuration.radius,
-                configuration.radius_share,
-                configuration.radius_quantile,
-                configuration.embeddings,
+                neighbours=configuration.neighbours,
+                radius=configuration.radius,
+                radius_share=configuration.radius_share,
+                embeddings=configuration.embeddings,
             )
             self.scorer = SCORINGS[configuration.scores](labels, dimension, settings)
-            self._feed.begin_job(self._job_id, epochs)
-            self._feed.begin(self._job_dataset_id, self._job_id, dict(enumerate(labels)))
+            self._feed.begin_job(JOB, epochs)
+            self._feed.begin(JOB_DATASET, JOB, dict(enumerate(labels)))
+
+    def _size_of(self, sample: Key) -> int | None:
+        assert isinstance(sample, int)
+        return self._sizes[sample] if sample in self.engine.members or sample in self._landing else None
 
     def _noted(self, hint: Hint) -> None:
         if self._trace is not None:
@@ -266,18 +210,16 @@ class Cache:
     # -- as the client of a SpiderSampler
 
     def scores(self, name: str, timeout_s: float) -> NDArray[np.float32] | None:
-        if self.scorer is None or self._epochs_done < max(1, self.configuration.uniform_epochs):
-            return None
-        return self.scorer.scores**self.configuration.sharpness
+        return self.scorer.scores.copy() if self.scorer is not None and self._epochs_done else None
 
     def cached(self, name: str, timeout_s: float) -> NDArray[np.bool_]:
         return np.array([sample in self.engine.members for sample in range(len(self._sizes))])
 
     def warm_up(self, name: str, active: bool) -> None:
-        self._feed.warm_up(self._job_dataset_id, active)
+        self._feed.warm_up(JOB_DATASET, active)
 
     def pin(self, name: str, indices: NDArray[np.int64], timeout_s: float) -> int:
-        for _ in self._feed.pin(self._job_dataset_id, indices.tolist()):
+        for _ in self._feed.pin(JOB_DATASET, indices.tolist()):
             pass
         return len(indices)
 
@@ -288,16 +230,14 @@ class Cache:
         if self.configuration.planned:
             indices = np.array(order, np.uint32)
             epoch = PlannedEpoch(number, range(len(self._sizes)), self._index_of, indices)
-            self.engine.plan(self._job_id, self._job_dataset_id, epoch, float(self._accesses), begun)
+            self.engine.plan(JOB, JOB_DATASET, epoch, float(self._accesses), begun)
             if begun:
                 self._epoch = number
 
     def progressed(self, dispatched: int, taken: int) -> None:
         """Pass the engine how many samples of the current epoch are about to be read, and how many were read before."""
         if self.configuration.planned:
-            self.engine.progressed(
-                self._job_id, self._job_dataset_id, self._epoch, dispatched, taken, float(self._accesses)
-            )
+            self.engine.progressed(JOB, JOB_DATASET, self._epoch, dispatched, taken, float(self._accesses))
 
     def read(self, wanted: int) -> int:
         """Read a sample; returns the sample that is served, which may be a substitute."""
@@ -305,7 +245,7 @@ class Cache:
         self.counts.opens += 1
         size = self._sizes[wanted]
         if self.configuration.planned:
-            self.engine.wanted(self._job_id, wanted, float(self._accesses))
+            self.engine.wanted(JOB, wanted, float(self._accesses))
         hit = wanted in self.engine.members
         given = wanted if hit else self._given(wanted)
         if given != wanted:
@@ -315,20 +255,20 @@ class Cache:
         else:
             self.counts.origin_bytes += size
         if self.scorer is not None:
-            self._feed.served(self._job_dataset_id, wanted, given)
+            self._feed.served(JOB_DATASET, wanted, given)
         self.engine.opened(given, self._sizes[given])
         if self._trace is not None:
             if given == wanted:
-                self._trace.append(self._accesses, wanted, size, served=hit, list_number=self._number)
+                self._trace.append(self._accesses, wanted, size, served=hit, list_number=1)
             else:
-                self._trace.redirect(self._accesses, wanted, size, given, self._sizes[given], self._number)
+                self._trace.redirect(self._accesses, wanted, size, given, self._sizes[given], 1)
         return given
 
     def _given(self, wanted: int) -> int:
         """The sample that a reader gets for this one, which is not cached."""
         if self.scorer is None or self._rng.random() >= self.configuration.stand_in_share:
             return wanted
-        found = self._feed.substitute(self._job_dataset_id, wanted)
+        found = self._feed.substitute(JOB_DATASET, wanted)
         given = wanted if found is None else found
         assert isinstance(given, int)
         return given
@@ -339,14 +279,13 @@ class Cache:
         """Learn from a batch: from the samples that were trained on, not from those that were asked for."""
         if self.scorer is None:
             return
-        job_dataset_id = self._job_dataset_id
         scored = self.scorer.batch(served, embeddings, losses)
-        self._feed.scored(job_dataset_id, scored.ids.tolist(), scored.scores.tolist())
-        hub = scored.hub(skip=lambda sample: self._feed.is_hub(job_dataset_id, sample))
+        self._feed.scored(JOB_DATASET, scored.ids.tolist(), scored.scores.tolist())
+        hub = scored.hub(skip=lambda sample: self._feed.is_hub(JOB_DATASET, sample))
         if hub is not None:
-            self._shared.landing = set(served.tolist())
-            self._feed.hub_found(Hub(hub.id, job_dataset_id, hub.neighbours.tolist(), hub.distances.tolist()))
-            self._shared.landing.clear()
+            self._landing = set(served.tolist())
+            self._feed.hub_found(Hub(hub.id, JOB_DATASET, hub.neighbours.tolist(), hub.distances.tolist()))
+            self._landing.clear()
 
     def epoch_end(self, accuracy: float) -> None:
         self._epochs_done += 1
@@ -355,7 +294,7 @@ class Cache:
             return
         self.scorer.new_epoch()
         # Epochs are counted from 0, as the hook counts them.
-        self._feed.epoch_ended(self._job_id, self._epochs_done - 1, {self._job_dataset_id: self.scorer.sigma}, accuracy)
+        self._feed.epoch_ended(JOB, self._epochs_done - 1, {JOB_DATASET: self.scorer.sigma}, accuracy)
 
     @property
     def ratio(self) -> float:
@@ -364,7 +303,7 @@ class Cache:
     @property
     def beta(self) -> int:
         """Of equation 5: 1 once sigma has fallen."""
-        return next((job.beta for job in self._feed.status().jobs if job.job_id == self._job_id), 0)
+        return next((job.beta for job in self._feed.status().jobs if job.job_id == JOB), 0)
 
     def graph(self) -> dict[str, float]:
         return asdict(self.scorer.statistics()) if isinstance(self.scorer, Scorer) else {}
@@ -384,12 +323,8 @@ class Training:
         epochs: int,
         trace: TraceWriter | None = None,
         recipe: Recipe = SMALL,
-        shared: SharedCache | None = None,
     ) -> None:
-        by_scores: dict[str, Any] = {"coverage": configuration.coverage, "settled": configuration.settled}
-        sampler = configuration.sampler
-        if sampler == REDUCIBLE:
-            sampler, by_scores["irreducible"] = "impact", irreducible_losses(pool, seed, epochs, recipe)
+        by_scores = {"coverage": configuration.coverage, "settled": configuration.settled}
         torch.manual_seed(seed)
         self.pool = pool
         self.recipe = recipe
@@ -403,8 +338,8 @@ class Training:
         self._embedded = halved if configuration.embeddings == "raw" else recipe.embedded
         width = self._embedded(torch.zeros(1, self._classifier.in_features)).shape[1]
         labels = pool.labels.tolist()
-        self.cache = Cache(configuration, labels, pool.sizes, self.capacity, width, seed, epochs, trace, shared)
-        self.sampler = sampler_named(sampler, self._samples, seed, epochs, **by_scores)
+        self.cache = Cache(configuration, labels, pool.sizes, self.capacity, width, seed, epochs, trace)
+        self.sampler = sampler_named(configuration.sampler, self._samples, seed, epochs, **by_scores)
         self.sampler.bind(cast(HookClient, self.cache), "train")
         self.sampler.offer(self.evaluated)
         self.steps = Steps(model, epochs, self._samples, recipe.batch, recipe.optimizer)
@@ -415,19 +350,8 @@ class Training:
         )
         self.rng = np.random.default_rng([seed, 2])
 
-    def epoch(self, number: int, stepped: Callable[[], None]) -> tuple[list[int], Epoch]:
+    def epoch(self, number: int, stepped: Callable[[], None] = lambda: None) -> tuple[list[int], Epoch]:
         """Train for an epoch; returns the samples in the order in which they were read, and the epoch's figures."""
-        steps = self.steps_of(number)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                found: tuple[list[int], Epoch] = done.value
-                return found
-            stepped()
-
-    def steps_of(self, number: int) -> Generator[None, None, tuple[list[int], Epoch]]:
-        """The same, one step of the training at a time."""
         self.model.train()
         sampler, cache, batch = self.sampler, self.cache, self.recipe.batch
         drawn = list(sampler)
@@ -444,6 +368,7 @@ class Training:
             self._step(*ahead.popleft())
             trained += 1
             self.steps.taken(number - 1, trained, batches)
+            stepped()
 
         for wanted in in_batches(drawn, cache, batch, self._configuration.oversampling, self.rng):
             if len(read) == settling and sampler.settled < 1:
@@ -456,10 +381,8 @@ class Training:
             trained_on.update(ahead[-1][1])
             if len(ahead) > AHEAD:
                 train_one()
-                yield
         while ahead:
             train_one()
-            yield
         figures = self._figures(len(set(drawn)), len(trained_on))
         cache.epoch_end(figures.top1)
         figures = replace(figures, beta=cache.beta)
@@ -493,18 +416,12 @@ class Training:
         opens, hits, redirects = cache.counts.opens, cache.counts.hits, cache.counts.redirects
         served = [cache.read(sample) for sample in samples.tolist()]
         cache.counts.opens, cache.counts.hits, cache.counts.redirects = opens, hits, redirects
-        found: NDArray[np.float32] = self.losses(served).cpu().numpy()
-        return found
-
-    def losses(self, served: list[int]) -> Tensor:
-        """The losses of these samples by the model as it is, without augmentation; the cache learns them too."""
         self.model.eval()
+        parts = [served[first : first + EVALUATED] for first in range(0, len(served), EVALUATED)]
         with torch.no_grad():
-            losses = torch.cat(
-                [self._learned(served[first : first + EVALUATED]) for first in range(0, len(served), EVALUATED)]
-            )
+            found: NDArray[np.float32] = torch.cat([self._learned(part) for part in parts]).cpu().numpy()
         self.model.train()
-        return losses
+        return found
 
     def _learned(self, served: list[int]) -> Tensor:
         """The losses of these samples by the model as it is, which the cache learns too."""
@@ -533,28 +450,6 @@ class Training:
         self.steps.optimizer.step()
         self._learn(served, embeddings, losses)
         self.sampler.trained(np.array(wanted, np.uint32), losses.detach().cpu().numpy())
-
-
-def irreducible_losses(pool: Pool, seed: int, epochs: int, recipe: Recipe) -> NDArray[np.float32]:
-    """The loss of each sample by a model that was trained on the half of the samples without it.
-
-    Mindermann et al., 2022, train a small model on held-out data; without such data they train two on halves.
-    """
-    torch.manual_seed(seed)
-    losses = torch.empty(len(pool.sizes))
-    order = torch.randperm(len(pool.sizes))
-    halves = order[::2], order[1::2]
-    for trained_on, left_out in (halves, halves[::-1]):
-        chosen = trained_on.to(pool.images.device)
-        half = Pool(
-            pool.images[chosen], pool.labels[chosen], [pool.sizes[number] for number in trained_on], pool.held_out
-        )
-        training = Training(half, Configuration(scores=None), seed, epochs, recipe=recipe)
-        for number in range(1, epochs + 1):
-            training.epoch(number, lambda: None)
-        training.pool = pool
-        losses[left_out] = training.losses(left_out.tolist()).cpu()
-    return losses.numpy()
 
 
 def train(

@@ -7,7 +7,6 @@ After a batch comes a step of fixed length in which nothing is computed, so that
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import subprocess
@@ -40,11 +39,6 @@ class Order:
     """The time after each batch."""
     forgets: bool = False
     """Whether the loader's workers have the kernel forget each file that they have read."""
-    warns: bool = True
-    """Whether the hook warns, as where it loses the daemon."""
-    rank: int = 0
-    ranks: int = 1
-    """With more than one, the training reads this rank's part of each epoch (DistributedSampler)."""
 
 
 @dataclass(frozen=True)
@@ -123,22 +117,17 @@ def serve(descriptor: int) -> None:
 def _train(order: Order, pipe: Connection) -> None:
     # Imported here, so that the process that measures does not wait for torch.
     import torch
-    from torch.utils.data import DataLoader, DistributedSampler
+    from torch.utils.data import DataLoader
 
     import trainer_hook
     from benchmarks.common.mounts import leave_signals_to_the_parent
 
     torch.set_num_threads(1)
-    logging.getLogger("trainer_hook").setLevel(logging.WARNING if order.warns else logging.ERROR)
     files = Files(order.mount, order.names, order.labels, order.forgets)
-    sampler: DistributedSampler[int] | None = None
-    if order.ranks > 1:
-        sampler = DistributedSampler(files, order.ranks, order.rank, seed=order.seed)  # type: ignore[arg-type]
     loader: DataLoader[Any] = DataLoader(
         files,  # type: ignore[arg-type]
         order.batch,
-        shuffle=sampler is None,
-        sampler=sampler,
+        shuffle=True,
         generator=torch.Generator().manual_seed(order.seed),
         num_workers=LOADER_WORKERS,
         persistent_workers=True,
@@ -150,9 +139,6 @@ def _train(order: Order, pipe: Connection) -> None:
         pipe.send("ready")
         pipe.recv()
         for number in range(order.epochs):
-            if sampler is not None:
-                sampler.set_epoch(number)
-            drawn = range(len(files)) if sampler is None else sorted(sampler)
             began_s = time.monotonic()
             taken_s: list[float] = []
             read: list[int] = []
@@ -160,7 +146,7 @@ def _train(order: Order, pipe: Connection) -> None:
                 taken_s.append(time.monotonic())
                 read += batch.tolist()
                 time.sleep(order.step_s)
-            if sorted(read) != list(drawn):
+            if sorted(read) != list(range(len(files))):
                 raise RuntimeError(f"in epoch {number} it did not read each of its samples exactly once")
             pipe.send(Epoch(number, time.monotonic() - began_s, taken_s, len(read)))
 

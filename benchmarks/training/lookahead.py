@@ -3,39 +3,33 @@
     .venv-dev/bin/python -m benchmarks.training.lookahead --json FILE     two minutes
     .venv-dev/bin/python -m benchmarks.training.lookahead --quick         some seconds
 
-Epochs are drawn with replacement by weights whose spread is that of a graph's scores (lognormal, sigma 0.5: 59 % of
-the draws are different samples, as with SpiderSampler on CIFAR-10). All samples have one size, and a fifth is cached.
-The default policy has the weights as scores and, but for the first table, no hubs. Each table varies one thing:
+The rows "known" say how much it costs to know the plan of the next epoch from some share of this one on. Epochs are
+drawn with replacement by weights whose spread is that of a graph's scores (lognormal, sigma 0.5: 59 % of the draws are
+different samples, as with SpiderSampler on CIFAR-10). All samples have one size, and a fifth is cached. The default
+policy has the weights as scores, and no hubs.
 
-    known     how much of the next epoch's plan is known when: from the start of this one, from some share of it on
-    window    how far ahead of the reader samples are fetched, as a share of the cache
-    reserved  how much of the cache is kept free for what has just been fetched (landing), or is the hubs'
+The rows "settings" take the draws, files and sizes of the cache that stall.py measures through a mount, and the
+settings of the daemon there: how far ahead it fetches, how much room it leaves for landing, and how many epochs it
+knows. Each row changes one setting. The bytes are those of all epochs from an empty cache, with the plan of one more
+epoch that never comes; each loader worker takes a whole batch at once.
 
-The tables show the bytes fetched, as multiples of what MIN fetches for the same draws (the policy belady, which knows
-all of them).
-
-The last table takes the draws, files and sizes of the cache that stall.py measures through a mount, and the settings of
-the daemon there: how far ahead it fetches, how much room it leaves for landing, and how many epochs it knows. Each row
-changes one setting. The bytes are those of all epochs from an empty cache, with the plan of one more epoch that never
-comes; each loader worker takes a whole batch at once.
+Bytes are multiples of what MIN fetches for the same draws (the policy belady, which knows all of them).
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from benchmarks.common.command import command_line
-from benchmarks.common.interruption import exit_status
-from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.command import command_line, main
+from benchmarks.common.results import plain_table
 from benchmarks.serving.stall import log_rank_weights
 from spiderfs.core.engine import Engine
 from spiderfs.core.plans.fetch_limits import FIRST, LEAST, MOST
@@ -53,8 +47,6 @@ CACHED_SHARE = 0.20
 SPREAD = 0.5
 SEED = 0
 READER, LIST = "reader", "list"
-# The prefetcher makes a new choice some times a second; in between it follows the reader.
-LOOK_AGAIN_EVERY = 50
 
 
 @dataclass(frozen=True)
@@ -67,23 +59,11 @@ FULL = Extent(samples=6_000, epochs=7)
 QUICK = Extent(samples=1_000, epochs=4)
 
 
-@dataclass(frozen=True)
-class Variant:
-    known_from: float | None = 0.25  # share of an epoch after which the next is known; None: not before it begins
-    window: float = 0.0
-    reserved: float = 0.0
-
-
-TABLES: dict[str, dict[str, Variant]] = {
-    "known": {
-        "nothing but this epoch": Variant(known_from=None),
-        **{f"the next from {share:.0%} of this one": Variant(known_from=share) for share in (0.9, 0.5, 0.25, 0.0)},
-    },
-    "window": {f"{share:.1%} of the cache": Variant(window=share) for share in (0.0, 0.025, 0.05, 0.1, 0.25, 0.5)},
-    "reserved": {f"{share:.0%} of the cache": Variant(reserved=share) for share in (0.02, 0.05, 0.1)},
+# The share of an epoch after which the next is known; None: not before it begins.
+KNOWN: dict[str, float | None] = {
+    "nothing but this epoch": None,
+    **{f"the next from {share:.0%} of this one": share for share in (0.9, 0.5, 0.25, 0.0)},
 }
-
-
 MOUNT = "settings"
 MOUNT_CAPACITIES = (0.10, 0.20, 0.25, 0.50, 0.75)
 MOUNT_SAMPLES, MOUNT_EPOCHS = 4_000, 4
@@ -120,45 +100,27 @@ class Row:
     times_min: float
 
 
-def fetched_share(orders: list[npt.NDArray[np.uint32]], weights: npt.NDArray[np.float64], variant: Variant) -> float:
+def fetched_share(orders: list[npt.NDArray[np.uint32]], weights: npt.NDArray[np.float64], known: float | None) -> float:
     samples = len(weights)
-    engine = Engine(Spider(ratio=1.0), int(samples * SAMPLE_BYTES * CACHED_SHARE * (1 - variant.reserved)))
+    engine = Engine(Spider(ratio=1.0), int(samples * SAMPLE_BYTES * CACHED_SHARE))
     keys: list[Key] = list(range(1, samples + 1))
     index_of = {key: index for index, key in enumerate(keys)}
     for key, weight in zip(keys, weights.tolist(), strict=True):
         engine.scored(key, weight)
-    window = int(samples * CACHED_SHARE * variant.window)
     fetched = 0
     epochs = [PlannedEpoch(number, keys, index_of, order) for number, order in enumerate(orders)]
     for number, epoch in enumerate(epochs):
         engine.plan(READER, LIST, epoch, 0.0)
-        known_at = None if variant.known_from is None else int(variant.known_from * (samples - 1))
+        known_at = None if known is None else int(known * (samples - 1))
         for position, sample in enumerate(orders[number].tolist()):
             if position == known_at and number + 1 < len(epochs):
                 engine.plan(READER, LIST, epochs[number + 1], 0.0, begun=False)
-            ahead = fetch_ahead(engine, window, position) if window else 0
             key = keys[sample]
-            missed = key not in engine.members
-            if number:
-                fetched += ahead + missed
+            fetched += number > 0 and key not in engine.members
             engine.progressed(READER, LIST, number, position + 1, position, float(position))
             engine.wanted(READER, key, float(position))
             engine.opened(key, SAMPLE_BYTES)
     return fetched / samples / (len(epochs) - 1)
-
-
-def fetch_ahead(engine: Engine, window: int, position: int) -> int:
-    """Fetch ahead as the prefetcher does, from a source that answers at once; returns how many samples it fetched."""
-    reader = engine.schedule.readers[READER, LIST]
-    start = position + window - 2 if position % LOOK_AGAIN_EVERY else 0
-    fetched = 0
-    for _, key in reader.coming(window, start):
-        if key not in engine.members:
-            if not engine.would_keep(key, SAMPLE_BYTES):
-                break
-            engine.place(key, SAMPLE_BYTES)
-            fetched += 1
-    return fetched
 
 
 def mount_rows() -> Iterator[Row]:
@@ -228,51 +190,25 @@ def fetched_by_min(orders: list[npt.NDArray[np.uint32]]) -> float:
     return float(result.origin_bytes[1:].sum() / SAMPLE_BYTES / samples / (len(orders) - 1))
 
 
-def run(arguments: argparse.Namespace, console: Console) -> None:
-    extent = QUICK if arguments.quick else FULL
+def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    extent: Extent = arguments.extent
     rng = np.random.default_rng(SEED)
     weights = rng.lognormal(0, SPREAD, extent.samples)
     chances = weights / weights.sum()
     orders = [rng.choice(extent.samples, extent.samples, p=chances).astype(np.uint32) for _ in range(extent.epochs)]
     best = fetched_by_min(orders)
-    variants = [(table, name, variant) for table, rows in TABLES.items() for name, variant in rows.items()]
     rows = []
-    for table, name, variant in track(variants, console=console, transient=True):
-        share = fetched_share(orders, weights, variant)
-        rows.append(Row(table, name, share, share / best))
+    for name, known in track(KNOWN.items(), console=console, transient=True):
+        share = fetched_share(orders, weights, known)
+        rows.append(Row("known", name, share, share / best))
     if not arguments.quick:
         rows += track(mount_rows(), total=len(MOUNT_CAPACITIES) * len(MOUNT_ROWS), console=console, transient=True)
-    different = np.mean([len(np.unique(order)) for order in orders]) / extent.samples
-    console.print(
-        f"{extent.samples:,} samples, {extent.epochs} epochs, {different:.0%} of them different in one; MIN fetches"
-        f" {best:.3f} of what is read",
-        highlight=False,
-    )
-    for table in TABLES:
-        shown = plain_table(table, "", "fetched", "x MIN")
-        for row in rows:
-            if row.table == table:
-                shown.add_row(row.variant, f"{row.fetched_share:.3f}", f"{row.times_min:.3f}")
-        console.print(shown)
-    if not arguments.quick:
-        console.print(mount_table(rows))
-    found = {"extent": asdict(extent), "min": best, "rows": [asdict(row) for row in rows]}
-    save(arguments.json, {"machine": machine()} | found)
-
-
-def mount_table(rows: list[Row]) -> Table:
-    shares = (f"{share:.0%}" for share in MOUNT_CAPACITIES)
-    table = plain_table("settings of the mount in stall.py, x MIN, by the share that is cached", "", *shares)
-    for name in MOUNT_ROWS:
-        found = [row for row in rows if row.variant == name and row.table.startswith(MOUNT)]
-        table.add_row(name, *(f"{row.times_min:.3f}" for row in found))
-    return table
-
-
-def main() -> int:
-    arguments = command_line(__doc__).parse_args()
-    return exit_status("lookahead", lambda: run(arguments, Console()), "interrupted")
+    shown = plain_table("bytes fetched", "table", "", "x MIN", words=("table", ""))
+    for row in rows:
+        shown.add_row(row.table, row.variant, f"{row.times_min:.3f}")
+    console.print(shown)
+    return {"extent": asdict(extent), "min": best, "rows": [asdict(row) for row in rows]}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measure, command_line(__doc__, FULL, QUICK))

@@ -7,16 +7,12 @@ A reader with 8 threads reads epochs as ImpactSampler draws them: if the loss of
 p of all samples, the sample is in an epoch with probability p. Losses are known and never change, so nothing is trained
 and all runs read the same draws. The cache holds a fifth of the samples. There are four runs: with and without a plan,
 with and without packages. The means leave out the first epochs, in which losses become known and packages are written.
-
-A second part compares places where packages could lie: how long it takes to read as many files as a package holds from
-the cache, from a package on the same disk, and (latency alone) from the source.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -26,16 +22,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.common.command import command_line
-from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.command import command_line, main
+from benchmarks.common.interruption import scratch_directory
 from benchmarks.common.mounts import counts, mounted
-from benchmarks.common.results import machine, plain_table, save
+from benchmarks.common.results import plain_table
 from benchmarks.common.sources import write
-from spiderfs.packages.format import PACKAGE_BYTES, pack, read_index
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
-from spiderfs.sources.source import Version
-from spiderfs.store.content import LmdbContent
-from spiderfs.store.store import ContentKey, Keep
 from trainer_hook import Declaration, HookClient
 from trainer_hook.connection.mounts import socket_finder
 
@@ -55,12 +47,11 @@ VARIANTS = {
 @dataclass(frozen=True)
 class Extent:
     epochs: int
-    files: dict[int, int]
-    """The number of files of each size in bytes."""
+    files: int
 
 
-FULL = Extent(10, {10_000: 4_000})
-QUICK = Extent(6, {10_000: 2_000})
+FULL, QUICK = Extent(10, 4_000), Extent(6, 2_000)
+FILE_BYTES = 10_000
 
 
 @dataclass(frozen=True)
@@ -74,11 +65,11 @@ class Epoch:
     loaded: int
 
 
-def make(source: Path, files: int, size: int) -> list[str]:
+def make(source: Path, files: int) -> list[str]:
     names = [f"{number % CLASSES}/{number:06d}" for number in range(files)]
     for number, name in enumerate(names):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
-        write(source / name, b"%08d" % number + bytes(size - 8))
+        write(source / name, b"%08d" % number + bytes(FILE_BYTES - 8))
     return names
 
 
@@ -139,91 +130,28 @@ def train(point: Path, names: list[str], epochs: int, plan: bool) -> tuple[list[
     return done, counts(point)
 
 
-# -- where packages might lie
-
-
-def ways_of_a_megabyte(scratch: Path, size: int) -> dict[str, float]:
-    """Seconds to read as many files as a package holds: from the store, from a package, from the source."""
-    count = -(-PACKAGE_BYTES // size)
-    files = [(b"%08d" % number, Version(size, 7), bytes(size)) for number in range(count)]
-    store = LmdbContent(scratch / "store")
-    store.set_capacity(8 * PACKAGE_BYTES)
-    keys = [ContentKey(number + 1) for number in range(count)]
-    store.land_all([(key, payload) for key, (_, _, payload) in zip(keys, files, strict=True)])
-    store.apply((), [Keep(key, "samples") for key in keys])
-    path = scratch / "package"
-    key = bytes(32)
-    path.write_bytes(pack(files, key)[1])
-
-    def from_store() -> None:
-        for key in keys:
-            assert store.read(key) is not None
-        store.end_read()
-
-    def from_package() -> None:
-        package = path.read_bytes()
-        index = read_index(package, len(package), key)
-        assert all(index.payload(file, package) is not None for file in index.files)
-
-    found = {}
-    for name, way in (("store", from_store), ("package", from_package)):
-        times = []
-        for _ in range(50):
-            began = time.perf_counter()
-            way()
-            times.append(time.perf_counter() - began)
-        found[name] = statistics.median(times)
-    store.close()
-    return found | {"source, 16 at a time": count * LATENCY_MS / 1000 / 16, "source, package": LATENCY_MS / 1000}
-
-
-# -- the program
-
-
-def measure(arguments: argparse.Namespace, console: Console) -> None:
+def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     extent: Extent = arguments.extent
     rows: list[dict[str, Any]] = []
-    for size, files in extent.files.items():
-        headings = ("", "seconds", "reads", "MB", "hits", "substitutes", "loaded", "written")
-        title = f"{files} files of {size} bytes, {LATENCY_MS:g} ms away: means of an epoch"
-        table = plain_table(title, *headings)
-        for variant, options in VARIANTS.items():
-            with scratch_directory("packages") as place:
-                source = place / "source"
-                names = make(source, files, size)
-                capacity = int(files * size * CACHED_SHARE)
-                with mounted(source, place / "mount", capacity, LATENCY_MS, f"policy=impact,{options}") as point:
-                    epochs, totals = train(point, names, extent.epochs, "plan=on" in options)
-            later = epochs[LEFT_OUT:]
-            made = totals["package_bytes_written"] / 1e6
-            mean = {name: statistics.fmean(getattr(epoch, name) for epoch in later) for name in asdict(later[0])}
-            rows.append({"size": size, "files": files, "variant": variant, **mean, "made_megabytes": made})
-            rows[-1]["epochs"] = [asdict(epoch) for epoch in epochs]
-            table.add_row(
-                variant,
-                f"{mean['seconds']:.2f}",
-                f"{mean['reads']:.0f}",
-                f"{mean['megabytes']:.1f}",
-                f"{mean['hit_share']:.0%}",
-                f"{mean['redirected_share']:.0%}",
-                f"{mean['loaded']:.1f}",
-                f"{made:.1f} MB",
-            )
-        console.print(table)
+    headings = ("", "seconds", "reads", "MB", "hits", "substitutes", "loaded", "MB written")
+    title = f"{extent.files} files of {FILE_BYTES} bytes, {LATENCY_MS:g} ms away: means of an epoch"
+    table = plain_table(title, *headings)
+    for variant, options in VARIANTS.items():
         with scratch_directory("packages") as place:
-            ways = ways_of_a_megabyte(place, size)
-        rows.append({"size": size, "ways_of_a_megabyte": ways})
-        shown = ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in ways.items())
-        console.print(f"a package full of these files: {shown}", soft_wrap=True)
-    result = {"machine": machine(), "extent": asdict(extent), "rows": rows}
-    save(arguments.json, result)
-
-
-def main() -> int:
-    arguments = command_line(__doc__).parse_args()
-    arguments.extent = QUICK if arguments.quick else FULL
-    return exit_status("packages", lambda: measure(arguments, Console()), "interrupted", (OSError, RuntimeError))
+            names = make(place / "source", extent.files)
+            capacity = int(extent.files * FILE_BYTES * CACHED_SHARE)
+            with mounted(place / "source", place / "mount", capacity, LATENCY_MS, f"policy=impact,{options}") as point:
+                epochs, totals = train(point, names, extent.epochs, "plan=on" in options)
+        later = epochs[LEFT_OUT:]
+        mean = {name: statistics.fmean(getattr(epoch, name) for epoch in later) for name in asdict(later[0])}
+        rows.append({"variant": variant, **mean, "made_megabytes": totals["package_bytes_written"] / 1e6})
+        rows[-1]["epochs"] = [asdict(epoch) for epoch in epochs]
+        forms = (".2f", ".0f", ".1f", ".0%", ".0%", ".1f", ".1f")
+        figures = (*mean.values(), rows[-1]["made_megabytes"])
+        table.add_row(variant, *(format(figure, form) for figure, form in zip(figures, forms, strict=True)))
+    console.print(table)
+    return {"extent": asdict(extent), "rows": rows}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measure, command_line(__doc__, FULL, QUICK))

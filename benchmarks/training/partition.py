@@ -1,7 +1,6 @@
 """Whether the law of the bottleneck predicts what a partition of the cache among forms is worth.
 
     .venv-dev/bin/python -m benchmarks.training.partition                some eight minutes
-    .venv-dev/bin/python -m benchmarks.training.partition --data DIR     the same, of the images in DIR
     .venv-dev/bin/python -m benchmarks.training.partition --quick        some two minutes, for a look
 
 A PyTorch DataLoader reads images through a mount, as benchmarks.serving.image_loader does: Pillow decodes and crops
@@ -11,11 +10,6 @@ through one mount for each of six splits (`-o forms=`), and through one with for
 BMP views (D), and what the loader gave of some samples (A, made again after three uses): these are chosen among those
 that are shown as originals, as the law has each sample in one form. Mounts are not immutable, for with so few images
 the page cache would hold all that the cache does not.
-
-In the setting "seneca", a slow processor with a cache of 40 % of what the views take, the split that the law names and
-the one that equation 9 names are compared with a cache of originals alone. In the paper ("Preparation Meets
-Opportunity", section 7.3, figure 14) one job on OpenImages with 400 GB of cache, which is 36 % of what its 1.9 million
-images take decoded (tables 5 and 6), is 1.29 times as fast as with MINIO, which caches originals alone.
 """
 
 from __future__ import annotations
@@ -25,28 +19,27 @@ import json
 import math
 import os
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from benchmarks.common.command import add_data, add_names, add_numbers, command_line
+from benchmarks import tables
+from benchmarks.common.command import add_data, add_names, command_line, main
 from benchmarks.common.images import HELP, make_images
-from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks.common.interruption import scratch_directory
 from benchmarks.common.mounts import end_loader_workers, leave_signals_to_the_parent, mounted
-from benchmarks.common.results import machine, plain_table, save, wide_console
 from benchmarks.serving.image_loader import Images
 from benchmarks.training.equation_9 import by_equation_9
-from spiderfs.forms.partition import FormSizes, Split, best_split
+from spiderfs.forms.partition import FormSizes, Split
 from spiderfs.forms.profile import SHOWN, Profile, Record, save_record
 from spiderfs.profiling.measure import Speeds, Wanted, measure
 from spiderfs.profiling.private_mount import settings_in
@@ -59,31 +52,26 @@ VIEW = "bmp256"
 BATCH = 16
 USES = 3
 READERS, FILLS = 8, 2
-TABLE_WIDTH = 90
-PAPER = 1.29
 # Of predicted and measured throughput in each setting; and of the measured best, by the split that the law names.
-LEAST_PEARSON, LEAST_AUTO = 0.90, 0.95
+LEAST = {"pearson": 0.90, "auto_of_best": 0.95}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How far away the source is, the loader's workers, and the cache as a share of what all samples take in a form."""
+    """How far away the source is, the loader's workers, and the cache as a share of what all originals take."""
 
     latency_ms: float
     workers: int
     cached: float
-    form: Literal["encoded", "decoded"] = "encoded"
     bandwidth: int = 0
     """Bytes that the source gives in a second; 0 is no limit."""
 
 
-SENECA = "seneca"
 SETTINGS = {
     "slow source": Setting(30, workers=2, cached=0.8),
     "slow processor": Setting(0, workers=1, cached=1.6),
     "small cache": Setting(10, workers=2, cached=0.3),
     "narrow line": Setting(1, workers=2, cached=0.5, bandwidth=5_000_000),
-    SENECA: Setting(0, workers=1, cached=0.4, form="decoded"),
 }
 
 
@@ -193,7 +181,7 @@ def profiled(mount: Path, scratch: Path, setting: Setting, samples: int) -> tupl
     speeds, found = measure(options, scratch, 0.0, wanted, lambda _: None)
     assert found is not None
     found = replace(found, workers=setting.workers)
-    return speeds, replace(found, cache_bytes=setting.cached * found.samples * getattr(found.sizes(VIEW), setting.form))
+    return speeds, replace(found, cache_bytes=setting.cached * found.samples * found.sizes(VIEW).encoded)
 
 
 @contextmanager
@@ -237,12 +225,9 @@ def measure_setting(
         with mounted(source, scratch / "p", 1 << 30, setting.latency_ms, f"policy=minio,{line_of(setting)}") as mount:
             speeds, profile = profiled(mount, scratch, setting, extent.profiled)
         record, sizes = speeds.record(profile), profile.sizes(VIEW)
-        given: tuple[Split, ...] = SHOWN
-        if setting == SETTINGS[SENECA]:
-            given = (Split(1, 0, 0), best_split(lambda split: by_equation_9(profile, split, VIEW)))
         data: dict[Split, Partitioned] = {}
         best = None
-        for forms in ("auto", *map(str, given)):
+        for forms in ("auto", *map(str, SHOWN)):
             if best is not None and forms == str(best):
                 continue
             mount, split, view_share = stack.enter_context(
@@ -265,7 +250,7 @@ def measure_setting(
             by_equation_9(profile, split, VIEW),
             rates[split],
         )
-        for split in (*given, best)
+        for split in (*SHOWN, best)
     ]
 
 
@@ -280,34 +265,7 @@ def auto_of_best(rows: list[Row]) -> float:
     return rows[-1].median / max(row.median for row in rows)
 
 
-def of_originals(row: Row, rows: list[Row]) -> float:
-    """How many times as fast a split is as a cache of originals alone, in the same round."""
-    return statistics.median(one / other for one, other in zip(row.measured, rows[0].measured, strict=True))
-
-
-def show(name: str, rows: list[Row], figures: dict[str, float], console: Console) -> None:
-    table = plain_table(f"{name}: images/s", "E-D-A", "measured", "least", "most", "law", "eq. 9")
-    for row in rows:
-        rates = (row.median, min(row.measured), max(row.measured), row.predicted, row.equation_9)
-        title = f"auto: {row.split}" if row is rows[-1] else row.split
-        table.add_row(title, *(f"{rate:,.0f}" for rate in rates))
-    console.print(table)
-    if name == SENECA:
-        for what, figure in (("the law's", "law_of_originals"), ("equation 9's", "equation_9_of_originals")):
-            console.print(f"{what} split, times originals alone: {figures[figure]:.2f} (paper: {PAPER})")
-        return
-    for what, share, least in (
-        ("Pearson of the law", figures["pearson"], LEAST_PEARSON),
-        ("auto of the best", figures["auto_of_best"], LEAST_AUTO),
-    ):
-        console.print(f"{what}: {share:.3f}, >= {least}: {'reached' if share >= least else 'missed'}")
-    console.print(f"Pearson of equation 9: {figures['pearson_of_equation_9']:.3f}\n")
-
-
-def judged(name: str, rows: list[Row]) -> dict[str, float]:
-    if name == SENECA:
-        law, equation_9 = (of_originals(row, rows) for row in (rows[-1], rows[1]))
-        return {"law_of_originals": law, "equation_9_of_originals": equation_9, "paper": PAPER}
+def judged(rows: list[Row]) -> dict[str, float]:
     return {
         "pearson": pearson(rows, "predicted"),
         "pearson_of_equation_9": pearson(rows, "equation_9"),
@@ -316,43 +274,24 @@ def judged(name: str, rows: list[Row]) -> dict[str, float]:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    extent = QUICK if arguments.quick else FULL
-    extent = replace(extent, images=arguments.images or extent.images, rounds=arguments.rounds or extent.rounds)
-    settings: dict[str, Any] = {}
-    if arguments.json is not None and arguments.json.exists():
-        # Other settings of the same extent stay.
-        kept = json.loads(arguments.json.read_text())
-        settings = kept["settings"] if kept["images"] == extent.images else {}
+    extent: Extent = arguments.extent
+    result: dict[str, Any] = {"images": extent.images, "settings": {}}
     with scratch_directory("partition") as scratch:
         source = scratch / "source"
         names = make_images(source, arguments.data, extent.images)
         for name in arguments.settings:
             profile, rows = measure_setting(SETTINGS[name], source, names, scratch / "m", extent)
-            figures = judged(name, rows)
-            show(name, rows, figures, console)
-            settings[name] = {
-                **asdict(SETTINGS[name]),
-                "splits": [asdict(row) for row in rows],
-                **figures,
-                "profile": asdict(profile),
-            }
-    return {"machine": machine(), "images": extent.images, "settings": settings}
-
-
-def main() -> int:
-    parser = command_line(__doc__)
-    add_data(parser, HELP)
-    add_numbers(parser, FULL, QUICK, images="images", rounds="rounds")
-    add_names(parser, "--settings", SETTINGS, "settings (default all)", default=SETTINGS)
-    arguments = parser.parse_args()
-
-    def measure_all() -> None:
-        result = run(arguments, wide_console(TABLE_WIDTH))
-        if arguments.json is not None:
-            save(arguments.json, result)
-
-    return exit_status("partition", measure_all, "interrupted; everything is unmounted and deleted")
+            figures = judged(rows)
+            found = {"splits": [asdict(row) for row in rows], **figures, "profile": asdict(profile)}
+            result["settings"][name] = asdict(SETTINGS[name]) | found
+            for what, figure in figures.items():
+                console.print(f"{name}, {what}: {tables.aimed(figure, LEAST.get(what), '.3f')}", highlight=False)
+    print(tables.partition(result))
+    return result
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program = command_line(__doc__, FULL, QUICK)
+    add_data(program, HELP)
+    add_names(program, "--settings", SETTINGS, "settings (default all)", default=SETTINGS)
+    main(run, program)

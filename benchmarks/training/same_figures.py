@@ -18,9 +18,9 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.common.command import add_data, command_line
-from benchmarks.common.interruption import exit_status, scratch_directory
-from benchmarks.common.results import ROOT, plain_table, save, wide_console
+from benchmarks.common.command import add_data, command_line, main
+from benchmarks.common.interruption import scratch_directory
+from benchmarks.common.results import ROOT, plain_table
 from benchmarks.training.training import IMAGES
 
 RUNS = {
@@ -49,38 +49,26 @@ def figures(checkout: Path, benchmark: str, arguments: argparse.Namespace, file:
     return [{name: value for name, value in run.items() if name not in LEFT_OUT} for run in found]
 
 
-def measure(arguments: argparse.Namespace, console: Console) -> None:
+def measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     table = plain_table("Figures of small trainings by both checkouts", "", "trainings", "equal", words=("",))
     rows = []
     with scratch_directory("same-figures") as scratch:
         for benchmark in RUNS:
             ours, theirs = (
                 figures(checkout, benchmark, arguments, scratch / f"{name}-{benchmark}.json")
-                for name, checkout in (("ours", ROOT), ("theirs", arguments.other))
+                for name, checkout in (("ours", ROOT), ("theirs", arguments.other.resolve()))
             )
             equal = sum(one == other for one, other in zip(ours, theirs, strict=True))
             table.add_row(benchmark, str(len(ours)), str(equal))
             rows.append({"benchmark": benchmark, "trainings": len(ours), "equal": equal})
     console.print(table)
-    save(arguments.json, {"rows": rows})
     if any(row["equal"] < row["trainings"] for row in rows):
         raise RuntimeError("the checkouts do not train the same")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = command_line(__doc__)
-    add_data(parser, IMAGES, required=True)
-    parser.add_argument("--other", type=Path, required=True, metavar="CHECKOUT", help="the code to compare with")
-    arguments = parser.parse_args()
-    arguments.data, arguments.other = arguments.data.resolve(), arguments.other.resolve()
-    return arguments
-
-
-def main() -> int:
-    arguments = parse_arguments()
-    console = wide_console(100)
-    return exit_status("same_figures", lambda: measure(arguments, console), "interrupted", (OSError, RuntimeError))
+    return {"rows": rows}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program = command_line(__doc__)
+    add_data(program, IMAGES, required=True)
+    program.add_argument("--other", type=Path, required=True, metavar="CHECKOUT", help="the code to compare with")
+    main(measure, program)

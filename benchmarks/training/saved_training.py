@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.training.in_process import Epoch, Training
+from benchmarks.training.in_process import Training
+from benchmarks.training.systems_report import Epoch
 
 
 # The class is not in the program, whose module has one name in a single process and another in one of several: what one

@@ -1,53 +1,39 @@
 """The papers' systems side by side, each with its own sampler and cache: what they save, and what it costs.
 
-    .venv-dev/bin/python -m benchmarks.training.systems --data DIR --json FILE --plot PNG    all of it, twenty minutes
-    .venv-dev/bin/python -m benchmarks.training.systems --data DIR --quick             under a minute, for a look
+    .venv-dev/bin/python -m benchmarks.training.systems --data DIR --json FILE     all of it, twenty minutes
+    .venv-dev/bin/python -m benchmarks.training.systems --data DIR --quick         under a minute, for a look
 
 The benchmark trains without a mount, as benchmarks/training/in_process.py does, with the policies, scorings and
-samplers of the product. It says nothing about time; benchmarks/training/train.py measures that. What a sampler draws
-depends on what the model has learned, and with some samplers on what the cache holds, so each system has a training of
-its own at each size of the cache. Systems with uniform sampling draw the same samples whatever their cache does, and
-share one training.
+samplers of the product. It says nothing about time; benchmarks/training/train.py measures that. Each system has a
+training of its own at each size of the cache, but those with uniform sampling draw the same samples whatever their
+cache does, and share one.
 
     lru, lfu, minio   uniform sampling, each sample once in an epoch
-    quiver            the same, but each batch takes what is cached of ten times as many candidates (Quiver); its cache
-                      is filled once, since what is read in an epoch is of no use until the next
-    echo 2            each sample twice while it is cached, and then not again before all others; the engine knows
-                      each epoch when it begins (data echoing)
-    echo 3            three times
+    uniform+plan      MIN: the same with a cache that knows each epoch as it begins
+    quiver            uniform too, but each batch takes what is cached of ten times as many candidates (Quiver); its
+                      cache is filled once, since what is read in an epoch is of no use until the next
+    echo 2, echo 3    each sample twice, or three times, while it is cached, and then not again before all others; the
+                      engine knows each epoch when it begins (data echoing)
     infobatch         half of the samples below the mean loss are left out of an epoch and the rest weighs more; planned
-    infobatch, echo 2 the same, each sample twice while it is cached
     shade             draws by the ranks of losses, three times as often what is cached and above the mean, and what is
                       cached before all else; no floor
-    icache            half of the samples, the harder ones likelier; easy ones substitute within their class
-    impact            the same after a warm-up, with those re-evaluated whose rank varies most
-    spider-paper      SpiderCache as its paper has it: draws by graph score, no floor, hubs substitute for whatever they
-                      can, without limits; k is 500. The paper gives no radius: it is calibrated, as the product does.
-                      Variants have one radius for the training, within which a share of a class lies, or the radius of
-                      the released program among raw embeddings
-    spider-released   the same with what its released program has beside: samples that are cached and above the mean are
-                      drawn three times as often, as SHADE does it. What cannot be had by a configuration:
-                      1 / (x_same + 1) for isolated samples, hubs that are chosen at random and leave when they are
-                      least often used
+    icache, impact    half of the samples, the harder ones likelier; easy ones substitute within their class. impact
+                      warms up, and evaluates again the samples whose rank varies most
+    spider-paper      SpiderCache as its paper has it: draws by graph score, no floor, hubs substitute without limits; k
+                      is 500. The paper gives no radius: it is calibrated, as the product does. Variants have one radius
+                      for the training, or that of the released program among raw embeddings
+    spider-released   the same, and samples that are cached and above the mean are drawn three times as often, as the
+                      released program does it
     spider-imp        its part for important samples alone: no hubs
     spider            the same as spider-paper with the product's limits
     spider+plan       what the product does with its hook: a coverage floor of 0.3, losses weighted, the next epoch
-                      drawn after a quarter of this one, and given to the engine; no substitute, for through a mount
-                      only reads get one that no one has begun to fetch, and with a plan those are next to none
-    uniform+plan      MIN: uniform sampling with a cache that knows each epoch as it begins
+                      drawn after a quarter of this one, and given to the engine; no substitutes, for with a plan next
+                      to no read waits
 
 "Planned" is what a MIN would fetch for a system's draws if it knew each epoch when the epoch begins, and "foreseen" if
-it knew the whole training. At one size of the cache there are more trainings, which show why systems differ: the same
-systems with fewer or more epochs, since a system that trains on less fetches less, and variants of shade and of
-spider-paper. If FILE exists and holds runs of the same extent, only those that `--again` names are measured again.
-
-Tables at the end set the figures beside those that the papers report (benchmarks/training/papers.py). Figure 14 and
-table 6 of SpiderCache, of three seeds each, some ten minutes on a quiet core:
-
-    .venv-dev/bin/python -m benchmarks.training.systems --data DIR --json FILE --other-seeds 3 \\
-      --shares 0.1,0.25,0.5,0.75 --why-share 0.25 --systems spider-paper,spider-imp,shade,icache
-    .venv-dev/bin/python -m benchmarks.training.systems --data DIR --json FILE --epochs 24 --shares 0.2 \\
-      --systems 'spider-paper, ratio 90,spider-paper,spider-paper, ratio 90-50'
+it knew the whole training. At one size of the cache there are more trainings: with fewer epochs, since a system that
+trains on less fetches less, and with other radii. If FILE exists and holds runs of the same extent, only those that
+`--again` names are measured again.
 """
 
 from __future__ import annotations
@@ -56,40 +42,23 @@ import argparse
 import functools
 import itertools
 import json
-import sys
-import time
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.common.command import add_data, add_names, command_line
-from benchmarks.common.extent import Extent, add_extent, extent_of
-from benchmarks.common.interruption import exit_status
+from benchmarks import tables
+from benchmarks.common.command import Extent, add_data, add_names, command_line, main, numbers_of
 from benchmarks.common.lists import MIN_BY_EPOCH, min_by_epoch, served
-from benchmarks.common.results import machine, save, wide_console
-from benchmarks.common.side_by_side import add_jobs, side_by_side, time_left
-from benchmarks.training.in_process import AHEAD, REDUCIBLE, Configuration, Epoch, Pool, Run, pool_in, train
-from benchmarks.training.papers import compare
-from benchmarks.training.systems_report import (
-    BASELINE,
-    WIDTH,
-    Measured,
-    add_plot_scores,
-    grouped,
-    plot,
-    plot_scores,
-    print_measured,
-    show,
-)
+from benchmarks.common.results import machine, save
+from benchmarks.common.side_by_side import add_jobs, counted, side_by_side
+from benchmarks.training.in_process import AHEAD, Configuration, Pool, Run, pool_in, train
+from benchmarks.training.systems_report import BASELINE, Epoch, Measured, plot_scores
 from benchmarks.training.training import BATCH, CACHED_SHARE, IMAGES, LEARNING_RATE
-from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import PAPERS_NEIGHBOURS
-from spiderfs.scorer.scoring import LEAST_LOSS, LossScores, Scores
 from spiderfs.simulation.replay import Replay
 from trainer_hook import SpiderSampler
 
@@ -115,7 +84,6 @@ UNIFORM_CACHES = {
 SHADE = Configuration(scores="rank", policy="shade", sampler="shade")
 IMPACT = Configuration(scores="loss", policy="impact", sampler="impact")
 SPIDER_PAPER = Configuration(max_stand_ins=None, max_neighbours=None, neighbours=PAPERS_NEIGHBOURS)
-COARSE = {"lru": "lru", "lfu": "lfu", "app": "shade"}
 SPIDER_PLANNED = Configuration(coverage=0.3, weight_clip=4.0, settled=0.25, planned=True, stand_in_share=0.0)
 # Each sample once in an epoch, or several times and then not again for a while; MIN knows the plan.
 PLANNED = Configuration(scores=None, unscored_policy="minio", planned=True)
@@ -136,19 +104,6 @@ SYSTEMS = {
     "spider": System(Configuration()),
     "spider+plan": System(SPIDER_PLANNED),
 }
-ROWS = (*(name for name in UNIFORM_CACHES if name != "uniform+plan"), *SYSTEMS, "uniform+plan")
-
-
-class BatchLoss(LossScores):
-    """The coarse importance of SHADE's "sh_" variants (section 6.2): each sample has the mean loss of its batch."""
-
-    FILE = "batch-losses.npz"
-
-    def _scores_of(self, losses: Scores) -> Scores:
-        return np.full_like(losses, max(losses.mean(), LEAST_LOSS))
-
-
-SCORINGS["batch loss"] = BatchLoss
 # One radius for a whole training: within which a share of a class lies, or that of SpiderCache's released program.
 RELEASED_RADIUS = 1.42
 RADII: dict[str, dict[str, Any]] = {
@@ -161,27 +116,10 @@ BY_RADIUS = {
     for name, configuration in (("spider-paper", SPIDER_PAPER), ("spider+plan", SPIDER_PLANNED))
     for radius, settings in RADII.items()
 }
-# At one size only: fewer epochs for systems that cost little accuracy, more for those that train on half of the
-# samples, and shade with some of its parts.
+# At one size only.
 SHORTER = {"3/4": 0.75, "1/2": 0.5, "1/3": 1 / 3}
-WHY = {
-    **{f"uniform+plan, {name} of the epochs": replace(UNIFORM, epochs=share) for name, share in SHORTER.items()},
-    **{f"spider+plan, {name} of the epochs": System(SPIDER_PLANNED, share) for name, share in SHORTER.items()},
-    "spider+plan, 5/4 of the epochs": System(SPIDER_PLANNED, 1.25),
-    "spider-paper, ratio 90": System(replace(SPIDER_PAPER, ratio=(0.9, 0.9))),
-    "spider-paper, ratio 90-50": System(replace(SPIDER_PAPER, ratio=(0.9, 0.5))),
-    **BY_RADIUS,
-    "impact, twice the epochs": System(IMPACT, 2.0),
-    "impact, reducible loss": System(replace(IMPACT, sampler=REDUCIBLE)),
-    "shade, weights and plan": System(replace(SHADE, coverage=0.3, weight_clip=4.0, settled=0.25, planned=True)),
-    "shade, while improving": System(replace(SHADE, sampler="shade while improving")),
-    "shade, in any order": System(replace(SHADE, sampler="shade in any order")),
-    "shade, no repeats": System(replace(SHADE, sampler="shade without repeats")),
-    "shade, 4 repeats": System(replace(SHADE, sampler="shade with 4 repeats")),
-    "shade, floor of 0.1": System(replace(SHADE, coverage=0.1)),
-    # The variants of SHADE's figure 7 for which there is a policy.
-    **{f"sh_{name}": System(Configuration(scores="batch loss", policy=policy)) for name, policy in COARSE.items()},
-}
+WHY = {f"uniform+plan, {name} of the epochs": replace(UNIFORM, epochs=share) for name, share in SHORTER.items()}
+WHY |= BY_RADIUS
 
 # The extent of train.py, but for the number of held-out images: that benchmark trains the same through mounts.
 FULL = Extent(epochs=8, training=3_000, held_out=10_000, seeds=3)
@@ -316,11 +254,7 @@ def measured_in(path: Path, extent: Extent, again: Container[str], **others: Any
         known = json.loads(json.dumps(asdict((SYSTEMS | WHY)[name]))) if name in SYSTEMS | WHY else None
         if known != saved and name not in again:
             raise RuntimeError(f"{path} is of another system by the name of {name}: --again {name} measures it again")
-    return [
-        Measured(**of | {"epochs": [Epoch(**epoch) for epoch in of["epochs"]]})
-        for of in result["measured"]
-        if of["system"] not in again
-    ]
+    return [Measured.of(of) for of in result["measured"] if of["system"] not in again]
 
 
 # -- the program
@@ -328,42 +262,41 @@ def measured_in(path: Path, extent: Extent, again: Container[str], **others: Any
 
 def measure(arguments: argparse.Namespace, console: Console) -> None:
     extent: Extent = arguments.extent
+    arguments.shares = arguments.shares or list((CACHED_SHARE,) if arguments.quick else CACHED_SHARES)
     measured = [] if arguments.json is None else measured_in(arguments.json, extent, arguments.again)
     done = {Task(of.system, of.cached_share, of.seed) for of in measured}
     tasks, missing = tasks_of(arguments, extent, done)
     work = functools.partial(measure_task, usual_epochs=extent.epochs, missing=missing)
     prepare = functools.partial(pool_in, arguments.data, extent)
     console.print(f"{len(tasks)} trainings to do", highlight=False)
-    began = time.monotonic()
     try:
-        for number, found in enumerate(side_by_side(prepare, work, tasks, arguments.jobs), 1):
+        for found in counted(side_by_side(prepare, work, tasks, arguments.jobs), tasks, console):
             measured += found
-            for of in found:
-                print_measured(of, console)
+            console.print(*map(str, found), sep="\n", highlight=False, soft_wrap=True)
             save(arguments.json, result_of(extent, measured))
-            left = time_left(number, len(tasks), time.monotonic() - began)
-            console.print(left, style="dim", highlight=False)
     finally:
         # An interrupted measurement shows what it has measured.
         if measured:
-            show(measured, ROWS, console)
-            compare(grouped(measured), console)
-            if arguments.plot is not None:
-                plot(measured, ROWS, arguments.plot)
-            if arguments.plot_scores is not None:
-                plot_scores(measured, arguments.plot_scores)
+            show(result_of(extent, measured), arguments.plot_scores)
+
+
+def show(result: dict[str, Any], picture: Path | None) -> None:
+    names = dict.fromkeys(of["system"] for of in result["measured"])
+    print(f"{CACHED_SHARE:.0%} cached\n{tables.systems(result, names)}\nhits, %\n{tables.cache_sizes(result, names)}")
+    if picture is not None:
+        plot_scores(result, picture)
 
 
 def rounds(arguments: argparse.Namespace, extent: Extent) -> Iterator[tuple[int, list[float], Iterable[str]]]:
     """The seeds, the sizes of the cache and the systems to measure; what matters most comes first."""
     systems, why = ([name for name in table if name in arguments.systems] for table in (SYSTEMS, WHY))
     for seed in range(1, extent.seeds + 1):
-        yield seed, [arguments.why_share], systems
-    others = [share for share in arguments.shares if share != arguments.why_share]
+        yield seed, [CACHED_SHARE], systems
+    others = [share for share in arguments.shares if share != CACHED_SHARE]
     for seed in range(1, min(extent.seeds, arguments.other_seeds) + 1):
         yield seed, others, systems
     for seed in range(1, extent.seeds + 1):
-        yield seed, [arguments.why_share], why
+        yield seed, [CACHED_SHARE], why
 
 
 def tasks_of(arguments: argparse.Namespace, extent: Extent, done: Container[Task]) -> tuple[list[Task], Shares]:
@@ -379,42 +312,25 @@ def tasks_of(arguments: argparse.Namespace, extent: Extent, done: Container[Task
     return [task for task in tasks if task not in done], missing
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = command_line(__doc__)
+def add_plot_scores(parser: argparse.ArgumentParser) -> None:
+    help_text = "write a picture of sigma, x_same and the radius over the epochs to FILE (SpiderCache, figure 6(c))"
+    parser.add_argument("--plot-scores", type=Path, metavar="FILE", help=help_text)
+
+
+def program() -> argparse.ArgumentParser:
+    parser = command_line(__doc__, FULL, QUICK)
     add_data(parser, IMAGES, required=True)
-    add_extent(parser, FULL, QUICK)
-    parser.add_argument(
-        "--shares",
-        metavar="A,B",
-        help="of the data set's bytes that are cached (default 0.1,0.2,0.4,0.6,0.8, quick 0.2)",
-    )
-    parser.add_argument(
-        "--why-share",
-        type=float,
-        default=CACHED_SHARE,
-        metavar="A",
-        help="of these the one with all seeds, and more trainings (default %(default)s)",
-    )
-    parser.add_argument(
-        "--other-seeds", type=int, default=1, metavar="N", help="with all other sizes (default %(default)s)"
-    )
+    shares = ",".join(map(str, CACHED_SHARES))
+    help_text = f"of the data set's bytes that are cached (default {shares}; quick {CACHED_SHARE})"
+    parser.add_argument("--shares", type=numbers_of(float), metavar="A,B", help=help_text)
+    help_text = f"seeds with sizes other than {CACHED_SHARE} (default %(default)s)"
+    parser.add_argument("--other-seeds", type=int, default=1, metavar="N", help=help_text)
     add_names(parser, "--systems", SYSTEMS | WHY, "which to train besides uniform sampling", SYSTEMS | WHY)
     add_names(parser, "--again", SYSTEMS | WHY, "systems to measure again")
     add_jobs(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture to FILE")
     add_plot_scores(parser)
-    arguments = parser.parse_args()
-    arguments.extent = extent_of(parser, arguments, FULL, QUICK)
-    default = (CACHED_SHARE,) if arguments.quick else CACHED_SHARES
-    arguments.shares = [float(share) for share in arguments.shares.split(",")] if arguments.shares else list(default)
-    return arguments
-
-
-def main() -> int:
-    arguments = parse_arguments()
-    console = wide_console(WIDTH)
-    return exit_status("systems", lambda: measure(arguments, console), "interrupted", (OSError, RuntimeError))
+    return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measure, program())

@@ -6,39 +6,24 @@
 
 What FILE has is not measured again: the same command goes on where one has stopped, however that came about.
 
-DIR holds train/CLASS/NAME and test/CLASS/NAME. Every run trains the same small residual network on the same images
-through a mount of its own with an empty cache. The configurations take turns seed by seed, so that other load on the
-machine falls on all of them alike:
+Every run trains the same small residual network on the same images through a mount of its own with an empty cache. The
+configurations take turns seed by seed, so that other load on the machine falls on all of them alike:
 
-    lru            evicts what was used longest ago; uniform sampling, each sample once an epoch
-    lfu            evicts what was used least often; the same samples in the same order, so the same accuracy
-    minio          keeps what came first; the same samples again
+    lru, lfu       evict what was used longest ago, or least often; uniform sampling, each sample once an epoch
+    minio          keeps what came first; the same samples in the same order
     uniform+plan   the same samples in the same order, published beforehand: evicted by next use, fetched ahead
-    shade          draws by the ranks of losses, and three times as often what is cached and above the mean; no floor
-                   (SHADE)
-    icache         half of the samples in an epoch, harder ones more often; easy samples substitute for others of their
-                   class (iCACHE)
-    impact         the same after a warm-up of at most 3 epochs; before each epoch it evaluates again the samples whose
-                   rank varies most (ImPACT)
-    importance     the hook scores samples, the sampler draws by score, the cache keeps the highest; no substitutes
-    spider-paper   the same with hubs that substitute for samples of the same class that are not cached (SpiderCache):
-    no
-                   limits on hubs, no floor, nothing drawn ahead, k = 500
+    shade, icache, impact, importance, spider-paper
+                   the papers' systems (benchmarks/training/systems.py), without plans, as their papers describe them
     spider         spiderfs as we recommend it: plans are published, hubs substitute only for what no one has begun to
                    fetch, three tenths of the draws are uniform, losses are weighted by 1/(N q)
-    echo 2, echo 3 each sample twice, or three times, while it is cached, and then not again before all others; plans
-                   are published, and there is no hook
+    echo 2         each sample twice while it is cached, and then not again before all others; plans are published,
+                   and there is no hook
     prefetch only  uniform sampling with a plan, and a cache of 5 %: room for what is on its way and for next to nothing
                    else, so what it gains over lru is that many reads are under way at a time
     all local      uniform sampling from the local disk, without a mount: what no cache can exceed
 
 With --workers 2,4,8,16 every configuration is trained with each of these numbers of loader workers, for concurrency is
-part of what is gained. The systems of other papers, and `spider-paper`, run without plans, as their papers describe
-them. accuracy.py measures scores from losses in place of those from the graph; systems.py measures other sizes of the
-cache.
-
-Held-out images are read from the disk, not through the mount. The network has one thread, because the loader workers
-and the daemon need the rest.
+part of what is gained. Held-out images are read from the disk. The network has one thread: the others need the rest.
 """
 
 from __future__ import annotations
@@ -47,8 +32,6 @@ import argparse
 import itertools
 import json
 import os
-import statistics
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,26 +43,12 @@ from rich.progress import Progress
 from torch import nn
 from torch.utils.data import DataLoader
 
-from benchmarks.common.command import add_data, add_names, command_line
-from benchmarks.common.extent import Extent, add_extent, extent_of
-from benchmarks.common.interruption import exit_status, scratch_directory
+from benchmarks import tables
+from benchmarks.common.command import Extent, add_data, add_minutes, add_names, command_line, main, numbers_of
+from benchmarks.common.interruption import Slice, TimeIsOver, scratch_directory
 from benchmarks.common.mounts import counts, leave_signals_to_the_parent, mounted
-from benchmarks.common.results import machine, save, verdict_table, wide_console
-from benchmarks.common.slices import Slice, TimeIsOver, add_minutes
-from benchmarks.training.train_report import (
-    FORMS,
-    TRAFFIC,
-    TRAINING,
-    WITHOUT_MOUNT,
-    Epoch,
-    Run,
-    judge,
-    plot,
-    print_run,
-    ratio_table,
-    speed_table,
-    summary_table,
-)
+from benchmarks.common.results import machine, save
+from benchmarks.training.train_report import Epoch, Run
 from benchmarks.training.training import (
     BATCH,
     CACHED_SHARE,
@@ -96,11 +65,7 @@ from benchmarks.training.training import (
 from trainer_hook import Hook, HookOptions, attach, plan
 
 LOADER_WORKERS = 2
-# Room for the figures of four numbers of loader workers.
-TABLE_WIDTH = 200
 MOST_WEIGHT = 4.0
-# A mount and its end, and the evaluations, take about so long for each run.
-ASIDE_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -129,12 +94,8 @@ CONFIGURATIONS = {
     "spider-paper": Configuration(AS_IN_SPIDERCACHE, sampler="spider", coverage=0.0),
     "spider": Configuration("policy=spider", sampler="spider", coverage=0.3, weighted=True),
     "echo 2": Configuration("policy=minio", planned=True, sampler="echo 2"),
-    "echo 3": Configuration("policy=minio", planned=True, sampler="echo 3"),
-    # Its losses come by the hook, which publishes the plans too.
-    "infobatch": Configuration("policy=minio", sampler="infobatch", weighted=True),
-    "infobatch, echo 2": Configuration("policy=minio", sampler="infobatch, echo 2", weighted=True),
     "prefetch only": Configuration("policy=minio", planned=True, cached_share=0.05),
-    WITHOUT_MOUNT: Configuration("", local=True),
+    "all local": Configuration("", local=True),
 }
 
 FULL = Extent(epochs=8, training=3_000, held_out=2_000, seeds=3)
@@ -194,7 +155,7 @@ def train(data: Data, root: Path, task: Task, epochs: int, progress: Progress) -
             if hook is not None:
                 hook.epoch_end(top1)
             done.append(epoch_of(figures, before, after, data, top1))
-        sent, dropped = sent_and_dropped(hook)
+        sent, dropped = (0, 0) if hook is None else (hook.counts["sent"], hook.counts["dropped"])
         graph = "" if configuration.local else (root / ".spiderfs" / "graph").read_text()
     finally:
         for attached in (hook, planning):
@@ -263,15 +224,10 @@ def epoch_of(
     )
 
 
-def sent_and_dropped(hook: Hook | None) -> tuple[int, int]:
-    return (0, 0) if hook is None else (hook.counts["sent"], hook.counts["dropped"])
-
-
 # -- the program
 
 
 def result_of(arguments: argparse.Namespace, data: Data, runs: list[Run]) -> dict[str, Any]:
-    usual = of_workers(runs, arguments.workers[0])
     return {
         "machine": machine(),
         "extent": asdict(arguments.extent) | {"seeds": max((run.seed for run in runs), default=0)},
@@ -280,7 +236,6 @@ def result_of(arguments: argparse.Namespace, data: Data, runs: list[Run]) -> dic
         "training_bytes": data.training_bytes,
         "options": {run.configuration: asdict(CONFIGURATIONS[run.configuration]) for run in runs},
         "runs": [asdict(run) for run in runs],
-        "verdicts": [asdict(verdict) for verdict in judge(usual, "spider")],
     }
 
 
@@ -288,14 +243,9 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings that all runs of a table have in common, besides the extent."""
     return {
         "latency_ms": arguments.latency_ms,
-        "bandwidth": arguments.bandwidth,
         "batch": BATCH,
         "cached_share": CACHED_SHARE,
     }
-
-
-def of_workers(runs: list[Run], workers: int) -> list[Run]:
-    return [run for run in runs if run.workers == workers]
 
 
 def runs_in(path: Path, arguments: argparse.Namespace) -> list[Run]:
@@ -309,11 +259,12 @@ def runs_in(path: Path, arguments: argparse.Namespace) -> list[Run]:
     for name, saved in result["options"].items():
         if name not in CONFIGURATIONS or asdict(CONFIGURATIONS[name]) != saved:
             raise RuntimeError(f"{path} holds runs of another configuration named {name}; choose another file")
-    return [Run(**run | {"epochs": [Epoch(**epoch) for epoch in run["epochs"]]}) for run in result["runs"]]
+    return tables.runs_of(result)
 
 
 def measure(arguments: argparse.Namespace, console: Console) -> None:
     extent: Extent = arguments.extent
+    arguments.configs = arguments.configs or list(QUICK_CONFIGURATIONS if arguments.quick else CONFIGURATIONS)
     torch.set_num_threads(1)
     data = find_data(arguments.data, extent)
     runs = [] if arguments.json is None else runs_in(arguments.json, arguments)
@@ -323,8 +274,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     console.print(
         f"{extent.training:,} training images ({data.training_bytes / 1e6:.1f} MB), {extent.held_out:,} held out; "
         f"cache {CACHED_SHARE:.0%}; source {arguments.latency_ms:g} ms away"
-        + ("" if arguments.bandwidth is None else f" with {arguments.bandwidth:,} bytes/s")
-        + f"; {len(runs)} runs are there already, {len(tasks)} to do{time_left(tasks, runs)}",
+        f"; {len(runs)} runs are there already, {len(tasks)} to do",
         highlight=False,
     )
     part = Slice(arguments.minutes)
@@ -336,13 +286,16 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
                 began = time.monotonic()
                 runs.append(run_of(arguments, data, task, scratch, progress))
                 part.took(time.monotonic() - began)
-                print_run(runs[-1], console)
-                console.print(f"{len(tasks) - number - 1} to do{time_left(tasks[number + 1 :], runs)}", style="dim")
+                console.print(f"{task}, {len(tasks) - number - 1} to do", *map(str, runs[-1].epochs), sep="\n  ")
                 save(arguments.json, result_of(arguments, data, runs))
     finally:
         # An interrupted measurement shows what it has measured.
         if runs:
-            show(arguments, runs, console)
+            result = {"runs": [asdict(run) for run in runs]}
+            for workers in arguments.workers:
+                of_workers = [run for run in result["runs"] if run["workers"] == workers]
+                print(f"{workers} loader workers\n{tables.train({'runs': of_workers})}")
+            print(f"seconds per epoch\n{tables.loader_workers(result, arguments.configs)}")
 
 
 def run_of(arguments: argparse.Namespace, data: Data, task: Task, scratch: Path, progress: Progress) -> Run:
@@ -350,88 +303,22 @@ def run_of(arguments: argparse.Namespace, data: Data, task: Task, scratch: Path,
     configuration, epochs = CONFIGURATIONS[task.configuration], arguments.extent.epochs
     if configuration.local:
         return train(data, data.root, task, epochs, progress)
-    options = configuration.options
-    if arguments.bandwidth is not None:
-        options += f",source.bandwidth={arguments.bandwidth}"
     capacity = int(data.training_bytes * configuration.cached_share)
     place = scratch / f"{task.configuration}-{task.workers}-{task.seed}".replace(" ", "-")
-    with mounted(data.root, place, capacity, arguments.latency_ms, options) as mountpoint:
+    with mounted(data.root, place, capacity, arguments.latency_ms, configuration.options) as mountpoint:
         return train(data, mountpoint, task, epochs, progress)
 
 
-def time_left(tasks: list[Task], runs: list[Run]) -> str:
-    """How long these tasks take, as far as runs of the same configuration tell; else as long as the mean run."""
-    if not runs or not tasks:
-        return ""
-    took: dict[str, list[float]] = {}
-    for run in runs:
-        took.setdefault(run.configuration, []).append(sum(epoch.seconds for epoch in run.epochs))
-    mean = statistics.fmean(itertools.chain.from_iterable(took.values()))
-    left_s = sum(statistics.fmean(took.get(task.configuration, [mean])) + ASIDE_S for task in tasks)
-    return f", some {left_s / 60:.0f} minutes"
-
-
-def show(arguments: argparse.Namespace, runs: list[Run], console: Console) -> None:
-    console.print("\nmean ± deviation over seeds; of later epochs, without the first; top-1 after the last")
-    for workers in sorted({run.workers for run in runs}):
-        those = of_workers(runs, workers)
-        console.print(f"\n{workers} loader workers", style="bold", highlight=False)
-        console.print(summary_table("What was read", those, TRAFFIC))
-        console.print(summary_table("How training went", those, TRAINING))
-        console.print(ratio_table(those))
-        if verdicts := list(judge(those, "spider")):
-            console.print(verdict_table("spider against its targets", verdicts, FORMS))
-    if len({run.workers for run in runs}) > 1:
-        console.print(speed_table(runs))
-    if arguments.plot is not None:
-        shown = of_workers(runs, arguments.workers[0])
-        console.print(f"plotted: {plot(shown, arguments.plot)}", soft_wrap=True)
-
-
-def workers_in(text: str) -> list[int]:
-    try:
-        counts = [int(count) for count in text.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise argparse.ArgumentTypeError("give numbers of 1 and more, as in 2,4,8,16")
-    return counts
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = command_line(__doc__)
+def program() -> argparse.ArgumentParser:
+    parser = command_line(__doc__, FULL, QUICK)
     add_data(parser, IMAGES, required=True)
-    add_extent(parser, FULL, QUICK)
     add_names(parser, "--configs", CONFIGURATIONS, f"to run (default all, quick {','.join(QUICK_CONFIGURATIONS)})")
-    parser.add_argument(
-        "--latency-ms", type=float, default=6.0, metavar="MS", help="latency of the slow source (default %(default)s)"
-    )
-    parser.add_argument(
-        "--bandwidth", type=int, metavar="BYTES", help="bytes that the source delivers in a second (default: no limit)"
-    )
-    parser.add_argument(
-        "--workers",
-        type=workers_in,
-        default=[LOADER_WORKERS],
-        metavar="A,B",
-        help=f"numbers of loader workers to train with (default {LOADER_WORKERS})",
-    )
+    parser.add_argument("--latency-ms", type=float, default=6.0, metavar="MS", help="of the source (%(default)s)")
+    help_text = f"numbers of loader workers to train with (default {LOADER_WORKERS})"
+    parser.add_argument("--workers", type=numbers_of(int), default=[LOADER_WORKERS], metavar="A,B", help=help_text)
     add_minutes(parser, "run")
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="write train.png into DIR")
-    arguments = parser.parse_args()
-    arguments.configs = arguments.configs or list(QUICK_CONFIGURATIONS if arguments.quick else CONFIGURATIONS)
-    arguments.extent = extent_of(parser, arguments, FULL, QUICK)
-    for part in ("train", "test"):
-        if not (arguments.data / part).is_dir():
-            parser.error(f"{arguments.data / part} is not a directory")
-    return arguments
-
-
-def main() -> int:
-    arguments = parse_arguments()
-    console = wide_console(TABLE_WIDTH)
-    return exit_status("train", lambda: measure(arguments, console), "interrupted; everything is unmounted and deleted")
+    return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(measure, program())

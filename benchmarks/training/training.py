@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from benchmarks.common.extent import Extent
+from benchmarks.common.command import Extent
 from trainer_hook import EchoSampler, ImpactSampler, InfoBatchSampler, PoolSampler, ShadeSampler, SpiderSampler
 from trainer_hook.samplers.epoch import EpochSampler, SampledEpoch, through_pool
 
@@ -33,16 +33,12 @@ DRAW_SEED = 0
 
 
 # How often an EchoSampler draws each sample in a cycle.
-ECHOES = {"echo 2": 2, "echo 3": 3, "echo 4": 4}
+ECHOES = {"echo 2": 2, "echo 3": 3}
 # The same for an InfoBatchSampler.
-INFOBATCH = {"infobatch": 1, "infobatch, echo 2": 2, "infobatch, echo 3": 3}
+INFOBATCH = {"infobatch": 1, "infobatch, echo 2": 2}
 BY_SCORES: dict[str, Callable[..., SpiderSampler]] = {
     "spider": SpiderSampler,
     "shade": ShadeSampler,
-    "shade while improving": partial(ShadeSampler, while_improving=True),
-    "shade in any order": partial(ShadeSampler, cached_first=False),
-    "shade without repeats": partial(ShadeSampler, repeats=1),
-    "shade with 4 repeats": partial(ShadeSampler, repeats=4),
     # The released program of SpiderCache has the sampler of SHADE's, with a replication factor of 3.
     "spider released": ShadeSampler,
     # The trainings here have few epochs, and at most half of them may be the warm-up.

@@ -4,7 +4,7 @@ A sample that has to be fetched costs a request, and a far source takes as long 
 Its neighbours in the archive cost hardly more than their bytes. But a neighbour that leaves the cache before its use is
 fetched again, and came in vain. So one comes along only if the engine would keep it now, and if its use is near
 (`NEAR_CACHES`): what is fetched later and used sooner hardly pushes it out then. With a fifth cached and a uniform
-shuffle, requests and bytes of later epochs, as shares of the samples (benchmarks/engine/chunks.py):
+shuffle, requests and bytes of later epochs, as shares of the samples, in a replay:
 
     each sample alone                          0.83 / 0.83
     up to four, neighbours that are near       0.52 / 0.87

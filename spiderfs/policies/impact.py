@@ -206,7 +206,7 @@ H_SHARE = 0.5
 FIRST_HIGH_READS, FIRST_LOW_READS = 900.0, 100.0
 # The H-list is made again after as many reads as this share of the scored samples, which is four times in an epoch of
 # half of them. Made once in an epoch, it is an epoch old when the sampler draws by newer losses: of 3,000 images with a
-# fifth cached, 29 % of the reads were hits, and 31 % with the newer lists (benchmarks/training/missing_hits.py).
+# fifth cached, 29 % of the reads were hits, and 31 % with the newer lists.
 LISTED_AFTER_SHARE = 1 / 8
 # The fewest reads between two lists.
 LISTED_AFTER_READS = 256

@@ -21,8 +21,9 @@ import obstore
 import pytest
 import redis
 from certificates import own_certificate
+from redis_clusters import RedisCluster
 
-from benchmarks.common.redis_server import RedisCluster, RedisServer
+from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.web_server import free_port, web_server
 from benchmarks.fakes import MemorySource
 from spiderfs.core.homes import GROUPS

@@ -25,8 +25,9 @@ import redis
 from mounting import PATIENCE_S, Mounted, children, detach, eventually, mounted, settle
 from planning import planned
 from reading import write_files
+from redis_clusters import RedisCluster
 
-from benchmarks.common.redis_server import RedisCluster, RedisServer
+from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.sources import patterned, write_patterned
 from benchmarks.common.web_server import WebServer, free_port, web_server
 from spiderfs.core.homes import GROUPS, Homes

@@ -311,7 +311,7 @@ KEPT_JOBS = 64
 PLACED_AT_ONCE = 500
 # Worths that are due (`Worths`), passed on with scores, with ends of epochs and of job datasets, and with a read.
 # Scores come once a batch. Of reads a thousand may come at once, and the event loop does nothing else meanwhile:
-# passing one on takes 10 to 20 us (benchmarks/engine/worths.py).
+# passing one on takes 10 to 20 us.
 DUE_WITH_SCORES, DUE_WITH_READ = 1000, 8
 
 
@@ -362,17 +362,13 @@ class PolicyFeed:
         size_of: Callable[[Key], int | None],
         options: PolicyFeedOptions | None = None,
         note: Callable[[Hint], None] = lambda hint: None,
-        worths: Worths | None = None,
     ) -> None:
-        """`size_of` a sample is its bytes if they are at hand, in the store or in landing, and None if they are not.
-
-        `worths` is another rule for the worth of samples, which a benchmark compares with ours.
-        """
+        """`size_of` a sample is its bytes if they are at hand, in the store or in landing, and None if they are not."""
         self._engine = engine
         self._size_of = size_of
         self._options = options or PolicyFeedOptions()
         self._note = note
-        self._worths = worths or Worths()
+        self._worths = Worths()
         self._jobs: dict[str, _JobState] = {}
         self._pinned_ratio: float | None = None
         self._planned = False

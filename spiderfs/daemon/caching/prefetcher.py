@@ -50,7 +50,7 @@ _STORE_PAUSE_S = 1.0
 # A source that was idle within this time could have served more fetches.
 _LATELY_S = 0.5
 # A job that exchanges samples is to have this many cached ones to choose from, or a hundredth of the cache if that is
-# less: what it has beyond that takes the room of samples that several jobs will read (benchmarks/engine/jobs.py).
+# less: what it has beyond that takes the room of samples that several jobs will read.
 _READY = 64
 # How many positions are looked at in one turn: 2 ms.
 _AT_A_TIME = 2000

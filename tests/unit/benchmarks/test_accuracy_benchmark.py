@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
+import math
+from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
-from benchmarks.common.lists import lru_hits
-from spiderfs.core.hints import WarmUp
 from spiderfs.trace.format import TraceWriter, read_trace
 
 SAMPLES, CLASSES = 480, 4
@@ -53,7 +55,7 @@ def permutations(samples: int, epochs: int) -> list[list[int]]:
 def test_uniform_sampling_meets_the_closed_forms(in_process: ModuleType) -> None:
     lists = permutations(1000, 12)
     found = in_process.list_origin(lists, [1] * 1000, 200)
-    assert np.mean(found["LRU"][1:]) == pytest.approx(1 - lru_hits(0.2), abs=0.005)
+    assert np.mean(found["LRU"][1:]) == pytest.approx(1 - (0.2 + 0.8 * math.log(0.8)), abs=0.005)
     for name in ("MinIO", "MIN", "MIN by epoch"):
         assert found[name][0] == 1
         assert found[name][1:] == pytest.approx([0.8] * 11)
@@ -123,15 +125,14 @@ def test_substitutes_have_the_label_and_are_what_is_learned(
 
 
 def test_nothing_is_replaced_where_nothing_may_be(in_process: ModuleType, pool: Any) -> None:
-    run = in_process.train(pool, in_process.Configuration(stand_in_share=0.0, uniform_epochs=2), "none", 1, 2)
+    run = in_process.train(pool, in_process.Configuration(stand_in_share=0.0), "none", 1, 2)
     assert [epoch.redirected_share for epoch in run.epochs] == [0, 0]
-    assert [epoch.drawn_share for epoch in run.epochs] == [1, 1]
 
 
 def test_all_begin_alike(accuracy: ModuleType, in_process: ModuleType, pool: Any) -> None:
     """Without scores, two configurations of a seed draw the same list and learn the same."""
-    uniform = in_process.train(pool, accuracy.CONFIGURATIONS["uniform"], "uniform", 1, 2)
-    warming = in_process.train(pool, in_process.Configuration(ratio=(1.0, 1.0), uniform_epochs=2), "warming", 1, 2)
+    uniform = in_process.train(pool, accuracy.CONFIGURATIONS["uniform"], "uniform", 1, 1)
+    warming = in_process.train(pool, accuracy.CONFIGURATIONS["importance"], "importance", 1, 1)
     assert uniform.top1 == warming.top1
     assert uniform.list_origin == warming.list_origin
 
@@ -160,27 +161,26 @@ def test_an_epoch_of_part_of_the_samples_ends_with_the_same_learning_rate(in_pro
     assert rates[0][-1] < rates[0][0]
 
 
-def test_a_training_on_a_shared_cache_warms_up_its_own_job_dataset(in_process: ModuleType) -> None:
-    noted: list[Any] = []
-    configuration = in_process.Configuration(scores="loss", policy="impact", sampler="impact")
-    shared = in_process.SharedCache(configuration, [1] * 8, 4, note=noted.append)
-    _, second = (
-        in_process.Cache(configuration, [0] * 8, [1] * 8, 4, 2, seed=1, epochs=5, shared=shared) for _ in range(2)
-    )
-    second.warm_up("train", True)
-    assert noted[-1] == WarmUp("2", True)
-
-
 def test_a_measurement_goes_on_with_its_own_file_only(
-    accuracy: ModuleType, in_process: ModuleType, pool: Any, tmp_path: Path
+    accuracy: ModuleType, pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, extent = tmp_path / "runs.json", accuracy.Extent(2, SAMPLES, 100, 1)
-    assert accuracy.runs_in(path, extent) == []
-    run = in_process.train(pool, accuracy.CONFIGURATIONS["uniform"], "uniform", 1, 2)
-    accuracy.save(path, accuracy.result_of(extent, [run]))
-    assert accuracy.runs_in(path, extent) == [run]
+    monkeypatch.setattr(accuracy, "pool_in", lambda *_: pool)
+    path, console = tmp_path / "runs.json", Console(quiet=True)
+
+    def measured(epochs: int, *configs: str) -> list[dict[str, Any]]:
+        extent = accuracy.Extent(epochs, SAMPLES, 100, 1)
+        accuracy.measure(Namespace(extent=extent, json=path, configs=configs, jobs=1, data=None), console)
+        runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"]
+        return runs
+
+    first = measured(2, "uniform")
+    both = measured(2, "uniform", "echo 2")
+    assert (both[:1], both[1]["configuration"], len(both)) == (first, "echo 2", 2)
     with pytest.raises(RuntimeError, match="another extent"):
-        accuracy.runs_in(path, accuracy.Extent(3, SAMPLES, 100, 1))
+        measured(3, "uniform")
+    monkeypatch.setitem(accuracy.CONFIGURATIONS, "echo 2", accuracy.Configuration(coverage=0.5))
+    with pytest.raises(RuntimeError, match="another configuration named echo 2"):
+        measured(2, "uniform")
 
 
 @pytest.mark.thorough
@@ -188,7 +188,7 @@ def test_every_policy_over_one_trace(in_process: ModuleType, hit_ratio: ModuleTy
     writer = TraceWriter(tmp_path / "trace")
     in_process.train(pool, hit_ratio.RECORDED, "recorded", 1, 3, trace=writer)
     writer.close()
-    points = list(hit_ratio.points_of(read_trace(tmp_path / "trace"), None))
+    points = list(hit_ratio.points_of(read_trace(tmp_path / "trace")))
     for capacity in hit_ratio.CAPACITIES:
         at = {point.policy: point for point in points if point.capacity == capacity}
         assert set(at) == set(hit_ratio.POLICIES_SHOWN)
@@ -199,13 +199,8 @@ def test_every_policy_over_one_trace(in_process: ModuleType, hit_ratio: ModuleTy
     assert any(point.redirected_share > 0 for point in points if point.policy == "spider")
 
 
-def test_every_training_through_mounts_can_be_plotted(in_process: ModuleType) -> None:
-    train, report, training = (
-        importlib.import_module("benchmarks.training.train"),
-        importlib.import_module("benchmarks.training.train_report"),
-        importlib.import_module("benchmarks.training.training"),
-    )
-    assert set(report.COLOURS) == set(train.CONFIGURATIONS)
+def test_every_training_through_mounts_has_a_sampler(in_process: ModuleType) -> None:
+    train, training = (importlib.import_module(f"benchmarks.training.{name}") for name in ("train", "training"))
     samplers = {*training.ECHOES, *training.INFOBATCH, *training.BY_SCORES}
     assert {choice.sampler for choice in train.CONFIGURATIONS.values()} - {None} <= samplers
 

@@ -45,6 +45,7 @@ def arguments(full_size: ModuleType, path: Path, **chosen: Any) -> Namespace:
         "device": "cpu",
         "jobs": 1,
         "width": 8,
+        "quick": False,
         "data": None,
         "minutes": float("inf"),
         "state": path / "state",

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from benchmarks.training.partition import (
-    SENECA,
     USES,
     Epochs,
     Partitioned,
@@ -17,7 +16,6 @@ from benchmarks.training.partition import (
     auto_of_best,
     chosen,
     judged,
-    of_originals,
     pearson,
 )
 from spiderfs.views.recipe import READY
@@ -72,11 +70,4 @@ def test_predictions_are_judged_over_the_six_splits_and_the_named_split_by_the_b
     assert pearson([*rows, named], "predicted") == pytest.approx(1)
     assert pearson([*rows, named], "equation_9") == pytest.approx(-1)
     assert auto_of_best([*rows, named]) == pytest.approx(0.95)
-    assert judged("slow source", [*rows, named])["auto_of_best"] == pytest.approx(0.95)
-
-
-def test_the_splits_that_both_models_name_are_compared_with_originals_alone_round_by_round() -> None:
-    originals, equation_9, law = (Row("", 0, 0, rates) for rates in ([10, 20, 30], [5, 20, 90], [20, 30, 60]))
-    assert of_originals(law, [originals, equation_9, law]) == pytest.approx(2)
-    told = judged(SENECA, [originals, equation_9, law])
-    assert (told["law_of_originals"], told["equation_9_of_originals"]) == (pytest.approx(2), pytest.approx(1))
+    assert judged([*rows, named])["auto_of_best"] == pytest.approx(0.95)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 
 import pytest
+from rich.console import Console
 
-from benchmarks.common.side_by_side import side_by_side, time_left
+from benchmarks.common.side_by_side import counted, side_by_side
 
 
 def prepare() -> tuple[int, list[int]]:
@@ -45,6 +47,7 @@ def test_an_error_ends_all() -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_what_is_left_takes_as_long_as_what_is_done() -> None:
-    assert time_left(2, 6, 150) == "4 left, some 5 minutes"
-    assert time_left(6, 6, 450) == "0 left, some 0 minutes"
+def test_what_is_left_is_counted() -> None:
+    console = Console(file=io.StringIO(), record=True)
+    assert list(counted(iter("ab"), "abcd", console)) == ["a", "b"]
+    assert console.export_text().splitlines() == ["3 left, some 0 minutes", "2 left, some 0 minutes"]

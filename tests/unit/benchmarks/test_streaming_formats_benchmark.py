@@ -6,13 +6,15 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks import tables
 from benchmarks.common.images import make_images
 from benchmarks.serving import streaming_formats
 from benchmarks.serving.format_loaders import FORMATS, LOADERS, Remote, Task, files
-from benchmarks.serving.streaming_formats import Reading, measured, ratio, verdicts
+from benchmarks.serving.streaming_formats import Reading, measured
 from spiderfs.sources.slow import SlowSettings
 
 pytestmark = pytest.mark.thorough
@@ -27,24 +29,15 @@ def data(tmp_path: Path) -> streaming_formats.Data:
     return streaming_formats.Data(tmp_path / "photos", 1_000_000, PHOTOS, tmp_path / "shards")
 
 
-def readings(*first: float) -> list[Reading]:
-    return [Reading(first=figure, start_s=0.1) for figure in first]
+def test_a_ratio_is_of_one_round_and_a_system_that_refused_has_none() -> None:
+    def readings(*first: float) -> list[dict[str, Any]]:
+        return [asdict(Reading(first=figure, second=1.0)) for figure in first]
 
-
-def test_a_ratio_is_of_one_round_in_which_no_one_refused() -> None:
-    found = {"planned": readings(300, 400, 500), "litdata": [*readings(100, 800), Reading(refused="no")]}
-    assert ratio(found, "planned", "litdata") == [3.0, 0.5]
-    assert ratio(found, "planned", "mosaicml") == []
-
-
-def test_an_aim_is_judged_by_the_median() -> None:
-    found = verdicts({"direct": readings(1), "planned": readings(80, 91, 100), "mosaicml": readings(100, 100, 100)})
-    assert [(verdict.what, verdict.reached) for verdict in found] == [
-        ("planned: first epoch, x mosaicml", True),
-        ("planned: start, s", True),
-    ]
-    late = [Reading(first=89, start_s=0.6)]
-    assert not any(verdict.reached for verdict in verdicts({"planned": late, "litdata": readings(100)}))
+    refused = [asdict(Reading(refused="no"))]
+    far = {"planned": readings(80, 91, 100), "mosaicml": readings(100, 100, 200), "litdata": refused}
+    (planned, mosaicml) = tables.streaming_formats({"readings": {"remote": far}}).splitlines()[2:]
+    assert planned == "| **with a plan** | 91 | 0.80 (0.9: **missed**) | | 1 | 0.0 | |"
+    assert mosaicml.startswith("| MosaicML Streaming | 100 | 1.00 | |")
 
 
 def test_every_system_has_a_loader() -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from argparse import Namespace
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from benchmarks import tables
 from benchmarks.common import interruption
-from benchmarks.common.extent import Extent
+from benchmarks.common.command import Extent
+from benchmarks.common.interruption import LEFT, Slice, TimeIsOver
 from benchmarks.common.results import save
-from benchmarks.common.slices import LEFT, Slice, TimeIsOver
 from benchmarks.training import train
-from benchmarks.training.train_report import Epoch, Run, speed_table
+from benchmarks.training.train_report import Epoch, Run
 from benchmarks.training.training import Data
 
 
@@ -29,13 +29,11 @@ def arguments(tmp_path: Path, **chosen: Any) -> Namespace:
     settings: dict[str, Any] = {
         "extent": Extent(3, 100, 50, 2),
         "latency_ms": 6.0,
-        "bandwidth": None,
         "workers": [2],
         "configs": ["lru", "spider"],
         "json": tmp_path / "train.json",
         "minutes": float("inf"),
         "data": tmp_path,
-        "plot": None,
     }
     return Namespace(**settings | chosen)
 
@@ -78,7 +76,7 @@ def test_more_workers_seeds_and_configurations_are_added(tmp_path: Path, trained
 def test_a_file_of_other_settings_is_refused(tmp_path: Path, trained: list[train.Task]) -> None:
     quiet = Console(quiet=True)
     train.measure(arguments(tmp_path), quiet)
-    for other in ({"latency_ms": 7.0}, {"extent": Extent(4, 100, 50, 2)}, {"bandwidth": 1000}):
+    for other in ({"latency_ms": 7.0}, {"extent": Extent(4, 100, 50, 2)}):
         with pytest.raises(RuntimeError, match="another extent or source"):
             train.measure(arguments(tmp_path, **other), quiet)
 
@@ -92,26 +90,13 @@ def test_a_changed_configuration_is_refused(
         train.runs_in(tmp_path / "train.json", arguments(tmp_path))
 
 
-def test_speed_is_compared_with_as_many_workers() -> None:
-    runs = [
-        run_of(name, seed, workers, seconds)
-        for seed in (1, 2)
-        for name, workers, seconds in (("lru", 2, 8.0), ("lru", 4, 4.0), ("spider", 2, 2.0), ("spider", 4, 2.0))
-    ]
-    console = Console(width=150, record=True, file=io.StringIO())
-    console.print(speed_table([*runs, run_of("echo 2", 1, 4, 1.0)]))
-    rows = [line.split() for line in console.export_text().splitlines()]
-    spider = next(row for row in rows if row[:1] == ["spider"])
-    # Seeds; then for 2 and for 4 workers seconds, times as fast and waiting, each with its deviation.
-    figures = " ".join(spider[1:])
-    assert figures == "2 2.00 ± 0.00 4.00 ± 0.00 25 ± 0 2.00 ± 0.00 2.00 ± 0.00 25 ± 0"
-
-
-def test_what_is_left_is_estimated_by_runs_of_the_same_kind() -> None:
-    runs = [run_of("lru", seconds=40.0), run_of("spider", seconds=4.0)]
-    tasks = [train.Task(2, 2, "lru"), train.Task(2, 2, "spider")]
-    assert train.time_left(tasks, runs) == f", some {(120 + 12 + 2 * train.ASIDE_S) / 60:.0f} minutes"
-    assert train.time_left(tasks, []) == train.time_left([], runs) == ""
+def test_a_run_is_compared_with_the_baseline_of_its_seed() -> None:
+    runs = [run_of("lru", 1, seconds=8.0), run_of("lru", 2, seconds=6.0), run_of("echo 2", 2, seconds=2.0)]
+    (lru, echo) = tables.train({"runs": [asdict(run) for run in runs]}).splitlines()[2:]
+    assert lru == "| lru | 1.00 | 7.0 | 25 | 1.00 | |"
+    assert echo == "| **echo 2** | 1.00 | 2.0 | 25 | 3.00 | the same run |"
+    (alone,) = tables.train({"runs": [asdict(runs[2])]}).splitlines()[2:]
+    assert alone == "| **echo 2** | | 2.0 | 25 | | |"
 
 
 def test_an_epoch_without_a_mount_waits_for_no_source() -> None:

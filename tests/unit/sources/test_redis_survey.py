@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import redis
+from redis_clusters import RedisCluster
 
-from benchmarks.common.redis_server import RedisCluster, RedisServer
+from benchmarks.common.redis_server import RedisServer
 from spiderfs.core.homes import GROUPS
 from spiderfs.sources import redis_client
 from spiderfs.sources.node_names import Node, as_named

@@ -44,7 +44,7 @@ from spiderfs.trace.format import Recording, TracedBatch
 # The rows that are scored at once, of all batches that wait; all rows of a larger batch. In a list of a million samples
 # that takes about a second of a core, and a row costs less the more come at once (benchmarks/engine/scorer.py).
 ROWS_AT_ONCE = 4096
-# Scores that are passed on at a time: each takes 10 to 20 us (benchmarks/engine/worths.py).
+# Scores that are passed on at a time: each takes 10 to 20 us.
 _SCORES_AT_ONCE = 1000
 
 

@@ -49,6 +49,8 @@ class ObjectServer(AskedServer):
         """When each object was written; MODIFIED_S for others."""
         self.cuts: set[str] = set()
         """Keys of which half of the bytes come."""
+        self.pause_s = 0.0
+        """How long each MiB of an answer takes to come."""
         super().__init__(_handler_of(self), certificate)
 
     def e_tag(self, content: bytes) -> str:
@@ -195,7 +197,11 @@ def _handler_of(server: ObjectServer) -> type[BaseHTTPRequestHandler]:
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(body[: len(body) // 2] if cut else body)
+            body = body[: len(body) // 2] if cut else body
+            for at in range(0, len(body), 1 << 20):
+                time.sleep(server.pause_s)
+                self.wfile.write(body[at : at + (1 << 20)])
+                self.wfile.flush()
             self.wfile.flush()
             if cut:
                 self.close_connection = True

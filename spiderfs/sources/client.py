@@ -216,9 +216,12 @@ class SourceClient:
         args = (path, offset, length, version, delivery)
         return await self._in_time(self._read, args, patience or self.patience())
 
-    async def ask(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask the source something by `ask`, as `read` does: within the time limit, and again after failures."""
-        return await self._in_time(ask, (), self.patience())
+    async def ask(self, ask: Callable[[], Awaitable[T]], limited: Callable[[trio.CancelScope], object]) -> T:
+        """Ask the source something by `ask`, as `read` does: within the time limit, and again after failures.
+
+        `limited` is given the scope that ends it, whose deadline may be moved while the answer is coming.
+        """
+        return await self._in_time(ask, (), self.patience(), limited=limited)
 
     async def _sign(self) -> None:
         """Return at once if the source has answered anything lately; else ask whether it is there, as `call` does."""
@@ -257,17 +260,23 @@ class SourceClient:
         return await self._in_time(self._threads.run, (function, *args), patience, limit_s)
 
     async def _in_time(
-        self, ask: Callable[[*Ts], Awaitable[T]], args: tuple[*Ts], patience: Patience, limit_s: float | None = None
+        self,
+        ask: Callable[[*Ts], Awaitable[T]],
+        args: tuple[*Ts],
+        patience: Patience,
+        limit_s: float | None = None,
+        limited: Callable[[trio.CancelScope], object] = lambda scope: None,
     ) -> T:
         try:
             while True:
                 # This does the same as trio.fail_after without its two generators, which cost 5 us at every fetch.
-                with trio.CancelScope(deadline=patience.until):
+                with trio.CancelScope(deadline=patience.until) as scope:
+                    limited(scope)
                     value = await self._attempts(ask, args)
                     self.answered()
                     return value
                 now = trio.current_time()
-                if now < patience.until + _STOOD_STILL_S:
+                if now < scope.deadline + _STOOD_STILL_S:
                     break
                 # This process has stood still (SIGSTOP, a suspended machine), and not the source.
                 patience = patience._replace(until=now + (limit_s or self._limits.timeout_s))

@@ -168,12 +168,17 @@ class OnDemand(Part):
             return False
 
     async def stale(self, node: Node, exc: SourceError) -> Stale:
-        """The error for a version that the source no longer has; the next look-up of its name asks the source."""
+        """The error for a version that the source no longer has; the next look-up of its name asks the source.
+
+        Unless it is known already that the name means another version: those who have opened that are not concerned.
+        """
         self._counters.add("stale_handles")
         # No name leads to an extent but that of its file.
-        path = file_of(node.path)
+        path, whole = file_of(node.path), isinstance(exc, SourceNotADirectory)
         try:
-            await trio.to_thread.run_sync(self._catalogue.expire, path, isinstance(exc, SourceNotADirectory))
+            known = self._catalogue.find(*self._catalogue.parent_of(path))
+            if whole or path != node.path or known is None or known.stat.version == node.version:
+                await trio.to_thread.run_sync(self._catalogue.expire, path, whole)
         except StoreError as exc:
             log.warning("%s: an old name may be shown until it expires", exc)
         return Stale(f"{os.fsdecode(path)} has changed at the source")

@@ -10,7 +10,8 @@ Other processes wait for each block as for any fetch (`fetch_lock.py`) and find 
 dies, the next sweep frees.
 
 **Limits.** `room_blocks` may be on their way ahead of the readers of this process together, and as many are remembered
-behind. If a source takes long for a part, its readers get no longer ones: each must come within one time limit.
+behind. If a source takes long for a part, its readers get no longer ones. Each block of a part must come within one
+time limit after the block before it: what is on its way when a line becomes slow may take longer than that together.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from spiderfs.core.rooms import landing_room
 from spiderfs.errors import SourceError, StoreError, StoreFull
 from spiderfs.linux import steady_clock
 from spiderfs.linux.worker_threads import WorkerThreads
+from spiderfs.sources.client import SourceClient
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.vfs.catalogue import Node
@@ -45,11 +47,9 @@ _OWN_BYTES = struct.Struct("<Q")
 class FilePart(Fetched):
     """The blocks `keys` of one file, as a `Destination`."""
 
-    def __init__(
-        self, node: Node, keys: list[ContentKey], fd: int, is_ahead: bool, answered: Callable[[], object]
-    ) -> None:
+    def __init__(self, node: Node, keys: list[ContentKey], fd: int, is_ahead: bool, client: SourceClient) -> None:
         """`fd` is of the store's file, with a lock on the blocks; the part closes it. `is_ahead`: no one waited for it
-        when it began. `answered` is called when bytes come.
+        when it began.
         """
         super().__init__(b"")
         self.keys, self.is_ahead = keys, is_ahead
@@ -59,7 +59,9 @@ class FilePart(Fetched):
         self.has_failed = False
         self.passed = trio.Event()
         """Set when a reader has come through all of it, or others need the room."""
-        self._fd, self._answered = fd, answered
+        self.limit = trio.CancelScope()
+        """What ends its fetch in time."""
+        self._fd, self._client = fd, client
         self._written = self._writers = 0
         self._changed = trio.Event()
 
@@ -69,7 +71,10 @@ class FilePart(Fetched):
         self._writers += 1
 
     def came(self, blocks: int) -> None:
-        self._answered()
+        self._client.answered()
+        # A repetition begins with blocks that have come before.
+        if blocks > self._written:
+            self.limit.deadline = self._client.patience().until
         # The last block can be read once the fetch is accounted for.
         self.advance(min(blocks, len(self.keys) - 1))
 
@@ -183,7 +188,7 @@ class Parts:
             log.debug("no part of inode %d: %s", node.inode, exc)
             self._let_go(keys)
             return 0
-        part = FilePart(node, keys, fd, is_ahead, self._client.answered)
+        part = FilePart(node, keys, fd, is_ahead, self._client)
         self._parts.update(dict.fromkeys(keys, part))
         self.in_flight += len(keys)
         self._nursery.start_soon(self._bring, node, part)
@@ -218,7 +223,7 @@ class Parts:
         """Have a part read and landed; where its blocks lie then, as `core.events` has it."""
         try:
             read = partial(self._read, node.path, part.offset, part.length, node.version, to=part)
-            reply = await self._client.ask(read)
+            reply = await self._client.ask(read, partial(setattr, part, "limit"))
             (own_bytes,) = _OWN_BYTES.unpack_from(reply)
             self._counters.add("origin_reads", bool(own_bytes))
             self._counters.add("origin_bytes", own_bytes)

@@ -102,3 +102,12 @@ def test_a_source_that_hangs_in_the_middle_of_a_part_costs_one_limit(
         # What was just asked in vain is not asked again within a second.
         eventually(lambda: can_read(mount), what="the source's bytes")
         eventually(lambda: takes_what_it_counts(mount), what="that nothing is left")
+
+
+def test_a_line_that_becomes_slow_costs_no_read(source: Path, tmp_path: Path) -> None:
+    """What is on its way then takes longer than the time limit, and each block of it less."""
+    options = {"source__latency_ms": 40, "source__bandwidth": "200MiB", "source__timeout_s": 3}
+    with mounted(source, tmp_path / "m", capacity="1200MiB", **options) as mount:  # type: ignore[arg-type]
+        read(mount, in_the_middle=lambda: mount.change("source.bandwidth", "5MiB"))
+        assert mount.metric("source_timeouts") == 0
+        assert mount.metric("origin_bytes") == SIZE

@@ -225,6 +225,30 @@ def test_each_mode_uses_what_the_other_has_cached(source: Path, tmp_path: Path) 
             eventually(lambda mount=mount: mount.stats()["used_bytes"] == sum(SIZES.values()) + LARGE_BYTES)  # type: ignore[misc]
 
 
+def test_a_late_reader_of_a_changed_file_spoils_nothing_for_those_of_the_new_one(mount: Mounted, source: Path) -> None:
+    def opened_and_read() -> int:
+        fd = os.open(mount.point / "large", os.O_RDONLY)
+        try:
+            return len(os.pread(fd, 5000, os.fstat(fd).st_size - 5000))
+        finally:
+            os.close(fd)
+
+    mount.expect("large has changed at the source")
+    olds = [os.open(mount.point / "large", os.O_RDONLY) for _ in range(2)]
+    try:
+        write_files(source, {"large": LARGE_BYTES + 7})
+        os.utime(source / "large", (1e9, 1e9))
+        with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+            os.pread(olds[0], 5000, 0)
+        assert opened_and_read() == 5000
+        with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+            os.pread(olds[1], 5000, 5 << 20)
+        assert opened_and_read() == 5000
+    finally:
+        for fd in olds:
+            os.close(fd)
+
+
 _AS_USER = """
 def read(name):
     return open(f"{point}/{name}", "rb").read()

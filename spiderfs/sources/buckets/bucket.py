@@ -212,6 +212,8 @@ def _page(reader: _Reader, body: bytes) -> Page:
 CREDENTIALS_S = 300.0
 # After credentials were refused, others are looked for no more often than this: to connect takes 0.2 s.
 RECONNECT_S = 5.0
+# How many time limits a streamed answer may take: one for each MiB that it has at most (`vfs/large_files.py`).
+_STREAMED_TIMES = 8
 # What is said of a server that cannot be connected to.
 UNREACHED = "it cannot be reached: check source.endpoint and the network"
 NO_ADDRESS = "its address, or a proxy's, cannot be used: check source.endpoint, HTTP_PROXY and HTTPS_PROXY"
@@ -372,7 +374,9 @@ class Bucket(ABC):
             # Whoever says https is not to be led away from it by a redirect.
             "allow_http": url.startswith("http:"),
             "connect_timeout": f"{CONNECT_S:g}s",
-            "timeout": f"{self.settings.timeout_s:g}s",
+            # Between two pieces of an answer; a streamed one may take longer in all.
+            "read_timeout": f"{self.settings.timeout_s:g}s",
+            "timeout": f"{_STREAMED_TIMES * self.settings.timeout_s:g}s",
             "default_headers": dict(self.headers),
         }
         if authorities:

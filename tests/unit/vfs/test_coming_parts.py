@@ -171,6 +171,20 @@ def test_a_part_that_was_given_up_is_held_until_its_writer_has_ended(harness: Ca
     harness(timeout_s=0.3).run(test)
 
 
+def test_a_part_may_take_longer_than_the_time_limit_while_its_blocks_come_within_it(
+    harness: Callable[..., Harness],
+) -> None:
+    async def test(h: Harness) -> None:
+        part = h.begin(1, 4)
+        for _ in range(4):
+            await trio.sleep(0.6)
+            h.source.give(1)
+        assert await part.settled() == FETCHED
+        assert not part.has_failed
+
+    harness(timeout_s=1.5).run(test)
+
+
 def test_a_part_that_the_source_breaks_off_leaves_nothing(harness: Callable[..., Harness]) -> None:
     async def test(h: Harness) -> None:
         h.node = h.node._replace(stat=h.node.stat._replace(mtime_ns=5))

@@ -13,8 +13,10 @@ import pytest
 from certificates import own_certificate
 from object_server import ObjectServer, object_server
 
+from benchmarks.common.sources import patterned
 from spiderfs.errors import (
     ConfigError,
+    SourceTimeout,
     SourceUnavailable,
 )
 from spiderfs.sources.buckets import bucket, s3
@@ -292,3 +294,14 @@ def test_the_endpoint_is_found_once(server: ObjectServer, monkeypatch: pytest.Mo
     assert source.identity == f"s3://bucket/p at {server.url}"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     assert bytes(source.read(b"a", 0, 3, source.stat(b"a").version)) == b"p/a"
+
+
+def test_an_answer_may_take_longer_than_the_time_limit_while_it_comes(server: ObjectServer) -> None:
+    source = opened(server, timeout_s=1.0)
+    server.objects["p/large"] = content = patterned(0, (3 << 20) + 1)
+    version = source.stat(b"large").version
+    server.pause_s = 0.4
+    assert b"".join(bytes(piece) for piece in source.stream(b"large", 1, len(content) - 1, version)) == content[1:]
+    server.pause_s = 1.5
+    with pytest.raises(SourceTimeout):
+        list(source.stream(b"large", 1, len(content) - 1, version))

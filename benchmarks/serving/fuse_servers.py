@@ -17,6 +17,7 @@ import trio
 
 from benchmarks.fakes import notes_of_sole_worker
 from benchmarks.serving.bare import bare_on_disk
+from spiderfs.core.memory import MemoryBounds
 from spiderfs.fuse import bindings, pyfuse3_binding
 from spiderfs.fuse.handles import Handles
 from spiderfs.fuse.kernel import Serving
@@ -59,5 +60,5 @@ async def run(system: str, root: str, mountpoint: Path, place: Path, latency_ms:
 
 
 if __name__ == "__main__":
-    keep_freed_memory()
+    keep_freed_memory(MemoryBounds().freed)
     trio.run(run, sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]), float(sys.argv[5]))

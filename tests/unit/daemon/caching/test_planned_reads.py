@@ -22,6 +22,7 @@ from spiderfs.errors import StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.shared.flights import MANAGER, Flights
 from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.source import Version
@@ -53,7 +54,10 @@ class Harness:
         for path in (self.root, self.cache_path):
             path.mkdir()
         source = Source(os.fspath(self.root))
-        self.reading = ReadProcess(source, 8, 1 << 20, lambda: None, seal=RecordWriter(self.cache_path))
+        in_flight = InFlight(500_000, lambda held_bytes: self.in_flight.append(held_bytes))
+        self.in_flight = [0]
+        seal = RecordWriter(self.cache_path)
+        self.reading = ReadProcess(source, 8, 1 << 20, lambda: None, seal=seal, in_flight=in_flight)
         self.flights = Flights(1)
         self.shared_counters = SharedCounters(1)
         counters = self.shared_counters.row(0)
@@ -148,6 +152,18 @@ def test_samples_of_all_sizes_are_stored_and_kept(harness: Harness) -> None:
         assert harness.counted("origin_reads") == harness.counted("source_requests") == len(SIZES)
         assert harness.counted("origin_bytes") == sum(SIZES)
         assert harness.content.usage().landing_entries == 0
+
+    run(harness, test)
+
+
+def test_no_more_bytes_are_in_flight_than_may_be(harness: Harness) -> None:
+    nodes = [harness.add(f"{number}", 200_000) for number in range(6)]
+
+    async def test() -> None:
+        harness.begin(*nodes)
+        results = await harness.all_ended(*nodes)
+        assert [result and result.where for result in results] == [FETCHED] * len(nodes)
+        assert (max(harness.in_flight), harness.in_flight[-1]) == (400_000, 0)
 
     run(harness, test)
 

@@ -179,6 +179,10 @@ GAUGES = (
     Definition("origin_bytes_per_open", "origin_bytes / (opens + page_cache_reads)"),
     Definition("source_reachable", "1 while the source answers, else 0"),
     Definition("cluster_up", "0 while the server of `cluster` fails, else 1"),
+    Definition("memory_limit_bytes", "The option `memory_limit`; 0 without a limit"),
+    Definition("memory_in_flight_bytes", "Bytes asked for from the source and not handed on yet, in all processes"),
+    Definition("memory_pushed_bytes", "Bytes of pushed files in the page cache that no reader has taken yet"),
+    Definition("memory_samples_bytes", "Memory of the manager that grows with the number of samples"),
     Definition("workers", "Worker processes"),
     Definition("uptime_seconds", "Seconds since the mount"),
 )
@@ -203,9 +207,10 @@ _HISTOGRAM_CELLS = len(BUCKETS_US) + 2
 _HISTOGRAM_AT = {
     definition.name: len(COUNTERS) + index * _HISTOGRAM_CELLS for index, definition in enumerate(HISTOGRAMS)
 }
-# The last cell is a flag, not a count: 1 while the process finds the source unreachable.
+# The last cells are no counts: 1 while the process finds the source unreachable, and the bytes that it has in flight.
 _UNREACHABLE_CELL = len(COUNTERS) + len(HISTOGRAMS) * _HISTOGRAM_CELLS
-_ROW_CELLS = _UNREACHABLE_CELL + 1
+_IN_FLIGHT_CELL = _UNREACHABLE_CELL + 1
+_ROW_CELLS = _IN_FLIGHT_CELL + 1
 _CELL_BYTES = 8
 
 
@@ -227,6 +232,9 @@ class Counters:
 
     def set_source_reachable(self, reachable: bool) -> None:
         self._row[_UNREACHABLE_CELL] = not reachable
+
+    def set_in_flight(self, held_bytes: int) -> None:
+        self._row[_IN_FLIGHT_CELL] = held_bytes
 
     def observe(self, name: str, seconds: float) -> None:
         microseconds = int(seconds * 1e6)
@@ -256,6 +264,9 @@ class SharedCounters:
     def source_reachable(self) -> bool:
         """Whether no process finds the source unreachable."""
         return self.total(_UNREACHABLE_CELL) == 0
+
+    def in_flight_bytes(self) -> int:
+        return self.total(_IN_FLIGHT_CELL)
 
     def histogram(self, name: str) -> tuple[list[int], float]:
         """The count in each bucket, and the sum in seconds; there is one bucket more than in BUCKETS_US."""

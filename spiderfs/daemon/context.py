@@ -15,6 +15,7 @@ import trio
 
 from spiderfs.archives.indexer_process import Indexers
 from spiderfs.archives.source import ArchiveSource
+from spiderfs.core.memory import MemoryBounds, memory_bounds
 from spiderfs.core.rooms import NO_VIEWS, ViewsRoom
 from spiderfs.daemon.cache_directory import bind_to_view, same_file
 from spiderfs.daemon.chosen_partition import Partition, chosen_partition
@@ -32,6 +33,7 @@ from spiderfs.shared.flights import MANAGER, Flights
 from spiderfs.shared.layout import DATA_FILE, EXTENTS_FILE, EXTENTS_MAP_FILE, CacheLayout, RunLayout
 from spiderfs.shared.slots import Notice, SharedSlots
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
+from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.listed_files import ListedSource, read_list
 from spiderfs.sources.members import Members
 from spiderfs.sources.node_names import live_name, own_url, weights_of
@@ -51,7 +53,7 @@ from spiderfs.store.store import BLOCK_BYTES, Content, Records
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY
 from spiderfs.vfs.fetch_lock import FetchLock
-from spiderfs.vfs.fetcher import TRANSIT_BYTES, Episode, Fetcher
+from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.large_files import Touches
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
@@ -112,10 +114,11 @@ class MountContext:
     """
     notice: Notice
     flights: Flights
-    pending_reads: PendingReads = field(default_factory=PendingReads)
-    unstored: UnstoredBytes = field(default_factory=UnstoredBytes)
-    lately: UnstoredBytes = field(default_factory=lambda: UnstoredBytes(TRANSIT_BYTES))
+    memory: MemoryBounds
+    unstored: UnstoredBytes
+    lately: UnstoredBytes
     """The small files that were fetched last."""
+    pending_reads: PendingReads = field(default_factory=PendingReads)
     pusher_threads: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHER_THREADS))
     """The threads that push files ahead: what they look up and read is asked for by the mount and by no reader."""
     pushed_samples: SharedSlots = field(default_factory=lambda: SharedSlots(_PUSHED_SAMPLES))
@@ -221,6 +224,7 @@ class MountContext:
         source = ViewSource(originals, self.forms, makers, options.sample_max_bytes, counters.add)
         # A reader's fetch never queues behind files that are pushed ahead; no push comes to the manager.
         at_a_time = options.fetches if row == MANAGER_ROW else options.fetches + self.pushes
+        in_flight = InFlight(self.memory.in_flight, self.row(row).set_in_flight)
         return ReadProcess(
             source,
             at_a_time,
@@ -231,6 +235,7 @@ class MountContext:
             writer,
             writer.write_part,
             connect,
+            in_flight,
             self.flights.awaited,
         )
 
@@ -258,8 +263,9 @@ class MountContext:
         full_disk: Episode,
         caught_up: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
         process: int = MANAGER,
+        in_flight: InFlight | None = None,
     ) -> Supply:
-        """What a process brings files by: `read` reads files for it; `caught_up` and `process` are as for `Fetcher`."""
+        """What a process brings files by: `read` reads files for it; the last three are as for `Fetcher`."""
         is_worker = process != MANAGER
         client, catalogue = self._client(counters, read), Catalogue(records, forms=self.forms)
         views = ShownViews(catalogue, self.options.sample_max_bytes)
@@ -277,6 +283,8 @@ class MountContext:
             passing=self.passing_samples if is_worker else (),
             flights=self.flights,
             process=process,
+            memory=self.memory,
+            in_flight=in_flight,
         )
         lister = Lister(catalogue, client, since_s=self.mounted_at_s, mountpoint=os.fsencode(self.options.mountpoint))
         return Supply(
@@ -337,6 +345,7 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
         if not live_name(options.peers):
             members.change(weights_of(options.peers), (own_url(options.peers, options.peer_self),))
     reader, writer = open_pipe()
+    memory = memory_bounds(options.memory_limit, options.workers)
     return MountContext(
         options=options,
         layout=layout,
@@ -356,6 +365,9 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
         names_asked=SharedSlots(options.workers),
         notice=Notice(options.workers),
         flights=Flights(options.workers),
+        memory=memory,
+        unstored=UnstoredBytes(memory.unstored),
+        lately=UnstoredBytes(memory.recent),
         members=members,
     )
 

@@ -42,6 +42,7 @@ from spiderfs.daemon.control import commands, texts
 from spiderfs.daemon.control.access_log import AccessLog
 from spiderfs.daemon.control.channel import answer_questions
 from spiderfs.daemon.control.commands import Act, ControlTable, LiveOptions, Render
+from spiderfs.daemon.memory import Memory
 from spiderfs.daemon.pipes import ClientPipe, EventWriter, read_events
 from spiderfs.daemon.published_options import client_terms_of, publish_options, published_options
 from spiderfs.daemon.training.connection.hook_server import HookServer, listen
@@ -50,7 +51,7 @@ from spiderfs.daemon.training.service import Training
 from spiderfs.errors import SpiderfsError, StoreError
 from spiderfs.fuse.kernel import Kernel
 from spiderfs.linux import steady_clock
-from spiderfs.linux.memory import give_back_freed_memory
+from spiderfs.linux.memory import give_back_freed_memory, keep_freed_memory
 from spiderfs.options.model import Options
 from spiderfs.packages.format import PackageDirectory
 from spiderfs.shared.attached_trainers import publish_trainers
@@ -77,6 +78,8 @@ _STATE_FACT, _LEARNED_FACT = "policy state", "learned"
 
 async def manage(context: MountContext, kernel: Kernel) -> None:
     """Run until SIGTERM, then write down what the next mount should know."""
+    if context.options.memory_limit is not None:
+        keep_freed_memory(context.memory.freed)
     if context.options.immutable and kernel.descriptor is not None:
         reading = context.reading(MANAGER_ROW, deliver_to=kernel.descriptor)
     else:
@@ -98,12 +101,14 @@ class Manager:
         layout, run = context.layout, context.layout.run
         options = published_options(run, context.options)
         counters = self._counters = context.row(MANAGER_ROW)
+        in_flight = context.counters.in_flight_bytes
+        self._memory = Memory(options.memory_limit, context.memory, in_flight, lambda: self._prefetcher.pushed_bytes)
         context.slow.change(options.slow_settings())
 
         # The store, the source, and the way from one to the other.
         self._full_disk = Episode(run.full_disk)
         content, records = self._content, self._records = context.open_content(), context.open_records()
-        supply = context.supply(counters, reading.read, content, records, self._full_disk)
+        supply = context.supply(counters, reading.read, content, records, self._full_disk, in_flight=reading.in_flight)
         client, catalogue = self._client, self._catalogue = supply.client, supply.catalogue
         self._fetcher = supply.fetcher
 
@@ -168,6 +173,7 @@ class Manager:
                 cache,
                 context.pushes,
                 context.asks_for_names,
+                most_bytes=context.memory.pushed,
             )
             if options.immutable
             else None,
@@ -260,6 +266,7 @@ class Manager:
                 "fetches_ahead": ahead,
                 "peers": {url: {**peer._asdict(), "remark": peer.stranger(url)} for url, peer in peers},
                 "is_member": members.has_own if members else None,
+                "memory": self._memory.status(),
                 "cluster": link,
                 "cluster_up": link is None or link.up,
             }
@@ -372,6 +379,7 @@ class Manager:
             await trio.to_thread.run_sync(self._free, restarts != before)
             self._cache.engine.compare_paces(steady_clock.now())
             await self._training.keep_house()
+            self._memory.check()
             await self._options.settle()
             self._content.clear_dead_readers()
             self._records.clear_dead_readers()

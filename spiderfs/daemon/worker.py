@@ -37,8 +37,6 @@ from spiderfs.vfs.walk_ahead import WalkAhead
 log = logging.getLogger(__name__)
 
 TIDY_INTERVAL_S = 1.0
-# What may be on its way in parts of large files, for all readers of a mount together.
-PARTS_BYTES = 128 << 20
 # How long the first question may take, before which no one reads: with an empty cache a process imports what asks a
 # store, which takes longer than `source.timeout_s` may be. It is less than the supervisor's START_S.
 FIRST_ANSWER_S = 8.0
@@ -46,7 +44,7 @@ FIRST_ANSWER_S = 8.0
 
 async def work(context: MountContext, kernel: Kernel, index: int, again: bool = False) -> None:
     """Answer requests until the file system is unmounted; `again`: in the place of a worker that has died."""
-    keep_freed_memory()
+    keep_freed_memory(context.memory.freed)
     counters = context.row(FIRST_WORKER_ROW + index)
     # A worker that replaces another one does not know which handles the other one has given to the kernel.
     sole = context.options.workers == 1 and not counters.value("process_starts")
@@ -66,6 +64,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
         Episode(layout.run.full_disk),
         reading.caught_up,
         index + 1,
+        reading.in_flight,
     )
     events = EventWriter(context.event_writer, counters)
     redirects = Redirects(supply.records, context.pending_reads, pushed=context.pushed_samples)
@@ -145,7 +144,7 @@ def _read_ahead(nursery: trio.Nursery, context: MountContext, supply: Supply, re
     options, parts = context.options, None
     if isinstance(supply.content, LmdbContent):
         # At most 64 workers.
-        room_blocks = PARTS_BYTES // BLOCK_BYTES // options.workers
+        room_blocks = context.memory.parts // BLOCK_BYTES // options.workers
         lock = FetchLock(context.layout.run.fetch_lock)
         parts = Parts(nursery, supply, supply.content, lock, reading.read, room_blocks)
     return ReadAhead(nursery, supply.fetcher, supply.counters, options.read_ahead, parts)

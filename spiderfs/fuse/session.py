@@ -217,6 +217,8 @@ class RequestLoop:
                 self._waiting -= 1
                 if len(self._resting) >= _MOST_RESTING:
                     return
+                # It may be a view of all bytes of a file.
+                body = None
                 await self._resting.park()
                 burst = 0
             if burst >= BURST:

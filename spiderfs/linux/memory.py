@@ -13,7 +13,6 @@ _MOST_FILES = 65536
 _GROUPS = Path("/sys/fs/cgroup")
 # mallopt(3)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_KEPT_BYTES = 64 << 20
 
 
 def allow_open_files() -> None:
@@ -40,7 +39,15 @@ def memory_bytes(own_group: Path = Path("/proc/self/cgroup"), groups: Path = _GR
     return least
 
 
-def keep_freed_memory() -> None:
+def anonymous_bytes() -> int:
+    """The memory of this process that is no file's (RssAnon of proc_pid_status(5)); 0 if no one says."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) << 10
+    return 0
+
+
+def keep_freed_memory(kept_bytes: int) -> None:
     """Have glibc keep the memory of payloads for the next ones, instead of asking the kernel for it at each fetch.
 
     Every page of it that is new costs a fault: 20 a file of 112 kB, a tenth of the processor time of a fetch.
@@ -48,8 +55,8 @@ def keep_freed_memory() -> None:
     with contextlib.suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
         for parameter, value in (
-            (_M_TRIM_THRESHOLD, _KEPT_BYTES),
-            (_M_MMAP_THRESHOLD, _KEPT_BYTES // 2),
+            (_M_TRIM_THRESHOLD, kept_bytes),
+            (_M_MMAP_THRESHOLD, kept_bytes // 2),
             (_M_ARENA_MAX, 1),
         ):
             mallopt(parameter, value)

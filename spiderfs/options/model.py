@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from spiderfs.core.memory import least_limit
 from spiderfs.errors import ConfigError, SourceAway
 from spiderfs.forms.partition import MOST_AUGMENTED, Split
 from spiderfs.options.mount_strings import options_in
@@ -46,6 +47,7 @@ from spiderfs.options.types import (
     Neighbours,
     Number,
     OptionalPath,
+    OptionalSize,
     Owner,
     Peers,
     Policy,
@@ -60,7 +62,7 @@ from spiderfs.options.types import (
     Views,
     Word,
 )
-from spiderfs.options.units import Capacity, parse_duration, parse_size
+from spiderfs.options.units import Capacity, format_size, parse_duration, parse_size
 from spiderfs.protocol.requests import SCHEME
 from spiderfs.sources.node_names import as_named, at_address, data_set_of, is_address, live_name
 from spiderfs.sources.object_source import StoreSettings
@@ -228,6 +230,11 @@ class Options(BaseModel):
         default=8,
         ge=0,
         le=1024,
+    )
+    memory_limit: OptionalSize = caching(
+        "memory that the processes of the mount may take together; none: a limit for each kind of bytes under way",
+        "1GiB",
+        default=None,
     )
     substitute: Literal["off", "trainer", "all"] = caching(
         "who may get a substitute, a cached sample of the same label, for a sample that is not cached",
@@ -468,6 +475,18 @@ class Options(BaseModel):
                 "binding=pyfuse3 serves with one worker: leave out workers, or mount with -o binding=kernel"
             )
         return workers
+
+    @field_validator("memory_limit")
+    @classmethod
+    def _check_memory_limit(cls, limit: int | None, info: ValidationInfo) -> int | None:
+        if limit is not None and {"workers", "sample_max_bytes"} <= info.data.keys():
+            workers, size = info.data["workers"], info.data["sample_max_bytes"]
+            if limit < (least := least_limit(workers, size)):
+                raise ValueError(
+                    f"with workers={workers} and sample_max_bytes={format_size(size)}, the processes and a file in"
+                    f" flight in each need {format_size(least)}: write at least that, or lower one of the two"
+                )
+        return limit
 
     @field_validator("immutable")
     @classmethod

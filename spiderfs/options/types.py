@@ -196,6 +196,12 @@ SourceName = Annotated[Path | str, BeforeValidator(_source), PlainSerializer(str
 OptionalPath = Annotated[Path | None, BeforeValidator(_absolute), _or("none"), _written_or("none")]
 Budget = Annotated[Capacity, BeforeValidator(Capacity.parse), PlainSerializer(str)]
 SizeBytes = Annotated[int, BeforeValidator(parse_size), PlainSerializer(format_size)]
+OptionalSize = Annotated[
+    int | None,
+    BeforeValidator(lambda value: None if value is None else parse_size(value)),
+    _or("none"),
+    _written_or("none", format_size),
+]
 Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration)]
 Number = Annotated[float, PlainSerializer(_decimal)]
 Share = Annotated[Number, Field(ge=0, le=1)]

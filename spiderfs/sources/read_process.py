@@ -49,6 +49,7 @@ import trio
 
 from spiderfs.errors import SourceUnavailable
 from spiderfs.linux.process_table import end_with_parent, ended_status
+from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.source import Delivery, FromPeer, Source, Version, joined_time, split_time, streamed
 
 _NUMBER = struct.Struct("<I")
@@ -71,7 +72,8 @@ _HEADER_BYTES = 64
 _STEADY_READS = 8
 # It also makes one more at a time when a read has waited this long for the others.
 _HELD_BACK_S = 2.0
-# A slot gives its memory back after a read of more bytes than this; so 16 slots keep 16 MiB at most between reads.
+# A slot gives its memory back after a read of more bytes than this, or than its part of what may be in flight: so 16
+# slots keep 16 MiB at most between reads.
 _KEPT_BYTES = 1 << 20
 _HELD_UP_S = 0.05
 # How soon the parent notices a reading process that was killed while it waits for the source.
@@ -121,13 +123,14 @@ class ReadProcess:
         seal: Callable[[bytes, bytes], bytes] = lambda payload, lease: payload,
         write_part: Callable[[Iterator[bytes], int, bytes, Callable[[int], object]], bytes] = lambda *_: b"",
         connect: Callable[[], object] = lambda: None,
+        in_flight: InFlight | None = None,
         awaited: Callable[[int], bool] = lambda inode: False,
     ) -> None:
         """Fork a process that makes at most `limit` reads at a time, of at most `longest` bytes each.
 
         `seal` makes a record, of at most `longest` bytes, of what a sealed read gives and `begin` was given for it.
-        `write_part` is `RecordWriter`'s. `connect` runs beside the first reads. A file is not pushed while it is
-        `awaited`, by its inode: its reader holds the pages.
+        `write_part` is `RecordWriter`'s. `connect` runs beside the first reads. What is read is counted `in_flight`. A
+        file is not pushed while it is `awaited`, by its inode: its reader holds the pages.
 
         The new process calls `before` first. It makes deliveries only if it has the descriptor `deliver_to`. A
         `cautious` one makes one read at a time at first, and one more after each while without trouble, because its
@@ -138,6 +141,10 @@ class ReadProcess:
         self._most = 1 if cautious else limit
         self._steady = 0
         self._longest = longest
+        self.in_flight = in_flight or InFlight()
+        self._kept_bytes = min(_KEPT_BYTES, self.in_flight.most_bytes // limit)
+        # How many bytes each slot was asked for.
+        self._lengths = [0] * limit
         self._deliver_to = deliver_to
         self._seal, self._write_part, self._connect, self._awaited = seal, write_part, connect, awaited
         self._slot_bytes = -(-(_HEADER_BYTES + longest) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -208,13 +215,19 @@ class ReadProcess:
             raise SourceUnavailable(f"{length} bytes of a path of {len(path)} are more than is read at a time")
         await trio.lowlevel.checkpoint_if_cancelled()
         self._wanting += 1
+        reserved = 0
         try:
+            await self.in_flight.reserve(length)
+            reserved = length
             while not self._free or self._limit - len(self._free) >= self._most:
                 with trio.move_on_after(math.inf if self._most == self._limit else _HELD_BACK_S) as waiting:
                     await self._room.park()
                 # A read that hangs must not hold up the others.
                 if waiting.cancelled_caught and self._most < self._limit:
                     self._most += 1
+        except BaseException:
+            self.in_flight.remove(reserved)
+            raise
         finally:
             self._wanting -= 1
         if to is None:
@@ -234,7 +247,7 @@ class ReadProcess:
             os.write(self._requests, _NUMBER.pack(slot))
 
         def abandon(_: object) -> trio.lowlevel.Abort:
-            self._tasks[slot] = None
+            self._given_up(slot)
             return trio.lowlevel.Abort.SUCCEEDED
 
         what, size = await trio.lowlevel.wait_task_rescheduled(abandon)
@@ -260,6 +273,7 @@ class ReadProcess:
     ) -> int:
         """Write a request into a free slot; returns the slot."""
         slot = self._free.pop()
+        self._lengths[slot] = length
         begin = slot * self._slot_bytes
         versioned = (version.size, *split_time(version.mtime_ns), version.tag)
         parts = (path, head, answer, place)
@@ -283,11 +297,12 @@ class ReadProcess:
     def begin(self, path: bytes, length: int, version: Version, lease: bytes, inode: int = 0, push: bytes = b"") -> int:
         """Read all `length` bytes of a file and seal them with `lease`, from the next `send` on; returns the slot.
 
-        There must be `room`. The file may have no more than `longest` bytes, nor path and lease half of that. `push`
-        begins the message that gives the kernel the bytes, as those of this inode.
+        There must be `room`, also `in_flight`. The file may have no more than `longest` bytes, nor path and lease half
+        of that. `push` begins the message that gives the kernel the bytes, as those of this inode.
         """
         # A whole file has no offset.
         slot = self._request(path, inode, length, version, push, place=lease, asks=_SEALED)
+        self.in_flight.add(length)
         self._sealing.add(slot)
         if push:
             self._pushing[slot] = 0
@@ -306,8 +321,14 @@ class ReadProcess:
     def abandon(self, slot: int, returned: Callable[[], object]) -> None:
         """No longer wait for a sealed read, which keeps its slot until it returns; then call `returned`."""
         self._sealing.discard(slot)
-        self._tasks[slot] = None
+        self._given_up(slot)
         self._late[slot] = returned
+
+    def _given_up(self, slot: int) -> None:
+        self._tasks[slot] = None
+        # While it hangs, it has hardly any bytes, and it must not hold up the others.
+        self.in_flight.remove(self._lengths[slot])
+        self._lengths[slot] = 0
 
     @property
     def behind(self) -> bool:
@@ -407,7 +428,8 @@ class ReadProcess:
         self._memory.close()
 
     def _give_back(self, slot: int, size: int) -> None:
-        if size > _KEPT_BYTES:
+        self.in_flight.remove(self._lengths[slot])
+        if size > self._kept_bytes:
             begin = slot * self._slot_bytes
             self._memory.madvise(mmap.MADV_REMOVE, begin, self._slot_bytes)
         # The slot that was used last is used next: its memory is in the processor's cache.
@@ -431,45 +453,49 @@ class ReadProcess:
             signal.pause()
 
     def _answer(self, source: Source, requests: int, replies: int) -> None:
+        # What a read gave ends with the call: hundreds of threads that wait would hold as many files.
         while number := os.read(requests, _NUMBER.size):
-            begin = _NUMBER.unpack(number)[0] * self._slot_bytes
-            offset, length, size, *rest, place_bytes, asks = _REQUEST.unpack_from(self._view, begin)
-            seconds, nanoseconds, tag, path_bytes, head_bytes, answer_bytes = rest
-            version = Version(size, joined_time(seconds, nanoseconds), tag)
-            start = begin + _HEADER_BYTES
-            said = bytes(self._view[start : start + path_bytes + head_bytes + answer_bytes + place_bytes])
-            path = said[:path_bytes]
-            began_s = time.monotonic()
-            try:
-                if asks == _PART:
-                    pieces, own = streamed(source, path, offset, length, version), [0]
-                    came = partial(self._came, begin, number, replies)
-                    result = self._write_part(_whole(pieces, length, own), offset, said[path_bytes:], came)
-                    result = _COUNT.pack(*own) + result
-                elif asks == _SEALED:
-                    payload = source.read(path, 0, length, version)
-                    result = self._sealed_as(payload, length, said[path_bytes + head_bytes :])
-                else:
-                    result = source.read(path, offset, length, version)
-                what = _READ
-            except Exception as exc:
-                result, what = pickle.dumps(exc.with_traceback(None)), _FAILED
-            if head_bytes and asks != _SEALED:
-                with self._counting:
-                    (count,) = _COUNT.unpack_from(self._view, self._count_at)
-                    _COUNT.pack_into(self._view, self._count_at, count + 1)
-                if what == _READ and len(result) == length:
-                    head_end = path_bytes + head_bytes
-                    what = self._deliver(said[path_bytes:head_end], result, said[head_end:])
-            if isinstance(result, FromPeer):
-                what += _FROM_PEER
-            self._view[start : start + len(result)] = result
-            _REPLY.pack_into(self._view, begin, len(result), what, time.monotonic() - began_s)
-            os.write(replies, number)
-            if head_bytes and asks == _SEALED and what != _FAILED:
-                done = self._awaited(offset) or self._push(said[path_bytes : path_bytes + head_bytes], payload)
-                os.write(replies, _NUMBER.pack(_NUMBER.unpack(number)[0] | (_PUSHED if done else _NOT_PUSHED)))
+            self._answer_one(source, number, replies)
         os._exit(0)
+
+    def _answer_one(self, source: Source, number: bytes, replies: int) -> None:
+        begin = _NUMBER.unpack(number)[0] * self._slot_bytes
+        offset, length, size, *rest, place_bytes, asks = _REQUEST.unpack_from(self._view, begin)
+        seconds, nanoseconds, tag, path_bytes, head_bytes, answer_bytes = rest
+        version = Version(size, joined_time(seconds, nanoseconds), tag)
+        start = begin + _HEADER_BYTES
+        said = bytes(self._view[start : start + path_bytes + head_bytes + answer_bytes + place_bytes])
+        path = said[:path_bytes]
+        began_s = time.monotonic()
+        try:
+            if asks == _PART:
+                pieces, own = streamed(source, path, offset, length, version), [0]
+                came = partial(self._came, begin, number, replies)
+                result = self._write_part(_whole(pieces, length, own), offset, said[path_bytes:], came)
+                result = _COUNT.pack(*own) + result
+            elif asks == _SEALED:
+                payload = source.read(path, 0, length, version)
+                result = self._sealed_as(payload, length, said[path_bytes + head_bytes :])
+            else:
+                result = source.read(path, offset, length, version)
+            what = _READ
+        except Exception as exc:
+            result, what = pickle.dumps(exc.with_traceback(None)), _FAILED
+        if head_bytes and asks != _SEALED:
+            with self._counting:
+                (count,) = _COUNT.unpack_from(self._view, self._count_at)
+                _COUNT.pack_into(self._view, self._count_at, count + 1)
+            if what == _READ and len(result) == length:
+                head_end = path_bytes + head_bytes
+                what = self._deliver(said[path_bytes:head_end], result, said[head_end:])
+        if isinstance(result, FromPeer):
+            what += _FROM_PEER
+        self._view[start : start + len(result)] = result
+        _REPLY.pack_into(self._view, begin, len(result), what, time.monotonic() - began_s)
+        os.write(replies, number)
+        if head_bytes and asks == _SEALED and what != _FAILED:
+            done = self._awaited(offset) or self._push(said[path_bytes : path_bytes + head_bytes], payload)
+            os.write(replies, _NUMBER.pack(_NUMBER.unpack(number)[0] | (_PUSHED if done else _NOT_PUSHED)))
 
     def _sealed_as(self, payload: bytes, length: int, lease: bytes) -> bytes:
         if len(payload) != length:

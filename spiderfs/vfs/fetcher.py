@@ -26,11 +26,13 @@ from pathlib import Path
 import trio
 
 from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
+from spiderfs.core.memory import MemoryBounds
 from spiderfs.errors import SourceTimeout, StoreCorrupt, StoreError, StoreFull
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.shared.flights import MANAGER, Flights
 from spiderfs.sources.client import Patience, SourceClient
+from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import Delivery, FromPeer, Version
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey
@@ -42,8 +44,6 @@ from spiderfs.vfs.unstored_bytes import UnstoredBytes
 
 log = logging.getLogger(__name__)
 
-# Large enough for the read-ahead of two sequential readers at the default of 8 blocks.
-TRANSIT_BYTES = 32 << 20
 # A payload is kept in transit for readers that are about to read it. When nothing was fetched for this long, there are
 # none.
 REST_S = 10.0
@@ -76,7 +76,7 @@ class Episode:
 class Transit:
     """The payloads that were fetched last, as many as fit into a limit of memory."""
 
-    def __init__(self, limit_bytes: int = TRANSIT_BYTES) -> None:
+    def __init__(self, limit_bytes: int = MemoryBounds().transit) -> None:
         self._limit_bytes = limit_bytes
         self._payloads: OrderedDict[ContentKey, bytes] = OrderedDict()
         self._bytes = 0
@@ -167,6 +167,8 @@ class Fetcher:
         passing: Container[int] = (),
         flights: Flights | None = None,
         process: int = MANAGER,
+        memory: MemoryBounds = MemoryBounds(),  # noqa: B008
+        in_flight: InFlight | None = None,
     ) -> None:
         """`alone`: no other process answers the READs of a file that this one has opened.
 
@@ -179,7 +181,7 @@ class Fetcher:
         self._planned, self._process = flights or Flights(0), process
         self._views = views
         self._unstored = unstored or UnstoredBytes()
-        self._lately = lately or UnstoredBytes(TRANSIT_BYTES)
+        self._lately = lately or UnstoredBytes(memory.recent)
         self.caught_up = caught_up
         self._now = clock
         self._client = client
@@ -190,9 +192,9 @@ class Fetcher:
         self._waiting_threads = trio.CapacityLimiter(_WAITING_THREADS)
         self._full_disk = full_disk
         self._counters = counters
-        self._transit = Transit()
+        self._transit = Transit(memory.transit)
         self._alone = alone
-        self._landing = Landing(content, GATHER_S if alone else 0.0)
+        self._landing = Landing(content, GATHER_S if alone else 0.0, memory.landing, in_flight)
         self._on_their_way: dict[ContentKey, Fetched] = {}
         self._corrupt: StoreCorrupt | None = None
         self._full_until = 0.0

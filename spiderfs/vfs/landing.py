@@ -2,7 +2,8 @@
 
 A transaction of the store costs as much as a record of 100 kB in it, and all processes that write wait for each other.
 So records that are fetched while one transaction runs are collected, and the next transaction takes them all. Their
-readers have the bytes long before. The records that wait are limited in bytes; a fetch that brings more waits for room.
+readers have the bytes long before. The records that wait are limited in bytes; a fetch that brings more waits for room,
+and is still in flight meanwhile.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import NamedTuple
 
 import trio
 
+from spiderfs.core.memory import MemoryBounds
 from spiderfs.errors import StoreCorrupt, StoreError
 from spiderfs.linux.worker_threads import WorkerThreads
+from spiderfs.sources.in_flight import InFlight
 from spiderfs.store.store import Content, ContentKey
 
-# Bytes that may wait in memory beside the transit; a crash loses no more than these.
-WAITING_BYTES = 32 << 20
 # Bytes that a payload in a dictionary takes beside its own: for its object, its key, its entry. Measured: 255.
 ENTRY_BYTES = 256
 # The most that goes into one transaction, for which other processes wait: 8 MiB take some 10 ms.
@@ -40,8 +41,15 @@ class _Waiting(NamedTuple):
 class Landing:
     """One process's way into landing, within one trio run; call `drain` before that run ends."""
 
-    def __init__(self, content: Content, gather_s: float) -> None:
+    def __init__(
+        self,
+        content: Content,
+        gather_s: float,
+        most_bytes: int = MemoryBounds().landing,
+        in_flight: InFlight | None = None,
+    ) -> None:
         self._content = content
+        self._most_bytes, self._in_flight = most_bytes, in_flight or InFlight()
         self._thread = WorkerThreads(1)
         self._gather_s = gather_s
         self._waiting: deque[_Waiting] = deque()
@@ -51,8 +59,13 @@ class Landing:
 
     async def put(self, key: ContentKey, payload: bytes, on_landed: Callable[[Outcome], None]) -> None:
         """Have a record landed; waits only for room. `on_landed` is called with the outcome, on the loop's thread."""
-        while self._bytes > WAITING_BYTES:
-            await self._freed.wait()
+        if self._bytes > self._most_bytes:
+            self._in_flight.add(len(payload))
+            try:
+                while self._bytes > self._most_bytes:
+                    await self._freed.wait()
+            finally:
+                self._in_flight.remove(len(payload))
         self._waiting.append(_Waiting(key, payload, on_landed))
         self._bytes += len(payload) + ENTRY_BYTES
         if not self._running:

@@ -20,12 +20,11 @@ import random
 import struct
 import time
 
+from spiderfs.core.memory import MemoryBounds
 from spiderfs.shared.recent_records import RecentRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller
 
-# Readers that have this much open at a time, of files that have just been written, keep their bytes.
-_LIMIT_BYTES = 256 << 20
 # How long after an open that got ESTALE look-ups of its thread read files, and an open may use what they have read.
 _AGAIN_S = 10.0
 # Handles with further bits are those of control files.
@@ -42,7 +41,7 @@ _SOME_REQUEST = 1
 class UnstoredBytes:
     """Make it before the workers are forked."""
 
-    def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
+    def __init__(self, limit_bytes: int = MemoryBounds().unstored) -> None:
         self._records = RecentRecords(limit_bytes)
         # Look-ups pass by here: it costs less than the thread's note to see that no one was noted lately.
         self._noted_at = memoryview(mmap.mmap(-1, 8)).cast("d")

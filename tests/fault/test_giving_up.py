@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from control_group import limited_memory, program_in
 from mounting import PATIENCE_S, detach, eventually, mounted, mounts_at
 from pauses import SHORT_PAUSES
 from reading import digest, readers, together, write_files
@@ -167,51 +167,14 @@ async def deadly(self, inode, *more):
         assert mount.logged(f"{request} of inode {inode}: 10 workers have died at this request")
 
 
-CGROUPS = Path("/sys/fs/cgroup")
-MEMORY_BYTES = 150 << 20
-
-
-@pytest.fixture
-def little_memory() -> Iterator[Path]:
-    """A control group (cgroups(7)) that may use MEMORY_BYTES."""
-    first = CGROUPS / "memory" / "memory.limit_in_bytes"
-    parent, limit = (CGROUPS / "memory", "memory.limit_in_bytes") if first.exists() else (CGROUPS, "memory.max")
-    group = parent / f"spiderfs-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as exc:
-        pytest.skip(f"no control group can be made: {exc}")
-    try:
-        try:
-            (group / limit).write_text(str(MEMORY_BYTES))
-        except OSError as exc:
-            pytest.skip(f"control groups do not limit memory here: {exc}")
-        yield group
-    finally:
-
-        def removed() -> bool:
-            with contextlib.suppress(OSError):
-                group.rmdir()
-            return not group.exists()
-
-        eventually(removed, what="the end of the control group")
+MEMORY_BYTES = 115 << 20
 
 
 @pytest.mark.thorough
-def test_a_mount_with_too_little_memory_goes_on(
-    tmp_path: Path, little_memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mount_with_too_little_memory_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new worker that got all requests of the one that ran out of memory would die too, and so would the mount."""
     (tmp_path / "source").mkdir()
     wanted = write_files(tmp_path / "source", {f"{number:02d}": 7 << 20 for number in range(16)})
-    # A program of its own: of a fork, what it shares with the process that was forked would not be counted.
-    program = tmp_path / "spiderfs"
-    program.write_text(
-        f"#!{sys.executable}\nfrom spiderfs.cli.main import main\n"
-        f"import os; open('{little_memory}/cgroup.procs', 'w').write(str(os.getpid()))\nmain()\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setattr("mounting.SPIDERFS", program)
     deaths = (
         "worker 0 ended",
         "the manager ended",
@@ -221,12 +184,14 @@ def test_a_mount_with_too_little_memory_goes_on(
         "Error",
         "Exception",
     )
-    with mounted(tmp_path / "source", tmp_path / "m", allowed=deaths) as mount:
-        with contextlib.ExitStack() as all_at_once:
-            each = [readers(1, mount.point, {name: digest}, rounds=1) for name, digest in wanted.items()]
-            seen = together([reader for some in each for reader in all_at_once.enter_context(some)], 150)
-        assert (seen.wrong, seen.errors, seen.reads) == ([], [], len(wanted))
-        assert mount.metric("worker_restarts") > 0
+    with limited_memory(MEMORY_BYTES) as group:
+        monkeypatch.setattr("mounting.SPIDERFS", program_in(group, tmp_path / "spiderfs"))
+        with mounted(tmp_path / "source", tmp_path / "m", allowed=deaths) as mount:
+            with contextlib.ExitStack() as all_at_once:
+                each = [readers(1, mount.point, {name: digest}, rounds=1) for name, digest in wanted.items()]
+                seen = together([reader for some in each for reader in all_at_once.enter_context(some)], 150)
+            assert (seen.wrong, seen.errors, seen.reads) == ([], [], len(wanted))
+            assert mount.metric("worker_restarts") > 0
 
 
 def test_a_process_that_does_not_begin_is_started_again(tmp_path: Path) -> None:

@@ -89,10 +89,15 @@ class PlannedReads:
     def send(self) -> None:
         """Ask the source for the samples that have begun, as far as it may be asked now."""
         going: list[tuple[Node, Ended, bool]] = []
+        size = 0
         while self._waiting and len(going) < self._reading.room:
-            node, ended, push = self._waiting.popleft()
+            node, ended, push = self._waiting[0]
+            if not self._reading.in_flight.fits(node.stat.size, size):
+                break
+            self._waiting.popleft()
             if self._takes_off(node):
                 going.append((node, ended, push))
+                size += node.stat.size
             else:
                 ended(None)
         if not going:

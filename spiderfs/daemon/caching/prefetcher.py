@@ -145,6 +145,11 @@ class Prefetcher:
         self.rate.change(options.background_bandwidth)
 
     @property
+    def pushed_bytes(self) -> int:
+        """What waits in the page cache for its readers."""
+        return 0 if self._push is None else self._push.waiting_bytes
+
+    @property
     def _backend(self) -> PrefetchBackend:
         return self._fetch if self._push is None or not self._push.able else self._push
 

@@ -60,9 +60,9 @@ log = logging.getLogger(__name__)
 # Requests that pushes have in the kernel at a time: at least so many, and so many for each push that may wait for the
 # source. A file may be several.
 MOST_REQUESTS, _REQUESTS_PER_PUSH = 128, 4 / 3
-# The bytes that may wait in the page cache for their readers, and the most of them as a share of the machine's memory,
-# or of what the daemon's control group may have.
-MOST_BYTES, MEMORY_SHARE = 256 << 20, 1 / 16
+# The most bytes that may wait in the page cache for their readers, as a share of the machine's memory, or of what the
+# daemon's control group may have.
+MEMORY_SHARE = 1 / 16
 # The largest file that the store is not given. The kernel asks for a longer one in many READs, and by the last of them
 # its bytes may be nowhere else: the transit has 32 MiB (`vfs/fetcher.py`).
 _PASSING_BYTES = 256 << 10
@@ -145,7 +145,7 @@ class PushAhead:
         most: int,
         asks_for_names: Callable[[], bool],
         fetch: FetchAhead,
-        most_bytes: int | None = None,
+        most_bytes: int,
     ) -> None:
         """At most `most` pushes wait for the source at a time; `fetch` fetches what the store is to keep."""
         self._fetch = fetch
@@ -163,9 +163,9 @@ class PushAhead:
         self._pusher = Pusher(options.mountpoint, at_a_time, threads, self._patience_s, self._answered, self._lost)
         self._counters = counters
         self._engine = cache.engine
-        self._most_bytes = most_bytes or min(MOST_BYTES, int(memory_bytes() * MEMORY_SHARE))
+        self._most_bytes = min(most_bytes, int(memory_bytes() * MEMORY_SHARE))
         self._orders: dict[int, _Order] = {}
-        self._fetching = self._requests = self._waiting_bytes = 0
+        self._fetching = self._requests = self.waiting_bytes = 0
         self._waiting: dict[PlannedReader, _Waiting] = {}
         # How many pushes of each sample no reader has taken yet.
         self._untaken: dict[int, int] = {}
@@ -256,7 +256,7 @@ class PushAhead:
         self._taken(node, done)
 
     def _taken(self, node: Node, done: Done) -> None:
-        self._waiting_bytes -= node.stat.size
+        self.waiting_bytes -= node.stat.size
         self._untaken[node.inode] -= 1
         if not self._untaken[node.inode]:
             del self._untaken[node.inode]
@@ -276,7 +276,7 @@ class PushAhead:
 
     def judge(self, node: Node) -> Admission:
         # One sample may wait, however large it is.
-        full = self._waiting_bytes and self._waiting_bytes + node.stat.size > self._most_bytes
+        full = self.waiting_bytes and self.waiting_bytes + node.stat.size > self._most_bytes
         return Admission.ENOUGH if full else Admission.PREFETCH
 
     def prefetch(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
@@ -372,7 +372,7 @@ class PushAhead:
     def _await(self, node: Node, reader: PlannedReader, position: int, done: Done, stored: bool) -> _Order:
         """Note that a sample will wait in the page cache."""
         insort(self._waiting_of(reader).samples, (position, node, done), key=itemgetter(0))
-        self._waiting_bytes += node.stat.size
+        self.waiting_bytes += node.stat.size
         self._untaken[node.inode] = self._untaken.get(node.inode, 0) + 1
         self._pushed.put(node.inode)
         requests = -(-node.stat.size // _REQUEST_BYTES)

@@ -163,6 +163,7 @@ def with_metrics(figures: Figures, counters: SharedCounters) -> dict[str, Any]:
     """The figures with the counters and gauges below `metrics`; a gauge has the value of the figure of its name."""
     totals = counters.totals()
     found = {**figures, **of_all_opens(totals), "uptime_seconds": figures["uptime_s"]}
+    found |= {f"memory_{name}": value or 0 for name, value in figures["memory"].items()}
     # A number where it is a truth, so that a program can add it up.
     gauges = {gauge.name: +found[gauge.name] for gauge in GAUGES}
     return {**figures, "metrics": {**totals, **gauges}}

@@ -16,6 +16,7 @@ from spiderfs.errors import ConfigError, StoreFull
 from spiderfs.metrics import GAUGES
 from spiderfs.options.model import Options
 from spiderfs.shared.bypass_terms import published_terms
+from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.open import open_source
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.slow import SLOW_SETTINGS
@@ -27,7 +28,7 @@ class NoReading(ReadProcess):
     """Nothing here reads content."""
 
     def __init__(self) -> None:
-        pass
+        self.in_flight = InFlight()
 
 
 CHANGE = {"capacity": "1MiB", "policy": "lru", "ttl": "7s", "substitute_when": "miss", "source.latency_ms": "3"}

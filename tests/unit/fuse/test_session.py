@@ -9,10 +9,12 @@ import socket
 import statistics
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
 import trio
+from mounting import eventually
 
 from spiderfs.daemon.restarts import REFUSED_AFTER
 from spiderfs.errors import Busy, DeadlyRequest, ReadOnly
@@ -108,6 +110,27 @@ def test_requests_are_answered_in_turn(kernel: Kernel) -> None:
     served = Served(kernel)
     served.until(lambda: kernel.ask_and_wait(3 * BURST))
     assert served.looked > 3 * BURST
+
+
+class Payload(bytearray):
+    """Bytes of which it can be seen whether someone holds them."""
+
+
+def test_a_task_that_rests_keeps_no_answer(kernel: Kernel) -> None:
+    """A READ's answer is a view of all bytes of its file: hundreds of resting tasks would hold hundreds of files."""
+    answers: list[weakref.ref[Payload]] = []
+
+    async def after_a_wait(inode: int, body: memoryview, caller: Caller, number: int) -> Body:
+        await trio.sleep(0)
+        payload = Payload(b"yes")
+        answers.append(weakref.ref(payload))
+        return memoryview(payload)
+
+    def ask() -> None:
+        kernel.ask_and_wait(1)
+        eventually(lambda: answers[0]() is None, PATIENCE_S / 2, "the end of the answer")
+
+    Served(kernel, after_a_wait).until(ask)
 
 
 def test_errors_and_unknown_requests_are_answered(kernel: Kernel) -> None:

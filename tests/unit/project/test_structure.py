@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("daemon.background", "daemon.cache_directory", "daemon.guard", "daemon.restarts", "daemon.pipes"),
     ("daemon.chosen_partition", "daemon.published_options"),
     ("daemon.context",),
-    ("daemon.caching", "daemon.deaths"),
+    ("daemon.caching", "daemon.deaths", "daemon.memory"),
     ("daemon.training.trainer",),
     ("daemon.training.plans",),
     ("daemon.training.connection", "daemon.training.job_datasets"),

@@ -17,7 +17,9 @@ from mounting import eventually, is_running
 from benchmarks.fakes import MemorySource
 from benchmarks.fakes.faulty_source import HANG, Faults, FaultySource
 from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
+from spiderfs.linux.memory import keep_freed_memory
 from spiderfs.sources import read_process
+from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.source import Source, Version
@@ -29,8 +31,14 @@ LONGEST = 3 << 20
 @contextmanager
 def reading(source: Source, limit: int = 4, deliver_to: int | None = None) -> Iterator[ReadProcess]:
     process = ReadProcess(source, limit, LONGEST, lambda: None, deliver_to)
-    try:
+    with ending(process):
         yield process
+
+
+@contextmanager
+def ending(process: ReadProcess) -> Iterator[None]:
+    try:
+        yield
     finally:
         os.kill(process.pid, signal.SIGKILL)
         os.waitpid(process.pid, 0)
@@ -95,6 +103,76 @@ def test_long_and_short_ones_share_a_slot() -> None:
             assert await process.read(b"x" * 5000, LONGEST, 5, version) == b""
             assert await process.read(b"x" * 5000, 0, LONGEST, version) == content
 
+        attended(process, test)
+
+
+def test_who_waits_for_the_next_read_keeps_no_bytes() -> None:
+    source, limit = MemorySource(), 8
+    version = source.add(b"file", bytes(LONGEST)).version
+    process = ReadProcess(source, limit, LONGEST, before=lambda: keep_freed_memory(1 << 20))
+
+    def taken_bytes() -> int:
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) << 10
+
+    async def test() -> None:
+        await process.read(b"file", 0, 1, version)
+        before = taken_bytes()
+        for _ in range(3):
+            async with trio.open_nursery() as nursery:
+                for _ in range(limit):
+                    nursery.start_soon(process.read, b"file", 1, LONGEST - 1, version)
+        assert taken_bytes() < before + 2 * LONGEST
+
+    with ending(process):
+        attended(process, test)
+
+
+def test_so_many_bytes_are_in_flight() -> None:
+    source, noted = MemorySource(), [0]
+    versions = {b"%d" % number: source.add(b"%d" % number, bytes(400_000)).version for number in range(12)}
+    large = source.add(b"large", bytes(LONGEST)).version
+    process = ReadProcess(source, 8, LONGEST, lambda: None, in_flight=InFlight(1_000_000, noted.append))
+
+    async def read(name: bytes) -> None:
+        assert len(await process.read(name, 0, 400_000, versions[name])) == 400_000
+
+    async def test() -> None:
+        async with trio.open_nursery() as nursery:
+            for name in versions:
+                nursery.start_soon(read, name)
+        assert (max(noted), noted[-1]) == (800_000, 0)
+        # One that is larger goes alone.
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, b"1")
+            nursery.start_soon(process.read, b"large", 0, LONGEST, large)
+            nursery.start_soon(read, b"2")
+        assert (max(noted), noted[-1]) == (LONGEST, 0)
+
+    with ending(process):
+        attended(process, test)
+
+
+def test_a_read_that_was_given_up_holds_up_no_other() -> None:
+    faults, memory = Faults.made(), MemorySource()
+    version = memory.add(b"x", b"content").version
+    process = ReadProcess(FaultySource(memory, faults), 4, LONGEST, lambda: None, in_flight=InFlight(7))
+
+    async def test() -> None:
+        faults.set(HANG, 1)
+        with trio.move_on_after(0.05):
+            await process.read(b"x", 0, 7, version)
+        with trio.move_on_after(0.05):
+            # Its turn has come, and this one hangs too.
+            await process.read(b"x", 0, 7, version)
+        assert len(process._tasks) == 2
+        faults.set(HANG, 0)
+        assert await process.read(b"x", 0, 7, version) == b"content"
+        while process._tasks:
+            await trio.sleep(0.001)
+        assert process.in_flight.held_bytes == 0
+
+    with ending(process):
         attended(process, test)
 
 

@@ -21,6 +21,7 @@ from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.errors import SourceChanged, SourceTimeout, SourceUnavailable, StoreCorrupt, StoreError, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.in_flight import InFlight
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.store import BLOCK_BYTES, Content, ContentKey, Keep
 from spiderfs.vfs import fetcher as module
@@ -668,12 +669,12 @@ def test_one_that_does_not_fit_on_the_disk_costs_the_others_nothing(
 
 
 def test_who_fetches_more_than_may_wait_waits_for_room(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.vfs.landing.WAITING_BYTES", 100)
     monkeypatch.setattr("spiderfs.vfs.landing.ENTRY_BYTES", 0)
     held: list[int] = []
 
     async def test() -> None:
-        landing = Landing(harness.content, 0.0)
+        noted: list[int] = []
+        landing = Landing(harness.content, 0.0, 100, InFlight(note=noted.append))
 
         async def put(number: int) -> None:
             await landing.put(ContentKey(number), bytes(60), lambda _: None)
@@ -684,6 +685,8 @@ def test_who_fetches_more_than_may_wait_waits_for_room(harness: Harness, monkeyp
                 nursery.start_soon(put, number)
         await landing.drain()
         assert max(held) <= 100 + 60
+        # Those that waited were in flight.
+        assert (max(noted), noted[-1]) == (18 * 60, 0)
         assert all(harness.content.has(ContentKey(number)) for number in range(20))
 
     run(test)

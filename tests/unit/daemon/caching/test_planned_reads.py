@@ -25,6 +25,7 @@ from spiderfs.fuse.wire import _STORE, OUT_HEADER, store
 from spiderfs.metrics import SharedCounters
 from spiderfs.shared.flights import MANAGER, Flights
 from spiderfs.sources.client import SourceClient, SourceLimits
+from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.sources.source import Version
@@ -58,6 +59,8 @@ class Harness:
         for path in (self.root, self.cache_path):
             path.mkdir()
         source = Source(os.fspath(self.root))
+        in_flight = InFlight(500_000, lambda held_bytes: self.in_flight.append(held_bytes))
+        self.in_flight = [0]
         self.flights = Flights(1)
         self.reading = ReadProcess(
             source,
@@ -66,6 +69,7 @@ class Harness:
             self.kernel.close,
             ours.fileno(),
             seal=RecordWriter(self.cache_path),
+            in_flight=in_flight,
             awaited=self.flights.awaited,
         )
         ours.close()
@@ -246,6 +250,18 @@ def test_the_slot_of_a_read_that_is_given_up_is_free_once_its_bytes_are_with_the
         with trio.fail_after(10):
             while harness.reading.room != 8:
                 await trio.sleep(0.005)
+
+    run(harness, test)
+
+
+def test_no_more_bytes_are_in_flight_than_may_be(harness: Harness) -> None:
+    nodes = [harness.add(f"{number}", 200_000) for number in range(6)]
+
+    async def test() -> None:
+        harness.begin(*nodes)
+        results = await harness.all_ended(*nodes)
+        assert all(result is None or result.where == FETCHED for result in results)
+        assert (max(harness.in_flight), harness.in_flight[-1]) == (400_000, 0)
 
     run(harness, test)
 

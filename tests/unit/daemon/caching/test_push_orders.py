@@ -178,7 +178,7 @@ def test_what_was_read_sooner_than_it_was_pushed_for_waits_no_more(harness: Harn
             harness.node(position + 1), harness.reader, position, lambda node, reader, result: None
         )
         harness.tell(position + 1)
-    assert harness.backend._waiting_bytes == 8 * SIZE
+    assert harness.backend.waiting_bytes == 8 * SIZE
     for position in range(6):
         harness.reader.epoch.swap(position, 50 + position)
     harness.reader.progressed(6, 6, 0.0)
@@ -186,10 +186,10 @@ def test_what_was_read_sooner_than_it_was_pushed_for_waits_no_more(harness: Harn
     # The other job has ended; what has changed places stays so.
     harness.reader.exchanges = False
     harness.backend.look((harness.reader,), again=True, idle=False)
-    assert harness.backend._waiting_bytes == 2 * SIZE
+    assert harness.backend.waiting_bytes == 2 * SIZE
     harness.reader.progressed(58, 58, 0.0)
     harness.backend.look((harness.reader,), again=False, idle=False)
-    assert harness.backend._waiting_bytes == 0
+    assert harness.backend.waiting_bytes == 0
 
 
 def test_one_file_is_pushed_however_large_it_is(tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_what_waits_for_an_epoch_that_begins_goes_on_waiting(tmp_path: Path) -> 
     assert drawn.ordered == [1, 2, 3, 4, 5], "the second draw of 1 was passed by"
     drawn.engine.plan(1, "train", PlannedEpoch(1, first.keys, first.index_of, later[0].order), 0.0, begun=True)
     drawn.look()
-    assert backend._waiting_bytes == 4 * SIZE, "the second draw of 1 came into its turn"
+    assert backend.waiting_bytes == 4 * SIZE, "the second draw of 1 came into its turn"
     assert [inode in pushed for inode in range(1, 6)] == [True, False, True, True, True]
     assert drawn.ordered == [1, 2, 3, 4, 5, 1]
     prefetch_all()
@@ -458,7 +458,7 @@ def test_what_waits_for_an_epoch_that_begins_goes_on_waiting(tmp_path: Path) -> 
     # Another epoch than the one that was foreseen: nothing of it waits.
     drawn.engine.plan(1, "train", PlannedEpoch(2, first.keys, first.index_of, np.array([0, 1])), 0.0, begun=True)
     drawn.look()
-    assert backend._waiting_bytes == 0
+    assert backend.waiting_bytes == 0
     assert not any(inode in pushed for inode in range(1, 6))
 
 
@@ -580,7 +580,7 @@ def test_what_comes_together_waits_in_the_store_while_the_page_cache_has_enough(
     harness.reader.progressed(1, 1, 0.0)
     backend.look((harness.reader,), again=False, idle=False)
     assert harness.pusher.ordered[9:] == [1, 2]
-    assert backend._waiting_bytes == MOST_BYTES
+    assert backend.waiting_bytes == MOST_BYTES
 
 
 def test_what_is_on_its_way_into_the_store_comes_with_no_neighbours(harness: Harness) -> None:
@@ -602,11 +602,11 @@ def test_what_the_store_keeps_is_given_to_the_kernel_by_who_fetches_it(harness: 
     harness.together.done(harness.node(1), harness.reader, PrefetchResult(FETCHED, SIZE, 0.1, placed=True, pushed=True))
     assert [(inode, found.where, found.failed) for inode, found in harness.done] == [(1, FETCHED, False)]
     assert (harness.backend.under_way, harness.backend.is_ready(1)) == (0, True)
-    assert harness.backend._waiting_bytes == SIZE
+    assert harness.backend.waiting_bytes == SIZE
     assert harness.counters.value("pushed") == 1
     harness.reader.progressed(1, 1, 0.0)
     harness.backend.look((harness.reader,), again=False, idle=False)
-    assert harness.backend._waiting_bytes == 0
+    assert harness.backend.waiting_bytes == 0
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["a file that it does not know", "no room in the store"])

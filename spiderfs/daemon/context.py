@@ -186,8 +186,10 @@ class MountContext:
         return wiped
 
     def asks_for_names(self) -> bool:
-        """Whether the kernel asks a worker for each name, since readers may be given substitutes."""
-        return any(index + 1 in self.names_asked for index in range(self.options.workers))
+        """Whether the kernel asks a worker for each name, or soon may, since readers may be given substitutes."""
+        return not self.notice.taken_over() or any(
+            index + 1 in self.names_asked for index in range(self.options.workers)
+        )
 
     def row(self, index: int) -> Counters:
         return self.counters.row(index)

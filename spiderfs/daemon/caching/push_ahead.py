@@ -169,6 +169,8 @@ class PushAhead:
         self._waiting: dict[PlannedReader, _Waiting] = {}
         # How many pushes of each sample no reader has taken yet.
         self._untaken: dict[int, int] = {}
+        # Those of them that the kernel had already, perhaps by an order that was lost: its READ may be reported yet.
+        self._unreported: set[int] = set()
         # The same for workers. A manager before this one may have had others.
         self._pushed, self._passing = pushed, passing
         for slots in (pushed, passing):
@@ -260,6 +262,7 @@ class PushAhead:
         self._untaken[node.inode] -= 1
         if not self._untaken[node.inode]:
             del self._untaken[node.inode]
+            self._unreported.discard(node.inode)
             self._pushed.discard(node.inode)
             if self._reader_passed_by(node.inode) is not None:
                 self._passed.append((node, done))
@@ -320,11 +323,15 @@ class PushAhead:
         """A sample has come that was to be given to the kernel."""
         self._coming.discard(node.inode)
         self._requested.discard(node.inode)
-        if result.pushed:
-            self._counters.add("pushed")
-        elif result.where is None or node.inode not in self._untaken:
+        if result.where is None:
             self._pushed.discard(node.inode)
             self._unserve(order)
+        elif node.inode not in self._untaken:
+            # The kernel has dropped what waited, and perhaps this too; meanwhile it was passed by as one that comes.
+            self._unserve(order)
+            self.looks_again = True
+        elif result.pushed:
+            self._counters.add("pushed")
         else:
             # The kernel does not know the file, or the store has no room.
             if result.placed or result.failed:
@@ -405,7 +412,8 @@ class PushAhead:
             order = self._pop(access.inode)
             # There may be two events of a file: if a look-up had to fetch it, or another READ than the first one did.
             # The second one ends no order.
-            late = order is None and access.inode in self._untaken
+            late = order is None and access.inode in self._untaken and access.inode not in self._unreported
+            self._unreported.discard(access.inode)
             if pushed and where is not None and (order is not None or (where == FETCHED and not late)):
                 self._counters.add("pushed")
             if order is None:
@@ -424,7 +432,9 @@ class PushAhead:
         if order is None:
             return
         failed = outcome != IN_MEMORY
-        if failed:
+        if not failed:
+            self._unreported.add(inode)
+        else:
             log.debug("%s could not be pushed: %s", os.fsdecode(order.node.path), os.strerror(outcome))
         self._done(order, PrefetchResult(None if failed else HIT, failed=failed))
 

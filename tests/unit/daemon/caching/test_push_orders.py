@@ -639,3 +639,31 @@ def test_a_kernel_that_asks_for_each_name_is_given_nothing(harness: Harness) -> 
     harness.backend._asks_for_names = lambda: True
     assert harness.push(1) == [1]
     assert harness.together.given == []
+
+
+def test_what_was_being_fetched_for_the_kernel_when_that_forgot_its_pages_is_pushed(harness: Harness) -> None:
+    harness.together.pushes = True
+    harness.push(1)
+    harness.tell(0, where=FORGOTTEN)
+    harness.backend.look((harness.reader,), again=True, idle=False)
+    assert harness.backend.is_resident(1), "it is passed by while it is on its way"
+    assert not harness.backend.looks_again
+    assert harness.together.done is not None
+    harness.together.done(harness.node(1), harness.reader, PrefetchResult(FETCHED, SIZE, 0.1, placed=True, pushed=True))
+    assert harness.backend.looks_again
+    assert not harness.backend.is_resident(1)
+
+
+def test_the_read_of_an_order_that_was_lost_counts_though_the_kernel_had_the_file_for_the_next(
+    harness: Harness,
+) -> None:
+    harness.push(1)
+    harness.backend._lost()
+    harness.backend.look((harness.reader,), again=True, idle=False)
+    harness.pusher.ordered.clear()
+    assert harness.push(1) == [1]
+    harness.backend._answered(1, IN_MEMORY)
+    assert harness.tell(1) == [1], "it has landed"
+    assert harness.counters.value("pushed") == 1
+    harness.tell(1)
+    assert harness.counters.value("pushed") == 1, "once"

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import intervals
 from benchmarks.common.results import ROOT, spread
-from benchmarks.serving import never_slower as matrix
 from benchmarks.serving.stall_report import Run as StallRun
 from benchmarks.serving.stall_report import against, of_case
 from benchmarks.training.systems_report import Trainings
@@ -524,16 +523,16 @@ class Rendered(NamedTuple):
 
 def never_slower(result: Result) -> str:
     """Of each source and file size the least multiple over the numbers of loader workers, by epoch."""
-    settings, ways = matrix.settings_of(result), result["extent"]["ways"]
+    settings, extent = {row["setting"]: row for row in result["settings"]}, result["extent"]
     rows = []
     for place in dict.fromkeys(setting.rpartition(", ")[0] for setting in settings):
         ran = [cells for setting, cells in settings.items() if setting.rpartition(", ")[0] == place]
         row = [place]
-        for way in ways:
-            least = [min(median(cells[f"{way}: {epoch}"]["times"]) for cells in ran) for epoch in matrix.EPOCHS]
+        for way in extent["ways"]:
+            least = [min(median(cells[f"{way}: {epoch}"]["times"]) for cells in ran) for epoch in extent["epochs"]]
             row.append(" / ".join(f"{times:.2f}" if times >= 1 else f"**{times:.2f}**" for times in least))
         rows.append(row)
-    return markdown(["", *ways], rows)
+    return markdown(["", *extent["ways"]], rows)
 
 
 TABLES = {

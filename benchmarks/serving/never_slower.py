@@ -226,7 +226,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     sizes = arguments.sizes or (["110 kB"] if arguments.quick else list(SIZES))
     sources = arguments.sources or (["0 ms", "5 ms"] if arguments.quick else list(SOURCES))
     workers = arguments.workers or (["4"] if arguments.quick else list(WORKERS))
-    result: dict[str, Any] = {"machine": machine(), "extent": {"rounds": rounds, "ways": ways}}
+    result: dict[str, Any] = {"machine": machine(), "extent": {"rounds": rounds, "ways": ways, "epochs": list(EPOCHS)}}
     settings: dict[str, dict[str, Cell]] = {}
     if arguments.json is not None and arguments.json.exists():
         kept = json.loads(arguments.json.read_text())

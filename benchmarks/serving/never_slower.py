@@ -209,7 +209,7 @@ def plot(settings: dict[str, dict[str, Cell]], ways: list[str], path: Path) -> N
         axis.imshow(np.log2(times), cmap="RdBu", norm=norm, aspect="auto")
         for text in axis.texts:
             x, y = map(int, text.get_position())
-            text.set(ha="center", va="center", color="white" if times[y, x] > FASTEST / 2 else "black")
+            text.set(ha="center", va="center", color="black" if 0.6 < times[y, x] < FASTEST / 2 else "white")
         axis.set_title(f"{way}: {epoch}", fontsize=9)
         axis.set_xticks(range(len(workers)), [count.removesuffix(" workers") for count in workers], fontsize=7)
         axis.set_yticks(range(len(places)), places if not column else [""] * len(places), fontsize=7)

@@ -415,7 +415,7 @@ class ReadProcess:
         nothing of its end. While nothing is being read there are none, and no one looks.
         """
         while ended_status(self.pid) is None:
-            if not self._tasks and not self._sealing:
+            if not (self._tasks or self._sealing or self._pushing):
                 await self._reading.park()
             await trio.sleep(_WATCH_INTERVAL_S)
         raise SourceUnavailable("the process that reads from the source was killed while it waited there")

@@ -71,14 +71,14 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of this checkout, with "-dirty" if files have changed since."""
-    described = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return described.stdout.strip()
+    """The commit of this checkout, with "-dirty" if other files than kept results have changed since."""
+
+    def git(*words: str) -> str:
+        run = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
+        return run.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/results")
+    return git("describe", "--always", "--abbrev=10") + ("-dirty" if changed else "")
 
 
 def save(path: Path | None, result: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ import statistics
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ from benchmarks.common.results import machine, plain_table, save
 from benchmarks.common.walking import walk
 from benchmarks.serving import process_cost
 from benchmarks.serving.peers import mounted
-from benchmarks.serving.readers import READ_BYTES, open_read_close
+from benchmarks.serving.readers import open_read_close
 from benchmarks.serving.serve import FileSet, made_files
 from benchmarks.serving.workloads import children_seconds, loaders, published_epochs, reading
 from spiderfs.sources.local import LocalSource
@@ -139,7 +140,7 @@ def measured(
                 begin = stack.enter_context(published_epochs(peer.root, orders)) if WAYS[way].planned else None
                 for epoch, order in enumerate(orders):
                     before_s = children_seconds() + process_cost.cpu_seconds(peer.processes())
-                    read = reading(peer, read_and_drop if capacity else open_read_close)
+                    read = reading(peer, partial(open_read_close, drops_pages=capacity is not None))
                     rate = loaders(order, read, begin(epoch) if begin else None, workers)
                     cpu_s = children_seconds() + process_cost.cpu_seconds(peer.processes()) - before_s
                     if capacity is None or epoch:
@@ -147,19 +148,6 @@ def measured(
                         add(f"{way}: {which}", rate, cpu_s, base, len(names))
             shutil.rmtree(place, ignore_errors=True)
     return cells
-
-
-def read_and_drop(path: bytes) -> int:
-    """Read a file, and have the kernel drop its pages."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        total = 0
-        while count := len(os.read(descriptor, READ_BYTES)):
-            total += count
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        return total
-    finally:
-        os.close(descriptor)
 
 
 def shown(cell: Cell) -> str:

@@ -42,13 +42,18 @@ class Reading:
         return float(np.percentile(self.latencies_ns, percent)) / 1000
 
 
-def open_read_close(path: bytes) -> int:
-    """The system calls of a data loader reading one sample, without Python's file object around them."""
+def open_read_close(path: bytes, drops_pages: bool = False) -> int:
+    """The system calls of a data loader reading one sample, without Python's file object around them.
+
+    `drops_pages`: the kernel forgets the file's pages, as where the data are larger than memory.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         total = 0
         while count := len(os.read(descriptor, READ_BYTES)):
             total += count
+        if drops_pages:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         return total
     finally:
         os.close(descriptor)

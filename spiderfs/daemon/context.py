@@ -22,6 +22,7 @@ from spiderfs.daemon.chosen_partition import Partition, chosen_partition
 from spiderfs.daemon.pipes import open_pipe
 from spiderfs.daemon.restarts import REFUSED_AFTER
 from spiderfs.errors import MountError, StoreError
+from spiderfs.fuse.kernel import Kernel
 from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.fuse.session import MAX_WAITING
 from spiderfs.linux import steady_clock
@@ -197,17 +198,18 @@ class MountContext:
     def reading(
         self,
         row: int,
-        before: Callable[[], object] = lambda: None,
-        deliver_to: int | None = None,
+        kernel: Kernel,
+        delivers: bool,
         cautious: bool = False,
     ) -> ReadProcess:
         """Fork the reading process of the process with this row of counters.
 
         Call this before any thread is made and before a store is opened.
-        The reading process calls `before` first. It writes answers to requests that wait for the bytes, and what it
-        pushes, to `deliver_to`, the FUSE descriptor. `cautious`: see `ReadProcess`.
+        One that `delivers` keeps the FUSE descriptor, where there is one, and writes answers to requests that wait for
+        the bytes to it, and what it pushes; any other leaves the kernel. `cautious`: see `ReadProcess`.
         """
         options = self.options
+        deliver_to = kernel.descriptor if delivers else None
         longest = max(unknown_length(options.sample_max_bytes), BLOCK_BYTES)
         makers = MakerPool(options.view_workers, options.sample_max_bytes, options.view_pixels)
         # A row of its own: two processes that add to one row could lose a count.
@@ -231,7 +233,7 @@ class MountContext:
             source,
             at_a_time,
             longest,
-            before,
+            kernel.leave if deliver_to is None else lambda: None,
             deliver_to,
             cautious,
             writer,

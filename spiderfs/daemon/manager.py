@@ -80,10 +80,7 @@ async def manage(context: MountContext, kernel: Kernel) -> None:
     """Run until SIGTERM, then write down what the next mount should know."""
     if context.options.memory_limit is not None:
         keep_freed_memory(context.memory.freed)
-    if context.options.immutable and kernel.descriptor is not None:
-        reading = context.reading(MANAGER_ROW, deliver_to=kernel.descriptor)
-    else:
-        reading = context.reading(MANAGER_ROW, before=kernel.leave)
+    reading = context.reading(MANAGER_ROW, kernel, delivers=context.options.immutable)
     kernel.leave()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reading.attend)

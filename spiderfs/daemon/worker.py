@@ -50,10 +50,7 @@ async def work(context: MountContext, kernel: Kernel, index: int, again: bool = 
     sole = context.options.workers == 1 and not counters.value("process_starts")
     immutable = context.options.immutable
     # A READ is answered without knowing anything of handles.
-    if (sole or immutable) and kernel.descriptor is not None:
-        reading = context.reading(FIRST_WORKER_ROW + index, deliver_to=kernel.descriptor, cautious=again)
-    else:
-        reading = context.reading(FIRST_WORKER_ROW + index, before=kernel.leave, cautious=again)
+    reading = context.reading(FIRST_WORKER_ROW + index, kernel, delivers=sole or immutable, cautious=again)
     handles = Handles(sole)
     layout = context.layout
     supply = context.supply(

@@ -73,7 +73,7 @@ class PlannedReads:
         self._waiting: deque[tuple[Node, Ended, bool]] = deque()
         self._under_way: dict[int, _Flight] = {}
         """By the slot of the reading process."""
-        self._pushing: dict[int, tuple[_Flight, PrefetchResult]] = {}
+        self._pushing: dict[int, tuple[Ended, PrefetchResult]] = {}
         """What has come, and is given to the kernel, by slot."""
         reading.sealed, reading.pushed = self._have_come, self._has_pushed
         flights.clear()
@@ -204,12 +204,12 @@ class PlannedReads:
         for (flight, read), where in zip(come, landed, strict=True):
             result = PrefetchResult(where, flight.size, read.took_s, where not in (FETCHED, HIT), placed=True)
             if flight.push:
-                self._pushing[read.slot] = flight, result
+                self._pushing[read.slot] = flight.ended, result
             else:
                 flight.ended(result)
 
     def _has_pushed(self, slot: int, pushed: bool) -> None:
         # What was given up has none.
         if (waiting := self._pushing.pop(slot, None)) is not None:
-            flight, result = waiting
-            flight.ended(result._replace(pushed=pushed))
+            ended, result = waiting
+            ended(result._replace(pushed=pushed))

@@ -290,11 +290,13 @@ class PushAhead:
     def _fetch_into_store(self, node: Node, reader: PlannedReader, position: int, done: Done) -> int:
         """Have a sample fetched that the store is to keep, and its neighbours; returns the bytes, 0 if it is pushed."""
         fetch, inode, now_s = self._fetch, node.inode, steady_clock.now()
-        # Pending samples of jobs may be on their way already; what is resident there is in the store, too.
-        if inode in self._untaken or fetch.is_resident(inode) or len(self._requested) >= fetch.concurrency.most:
+        if inode in self._untaken or inode in self._engine.members or len(self._requested) >= fetch.concurrency.most:
             return 0
         # The store has to take it until it is pushed.
         if not self._engine.would_keep(inode, node.stat.size):
+            return 0
+        # Pending samples of jobs may be on their way already. This looks into the store, so it comes last.
+        if fetch.is_resident(inode):
             return 0
 
         def is_resident(inode: int) -> bool:
@@ -432,10 +434,10 @@ class PushAhead:
         if order is None:
             return
         failed = outcome != IN_MEMORY
-        if not failed:
-            self._unreported.add(inode)
-        else:
+        if failed:
             log.debug("%s could not be pushed: %s", os.fsdecode(order.node.path), os.strerror(outcome))
+        else:
+            self._unreported.add(inode)
         self._done(order, PrefetchResult(None if failed else HIT, failed=failed))
 
     def _done(self, order: _Order, result: PrefetchResult) -> None:

@@ -102,6 +102,8 @@ FORMATS = {
     "spiderfs": "spiderfs",
     "planned": "**with a plan**",
     "immutable planned": "**immutable with a plan**",
+    "spdl": "plain files, SPDL's 32 threads",
+    "spdl, immutable": "immutable, SPDL's 32 threads, no plan",
     "mosaicml": "MosaicML Streaming",
     "litdata": "LitData",
     "webdataset": "WebDataset",
@@ -126,7 +128,7 @@ def streaming_formats(result: Result) -> str:
         small = ", ".join(f"{median(one[epoch] for one in found):,.0f}" for epoch in ("first", "second") if found)
         if system == "webdataset":
             small += " (keeps everything)"
-        rows.append([*cells, f"{second:,.0f}", f"{whole_s:.1f}", "" if system == "direct" else small])
+        rows.append([*cells, f"{second:,.0f}", f"{whole_s:.1f}", "" if system in ("direct", "spdl") else small])
     headings = ["images/s", "first epoch", "x MosaicML", "x LitData", "second", "whole s", "20 % cached: first, second"]
     return markdown(headings, rows)
 

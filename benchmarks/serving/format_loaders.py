@@ -3,11 +3,12 @@
     python -m benchmarks.serving.format_loaders convert FORMAT PHOTOS INTO    writes the photos in a format, as shards
     python -m benchmarks.serving.format_loaders read TASK                     reads two epochs; TASK is JSON
 
-Either prints a line of JSON. All loaders have two workers, batches of 64 and a new order in each epoch, and get the
-bytes of a JPEG, which `decoded` makes into pixels. A format reads a slow source by its own support for remote stores: a
-downloader of MosaicML's and of LitData's, a scheme of WebDataset's. These ask the `SlowSource` from which plain loaders
-and mounts read too, in the loader's own processes, so the delay takes no processor time from anybody; each whole shard
-is one request. LitData's is registered as s3://, because LitData takes short cuts for whatever it trusts to be local.
+Either prints a line of JSON. All loaders have two workers (SPDL's 32 threads), batches of 64 and a new order in each
+epoch, and get the bytes of a JPEG, which `decoded` makes into pixels. A format reads a slow source by its own support
+for remote stores: a downloader of MosaicML's and of LitData's, a scheme of WebDataset's. These ask the `SlowSource`
+from which plain loaders and mounts read too, in the loader's own processes, so the delay takes no processor time from
+anybody; each whole shard is one request. LitData's is registered as s3://, because LitData takes short cuts for
+whatever it trusts to be local.
 
 Streaming formats have environments of their own (benchmarks/install-peers), where much of spiderfs cannot be imported:
 this module needs PyTorch, Pillow, NumPy and msgpack alone.
@@ -21,7 +22,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -44,6 +45,8 @@ SHARD_BYTES = 4_000_000
 MOST_BYTES = 1 << 40
 # WebDataset shuffles the order of its shards, and then within a buffer of so many samples.
 SHUFFLE_BUFFER = 1000
+# Many more than cores, as where threads mostly wait for the source.
+SPDL_THREADS = 32
 
 
 @dataclass(frozen=True)
@@ -138,12 +141,15 @@ def read_once(path: str) -> bytes:
     return content
 
 
-def files(task: Task) -> Iterable[Any]:
+def photos_of(task: Task) -> Photos:
     if task.faults is None:
-        photos = Photos(index(Path(task.data)), read_once if task.drops_pages else read_file, task.decodes)
-    else:
-        remote = Remote(task.data, task.faults)
-        photos = Photos(remote.index(), remote.read)
+        return Photos(index(Path(task.data)), read_once if task.drops_pages else read_file, task.decodes)
+    remote = Remote(task.data, task.faults)
+    return Photos(remote.index(), remote.read)
+
+
+def files(task: Task) -> Iterable[Any]:
+    photos = photos_of(task)
     # With a generator of its own the loader's next epoch can be planned early.
     loader = DataLoader(photos, shuffle=True, generator=torch.Generator(), **_options(task))
     if task.pool is not None:
@@ -223,12 +229,34 @@ def webdataset(task: Task) -> Iterable[Any]:
     return DataLoader(photos.map(lambda sample: decoded(sample["jpg"])), **_options(task))
 
 
+class Threads:
+    """SPDL's loader over plain files: threads of one process, which read and decode a file each."""
+
+    def __init__(self, task: Task) -> None:
+        self._photos, self._batch = photos_of(task), task.batch
+
+    def __iter__(self) -> Iterator[Tensor]:
+        from spdl.dataloader import DataLoader as ThreadedLoader
+
+        order = torch.randperm(len(self._photos)).tolist()
+        return iter(
+            ThreadedLoader(
+                order,
+                preprocessor=self._photos.__getitem__,
+                aggregator=torch.stack,
+                batch_size=self._batch,
+                num_threads=SPDL_THREADS,
+            )
+        )
+
+
 def _options(task: Task) -> dict[str, Any]:
     return {"batch_size": task.batch, "num_workers": LOADER_WORKERS, "persistent_workers": True}
 
 
 LOADERS: dict[str, Callable[[Task], Iterable[Any]]] = {
     "files": files,
+    "spdl": Threads,
     "mosaicml": mosaicml,
     "litdata": litdata,
     "webdataset": webdataset,

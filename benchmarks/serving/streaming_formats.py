@@ -1,7 +1,7 @@
 """How a first and a second epoch through a mount compare with streaming formats, which need a conversion.
 
-    .venv-dev/bin/python -m benchmarks.serving.streaming_formats                 thirteen minutes
-    .venv-dev/bin/python -m benchmarks.serving.streaming_formats --quick         under a minute, without formats
+    .venv-dev/bin/python -m benchmarks.serving.streaming_formats                 twenty minutes
+    .venv-dev/bin/python -m benchmarks.serving.streaming_formats --quick         under a minute, without peers
 
 1,000 photos in 100 folders are read twice, each time in a new order, by a loader with two workers that decode, crop to
 224 x 224 and flip alike (`benchmarks.serving.format_loaders`). Nothing is trained. The cases:
@@ -15,6 +15,8 @@ Systems take turns round by round, each in a process of its own with an empty ca
     direct               plain files: the loader's workers ask the slow source, a file at a time
     spiderfs, planned    a mount of the source; the loader lists it as ImageFolder does, and has published its plan
     immutable planned    the same with -o immutable
+    spdl                 plain files: SPDL's loader, whose 32 threads ask the slow source
+    spdl, immutable      the same loader over a mount, without a plan
     mosaicml, litdata, webdataset
                          converted beforehand to shards of 4 MB, which each gets from the slow source by its own support
                          for remote stores, a shard a request. WebDataset shuffles shards and a buffer alone.
@@ -28,7 +30,7 @@ that it has read from a mount, since pages are no part of a capacity. A ratio is
 round.
 
 Formats and loaders have an environment of their own, .peers, which benchmarks/install-peers makes. With --quick the
-loaders run in .venv-dev instead, unless --systems names a format.
+loaders run in .venv-dev instead, unless --systems names a peer.
 """
 
 from __future__ import annotations
@@ -102,9 +104,11 @@ SYSTEMS = {
     "spiderfs": System(mount_options=""),
     "planned": System(mount_options="", planned=True),
     "immutable planned": System(mount_options=",immutable=on", planned=True),
+    "spdl": System("spdl"),
+    "spdl, immutable": System("spdl", mount_options=",immutable=on"),
     **{name: System(name) for name in FORMATS},
 }
-WITHOUT_FORMATS = tuple(name for name in SYSTEMS if name not in FORMATS)
+WITHOUT_PEERS = tuple(name for name, system in SYSTEMS.items() if system.loader == "files")
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ def measured(system: System, case: Case, data: Data, scratch: Path, python: Path
     """Two epochs of a system with an empty cache; `scratch` does not exist yet."""
     most_bytes = None if case.cached_share is None else int(case.cached_share * data.total_bytes)
     cache = scratch / "cache"
-    photos = data.photos if system.loader == "files" else data.shards / system.loader
+    photos = data.shards / system.loader if system.loader in FORMATS else data.photos
     task = Task(system.loader, str(photos), str(cache), planned=system.planned)
     if system.mount_options is not None:
         capacity = most_bytes or int(ROOMY * data.total_bytes)
@@ -206,10 +210,11 @@ def loaders(python: Path, *words: str) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     count, rounds = arguments.extent.images, arguments.extent.rounds
-    systems = arguments.systems or (WITHOUT_FORMATS if arguments.quick else tuple(SYSTEMS))
+    systems = arguments.systems or (WITHOUT_PEERS if arguments.quick else tuple(SYSTEMS))
     cases = arguments.cases or (("remote",) if arguments.quick else tuple(CASES))
     formats = [name for name in systems if name in FORMATS]
-    python = python_of_peers() if formats or not arguments.quick else Path(sys.executable)
+    needs_peers = not arguments.quick or any(name not in WITHOUT_PEERS for name in systems)
+    python = python_of_peers() if needs_peers else Path(sys.executable)
     figures: dict[str, dict[str, list[Reading]]] = {}
     with scratch_directory("formats") as scratch:
         names = make_images(scratch / "photos", arguments.data, count, -(-count // FOLDERS))
@@ -249,6 +254,6 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
 if __name__ == "__main__":
     program = command_line(__doc__, FULL, QUICK)
     add_data(program, HELP)
-    add_names(program, "--systems", SYSTEMS, "systems (default all, quick without formats)")
+    add_names(program, "--systems", SYSTEMS, "systems (default all, quick those without peers)")
     add_names(program, "--cases", CASES, "cases (default all, quick remote)")
     main(run, program)

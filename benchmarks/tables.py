@@ -103,7 +103,7 @@ FORMATS = {
     "planned": "**with a plan**",
     "immutable planned": "**immutable with a plan**",
     "spdl": "plain files, SPDL's 32 threads",
-    "spdl, immutable": "immutable, SPDL's 32 threads, no plan",
+    "spdl immutable": "immutable, SPDL's 32 threads, no plan",
     "mosaicml": "MosaicML Streaming",
     "litdata": "LitData",
     "webdataset": "WebDataset",

@@ -16,7 +16,7 @@ Systems take turns round by round, each in a process of its own with an empty ca
     spiderfs, planned    a mount of the source; the loader lists it as ImageFolder does, and has published its plan
     immutable planned    the same with -o immutable
     spdl                 plain files: SPDL's loader, whose 32 threads ask the slow source
-    spdl, immutable      the same loader over a mount, without a plan
+    spdl immutable       the same loader over a mount, without a plan
     mosaicml, litdata, webdataset
                          converted beforehand to shards of 4 MB, which each gets from the slow source by its own support
                          for remote stores, a shard a request. WebDataset shuffles shards and a buffer alone.
@@ -105,7 +105,7 @@ SYSTEMS = {
     "planned": System(mount_options="", planned=True),
     "immutable planned": System(mount_options=",immutable=on", planned=True),
     "spdl": System("spdl"),
-    "spdl, immutable": System("spdl", mount_options=",immutable=on"),
+    "spdl immutable": System("spdl", mount_options=",immutable=on"),
     **{name: System(name) for name in FORMATS},
 }
 WITHOUT_PEERS = tuple(name for name, system in SYSTEMS.items() if system.loader == "files")

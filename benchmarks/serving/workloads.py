@@ -430,10 +430,14 @@ def ends_of_reads(
     processes = [context.Process(target=load, args=(start,)) for start in range(count)]
     for process in processes:
         process.start()
-    while come is not None and any(process.is_alive() for process in processes):
-        come(min(count * (max(counts) + IN_HAND), len(names)), count * min(counts))
-        time.sleep(REPORTED_EVERY_S)
-    found: list[list[float]] = [results.get() for _ in processes]
+    found: list[list[float]] = []
+    while len(found) < count:
+        if come is not None and results.empty():
+            come(min(count * (max(counts) + IN_HAND), len(names)), count * min(counts))
+            time.sleep(REPORTED_EVERY_S)
+        else:
+            # At once: a full pipe holds up the readers.
+            found.append(results.get())
     for process in processes:
         process.join()
     begin = min(times[0] for times in found)

@@ -11,6 +11,7 @@ import os
 import platform
 import resource
 import shutil
+import statistics
 import tempfile
 import textwrap
 import time
@@ -53,6 +54,9 @@ _READ_BYTES = 128 << 10
 # Names of a directory that are looked at for times in the future.
 _NAMES, _AHEAD_S = 200, 2.0
 _PATIENCE_S = 10.0
+# Files that are read to see how fast the source is, the most bytes of each, and the longest that this may take. Where a
+# file takes less than the last, readers in a mount's first epoch are slower (benchmarks/serving/never_slower.py).
+_TRIED, _TRIED_BYTES, _TRIED_S, _NEAR_S = 20, 1 << 20, 2.0, 1e-3
 # Linux has this number for the pid namespace of the machine itself (include/linux/proc_ns.h).
 _MACHINES_PIDS = "pid:[4026531836]"
 # spiderfs was written later, so the clock cannot be before it.
@@ -285,12 +289,52 @@ def _source(source: Path, cache: Path) -> Iterator[Finding]:
         yield Finding("source", "note", said)
     else:
         yield Finding("source", "ok", f"{below.fstype}, {below.source}")
+    yield from _speed(source)
     if ahead_s > _AHEAD_S:
         yield Finding(
             "source's clock",
             "note",
             f"files are dated {ahead_s:,.0f} s ahead: set the clocks of both machines, or files are cached late",
         )
+
+
+def _speed(source: Path) -> Iterator[Finding]:
+    """Whether a file of the source takes long enough that a cache pays."""
+    try:
+        times = within(_PATIENCE_S, lambda: list(_timed_files(source)))
+    except (TimeoutError, OSError):
+        # A finding before this one says so, or one file alone cannot be read.
+        return
+    if not times:
+        return
+    median_s = statistics.median(times)
+    said = f"{len(times)} files took {median_s * 1000:.2f} ms each"
+    if median_s < _NEAR_S:
+        said += ": a mount's first epoch is slower than that; run 'spiderfs bench' to see whether your loader waits"
+    yield Finding("speed", "note" if median_s < _NEAR_S else "ok", said)
+
+
+def _files(directory: Path | str) -> Iterator[str]:
+    """Files below a directory, of the first names of each directory alone: there may be millions."""
+    with os.scandir(directory) as names:
+        first = list(islice(names, _NAMES))
+    yield from (entry.path for entry in first if entry.is_file())
+    for entry in first:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(entry.path)
+
+
+def _timed_files(source: Path) -> Iterator[float]:
+    """The seconds that some files of a directory took, each read from where it lies and not from the page cache."""
+    ends_at = time.monotonic() + _TRIED_S
+    for path in islice(_files(source), _TRIED):
+        with open(path, "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            began = time.monotonic()
+            file.read(_TRIED_BYTES)
+            yield time.monotonic() - began
+        if time.monotonic() > ends_at:
+            return
 
 
 def _nfs(below: Mount) -> Iterator[Finding]:

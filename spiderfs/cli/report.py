@@ -29,6 +29,8 @@ _HITS_HERE = (
     "Hits are here what the cache still held. Above they are all reads that did not wait, so also those that a plan had"
     " fetched ahead and, in an immutable mount, those that the page cache answered."
 )
+# A source whose files come sooner is near: readers may do as well without a mount.
+_NEAR_S = 1e-3
 # A chart is drawn on so many units, and scales to the room that it has.
 _WIDTH, _HEIGHT, _HEAD, _FOOT, _WIDEST = 320, 150, 22, 18, 48
 _STYLE = """
@@ -154,6 +156,11 @@ def _training(epochs: Sequence[Mapping[str, Any]]) -> str:
         f" not wait for the source; the others waited {_duration(total['waited_s'])}, in all readers together."
         f" {round_size(total['origin_bytes'])} came from the source for {round_size(total['read_bytes'])} read."
     )
+    if total["waited"] and total["waited_s"] / total["waited"] < _NEAR_S:
+        said += (
+            f" A read that waited took {1000 * total['waited_s'] / total['waited']:.1f} ms: without a mount, reading"
+            " this source may be as fast."
+        )
     if total["planned"]:
         late = total["late"] / total["planned"]
         said += f" {total['planned']:,} reads were planned, and {late:.1%} of these were late."

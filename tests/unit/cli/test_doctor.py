@@ -136,6 +136,21 @@ def test_a_source_is_checked_as_a_mount_would(monkeypatch: pytest.MonkeyPatch, t
     )
 
 
+@pytest.mark.parametrize(("file_s", "state", "says"), [(4e-4, "note", "run 'spiderfs bench'"), (1.5e-3, "ok", "each")])
+def test_a_source_from_which_files_come_at_once_is_noted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file_s: float, state: str, says: str
+) -> None:
+    (tmp_path / "source" / "a").mkdir(parents=True)
+    for number in range(3):
+        (tmp_path / "source" / "a" / f"{number}.jpg").write_bytes(b"x")
+    read = doctor._timed_files
+    monkeypatch.setattr(doctor, "_timed_files", lambda source: (file_s for _ in read(source)))
+    speed = found(tmp_path / "source", "-o", f"cache_dir={tmp_path}/cache")["speed"]
+    assert speed[0] == state
+    assert speed[1].startswith(f"3 files took {file_s * 1000:.2f} ms each")
+    assert says in speed[1]
+
+
 def test_a_mount_point_whose_mount_has_gone_is_not_ok(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     state, said = found(tmp_path / "gone", "-o", f"cache_dir={tmp_path}/cache", wrong=True)["source"]

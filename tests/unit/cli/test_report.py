@@ -111,6 +111,14 @@ def test_the_page_says_all_that_is_known(here: Path, tmp_path: Path) -> None:
     assert re.search(r'<tr class="own"><td>lru, as mounted</td><td>20 B</td>', text)
 
 
+@pytest.mark.parametrize(("waited_s", "said"), [(0.2, True), (0.3, False)])
+def test_a_source_that_answers_at_once_is_named(here: Path, tmp_path: Path, waited_s: float, said: bool) -> None:
+    has(here, [{**EPOCH, "waited_s": waited_s}], "none")
+    report(here, "--html", tmp_path / "r.html")
+    words = "A read that waited took 0.8 ms: without a mount, reading this source may be as fast."
+    assert (words in (tmp_path / "r.html").read_text()) is said
+
+
 def test_without_a_trace_it_says_how_to_learn_more(here: Path, tmp_path: Path) -> None:
     has(here, [EPOCH], "none")
     assert report(here, "--html", tmp_path / "r.html").exit_code == 0

@@ -71,7 +71,7 @@ EPOCHS = ("first", "later, all cached", "later, a fifth")
 # Directly, an epoch takes about so long. With a plan it has as many files as a cache needs that is not tiny; no epoch
 # has more bytes than the memory of a small machine holds.
 EPOCH_S = 1.5
-LEAST_FILES, LEAST_PLANNED, MOST_FILES, MOST_BYTES = 96, 1000, 4000, 400_000_000
+LEAST_FILES, LEAST_PLANNED, MOST_FILES, MOST_BYTES = 96, 3600, 4000, 400_000_000
 # What one core opens and reads in a second.
 OPENS_A_SECOND = 20_000
 

@@ -524,7 +524,9 @@ def figure_table(title: str, figures: Figures, workload: Workload) -> Table:
     for system, rows in figures.items():
         for what, values in rows.items():
             base = figures.get(workload.base, {}).get(what, [])
-            ratio = tables.rounds(*((base, values) if workload.less_is_better else (values, base))) if base else None
+            above, below = (base, values) if workload.less_is_better else (values, base)
+            # An idle peer may use no processor time at all.
+            ratio = tables.rounds(above, below) if above and below and all(below) else None
             cells = [f"{figure:,.4g}" for figure in (statistics.median(values), min(values), max(values))]
             table.add_row(system, what, *cells, "" if ratio is None else f"{ratio:.2f}")
     return table

@@ -402,7 +402,8 @@ class Engine:
 
     def _samples_share(self) -> int:
         """Bytes that samples may fill: blocks keep their share, and less if they hold less now."""
-        return self._unpinned_bytes - min(self.section_bytes[BLOCKS], self._blocks_share())
+        room, blocks = self.budget_bytes - self.section_bytes[PINS], self.section_bytes[BLOCKS]
+        return room - min(blocks, int(room * self._large_share)) if blocks else room
 
     def _views_share(self) -> int:
         return self._views.limit(self._samples_share())
@@ -415,7 +416,7 @@ class Engine:
         return self.used_bytes - self.section_bytes[BLOCKS] - self.section_bytes[PINS] - self._views_bytes()
 
     def _views_bytes(self) -> int:
-        return self.section_bytes[VIEWS]
+        return self.section_bytes.get(VIEWS, 0)
 
     # -- samples that are shown as views
 

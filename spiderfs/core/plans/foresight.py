@@ -150,13 +150,15 @@ class Foresight:
             self._rank(key)
 
     def removed(self, key: Key) -> None:
-        for heap in self._heaps:
+        heap = self._heap_with(key)
+        if heap is not None:
             heap.discard(key)
 
     def changed(self, key: Key) -> None:
         """Note that the score or the next use of a key may have changed; the key need not be a member."""
-        if any(key in heap for heap in self._heaps):
-            self._rank(key)
+        heap = self._heap_with(key)
+        if heap is not None:
+            self._rank(key, heap)
 
     def replanned(self, members: Iterable[Key]) -> None:
         """Rank everything again: all next uses, or all scores, may have changed.
@@ -212,13 +214,20 @@ class Foresight:
         for key in self._exchange_pending.taken_changes():
             self.changed(key)
 
-    def _rank(self, key: Key) -> None:
+    def _rank(self, key: Key, before: Heap[Key] | None = None) -> None:
+        """Put a member into its heap; `before` is the heap that has it now."""
         kind, priority = self._kind(key)
-        for number, heap in enumerate(self._heaps):
-            if number == kind:
-                heap.set(key, priority)
-            else:
-                heap.discard(key)
+        heap = self._heaps[kind]
+        if before is not None and before is not heap:
+            before.discard(key)
+        heap.set(key, priority)
+
+    def _heap_with(self, key: Key) -> Heap[Key] | None:
+        # The likeliest first.
+        for heap in reversed(self._heaps):
+            if key in heap:
+                return heap
+        return None
 
     def _kind(self, key: Key) -> tuple[int, float]:
         """Which of the heaps a member belongs to, and its priority there."""

@@ -66,14 +66,14 @@ class PlannedEpoch:
         sample = self.index_of.get(key)
         if sample is None:
             return None
-        position = int(self.head[sample])
+        position: int = self.head.item(sample)
         return position if position < len(self.order) else None
 
     def next_use(self, key: Key) -> int | None:
         """The first pending position of a file's sample that is not served; None as for `next_position`."""
         position = self.next_position(key)
         while position in self._served:
-            position = int(self.following[position])
+            position = self.following.item(position)
         return position if position is not None and position < len(self.order) else None
 
     def serve(self, position: int) -> Key | None:
@@ -90,17 +90,19 @@ class PlannedEpoch:
 
     def pending(self, position: int) -> bool:
         """Whether no open has used up this position."""
-        return int(self.head[self.order[position]]) <= position
+        first: int = self.head.item(self.order.item(position))
+        return first <= position
 
     def key(self, position: int) -> Key:
         """The file of the sample at a position."""
-        return self.keys[int(self.order[position])]
+        return self.keys[self.order.item(position)]
 
     def use_up(self, position: int) -> Key:
         """Make a position no longer pending, the first pending one of its sample. Returns the file of the sample."""
-        self.head[self.order[position]] = self.following[position]
+        sample = self.order.item(position)
+        self.head[sample] = self.following[position]
         self._served.discard(position)
-        return self.key(position)
+        return self.keys[sample]
 
     def swap(self, position: int, sample: int) -> list[Key]:
         """Have a position and that of a sample change places; returns the files of both.

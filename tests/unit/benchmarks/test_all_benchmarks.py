@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from rich.console import Console
 from benchmarks import all as runner
 from benchmarks import tables
 from benchmarks.all import Benchmark, Figure, Load, Settings
+from benchmarks.common import command
 
 ROOT = Path(__file__).resolve().parents[3]
 # They need a virtual machine, made by scripts/nfs.
@@ -224,6 +226,20 @@ def test_the_table_names_modules_and_kept_results() -> None:
         assert (benchmark.quick is not None) == bool(benchmark.figures), benchmark.name
     results = {path.stem for path in tables.RESULTS.glob("*.json")}
     assert {benchmark.name for benchmark in TABLE} | OTHERS == results | NOT_YET
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("benchmark", TABLE, ids=lambda benchmark: benchmark.name)
+def test_its_commands_are_understood(benchmark: Benchmark, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    understood = []
+    monkeypatch.setattr(command, "main", lambda measure, parser: understood.append(command.parsed(parser)))
+    given = settings._replace(data=ROOT, photos=ROOT, package="benchmarks")
+    for quick in (False, True)[: 1 if benchmark.quick is None else 2]:
+        _, _, module, *arguments = runner.command_of(benchmark, given._replace(quick=quick))
+        monkeypatch.setattr(sys, "argv", [module, *arguments])
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        runpy.run_module(module, run_name="__main__")
+    assert len(understood) == (1 if benchmark.quick is None else 2)
 
 
 def test_the_kept_figures_are_true_of_themselves() -> None:

@@ -547,9 +547,11 @@ class ImpactMachine(RuleBasedStateMachine):
         self.published: dict[tuple[str, Key], Key] = {}
         self.declare()
 
-    def declare(self) -> None:
-        for job_dataset_id, count in JOB_DATASETS.items():
-            self.policy.listed(job_dataset_id, {key: label_of(job_dataset_id, key) for key in range(count)})
+    def declare(self, *job_dataset_ids: str) -> None:
+        """Declare these job datasets (default all), which ends their warm-ups."""
+        for job_dataset_id in job_dataset_ids or JOB_DATASETS:
+            keys = range(JOB_DATASETS[job_dataset_id])
+            self.policy.listed(job_dataset_id, {key: label_of(job_dataset_id, key) for key in keys})
 
     @staticmethod
     def size(key: int) -> int:
@@ -673,7 +675,7 @@ class ImpactMachine(RuleBasedStateMachine):
         self.read[job_dataset_id].clear()
         self.used[job_dataset_id].clear()
         self.warm.discard(job_dataset_id)
-        self.declare()
+        self.declare(job_dataset_id)
 
     @invariant()
     def books_are_right(self) -> None:

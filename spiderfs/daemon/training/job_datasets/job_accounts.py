@@ -25,6 +25,7 @@ _PACE_S = 10
 # Epochs whose counts are kept, the latest: 300 bytes each.
 _KEPT_EPOCHS = 1000
 _COUNTED = (HIT, *FROM_THE_SOURCE)
+_DRAWN = (*_COUNTED, UNSEEN, UNREPORTED)
 
 
 @dataclass(frozen=True)
@@ -200,14 +201,15 @@ class JobAccounts:
     def drawn(self, access: Access, epoch: int) -> None:
         """Add what a trainer has read for a draw of this epoch."""
         account = self._of(access.trainer)
-        if account is not None and access.where in (*_COUNTED, UNSEEN, UNREPORTED):
+        if account is not None and access.where in _DRAWN:
             account.read(access)
             self._row(account.epoch, epoch).read(access, True, self._unix_s + access.time_s)
 
     def _row(self, running: _Epoch, epoch: int) -> _Epoch:
         """The counts of an epoch of a job, which may have ended, or not have begun."""
-        rows = (row for row in (running, *reversed(self._epochs)) if (row.job, row.epoch) == (running.job, epoch))
-        row = next(rows, None)
+        if running.epoch == epoch:
+            return running
+        row = next((row for row in reversed(self._epochs) if (row.job, row.epoch) == (running.job, epoch)), None)
         if row is None:
             row = _Epoch(running.job, running.name, epoch)
             self._epochs.append(row)

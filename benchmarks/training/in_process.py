@@ -46,7 +46,7 @@ from spiderfs.policies.spider import Spider
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import Calibration, ScorerOptions, Scoring
-from spiderfs.trace.format import TraceWriter
+from spiderfs.trace import TraceWriter
 from trainer_hook.connection.client import HookClient
 
 JOB, JOB_DATASET = "training", "1"

@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from spiderfs.cli.control_files import every_place, place_of, printable, read_control, served_as, warn
 from spiderfs.cli.control_files import mountpoints as complete
-from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import ConfigError
 from spiderfs.linux.mounts import canonical
+from spiderfs.linux.process_table import ended_by_signals
 from spiderfs.metrics import MOUNT_UP
 from spiderfs.protocol.requests import SCHEME, address_of
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spiderfs.cli.control_files import explained, find_mount, mountpoints, printable, read_control, read_stats
-from spiderfs.cli.signals import ended_by_signals
 from spiderfs.cli.simulate import Number, json_file, write_json
 from spiderfs.errors import UsageError
+from spiderfs.linux.process_table import ended_by_signals
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.recipe import NO_VIEW, READY, parse_recipes
 

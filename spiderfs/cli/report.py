@@ -19,8 +19,8 @@ import click
 
 from spiderfs import __version__
 from spiderfs.cli.control_files import explained, find_mount, mountpoints, printable, read_control, read_stats, warn
-from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import MountError, UsageError
+from spiderfs.linux.process_table import ended_by_signals
 from spiderfs.options.units import round_size
 
 # Capacities that are replayed beside the mount's own.
@@ -90,8 +90,8 @@ def _compared(trace: Path, stats: Mapping[str, Any], may_fail: bool) -> list[dic
     """What `spiderfs simulate` finds about the trace, and with recorded plans a second time, with these followed."""
     from rich.console import Console
 
-    from spiderfs.simulation.compare import chosen_capacities, chosen_policies, compare
-    from spiderfs.trace.format import read_trace
+    from spiderfs.simulation import chosen_capacities, chosen_policies, compare
+    from spiderfs.trace import read_trace
 
     with Console(stderr=True).status("Replaying"):
         try:
@@ -195,7 +195,7 @@ def _training(epochs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _options(compared: Sequence[dict[str, Any]], stats: Mapping[str, Any]) -> str:
-    from spiderfs.simulation.compare import BOUND, caption, columns, policy_named
+    from spiderfs.simulation import BOUND, caption, columns, policy_named
 
     parts = ["<h2>What other options would have brought</h2>"]
     if not compared:

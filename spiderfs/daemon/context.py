@@ -29,7 +29,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
-from spiderfs.packages.format import DIRECTORY
+from spiderfs.packages import DIRECTORY
 from spiderfs.shared.flights import MANAGER, Flights
 from spiderfs.shared.layout import DATA_FILE, EXTENTS_FILE, EXTENTS_MAP_FILE, CacheLayout, RunLayout
 from spiderfs.shared.slots import Notice, SharedSlots

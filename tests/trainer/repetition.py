@@ -13,8 +13,8 @@ from typing import NamedTuple
 from spiderfs.core.engine import Engine
 from spiderfs.core.hints import Budget, Hint, Lost, Published
 from spiderfs.core.policy import Key, Policy
-from spiderfs.simulation.replay import ReplayedFeed, read
-from spiderfs.trace.format import Trace
+from spiderfs.simulation import ReplayedFeed, read
+from spiderfs.trace import Trace
 
 
 class _Repeating(ReplayedFeed):

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs.cluster.link import Link, LinkStatus
+from spiderfs.cluster import Link, LinkStatus
 from spiderfs.core.events import FROM_THE_SOURCE, HIT, OPENED, UNREPORTED, UNSEEN, WARMED, Access
 from spiderfs.core.hints import Disconnected, Dispatched, Planned, Progressed
 from spiderfs.core.learning.feed import ElasticOptions, PolicyFeed, PolicyFeedOptions
@@ -48,7 +48,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch, EpochEnd, Exchange, Plan, Progress
 from spiderfs.shared.attached_trainers import Attached
-from spiderfs.trace.format import Recording, noted_in
+from spiderfs.trace import Recording, noted_in
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.on_demand import Supply
 

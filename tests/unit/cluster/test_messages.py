@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiderfs.cluster.link import PlanPiece, SharedHub, SharedScores, unpacked
+from spiderfs.cluster import PlanPiece, SharedHub, SharedScores, unpacked
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol import Batch, Goodbye, Message, encode
 from spiderfs.protocol.messages import Decoder

@@ -15,8 +15,8 @@ from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import PINNED, SAMPLES, Key, pinned_limit
 from spiderfs.policies import impact
 from spiderfs.policies.impact import SAMPLES_EACH, Impact, SingleUseSubstitutes
-from spiderfs.simulation.replay import replay
-from spiderfs.trace.format import Accesses
+from spiderfs.simulation import replay
+from spiderfs.trace import Accesses
 
 SIZE = 10
 

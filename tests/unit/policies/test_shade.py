@@ -16,8 +16,8 @@ from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES
 from spiderfs.policies import shade
 from spiderfs.policies.shade import Shade
-from spiderfs.simulation.replay import replay
-from spiderfs.trace.format import Accesses
+from spiderfs.simulation import replay
+from spiderfs.trace import Accesses
 
 
 class TestAdmission:

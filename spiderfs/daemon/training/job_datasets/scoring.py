@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs.cluster.link import SharedHub, SharedScores
+from spiderfs.cluster import SharedHub, SharedScores
 from spiderfs.core.events import Access
 from spiderfs.core.learning.feed import PolicyFeed
 from spiderfs.core.learning.served_samples import ServedSamples
@@ -39,7 +39,7 @@ from spiderfs.protocol import Batch
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions, Scoring
-from spiderfs.trace.format import Recording, TracedBatch
+from spiderfs.trace import Recording, TracedBatch
 
 # The rows that are scored at once, of all batches that wait; all rows of a larger batch. In a list of a million samples
 # that takes about a second of a core, and a row costs less the more come at once (benchmarks/engine/scorer.py).

@@ -31,7 +31,7 @@ from spiderfs.core.policy import Hub, Key, Policy
 from spiderfs.errors import ConfigError
 from spiderfs.policies import POLICIES
 from spiderfs.policies.spider import HOMOPHILY, Spider
-from spiderfs.simulation.replay import ReplayedFeed
+from spiderfs.simulation import ReplayedFeed
 
 SIZE = 10
 LABELS: dict[Key, int] = {key: key % 2 for key in range(20)}

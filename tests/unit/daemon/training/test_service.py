@@ -39,11 +39,11 @@ from spiderfs.protocol import Batch, EpochEnd, Hello, Plan, Progress
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions
 from spiderfs.shared.attached_trainers import publish_trainers, published_trainers
-from spiderfs.simulation.compare import rescored
+from spiderfs.simulation import rescored
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import ContentKey
-from spiderfs.trace.format import Recording, TracedBatch, read_trace
+from spiderfs.trace import Recording, TracedBatch, read_trace
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spiderfs.cli.control_files import explained, mount_at, printable, read_control
+from spiderfs.cli.control_files import explaining, mount_at, printable, read_control
 from spiderfs.cli.simulate import json_file, write_json
 from spiderfs.errors import UsageError
 from spiderfs.linux.process_table import ended_by_signals
@@ -51,11 +51,7 @@ def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Pa
     console = Console(highlight=False, soft_wrap=True)
     with ended_by_signals(), console.status("") as status:
         try:
-            found = measure(
-                options,
-                workers or len(os.sched_getaffinity(0)),
-                status.update,
-            )
+            found = measure(options, workers or len(os.sched_getaffinity(0)), status.update)
         except OSError as exc:
             raise UsageError(
                 f"{exc.filename or place} cannot be read ({exc.strerror}): see to its permissions"
@@ -73,10 +69,8 @@ def _options(place: str, given: tuple[str, ...], point: str) -> Options:
 
     mount = mount_at(place)
     if mount is not None:
-        try:
+        with explaining(mount):
             theirs = settings_in(read_control(mount, "config"))
-        except OSError as exc:
-            raise explained(mount, exc) from exc
         place = theirs["source"]
         kept = {name: theirs[name] for name in (*SETTINGS, "capacity") if theirs.get(name)}
         given = (option_string(kept), *given)

@@ -204,22 +204,21 @@ def umount(ctx: click.Context, mountpoint: str | None, every: bool, lazy: bool) 
         return
     if mountpoint is not None or not every:
         raise UsageError("name one MOUNTPOINT to unmount, or write --all")
-    detached, failures = [], 0
+    detached, failures = [], []
     # The last one first: it may lie in an earlier one.
     for mount in reversed(_own_mounts()):
         try:
             detached.append(_detach(mount, lazy))
         except MountError as exc:
-            failures += 1
-            click.echo(f"spiderfs: {printable(exc)}", err=True)
+            failures.append(exc)
     for done in detached:
         try:
             _wait(done)
-        except MountError as exc:
-            failures += 1
-            click.echo(f"spiderfs: {printable(exc)}", err=True)
-        else:
             click.echo(printable(f"unmounted {done.mount.mountpoint}"))
+        except MountError as exc:
+            failures.append(exc)
+    for failure in failures:
+        click.echo(f"spiderfs: {printable(failure)}", err=True)
     ctx.exit(1 if failures else 0)
 
 

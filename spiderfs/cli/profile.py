@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spiderfs.cli.control_files import explained, find_mount, mountpoints, printable, read_control, read_stats
+from spiderfs.cli.control_files import explaining, find_mount, mountpoints, printable, read_control, read_stats
 from spiderfs.cli.simulate import Number, json_file, write_json
 from spiderfs.errors import UsageError
 from spiderfs.linux.process_table import ended_by_signals
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 _MB = 1e6
 # What is predicted to bring less than this many times as much is not worth a change.
 _GAIN = 1.15
-
-
 _COUNTS = ("encoded", "decoded", "augmented")
 
 
@@ -95,16 +93,18 @@ def profile(
     from rich.console import Console
 
     from spiderfs.forms.profile import save_record
+    from spiderfs.options.units import parse_size
     from spiderfs.profiling.measure import Wanted
     from spiderfs.profiling.private_mount import settings_in
 
     mount = find_mount(mountpoint)
-    try:
+    with explaining(mount):
         options, stats = settings_in(read_control(mount, "config")), read_stats(mount)
-    except OSError as exc:
-        raise explained(mount, exc) from exc
     wanted = Wanted(loader, _chosen_views(views, options), samples, planned, uses, total, nodes, rate)
-    size = float(stats["capacity_bytes"]) if capacity is None else _size(capacity)
+    try:
+        size = float(stats["capacity_bytes"] if capacity is None else parse_size(capacity))
+    except ValueError as exc:
+        raise UsageError(f"--capacity {capacity}: {exc}") from exc
     console = Console(highlight=False, soft_wrap=True)
     speeds, found = _measured(options, size, wanted, console)
     _show_speeds(speeds, console)
@@ -130,15 +130,6 @@ def _measured(
                 f"reading beside the mount failed at {exc.filename} ({exc.strerror}): see that this user can read all"
                 f" of {options['source']}"
             ) from exc
-
-
-def _size(text: str) -> float:
-    from spiderfs.options.units import parse_size
-
-    try:
-        return float(parse_size(text))
-    except ValueError as exc:
-        raise UsageError(f"--capacity {text}: {exc}") from exc
 
 
 def _chosen_views(text: str, options: dict[str, str]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from spiderfs import __version__
-from spiderfs.cli.control_files import explained, find_mount, mountpoints, printable, read_control, read_stats, warn
+from spiderfs.cli.control_files import explaining, find_mount, mountpoints, printable, read_control, read_stats, warn
 from spiderfs.errors import MountError, UsageError
 from spiderfs.linux.process_table import ended_by_signals
 from spiderfs.options.units import round_size
@@ -64,10 +64,9 @@ def report(mountpoint: str, path: Path) -> None:
         raise UsageError(f"cannot write {path}: name a file in a directory that is there, and may be written")
     mount = find_mount(mountpoint)
     try:
-        stats, options = read_stats(mount), settings_in(read_control(mount, "config"))
-        epochs = [json.loads(line) for line in read_control(mount, "epochs").splitlines()]
-    except OSError as exc:
-        raise explained(mount, exc) from exc
+        with explaining(mount):
+            stats, options = read_stats(mount), settings_in(read_control(mount, "config"))
+            epochs = [json.loads(line) for line in read_control(mount, "epochs").splitlines()]
     except ValueError as exc:
         raise MountError(f"{mount.mountpoint} has a daemon of another version of spiderfs: mount it again") from exc
     trace = options.get("trace", "none")

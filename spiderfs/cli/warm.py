@@ -533,9 +533,9 @@ def _check(mount: Mount, warming: Warming) -> None:
 
 
 def _no_file(mount: Mount, paths: int, first: str) -> str:
-    if paths == 1:
-        return f"{place_of(mount)} has no file or directory {first}: check the path"
-    return f"{paths:,} paths mean no file of {place_of(mount)}, the first is {first}"
+    if paths > 1:
+        return f"{paths:,} paths mean no file of {place_of(mount)}, the first is {first}"
+    return f"{place_of(mount)} has no file or directory {first}: check the path"
 
 
 def _ended(warming: Warming) -> SpiderfsError:

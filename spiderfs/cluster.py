@@ -267,20 +267,17 @@ class Link:
             await trio.sleep_until(self._receiving.rests_until)
             found = await self._asked(self._receiving, partial(self._stream.read, self._after, WAIT_S))
             if found is not None:
-                await self._receive_again({key: last for key, last in self._after.items() if key not in found})
+                # The server may have lost a silent stream since its last message: then it begins again.
+                begun = {key: last for key, last in self._after.items() if key not in found and last != BEGINNING}
+                if begun and trio.current_time() >= self._looks_at:
+                    self._looks_at = trio.current_time() + WAIT_S
+                    lost = await self._asked(self._receiving, partial(self._stream.lost_since, begun))
+                    self._after.update(dict.fromkeys(lost or (), BEGINNING))
             for key, messages in (found or {}).items():
                 self._after[key] = messages[-1].number
                 if await receive(key.removesuffix(self._of_source), [message.content for message in messages]):
                     numbers = [message.number for message in messages]
                     await self._asked(self._receiving, partial(self._stream.remove, key, numbers))
-
-    async def _receive_again(self, silent: dict[str, str]) -> None:
-        """Receive those of the silent streams from their beginning that the server has lost since the last message."""
-        begun = {key: last for key, last in silent.items() if last != BEGINNING}
-        if begun and trio.current_time() >= self._looks_at:
-            self._looks_at = trio.current_time() + WAIT_S
-            lost = await self._asked(self._receiving, partial(self._stream.lost_since, begun))
-            self._after.update(dict.fromkeys(lost or (), BEGINNING))
 
     async def _asked(self, direction: _Direction, call: Callable[[], _Found], is_of_use: bool = True) -> _Found | None:
         """What the server answers; None if it does not do what it is asked."""

@@ -711,7 +711,11 @@ def compare(
                     **hint_source.described(POLICIES[policy].scoring, setting),
                     "capacity": str(capacity),
                     "capacity_bytes": capacity_bytes,
-                    **_figures(result),
+                    "hit_ratio": result.hit_ratio,
+                    "warm_hit_ratio": result.warm_hit_ratio,
+                    "redirects": int(result.redirects.sum()),
+                    "origin_bytes": int(result.origin_bytes.sum()),
+                    "origin_bytes_per_sample": result.origin_bytes_per_sample,
                     "seconds": perf_counter() - began,
                     "epochs": _epochs(result),
                 }
@@ -733,16 +737,6 @@ def compare(
 
 def _engine(policy: str, accesses: Accesses, capacity_bytes: int, homes: Homes | None = None) -> Engine:
     return Engine(policy_for(POLICIES[policy], accesses), capacity_bytes, homes=homes)
-
-
-def _figures(result: Replay) -> dict[str, Any]:
-    return {
-        "hit_ratio": result.hit_ratio,
-        "warm_hit_ratio": result.warm_hit_ratio,
-        "redirects": int(result.redirects.sum()),
-        "origin_bytes": int(result.origin_bytes.sum()),
-        "origin_bytes_per_sample": result.origin_bytes_per_sample,
-    }
 
 
 def _epochs(result: Replay) -> list[dict[str, Any]]:

@@ -401,20 +401,17 @@ def _records(file: BinaryIO, path: str | Path) -> Iterator[tuple[dict[str, Any],
         except (ValueError, msgpack.UnpackException) as exc:
             raise _damaged(path, number) from exc
         if not number:
-            _check_header(record or {}, magic, path)
+            header = record or {}
+            if not header and not magic.startswith(_OLD_MAGIC):
+                raise UsageError(f"{path} is not a trace: name a new file, or one that spiderfs recorded")
+            version = header.get("version", "2 or older")
+            if version != VERSION:
+                raise UsageError(
+                    f"{path} is a trace of version {version}, and this spiderfs reads version {VERSION}: record another"
+                )
         if not isinstance(record, dict):
             raise _damaged(path, number)
         yield record, unpacker.tell()
-
-
-def _check_header(header: Mapping[str, Any], magic: bytes, path: str | Path) -> None:
-    if not header and not magic.startswith(_OLD_MAGIC):
-        raise UsageError(f"{path} is not a trace: name a new file, or one that spiderfs recorded")
-    version = header.get("version", "2 or older")
-    if version != VERSION:
-        raise UsageError(
-            f"{path} is a trace of version {version}, and this spiderfs reads version {VERSION}: record another"
-        )
 
 
 def _unpacked(record: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

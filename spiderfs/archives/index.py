@@ -266,7 +266,11 @@ class IndexBuilder:
             for name in ("offset", "size", "mode", "kind", "crc", "text"):
                 columns[name][row] = columns[name][found]
             if columns["text"][row]:
-                self._copy_text(columns, found, row)
+                begin = int(columns["place"][found]) + int(columns["path"][found])
+                copy = self._path(columns, row) + self._texts[begin : begin + int(columns["text"][found])]
+                self._count_name(copy)
+                columns["place"][row] = len(self._texts)
+                self._texts += copy
         order = order[kept[order]]
         last = np.append(hashes[order][:-1] != hashes[order][1:], True)
         for row, after in zip(order[:-1][~last[:-1]].tolist(), order[1:][~last[:-1]].tolist(), strict=True):
@@ -276,14 +280,6 @@ class IndexBuilder:
             self.left_out += int(columns["kind"][after] == DIRECTORY)
             kept[row] = False
         return kept
-
-    def _copy_text(self, columns: dict[str, Any], row: int, to: int) -> None:
-        """A text lies behind its row's path, so the path is there once more."""
-        begin = int(columns["place"][row]) + int(columns["path"][row])
-        copy = self._path(columns, to) + self._texts[begin : begin + int(columns["text"][row])]
-        self._count_name(copy)
-        columns["place"][to] = len(self._texts)
-        self._texts += copy
 
     def _path(self, columns: dict[str, Any], row: int) -> bytes:
         place = int(columns["place"][row])

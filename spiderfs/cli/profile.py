@@ -107,7 +107,14 @@ def profile(
         raise UsageError(f"--capacity {capacity}: {exc}") from exc
     console = Console(highlight=False, soft_wrap=True)
     speeds, found = _measured(options, size, wanted, console)
-    _show_speeds(speeds, console)
+    source = speeds.source
+    console.print(
+        f"source: {1000 * source.latency_s:.1f} ms for a file, {source.bytes_per_s / _MB:.1f} MB/s (B_storage)"
+        f" with {source.readers} readers; more bring no more"
+    )
+    for view, reads in speeds.reads.items():
+        name = "originals" if view == NO_VIEW else view
+        console.print(f"cached {name}: {reads.per_s:,.0f} reads/s, {reads.bytes_per_s / _MB:.0f} MB/s, one reader")
     if found is not None:
         _show_profile(found, console)
     console.print(advice(speeds, found))
@@ -141,17 +148,6 @@ def _chosen_views(text: str, options: dict[str, str]) -> tuple[str, ...]:
         if name not in known:
             raise UsageError(f"--view {name}: the mount has no such view; it has {', '.join(known)}")
     return tuple(dict.fromkeys(names))
-
-
-def _show_speeds(speeds: Speeds, console: Console) -> None:
-    source = speeds.source
-    console.print(
-        f"source: {1000 * source.latency_s:.1f} ms for a file, {source.bytes_per_s / _MB:.1f} MB/s (B_storage)"
-        f" with {source.readers} readers; more bring no more"
-    )
-    for view, reads in speeds.reads.items():
-        name = "originals" if view == NO_VIEW else view
-        console.print(f"cached {name}: {reads.per_s:,.0f} reads/s, {reads.bytes_per_s / _MB:.0f} MB/s, one reader")
 
 
 def _show_profile(found: Profile, console: Console) -> None:

@@ -90,7 +90,13 @@ def drawn_by(numbers: tuple[int, ...], *transforms: Any) -> Iterator[None]:
         states = [_state(generator) for generator in own]
         initial_seed = torch.initial_seed()
         try:
-            _seed_global(np.random.SeedSequence(numbers))
+            sequence = np.random.SeedSequence(numbers)
+            words = sequence.generate_state(4, np.uint64).tolist()
+            torch.default_generator.manual_seed(words[0] >> 1)
+            np.random.seed([word & 0xFFFFFFFF for word in words[1:3]])
+            random.seed(words[3])
+            if "cv2" in sys.modules:
+                _seed_opencv(sequence)
             for place, generator in enumerate(own):
                 _seed(generator, np.random.SeedSequence([*numbers, place]))
             yield
@@ -134,15 +140,6 @@ def _inside(value: Any) -> list[Any]:
     if isinstance(value, torch.nn.Module):
         return [inner for name, inner in vars(value).items() if name not in _OF_MODULES]
     return list(getattr(value, "__dict__", {}).values())
-
-
-def _seed_global(sequence: np.random.SeedSequence) -> None:
-    words = sequence.generate_state(4, np.uint64).tolist()
-    torch.default_generator.manual_seed(words[0] >> 1)
-    np.random.seed([word & 0xFFFFFFFF for word in words[1:3]])
-    random.seed(words[3])
-    if "cv2" in sys.modules:
-        _seed_opencv(sequence)
 
 
 def _seed_opencv(sequence: np.random.SeedSequence) -> None:

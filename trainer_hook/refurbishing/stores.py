@@ -99,7 +99,13 @@ class PartialStore:
     def in_memory(cls) -> PartialStore:
         """A new store in memory, or where temporary files are if the system has no files in memory."""
         above = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-        _remove_left_behind(above)
+        # Those of this user that no process has locked were left behind.
+        for directory in above.glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                is_own = directory.stat(follow_symlinks=False).st_uid == os.geteuid()
+                if is_own and (fd := _locked(directory)) is not None:
+                    shutil.rmtree(directory, ignore_errors=True)
+                    os.close(fd)
         while True:
             store = cls(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=above)), os.getpid())
             # Another training that begins in this moment may have taken it for one that was left.
@@ -190,14 +196,6 @@ def _locked(directory: Path) -> int | None:
         os.close(fd)
         return None
     return fd
-
-
-def _remove_left_behind(above: Path) -> None:
-    for directory in above.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if directory.stat(follow_symlinks=False).st_uid == os.geteuid() and (fd := _locked(directory)) is not None:
-                shutil.rmtree(directory, ignore_errors=True)
-                os.close(fd)
 
 
 Answer = TypeVar("Answer")

@@ -37,8 +37,7 @@ import trio
 
 from spiderfs.errors import ProtocolError, StreamLost
 from spiderfs.metrics import Counters
-from spiderfs.protocol import Batch, Decoder, Limits, Message, Progress
-from spiderfs.protocol.messages import Float32s, Uint32s, demand
+from spiderfs.protocol import Batch, Decoder, Float32s, Limits, Message, Progress, Uint32s, demand
 from spiderfs.sources.members import other_source, salt_of
 from spiderfs.sources.node_names import Roll, is_web_server
 from spiderfs.sources.redis_client import SHAPES, RedisClient, errors

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import (
+from spiderfs.core.events import (
     AtHand,
     Candidates,
     Disconnected,
@@ -48,8 +48,8 @@ from spiderfs.core.hints import (
     Scored,
     WarmUp,
 )
+from spiderfs.core.feed import PolicyFeed
 from spiderfs.core.homes import Homes
-from spiderfs.core.learning.feed import PolicyFeed
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import Hub, Key, Policy

@@ -36,7 +36,7 @@ from benchmarks.common.results import plain_table
 from benchmarks.training.in_process import Configuration, pool_in, train
 from benchmarks.training.training import BATCH, IMAGES
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import Ratio
+from spiderfs.core.events import Ratio
 from spiderfs.policies import POLICIES
 from spiderfs.simulation import Replay, policy_for, replay
 from spiderfs.trace import Accesses, Trace, TraceWriter, read_trace

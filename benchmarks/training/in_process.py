@@ -37,8 +37,8 @@ from benchmarks.training.training import (
     sampler_named,
 )
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import Hint
-from spiderfs.core.learning.feed import ElasticOptions, PolicyFeed, PolicyFeedOptions
+from spiderfs.core.events import Hint
+from spiderfs.core.feed import ElasticOptions, PolicyFeed, PolicyFeedOptions
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import MAX_NEIGHBOURS, MAX_SUBSTITUTIONS, Hub, HubLimits, Key, Policy
 from spiderfs.policies import POLICIES

@@ -13,7 +13,7 @@ from fuzzing import damaged, examples, integers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiderfs.core.hints import Epoch, Labels, Pinning, Ratio, Scored, WarmUp
+from spiderfs.core.events import Epoch, Labels, Pinning, Ratio, Scored, WarmUp
 from spiderfs.core.policy import Hub
 from spiderfs.errors import UsageError
 from spiderfs.options.units import Capacity

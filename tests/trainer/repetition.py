@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import Budget, Hint, Lost, Published
+from spiderfs.core.events import Budget, Hint, Lost, Published
 from spiderfs.core.policy import Key, Policy
 from spiderfs.simulation import ReplayedFeed, read
 from spiderfs.trace import Trace

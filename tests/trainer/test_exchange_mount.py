@@ -14,7 +14,7 @@ import shared_job
 from mounting import Mounted, mounted
 from training_process import TrainingProcess, training_process
 
-from spiderfs.core.hints import Dispatched
+from spiderfs.core.events import Dispatched
 from spiderfs.options.units import Capacity
 from spiderfs.simulation import compare
 from spiderfs.trace import read_trace

@@ -11,7 +11,7 @@ from known_losses import Training
 from mounting import Mounted, eventually, mounted
 from repetition import repeated
 
-from spiderfs.core.hints import Epoch, Lost, Published, Ratio
+from spiderfs.core.events import Epoch, Lost, Published, Ratio
 from spiderfs.core.policy import Policy
 from spiderfs.policies import POLICIES
 from spiderfs.trace import Trace, read_trace

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from spiderfs.core.engine import NOTHING, Engine
-from spiderfs.core.hints import Epoch, Labels, Pinning, Scored, WarmUp
+from spiderfs.core.events import Epoch, Labels, Pinning, Scored, WarmUp
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import PINNED, SAMPLES, Key, pinned_limit
 from spiderfs.policies import impact

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from seen_samples import engine_with
 
 from spiderfs.core.engine import NOTHING, Changes, Engine
-from spiderfs.core.hints import Epoch, Ratio, Scored
+from spiderfs.core.events import Epoch, Ratio, Scored
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES
 from spiderfs.policies import shade

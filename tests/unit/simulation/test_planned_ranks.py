@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from spiderfs.cli.main import main
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import Disconnected, Dispatched, Planned, Progressed, RankNews
+from spiderfs.core.events import Disconnected, Dispatched, Planned, Progressed, RankNews
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.policies.baselines import LRU
 from spiderfs.simulation import Replay, lists_of, replay

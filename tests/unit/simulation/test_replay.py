@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from spiderfs.cli.main import main
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import AtHand, Epoch, Labels, Ratio, Scored
+from spiderfs.core.events import AtHand, Epoch, Labels, Ratio, Scored
 from spiderfs.core.policy import Hub, HubLimits, Key
 from spiderfs.policies import POLICIES
 from spiderfs.policies.baselines import LRU, Belady, MinIO

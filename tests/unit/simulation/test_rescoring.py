@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from spiderfs.cli.main import main
-from spiderfs.core.hints import AtHand, Candidates, Epoch, Labels, Ratio, Scored
+from spiderfs.core.events import AtHand, Candidates, Epoch, Labels, Ratio, Scored
 from spiderfs.core.policy import Hub
 from spiderfs.errors import UsageError
 from spiderfs.scorer import SCORINGS

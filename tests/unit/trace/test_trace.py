@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from spiderfs.core.hints import (
+from spiderfs.core.events import (
     AtHand,
     Budget,
     Disconnected,

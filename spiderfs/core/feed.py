@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spiderfs.core.engine import NOTHING, Changes, Engine, merged
-from spiderfs.core.hints import AtHand, Epoch, Hint, Labels, Pinning, Published, Ratio, Scored, WarmUp
+from spiderfs.core.events import AtHand, Epoch, Hint, Labels, Pinning, Published, Ratio, Scored, WarmUp
 from spiderfs.core.policy import Hub, Key
 from spiderfs.errors import ConfigError
 

@@ -26,10 +26,10 @@ from spiderfs.fuse.kernel import Kernel
 from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.fuse.session import MAX_WAITING
 from spiderfs.linux import steady_clock
-from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
 from spiderfs.packages import DIRECTORY
+from spiderfs.protocol.requests import socket_address
 from spiderfs.shared.layout import DATA_FILE, EXTENTS_FILE, EXTENTS_MAP_FILE, CacheLayout, RunLayout
 from spiderfs.shared.shared_memory import MANAGER, Flights, Notice, SharedSlots
 from spiderfs.sources.client import Read, SourceClient, SourceLimits

@@ -25,7 +25,6 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import stat
 import tempfile
 import time
@@ -46,12 +45,12 @@ from PIL import Image
 
 from spiderfs.errors import MountError, UsageError
 from spiderfs.linux.process_table import end_with_parent
-from spiderfs.linux.sockets import socket_address
 from spiderfs.options.model import Options
 from spiderfs.options.paths import on_one_disk
 from spiderfs.options.units import format_size, round_size
 from spiderfs.profiling.private_mount import private_mount
 from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Progress, Samples, encode
+from spiderfs.protocol.requests import connected
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import is_url, open_source
@@ -170,10 +169,7 @@ class PlanPublisher:
     def __init__(self, mount: Path, files: Sequence[File]) -> None:
         path = Path(os.fsdecode((mount / ".spiderfs/hook").read_bytes().rstrip(b"\n")))
         self._decoder = Decoder()
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(_ANSWER_TIMEOUT_S)
-        with socket_address(path) as address:
-            self._socket.connect(address)
+        self._socket = connected(path, _ANSWER_TIMEOUT_S)
         self._send(Hello(_LIST, _LIST))
         self._receive_ok()
         paths = np.frombuffer(b"".join(file.path + b"\0" for file in files), np.uint8)

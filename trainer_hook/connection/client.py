@@ -52,7 +52,8 @@ from spiderfs.protocol import (
     Warn,
     encode,
 )
-from trainer_hook.connection.mounts import DEFAULT_PATIENCE, ConnectPatience, connect
+from spiderfs.protocol.requests import connected
+from trainer_hook.connection.mounts import DEFAULT_PATIENCE, ConnectPatience
 from trainer_hook.connection.sample_list import Declaration
 
 # The progress in a list's plan is sent at most once in this time. The sending thread looks 20 times a second, and each
@@ -424,7 +425,7 @@ class HookClient:
         pause_s = self._patience.first_pause_s
         while True:
             try:
-                with connect(self._find_socket(), self._patience.connect_s) as stream:
+                with connected(self._find_socket(), self._patience.connect_s) as stream:
                     self._talk(stream)
                 if self._closing.is_set() and not self._queue:
                     return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,21 +86,3 @@ def socket_finder(directory: str | os.PathLike[str], given: str | os.PathLike[st
         return Path(os.fsdecode((mount / _HOOK_FILE).read_bytes().rstrip(b"\n")))
 
     return find
-
-
-def connect(path: Path, timeout_s: float) -> socket.socket:
-    """A connected stream socket; its path may be longer than the 107 bytes that unix(7) allows. Raises OSError."""
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        stream.settimeout(timeout_s)
-        stream.connect(f"/proc/self/fd/{directory}/{path.name}")
-    except OSError as exc:
-        stream.close()
-        if exc.errno is None:
-            raise
-        # The system's own error does not say which socket it is.
-        raise OSError(exc.errno, exc.strerror, os.fspath(path)) from exc
-    finally:
-        os.close(directory)
-    return stream

@@ -49,7 +49,8 @@ from spiderfs.protocol import (
     encode,
 )
 from spiderfs.protocol.partials import partial_inode, sealed_file
-from trainer_hook.connection.mounts import DEFAULT_PATIENCE, connect, find_mount, socket_finder
+from spiderfs.protocol.requests import connected
+from trainer_hook.connection.mounts import DEFAULT_PATIENCE, find_mount, socket_finder
 from trainer_hook.refurbishing.sampler import RefurbishedDraw
 
 log = logging.getLogger("trainer_hook")
@@ -221,7 +222,7 @@ class MountConnection:
         self._unanswered = 0
         self.refusals: list[str] = []
         try:
-            self._stream = connect(path, DEFAULT_PATIENCE.connect_s)
+            self._stream = connected(path, DEFAULT_PATIENCE.connect_s)
         except OSError as exc:
             raise StoreUnusable(str(exc)) from exc
         try:

@@ -540,25 +540,22 @@ class CacheHolder:
         with self._attaching:
             if state == self._state and (self._cache is not None and self._cache.usable()):
                 return self._cache  # another thread was faster
-            self._look(state)
+            try:
+                held, self._cache = self._cache, None
+                if held is not None and not held.usable():
+                    held.abandon()
+                    held = None
+                path = self._terms()
+                if path is not None:
+                    # Someone else's mounts come and go.
+                    if held is not None and not held.is_at(path):
+                        held = None  # which closes its store, before another mount's is opened
+                    self._cache = Cache(path) if held is None else held
+            except (OSError, ValueError, KeyError, StoreError, StoreCorrupt, Gone, MemoryError) as exc:
+                log.debug("%s cannot be read without its daemon: %s", self, exc)
+                self._retry_at = time.monotonic() + RETRY_S
+            self._state = state
             return self._cache
-
-    def _look(self, state: int) -> None:
-        try:
-            held, self._cache = self._cache, None
-            if held is not None and not held.usable():
-                held.abandon()
-                held = None
-            path = self._terms()
-            if path is not None:
-                # Someone else's mounts come and go.
-                if held is not None and not held.is_at(path):
-                    held = None  # which closes its store, before another mount's is opened
-                self._cache = Cache(path) if held is None else held
-        except (OSError, ValueError, KeyError, StoreError, StoreCorrupt, Gone, MemoryError) as exc:
-            log.debug("%s cannot be read without its daemon: %s", self, exc)
-            self._retry_at = time.monotonic() + RETRY_S
-        self._state = state
 
 
 class Client(CacheHolder):

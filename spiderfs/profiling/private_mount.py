@@ -108,7 +108,14 @@ def private_mount(options: Mapping[str, str], above: Path, view: str, **others: 
             _wait_until_readable(process, root)
             yield PrivateMount(root, process.pid)
         finally:
-            _end(process)
+            process.terminate()
+            try:
+                process.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stderr is not None
+            process.stderr.close()
     finally:
         # If the process was killed, no one has done it yet.
         unmount_or_detach(root)
@@ -129,17 +136,6 @@ def _wait_until_readable(process: subprocess.Popen[str], root: Path) -> None:
             return
     assert process.stderr is not None
     raise MountError(f"a mount to measure by failed: {process.stderr.read().strip().removeprefix('spiderfs: ')}")
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
-    try:
-        process.wait(_PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    assert process.stderr is not None
-    process.stderr.close()
 
 
 def serve(main: Callable[[], object]) -> None:

@@ -309,25 +309,21 @@ class MakerPool:
                 maker = (self._waiting() if attempt == 0 else None) or self._new()
                 try:
                     made = maker.make(original, recipe, self._patience_s, place.give_way)
-                except TakesTooLong as exc:
+                except BaseException as exc:
                     maker.end()
-                    self._too_long[_digest(original), recipe] = str(exc)
-                    if len(self._too_long) > _REMEMBERED:
-                        self._too_long.popitem(last=False)
-                    raise
-                except MakerLost as exc:
-                    maker.end()
-                    if attempt == _ATTEMPTS - 1 or isinstance(exc, Starved):
+                    if isinstance(exc, TakesTooLong):
+                        self._too_long[_digest(original), recipe] = str(exc)
+                        if len(self._too_long) > _REMEMBERED:
+                            self._too_long.popitem(last=False)
+                    is_last = attempt == _ATTEMPTS - 1 or isinstance(exc, TakesTooLong | Starved)
+                    if is_last or not isinstance(exc, MakerLost):
                         raise
-                except BaseException:
-                    maker.end()
-                    raise
+                    continue
+                if len(self._idle) < self._makers:
+                    self._idle.append(maker)
                 else:
-                    if len(self._idle) < self._makers:
-                        self._idle.append(maker)
-                    else:
-                        maker.end()
-                    return made
+                    maker.end()
+                return made
         raise AssertionError("the last attempt returns or raises")
 
     def _refuse_too_long(self, original: bytes, recipe: Recipe) -> None:

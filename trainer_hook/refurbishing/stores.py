@@ -117,7 +117,7 @@ class PartialStore:
     def get(self, index: int, generation: int) -> Any:
         """What was put there; raises Missing."""
         try:
-            with open(self._path(index), "rb", buffering=0) as file:
+            with open(self.directory / str(index), "rb", buffering=0) as file:
                 content = file.read()
             if _HEAD.unpack_from(content) != (generation, self._name):
                 raise Missing
@@ -128,7 +128,7 @@ class PartialStore:
     def put(self, index: int, generation: int, sample: Any, replaces: int | None = None) -> None:
         """Keep a sample in place of any earlier generation, if there is room; raises as `pickled` does."""
         content = pickled(sample)
-        path = self._path(index)
+        path = self.directory / str(index)
         # Another process may be writing the same sample.
         new = path.with_suffix(f".{os.getpid()}")
         try:
@@ -146,9 +146,6 @@ class PartialStore:
                     "%s cannot take another partly augmented sample (%s): it is made again", self.directory, exc
                 )
             self._failed = True
-
-    def _path(self, index: int) -> Path:
-        return self.directory / str(index)
 
 
 class _CropPickler(pickle.Pickler):
@@ -316,7 +313,7 @@ class MountStore:
         self._client: Client | None = None
         self._retry_at, self._pause_s = -math.inf, DEFAULT_PATIENCE.first_pause_s
         self._has_said = False
-        self._line = self._connected()
+        self._line = self.connect()
         self.room_bytes, self.most_bytes = self._line.room_bytes, self._line.most_bytes
 
     def __getstate__(self) -> dict[str, Any]:
@@ -326,10 +323,6 @@ class MountStore:
         """End this process's connection; the room goes to others when the last process has ended its own."""
         if self._line is not None and self._line.pid == os.getpid():
             self._line.close()
-
-    def connect(self) -> None:
-        """Connect this process, as its first `put` would; raises StoreUnusable."""
-        self._connected()
 
     def get(self, index: int, generation: int) -> Any:
         """What was put there; raises Missing."""
@@ -378,7 +371,7 @@ class MountStore:
     def _ask(self, ask: Callable[[MountConnection], Answer]) -> Answer | None:
         """What `ask` returns for this process's connection; None if there is none, or it is lost."""
         try:
-            line = self._connected()
+            line = self.connect()
             answer = ask(line)
         except StoreUnusable:
             return None
@@ -393,7 +386,8 @@ class MountStore:
     def _inode(self, index: int, generation: int) -> int:
         return partial_inode(self._name, os.stat(self._paths[index]).st_ino, generation)
 
-    def _connected(self) -> MountConnection:
+    def connect(self) -> MountConnection:
+        """This process's connection, which is made at its first use; raises StoreUnusable."""
         if self._line is None or self._line.pid != os.getpid():
             # A forked worker leaves the connection of the process that it came from as it is.
             self._line = None

@@ -168,7 +168,7 @@ class _Uses:
         self.samples = samples
         self.layers: list[_Layer] = []
         self._is_changed = np.zeros(len(samples), np.bool_)
-        self._changed: deque[npt.NDArray[np.intp]] = deque()
+        self.changed: deque[npt.NDArray[np.intp]] = deque()
 
     def note(self, reader: _Reader, positions: Numbers) -> None:
         """Note that a reader comes to these positions, each of another sample."""
@@ -214,20 +214,16 @@ class _Uses:
         new = samples[~self._is_changed[samples]]
         if len(new):
             self._is_changed[new] = True
-            self._changed.append(new)
+            self.changed.append(new)
 
     def taken_changes(self, limit: int) -> list[Key]:
-        if not self._changed:
+        if not self.changed:
             return []
-        some = self._changed.popleft()
+        some = self.changed.popleft()
         if len(some) > limit:
-            self._changed.appendleft(some[limit:])
+            self.changed.appendleft(some[limit:])
         self._is_changed[some[:limit]] = False
         return self.samples.keys_of(some[:limit])
-
-    @property
-    def is_settled(self) -> bool:
-        return not self._changed
 
 
 class RemoteReaders:
@@ -252,7 +248,7 @@ class RemoteReaders:
                 return
             known = self._readers[reader] = self._by_number[number] = _Reader(number, part, now_s)
         else:
-            self._forget(known)
+            self._uses[id(known.part.samples)].forget(known)
             known.begin(part, now_s)
         uses = self._uses.setdefault(id(part.samples), _Uses(part.samples))
         for first in range(0, len(part.firsts), _AT_A_TIME):
@@ -278,10 +274,7 @@ class RemoteReaders:
         known = self._readers.pop(reader, None)
         if known is not None:
             del self._by_number[known.number]
-            self._forget(known)
-
-    def _forget(self, known: _Reader) -> None:
-        self._uses[id(known.part.samples)].forget(known)
+            self._uses[id(known.part.samples)].forget(known)
 
     def next_use_s(self, key: Key) -> float | None:
         """When any reader will next use a sample."""
@@ -300,9 +293,9 @@ class RemoteReaders:
 
     def anchor(self, now_s: float, tolerance_s: float) -> None:
         """Compute times again if those of a reader are far off, and what has changed before has been ranked."""
-        if not all(uses.is_settled for uses in self._uses.values()):
-            return
-        if any(reader.has_drifted(now_s, tolerance_s) for reader in self._readers.values()):
+        if not any(uses.changed for uses in self._uses.values()) and any(
+            reader.has_drifted(now_s, tolerance_s) for reader in self._readers.values()
+        ):
             for reader in self._readers.values():
                 reader.anchor(now_s)
             for uses in self._uses.values():

@@ -415,13 +415,14 @@ class Schedule:
         self._early_progress: dict[tuple[Hashable, str], tuple[int, int, int]] = {}
         # The last opens of trainers that have no plan yet.
         self._opened_before: deque[tuple[Hashable, Key, float]] = deque(maxlen=EARLY_MOST)
-        self._trusted: tuple[PlannedReader, ...] = ()
+        self.trusted: tuple[PlannedReader, ...] = ()
+        """The readers whose plans are trusted; a new tuple whenever that changes."""
         self.remote = RemoteReaders()
 
     @property
     def active(self) -> bool:
         """Whether a plan is trusted."""
-        return bool(self._trusted)
+        return bool(self.trusted)
 
     def begin(self, trainer: Hashable, name: str, epoch: PlannedEpoch, now_s: float) -> None:
         """The trainer begins this epoch of the list `name`, or goes on with it, at its start position."""
@@ -454,7 +455,7 @@ class Schedule:
         """What `PlannedReader.unseen` gives, with the trainer of each sample; of one trainer, or of all."""
         readers = [(trainer, reader) for (trainer, _), reader in self.readers.items() if of in (None, trainer)]
         found = [(trainer, key) for trainer, reader in readers for key in reader.unseen(now_s)]
-        if any(reader.trusted != (reader in self._trusted) for _, reader in readers):
+        if any(reader.trusted != (reader in self.trusted) for _, reader in readers):
             self._trust()
         return found
 
@@ -499,7 +500,7 @@ class Schedule:
     def next_use_s(self, key: Key) -> float | None:
         """When any reader will next need the file in the cache, or AWAITED; None if no trusted plan says so."""
         soonest: float | None = self.remote.next_use_s(key) if self.remote else None
-        for reader in self._trusted:
+        for reader in self.trusted:
             use_s = reader.next_use_s(key)
             if use_s is not None and (soonest is None or use_s < soonest):
                 soonest = use_s
@@ -507,7 +508,7 @@ class Schedule:
 
     def is_due(self, key: Key) -> bool:
         """Whether a reader whose plan is trusted has the file in hand, or may have it fetched ahead now."""
-        positions = ((reader.next_position(key), reader) for reader in self._trusted)
+        positions = ((reader.next_position(key), reader) for reader in self.trusted)
         return any(at is not None and at < reader.reached + reader.look_ahead for at, reader in positions)
 
     def anchor(self, now_s: float, tolerance_s: float) -> bool:
@@ -515,25 +516,20 @@ class Schedule:
 
         With less than two trusted plans there is nothing to compare.
         """
-        if len(self._trusted) + len(self.remote) < 2:
+        if len(self.trusted) + len(self.remote) < 2:
             return False
         self.remote.anchor(now_s, tolerance_s)
-        if max((reader.drift_s(now_s) for reader in self._trusted), default=0.0) <= tolerance_s:
+        if max((reader.drift_s(now_s) for reader in self.trusted), default=0.0) <= tolerance_s:
             return False
-        for reader in self._trusted:
+        for reader in self.trusted:
             reader.anchor(now_s)
         return True
-
-    @property
-    def trusted(self) -> tuple[PlannedReader, ...]:
-        """The readers whose plans are trusted; a new tuple whenever that changes."""
-        return self._trusted
 
     def _trust(self) -> None:
         self._of_trainer = {}
         for (trainer, _), reader in self.readers.items():
             self._of_trainer.setdefault(trainer, []).append(reader)
-        self._trusted = tuple(reader for reader in self.readers.values() if reader.trusted)
+        self.trusted = tuple(reader for reader in self.readers.values() if reader.trusted)
 
 
 # An open is reported within some 30 ms.

@@ -167,8 +167,7 @@ class Hook:
     ) -> None:
         """`plans` are arguments of `Planning`, for a hook with a loader."""
         self._declared, self._client = introduced.declaration, introduced.connection.client
-        self.job = introduced.connection.hello.job
-        """The id of this training; `attach` takes it as `job=` when the training goes on."""
+        self._job = introduced.connection.hello.job
         self._boundary = ErrorBoundary()
         self._boundary.on_failure(self._leave)
         # Without a loader, `Hook.batch` names the samples of the very next forward pass.
@@ -191,8 +190,7 @@ class Hook:
         self._thread = threading.get_ident()
         self._warned: set[str] = set()
         self._unmatched_said = 0
-        self.epoch = epoch
-        """The number of the epoch that runs, or that begins next; `attach` takes it as `epoch=`."""
+        self._epoch = epoch
         self.step = 0
         # The last forward pass of the training: how many rows it had, and its samples if they are known.
         self._rows = 0
@@ -202,6 +200,16 @@ class Hook:
             inner = drawing_loader(loader)
             evaluation = Evaluation(model, classifier, inner, self._declared.targets, self._capture, self._evaluated)
             self.sampler.offer(evaluation.losses)
+
+    @property
+    def job(self) -> str:
+        """The id of this training; `attach` takes it as `job=` when the training goes on."""
+        return self._job
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that runs, or that begins next; `attach` takes it as `epoch=`."""
+        return self._epoch
 
     @property
     def counts(self) -> Counter[str]:
@@ -303,7 +311,7 @@ class Hook:
             return False
         if self._planning is not None and self._planning.follower.loader() is None:
             return True
-        is_same = (self.job, self._declared.split) == (job, split)
+        is_same = (self._job, self._declared.split) == (job, split)
         return is_same and (self._batches_taken > 0 or self.follows(loader))
 
     def copied(self, batch: Any) -> None:
@@ -332,13 +340,13 @@ class Hook:
             self._warn(f"accuracy={accuracy} is left out: give a share between 0 and 1")
             share = None
         unmatched = self.counts["unmatched"]
-        self._client.epoch_end(EpochEnd(self.epoch, share, unmatched - self._unmatched_said))
+        self._client.epoch_end(EpochEnd(self._epoch, share, unmatched - self._unmatched_said))
         self._unmatched_said = unmatched
         if self._planning is not None:
             self._planning.planner.epoch_over()
         if self.sampler is not None:
             self.sampler.epoch_end(share)
-        self.epoch += 1
+        self._epoch += 1
         self.step = 0
 
     def _replace_losses(self, losses: Tensor) -> None:
@@ -362,7 +370,7 @@ class Hook:
 
     def _evaluated(self, indices: Indices, seen: Seen) -> None:
         """Send the batch of an evaluation: the daemon learns from it, and learns that these reads have arrived."""
-        self._client.batch(partial(_message, self._declared.name, self.epoch, self.step, indices, [seen]))
+        self._client.batch(partial(_message, self._declared.name, self._epoch, self.step, indices, [seen]))
 
     def _send_known(self) -> None:
         """Send all batches that are known, because no further forward pass comes before the next batch."""
@@ -376,7 +384,7 @@ class Hook:
             indices = np.concatenate([found.samples[found.new_rows] for found in batch])
             # A weak reference: the message may wait for ever for a dead daemon, and must not keep the sampler alive.
             sampler = None if self.sampler is None else weakref.ref(self.sampler)
-            self._client.batch(partial(_message, self._declared.name, self.epoch, self.step, indices, parts, sampler))
+            self._client.batch(partial(_message, self._declared.name, self._epoch, self.step, indices, parts, sampler))
             self.step += 1
         for reason in self._attribution.reasons:
             self._warn(f"some batches are not sent to the daemon: {reason}")

@@ -178,11 +178,8 @@ class EpochSampler(Sampler[int]):
 
     def weights(self, indices: npt.ArrayLike, clip: float | None = None) -> Tensor:
         """The weights 1/(N q) of these samples: weighted losses have the expectation of losses under uniform draws."""
-        weights = torch.from_numpy(self._weights(np.asarray(indices, np.int64)).astype(np.float32))
+        weights = torch.ones(np.shape(indices))
         return weights if clip is None else weights.clamp(max=clip)
-
-    def _weights(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.floating]:
-        return np.ones(indices.shape)
 
     def probabilities(self) -> npt.NDArray[np.float64]:
         """The chance q of each sample at each draw of the current epoch."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from trainer_hook.ranks import from_all_ranks, rank_and_world
 from trainer_hook.samplers.epoch import Draws, EchoSampler, SampledEpoch, Scores, whole_number
@@ -77,11 +78,12 @@ class InfoBatchSampler(EchoSampler):
     def trained(self, indices: Draws, losses: npt.NDArray[np.floating]) -> None:
         self._news.append((indices, losses))
 
-    def _weights(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.floating]:
-        """Those in the current epoch: 1/(1 - `prune`) below the mean loss, and otherwise 1."""
+    def weights(self, indices: npt.ArrayLike, clip: float | None = None) -> Tensor:
+        """The weights of these samples in the current epoch: 1/(1 - `prune`) below the mean loss, and otherwise 1."""
         if self.current is None or self.current.scores is None:
-            return super()._weights(indices)
-        return 1 / self.current.scores[indices]
+            return super().weights(indices, clip)
+        weights = torch.from_numpy(1 / self.current.scores[np.asarray(indices, np.int64)])
+        return weights if clip is None else weights.clamp(max=clip)
 
     def probabilities(self) -> npt.NDArray[np.float64]:
         if self.current is None or self.current.scores is None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from trainer_hook.ranks import from_first_rank, rank_and_world, share_of_rank, shared_store
 from trainer_hook.samplers.epoch import EpochSampler, SampledEpoch, Scores
@@ -111,8 +112,10 @@ class SpiderSampler(EpochSampler):
         """Where rank 0 leaves the scores by which it draws this epoch ahead, until the epoch begins."""
         return f"spiderfs scores {self._list} {number}"
 
-    def _weights(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.floating]:
-        return 1 / (self.samples * self.probabilities()[indices])
+    def weights(self, indices: npt.ArrayLike, clip: float | None = None) -> Tensor:
+        probabilities = self.probabilities()[np.asarray(indices, dtype=np.int64)]
+        weights = torch.from_numpy((1 / (self.samples * probabilities)).astype(np.float32))
+        return weights if clip is None else weights.clamp(max=clip)
 
     def probabilities(self) -> npt.NDArray[np.float64]:
         now = self.current

@@ -59,7 +59,7 @@ LOOK_S, PROGRESS_SHARE = 0.25, 0.01
 ORDER_SHARE = 0.1
 # The progress of a training that pauses is sent again after the first time, and a reader whose node sends nothing is
 # forgotten after the second. One node may notice half a minute later than another that a server is back
-# (`cluster/link.py`).
+# (`spiderfs/cluster.py`).
 AGAIN_S, SILENT_S = 10.0, 45.0
 # A piece is 256 KiB: a stream holds 128 of them (`spiderfs/cluster.py`). No node adds one to FEW or more messages, so
 # that as many nodes may do so at the same time as have room beside these.

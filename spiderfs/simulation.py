@@ -740,15 +740,9 @@ def _engine(policy: str, accesses: Accesses, capacity_bytes: int, homes: Homes |
 
 
 def _epochs(result: Replay) -> list[dict[str, Any]]:
-    columns = {
-        "opens": result.opens,
-        "hits": result.hits,
-        "redirects": result.redirects,
-        "origin_bytes": result.origin_bytes,
-        "coverage": result.coverage,
-    }
-    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return [dict(zip(columns, row, strict=True)) for row in rows]
+    names = ("opens", "hits", "redirects", "origin_bytes", "coverage")
+    rows = zip(*(getattr(result, name).tolist() for name in names), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def columns(report: dict[str, Any]) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ from spiderfs.simulation import policy_for, replay
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSettings, SlowSource
 from spiderfs.trace import Accesses
-from trainer_hook.connection.mounts import socket_finder
+from trainer_hook.connection.client import socket_finder
 
 CAPACITIES = (0.10, 0.20, 0.25, 0.50, 0.75)
 LATENCY_MS = 5.0

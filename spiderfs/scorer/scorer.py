@@ -44,8 +44,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from spiderfs.scorer.cells import CellIndex
 from spiderfs.scorer.graph import GraphIndex, is_installed
-from spiderfs.scorer.index import ExactIndex, Ids, Near, NeighbourIndex, Vectors, blocks_of, exact_nearest, normalised
-from spiderfs.scorer.saved_files import check_whole, save_arrays, saved_arrays, write_whole
+from spiderfs.scorer.index import (
+    ExactIndex,
+    Ids,
+    Near,
+    NeighbourIndex,
+    Vectors,
+    blocks_of,
+    check_whole,
+    exact_nearest,
+    normalised,
+    save_arrays,
+    saved_arrays,
+    write_whole,
+)
 from spiderfs.scorer.scoring import BatchScores, FoundHub, ScorerOptions, Scoring
 
 # This many distances are remembered, those of some 40 batches: they take 256 KiB, and their quantile takes 1 ms.

@@ -20,8 +20,7 @@ from spiderfs.daemon.training.connection.hook_server import ServerLimits
 from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd, Hello, Plan, Progress
 from trainer_hook import Declaration, HookClient
 from trainer_hook.connection import client
-from trainer_hook.connection.client import PROGRESS_EVERY_S
-from trainer_hook.connection.mounts import ConnectPatience, find_mount, socket_finder
+from trainer_hook.connection.client import PROGRESS_EVERY_S, ConnectPatience, find_mount, socket_finder
 
 pytestmark = pytest.mark.clock
 

@@ -50,7 +50,7 @@ from spiderfs.protocol import (
 )
 from spiderfs.protocol.partials import partial_inode, sealed_file
 from spiderfs.protocol.requests import connected
-from trainer_hook.connection.mounts import DEFAULT_PATIENCE, find_mount, socket_finder
+from trainer_hook.connection.client import DEFAULT_PATIENCE, find_mount, socket_finder
 from trainer_hook.refurbishing.sampler import RefurbishedDraw
 
 log = logging.getLogger("trainer_hook")

@@ -44,10 +44,9 @@ from spiderfs.sources.redis_client import SHAPES, RedisClient, errors
 
 
 @dataclass(frozen=True, eq=False)
-class SharedScores(Message):
+class SharedScores(Message, kind="shared_scores"):
     """Scores of different samples, made of embeddings of this dimension."""
 
-    TYPE = "shared_scores"
     dimension: int
     ids: Uint32s
     scores: Float32s
@@ -59,10 +58,9 @@ class SharedScores(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class SharedHub(Message):
+class SharedHub(Message, kind="shared_hub"):
     """A hub, and its neighbours, nearest first."""
 
-    TYPE = "shared_hub"
     id: int
     neighbours: Uint32s
     distances: Float32s
@@ -73,22 +71,20 @@ class SharedHub(Message):
 
 
 @dataclass(frozen=True)
-class RankEnded(Message):
+class RankEnded(Message, kind="rank_ended"):
     """A rank has ended this epoch: its rows of it have been sent."""
 
-    TYPE = "rank_ended"
     rank: int
     epoch: int
 
 
 @dataclass(frozen=True, eq=False)
-class PlanPiece(Message):
+class PlanPiece(Message, kind="plan_piece"):
     """Draws of the epoch that a reader begins, or goes on with, at the position `start`: those from `first` on.
 
     There are so many `draws` in all, and the pieces come in order. With none the reader has no plan any more.
     """
 
-    TYPE = "plan_piece"
     reader: str
     epoch: int
     start: int

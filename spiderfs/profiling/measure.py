@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from spiderfs.errors import UsageError
 from spiderfs.forms.profile import Cost, Form, Profile, Reads, Record, SourceSpeed
-from spiderfs.profiling.private_mount import PrivateMount, private_mount
+from spiderfs.profiling.private_mount import PrivateMount, await_end, private_mount
 from spiderfs.views.recipe import NO_VIEW
 
 # Which samples a pass takes: as the loader makes them, as it has given them before, or these, to be kept again.
@@ -121,11 +121,7 @@ def loader_process(named: str) -> Iterator[LoaderProcess]:
         # What it has not read of a question is of no use any more.
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        try:
-            process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        await_end(process, _PATIENCE_S)
         process.stdout.close()
 
 

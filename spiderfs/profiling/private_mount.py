@@ -109,11 +109,7 @@ def private_mount(options: Mapping[str, str], above: Path, view: str, **others: 
             yield PrivateMount(root, process.pid)
         finally:
             process.terminate()
-            try:
-                process.wait(_PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            await_end(process, _PATIENCE_S)
             assert process.stderr is not None
             process.stderr.close()
     finally:
@@ -136,6 +132,15 @@ def _wait_until_readable(process: subprocess.Popen[str], root: Path) -> None:
             return
     assert process.stderr is not None
     raise MountError(f"a mount to measure by failed: {process.stderr.read().strip().removeprefix('spiderfs: ')}")
+
+
+def await_end(process: subprocess.Popen[str], patience_s: float) -> None:
+    """Wait until a process has ended; it is killed if it does not end by itself."""
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def serve(main: Callable[[], object]) -> None:

@@ -78,13 +78,17 @@ Float32s = Annotated[Array, Field("<f4", 1)]
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """The base of all messages; `SCALARS` and `ARRAYS` are the types of the fields in a frame, by the annotations."""
+    """The base of all messages, each of which names its `kind`, the "type" of its header.
+
+    `SCALARS` and `ARRAYS` are the types of the fields in a frame, by the annotations.
+    """
 
     TYPE: ClassVar[str]
     SCALARS: ClassVar[Mapping[str, type]] = {}
     ARRAYS: ClassVar[Mapping[str, Field]] = {}
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, kind: str) -> None:
+        cls.TYPE = kind
         scalars: dict[str, type] = {}
         arrays: dict[str, Field] = {}
         hints = get_type_hints(cls, include_extras=True)
@@ -120,7 +124,7 @@ def _is_job(text: str) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Hello(Message):
+class Hello(Message, kind="hello"):
     """Open the connection of one process of a training run.
 
     `job` is the id of the training: all its ranks give the same, and no other training does. `client` names the
@@ -129,7 +133,6 @@ class Hello(Message):
     job from before. `scores_from` is another job, whose scores this one begins with.
     """
 
-    TYPE = "hello"
     client: str
     job: str
     name: str | None = None
@@ -153,7 +156,7 @@ class Hello(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Samples(Message):
+class Samples(Message, kind="samples"):
     """Samples `first`, `first + 1`, ... of a list of `total`: paths below the mount, each ended by a NUL byte.
 
     The path of a sample that lies outside of the mount is empty, and the sample is ignored. A label of -1 means that
@@ -161,7 +164,6 @@ class Samples(Message):
     going to send batches of the list; the first message of a list says so.
     """
 
-    TYPE = "samples"
     list: str
     split: str
     total: int
@@ -188,14 +190,13 @@ class Samples(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Batch(Message):
+class Batch(Message, kind="batch"):
     """Embeddings and losses that the model computed: one row for each index.
 
     The rows are in the order in which the samples went through the model. `losses` and `labels` may be left out;
     without `labels` the samples have the labels of the list.
     """
 
-    TYPE = "batch"
     list: str
     epoch: int
     step: int
@@ -216,13 +217,12 @@ class Batch(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class EpochEnd(Message):
+class EpochEnd(Message, kind="epoch_end"):
     """End an epoch; `accuracy` is between 0 and 1.
 
     `unmatched` counts the forward passes since the last epoch end whose samples the trainer did not know.
     """
 
-    TYPE = "epoch_end"
     epoch: int
     accuracy: float | None = None
     unmatched: int | None = None
@@ -233,14 +233,13 @@ class EpochEnd(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan(Message):
+class Plan(Message, kind="plan"):
     """Publish the samples that this process will read in an epoch, in order.
 
     If `begun`, the trainer begins this epoch now, or goes on with it, at `position`. If not, the trainer will read the
     epoch later, after those of lower numbers, and sends its plan again when it begins.
     """
 
-    TYPE = "plan"
     list: str
     epoch: int
     position: int
@@ -253,13 +252,12 @@ class Plan(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Progress(Message):
+class Progress(Message, kind="progress"):
     """Report how far the loader and the loop are in the current plan.
 
     `dispatched` of the plan's samples were handed to the loader's workers, and the loop has taken `taken` of these.
     """
 
-    TYPE = "progress"
     list: str
     epoch: int
     dispatched: int
@@ -270,14 +268,13 @@ class Progress(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Exchange(Message):
+class Exchange(Message, kind="exchange"):
     """Ask which samples to take in place of `wanted`, the next ones of the plan.
 
     `position` samples of the epoch have been dispatched; the last of them were `dispatched`, since the question before.
     The loop has taken `taken` of them.
     """
 
-    TYPE = "exchange"
     list: str
     request: int
     epoch: int
@@ -292,31 +289,28 @@ class Exchange(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class ScoresRequest(Message):
+class ScoresRequest(Message, kind="scores_request"):
     """Ask for the scores of a list."""
 
-    TYPE = "scores_request"
     list: str
     request: int
 
 
 @dataclass(frozen=True, eq=False)
-class CachedRequest(Message):
+class CachedRequest(Message, kind="cached_request"):
     """Ask which samples of a list are cached."""
 
-    TYPE = "cached_request"
     list: str
     request: int
 
 
 @dataclass(frozen=True, eq=False)
-class Pin(Message):
+class Pin(Message, kind="pin"):
     """Pin these samples in place of those that this process pinned before.
 
     A trainer pins samples that it reads again and again beside its epochs.
     """
 
-    TYPE = "pin"
     list: str
     request: int
     indices: Uint32s
@@ -326,16 +320,15 @@ class Pin(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class WarmUp(Message):
+class WarmUp(Message, kind="warm_up"):
     """Begin or end a warm-up, in which the reads of this run evict nothing."""
 
-    TYPE = "warm_up"
     list: str
     active: bool
 
 
 @dataclass(frozen=True, eq=False)
-class PartialSamples(Message):
+class PartialSamples(Message, kind="partials"):
     """Open the connection of a loader process that caches partly augmented samples.
 
     `store` names what it keeps: the transforms that make it, and their seed. Processes that give the same name share
@@ -343,7 +336,6 @@ class PartialSamples(Message):
     that each uses a partial sample once, name themselves as `job`.
     """
 
-    TYPE = "partials"
     client: str
     store: str
     wanted_bytes: float
@@ -359,14 +351,13 @@ class PartialSamples(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Keep(Message):
+class Keep(Message, kind="keep"):
     """Keep a partial sample: `bytes` bytes of the memory file whose descriptor comes with this message.
 
     `inodes` are that of the sample and, if there is one, that of the sample that it replaces. It is answered in its
     turn by `ok` or `error`.
     """
 
-    TYPE = "keep"
     bytes: int
     inodes: Uint64s
 
@@ -375,13 +366,12 @@ class Keep(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Turn(Message):
+class Turn(Message, kind="turn"):
     """Ask which generations of these partial samples to use next.
 
     Those that it has to make are the one in `generation`, which is above 0. It is answered by `turns`.
     """
 
-    TYPE = "turn"
     generation: Uint64s
     indices: Uint32s
 
@@ -391,49 +381,43 @@ class Turn(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Goodbye(Message):
+class Goodbye(Message, kind="goodbye"):
     """End the connection."""
-
-    TYPE = "goodbye"
 
 
 # -- answers
 
 
 @dataclass(frozen=True, eq=False)
-class Ok(Message):
+class Ok(Message, kind="ok"):
     """Confirm `hello`, the last chunk of `samples`, `keep` or `goodbye`; `answers` is its type."""
 
-    TYPE = "ok"
     answers: str
 
 
 @dataclass(frozen=True, eq=False)
-class Error(Message):
+class Error(Message, kind="error"):
     """Refuse a message: `code` for programs, `text` for people."""
 
-    TYPE = "error"
     code: str
     text: str
 
 
 @dataclass(frozen=True, eq=False)
-class Warn(Message):
+class Warn(Message, kind="warning"):
     """Confirm a message of which only a part could be used."""
 
-    TYPE = "warning"
     text: str
 
 
 @dataclass(frozen=True, eq=False)
-class Scores(Message):
+class Scores(Message, kind="scores"):
     """One finite score of 0 or more for each sample of the list; empty while there are none.
 
     `follows_plans` is whether the daemon follows plans now (the option `plan`): if not, a trainer gains nothing by
     drawing its next epoch before that begins.
     """
 
-    TYPE = "scores"
     list: str
     request: int
     follows_plans: bool
@@ -444,10 +428,9 @@ class Scores(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Cached(Message):
+class Cached(Message, kind="cached"):
     """One bit for each sample of the list, 1 if cached, lowest bit first; `count` bits."""
 
-    TYPE = "cached"
     list: str
     request: int
     count: int
@@ -462,39 +445,35 @@ class Cached(Message):
 
 
 @dataclass(frozen=True, eq=False)
-class Pinned(Message):
+class Pinned(Message, kind="pinned"):
     """Answer `pin`: `count` samples are pinned; those not cached yet stay once read."""
 
-    TYPE = "pinned"
     list: str
     request: int
     count: int
 
 
 @dataclass(frozen=True, eq=False)
-class Given(Message):
+class Given(Message, kind="given"):
     """Answer `exchange`: one sample for each in `wanted`; empty: keep the plan."""
 
-    TYPE = "given"
     list: str
     request: int
     indices: Uint32s
 
 
 @dataclass(frozen=True, eq=False)
-class Room(Message):
+class Room(Message, kind="room"):
     """Answer `partials`: the bytes that may be kept, and the most of one sample."""
 
-    TYPE = "room"
     room_bytes: float
     most_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
-class Turns(Message):
+class Turns(Message, kind="turns"):
     """Answer `turn`: the generation of each sample, and the one that it replaces (0: none)."""
 
-    TYPE = "turns"
     generations: Uint64s
     replaces: Uint64s
 

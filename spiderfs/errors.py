@@ -1,49 +1,6 @@
-"""The tree of all errors; each class has the errno that a caller of the file system gets.
+"""All errors; each class has the errno that a caller of the file system gets, its own or that of the class above.
 
-    SpiderfsError (EIO)
-    ├── UsageError (EINVAL)            the user asked for something impossible; the message says what to do
-    │   ├── ConfigError (EINVAL)       an option, a TOML key or a control-file write is wrong
-    │   │   └── SourceAway (EINVAL)    the source does not answer, so that no one can say whether it is the right one
-    │   └── MountError (EBUSY)         the mount point or the cache directory cannot be used
-    ├── SourceError (EIO)
-    │   ├── SourceNotFound (ENOENT)    the source answered that the name does not exist
-    │   │   └── SourceNotADirectory (ENOTDIR)  what was taken for a directory on the way to it is none
-    │   ├── SourceDenied (EACCES)      the source refuses this user
-    │   ├── SourceChanged (ESTALE)     the file is no longer the version that was asked for
-    │   ├── ViewFailed (EIO)           a view of the file exists, and cannot be made now
-    │   ├── ArchiveFailed (EIO)        an archive, or one of its members, cannot be shown
-    │   │   └── ArchiveDamaged (EIO)   nothing of the archive is shown, and the log has said why
-    │   └── SourceUnavailable (EIO)    the source did not answer; the call is repeated, the file is not taken for gone
-    │       ├── SourceTimeout (ETIMEDOUT)
-    │       ├── SourceEntryFailed (EIO)  the source is there, and fails for this name: a dead mount, a bad block
-    │       ├── SourceUnreachable (EIO)  no connection to it can be made
-    │       └── SourceThrottled (EIO)  the source says that it is asked for too much at a time; the call is repeated
-    │           └── SourceNotReady (EIO)  the source is there, and what is asked for has to be made or awaited first
-    ├── StoreError (EIO)               no reader gets one: the mount reads from the source instead
-    │   ├── StoreFull (ENOSPC)         the disk, or LMDB's map, is full
-    │   └── StoreDamaged (EIO)         a record is not what was written; its file must be fetched again
-    ├── HookError (EIO)                a trainer sent something that cannot be used; no reader gets one
-    │   └── ProtocolError (EPROTO)     a message of the hook protocol is malformed
-    ├── StreamLost (EIO)               the server by which several nodes share scores fails; no reader gets one
-    └── FileSystemError (EIO)          the mount itself answers with an error
-        ├── NotFound (ENOENT)
-        ├── NameTooLong (ENAMETOOLONG)
-        ├── NotADirectory (ENOTDIR)
-        ├── IsADirectory (EISDIR)
-        ├── InvalidArgument (EINVAL)
-        ├── AccessDenied (EACCES)
-        ├── NoAttribute (ENODATA)
-        ├── AttributeTooLong (ERANGE)
-        ├── ReadOnly (EROFS)
-        ├── NoRoom (ENOSPC)            the texts of open control files have no room, or take more than 2 GiB
-        ├── Stale (ESTALE)
-        ├── TooManyLinks (ELOOP)       a path passes 40 symbolic links; in a mount the kernel counts them
-        ├── DeadlyRequest (EIO)        worker after worker has died at this request
-        └── TryAgain (EAGAIN)          the manager is being started again, or too many control files are open
-            └── Busy (EBUSY)           the same from read(2), whose EAGAIN many programs take for "nothing yet"; or too
-                                       many requests wait for the source already
-
-StoreCorrupt is not in this tree. It is for no one on the way, like SystemExit: it ends the process that meets it.
+StoreCorrupt alone is no SpiderfsError. It is for no one on the way, like SystemExit: it ends the process that meets it.
 
 Each message is one line; it says what the user can do, if the user can do anything.
 """
@@ -61,87 +18,103 @@ class SpiderfsError(Exception):
 
 
 class UsageError(SpiderfsError):
+    """The user asked for something impossible; the message says what to do."""
+
     errno = errno.EINVAL
 
 
 class ConfigError(UsageError):
-    errno = errno.EINVAL
+    """An option, a TOML key or a control-file write is wrong."""
 
 
 class SourceAway(ConfigError):
-    errno = errno.EINVAL
+    """The source does not answer, so that no one can say whether it is the right one."""
 
 
 class MountError(UsageError):
+    """The mount point or the cache directory cannot be used."""
+
     errno = errno.EBUSY
 
 
 class SourceError(SpiderfsError):
-    errno = errno.EIO
+    """The source does not give what was asked for."""
 
 
 class SourceNotFound(SourceError):
+    """The source answered that the name does not exist."""
+
     errno = errno.ENOENT
 
 
 class SourceNotADirectory(SourceNotFound):
+    """What was taken for a directory on the way to it is none."""
+
     errno = errno.ENOTDIR
 
 
 class SourceDenied(SourceError):
+    """The source refuses this user."""
+
     errno = errno.EACCES
 
 
 class SourceChanged(SourceError):
+    """The file is no longer the version that was asked for."""
+
     errno = errno.ESTALE
 
 
 class ViewFailed(SourceError):
-    errno = errno.EIO
+    """A view of the file exists, and cannot be made now."""
 
 
 class ArchiveFailed(SourceError):
-    errno = errno.EIO
+    """An archive, or one of its members, cannot be shown."""
 
 
 class ArchiveDamaged(ArchiveFailed):
-    errno = errno.EIO
+    """Nothing of the archive is shown, and the log has said why."""
 
 
 class SourceUnavailable(SourceError):
-    errno = errno.EIO
+    """The source did not answer; the call is repeated, the file is not taken for gone."""
 
 
 class SourceTimeout(SourceUnavailable):
+    """The source did not answer in time."""
+
     errno = errno.ETIMEDOUT
 
 
 class SourceEntryFailed(SourceUnavailable):
-    errno = errno.EIO
+    """The source is there, and fails for this name: a dead mount, a bad block."""
 
 
 class SourceUnreachable(SourceUnavailable):
-    errno = errno.EIO
+    """No connection to it can be made."""
 
 
 class SourceThrottled(SourceUnavailable):
-    errno = errno.EIO
+    """The source says that it is asked for too much at a time; the call is repeated."""
 
 
 class SourceNotReady(SourceThrottled):
-    errno = errno.EIO
+    """The source is there, and what is asked for has to be made or awaited first."""
 
 
 class StoreError(SpiderfsError):
-    errno = errno.EIO
+    """No reader gets one: the mount reads from the source instead."""
 
 
 class StoreFull(StoreError):
+    """The disk, or LMDB's map, is full."""
+
     errno = errno.ENOSPC
 
 
 class StoreDamaged(StoreError):
-    errno = errno.EIO
+    """A record is not what was written; its file must be fetched again."""
 
 
 class StoreCorrupt(BaseException):
@@ -154,11 +127,14 @@ class StoreCorrupt(BaseException):
 
 
 class HookError(SpiderfsError):
-    errno = errno.EIO
+    """A trainer sent something that cannot be used; no reader gets one."""
 
 
 class ProtocolError(HookError):
-    """`code` names the error for programs; after a `fatal` error the rest of the stream cannot be understood."""
+    """A message of the hook protocol is malformed.
+
+    `code` names the error for programs; after a `fatal` error the rest of the stream cannot be understood.
+    """
 
     errno = errno.EPROTO
 
@@ -169,11 +145,14 @@ class ProtocolError(HookError):
 
 
 class StreamLost(SpiderfsError):
-    """The server has not done what it was asked; the message says why, in a few words."""
+    """The server by which several nodes share scores has not done what it was asked; no reader gets one.
+
+    The message says why, in a few words.
+    """
 
 
 class FileSystemError(SpiderfsError):
-    errno = errno.EIO
+    """The mount itself answers with an error."""
 
 
 class NotFound(FileSystemError):
@@ -215,6 +194,8 @@ class ReadOnly(FileSystemError):
 
 
 class NoRoom(FileSystemError):
+    """The texts of open control files have no room, or take more than 2 GiB."""
+
     errno = errno.ENOSPC
 
 
@@ -223,16 +204,22 @@ class Stale(FileSystemError):
 
 
 class TooManyLinks(FileSystemError):
+    """A path passes 40 symbolic links; in a mount the kernel counts them."""
+
     errno = errno.ELOOP
 
 
 class DeadlyRequest(FileSystemError):
-    errno = errno.EIO
+    """Worker after worker has died at this request."""
 
 
 class TryAgain(FileSystemError):
+    """The manager is being started again, or too many control files are open."""
+
     errno = errno.EAGAIN
 
 
 class Busy(TryAgain):
+    """As TryAgain, from read(2), whose EAGAIN many programs take for "nothing yet"; or too many requests wait."""
+
     errno = errno.EBUSY

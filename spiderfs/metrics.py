@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 from bisect import bisect_left
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import NamedTuple
 
 from prometheus_client import generate_latest
@@ -275,52 +276,12 @@ class SharedCounters:
         return counts, self.total(first + _HISTOGRAM_CELLS - 1) / 1e6
 
 
-class _Snapshot(Collector):
-    def __init__(
-        self,
-        shared: SharedCounters,
-        gauges: Mapping[str, float],
-        sections: Mapping[str, int],
-        peers: Mapping[str, Mapping[str, int]],
-    ) -> None:
-        self._shared = shared
-        self._gauges = gauges
-        self._sections = sections
-        self._peers = peers
+class _Collected(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
 
     def collect(self) -> list[Metric]:
-        families: list[Metric] = []
-        totals = self._shared.totals()
-        for definition in COUNTERS:
-            families.append(
-                CounterMetricFamily(f"spiderfs_{definition.name}", definition.help, value=totals[definition.name])
-            )
-        for definition in GAUGES:
-            families.append(
-                GaugeMetricFamily(
-                    f"spiderfs_{definition.name}", definition.help, value=self._gauges.get(definition.name, 0)
-                )
-            )
-        section = GaugeMetricFamily(f"spiderfs_{SECTION_BYTES.name}", SECTION_BYTES.help, labels=["section"])
-        for name, size in self._sections.items():
-            section.add_metric([name], size)
-        families.append(section)
-        for definition in (*PEER_COUNTERS, PEER_UP) if self._peers else ():
-            kind = GaugeMetricFamily if definition is PEER_UP else CounterMetricFamily
-            family = kind(f"spiderfs_{definition.name}", definition.help, labels=["peer"])
-            for url, values in self._peers.items():
-                family.add_metric([url], values[definition.name.removeprefix("peer_")])
-            families.append(family)
-        for definition in HISTOGRAMS:
-            counts, total = self._shared.histogram(definition.name)
-            cumulative, buckets = 0, []
-            for bound, count in zip((*(str(us / 1e6) for us in BUCKETS_US), "+Inf"), counts, strict=True):
-                cumulative += count
-                buckets.append((bound, float(cumulative)))
-            families.append(
-                HistogramMetricFamily(f"spiderfs_{definition.name}", definition.help, buckets=buckets, sum_value=total)
-            )
-        return families
+        return self._families
 
 
 def prometheus_text(
@@ -330,4 +291,26 @@ def prometheus_text(
     peers: Mapping[str, Mapping[str, int]] | None = None,
 ) -> bytes:
     """All metrics in Prometheus' text format; `peers` has the values of each other node by its URL."""
-    return generate_latest(_Snapshot(shared, gauges, sections, peers or {}))
+    totals = shared.totals()
+    families: list[Metric] = [
+        *(CounterMetricFamily(f"spiderfs_{of.name}", of.help, value=totals[of.name]) for of in COUNTERS),
+        *(GaugeMetricFamily(f"spiderfs_{of.name}", of.help, value=gauges.get(of.name, 0)) for of in GAUGES),
+    ]
+    section = GaugeMetricFamily(f"spiderfs_{SECTION_BYTES.name}", SECTION_BYTES.help, labels=["section"])
+    for name, size in sections.items():
+        section.add_metric([name], size)
+    families.append(section)
+    for definition in (*PEER_COUNTERS, PEER_UP) if peers else ():
+        kind = GaugeMetricFamily if definition is PEER_UP else CounterMetricFamily
+        family = kind(f"spiderfs_{definition.name}", definition.help, labels=["peer"])
+        for url, values in (peers or {}).items():
+            family.add_metric([url], values[definition.name.removeprefix("peer_")])
+        families.append(family)
+    bounds = (*(str(us / 1e6) for us in BUCKETS_US), "+Inf")
+    for definition in HISTOGRAMS:
+        counts, total = shared.histogram(definition.name)
+        buckets = list(zip(bounds, map(float, accumulate(counts)), strict=True))
+        families.append(
+            HistogramMetricFamily(f"spiderfs_{definition.name}", definition.help, buckets=buckets, sum_value=total)
+        )
+    return generate_latest(_Collected(families))

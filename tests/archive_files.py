@@ -15,10 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from spiderfs.archives.formats import Pieces, bytes_begin, unpacked
 from spiderfs.archives.index import FILE, LINK, ArchiveIndex, IndexBuilder, save
 from spiderfs.archives.indexer_process import FORMATS, Indexers
-from spiderfs.archives.pieces import Pieces
-from spiderfs.archives.zip_format import bytes_begin, unpacked
 from spiderfs.sources.client import SourceLimits
 from spiderfs.sources.source import Version
 

@@ -9,8 +9,8 @@ import numpy as np
 from spiderfs.core.engine import Engine
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.policies import POLICIES
-from spiderfs.simulation.replay import Replay, policy_for, replay
-from spiderfs.trace.format import Accesses
+from spiderfs.simulation import Replay, policy_for, replay
+from spiderfs.trace import Accesses
 
 LIST_POLICIES = {"LRU": "lru", "MinIO": "minio", "MIN": "belady"}
 _READER = "reader"

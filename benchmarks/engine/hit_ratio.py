@@ -5,7 +5,7 @@
 
 The benchmark first records a training as in benchmarks/training/in_process.py. Its sampler draws by graph score, and no
 sample has a substitute, so the trace does not depend on the cache of that training. Then every policy serves the same
-trace at every size, through `spiderfs.simulation.replay`, with the scores, hubs and ratios that the scorer had found at
+trace at every size, through `spiderfs.simulation`, with the scores, hubs and ratios that the scorer had found at
 that time:
 
     spider      important samples, and hubs that substitute for what is not cached
@@ -36,10 +36,10 @@ from benchmarks.common.results import plain_table
 from benchmarks.training.in_process import Configuration, pool_in, train
 from benchmarks.training.training import BATCH, IMAGES
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import Ratio
+from spiderfs.core.events import Ratio
 from spiderfs.policies import POLICIES
-from spiderfs.simulation.replay import Replay, policy_for, replay
-from spiderfs.trace.format import Accesses, Trace, TraceWriter, read_trace
+from spiderfs.simulation import Replay, policy_for, replay
+from spiderfs.trace import Accesses, Trace, TraceWriter, read_trace
 
 CAPACITIES = (0.10, 0.25, 0.50, 0.75)
 # The scorer finds hubs, which the section of hubs needs, but no sample gets a substitute.

@@ -41,8 +41,7 @@ from benchmarks.common.command import command_line, main
 from benchmarks.common.processes import forked
 from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.results import plain_table
-from spiderfs.cluster.link import Link
-from spiderfs.cluster.stream import Stream
+from spiderfs.cluster import Link, Stream
 from spiderfs.core.engine import Engine
 from spiderfs.core.homes import Homes
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets

@@ -40,8 +40,8 @@ from benchmarks.common.processes import forked
 from benchmarks.common.redis_server import RedisServer
 from benchmarks.common.results import plain_table
 from benchmarks.fakes import MemoryContent
-from spiderfs.cluster.link import Link
-from spiderfs.core.learning.feed import PolicyFeed
+from spiderfs.cluster import Link
+from spiderfs.core.feed import PolicyFeed
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets
 from spiderfs.daemon.training.job_datasets.scoring import BatchScoring

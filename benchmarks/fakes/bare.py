@@ -21,7 +21,7 @@ from spiderfs.fuse.session import MAX_WAITING
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.shared.layout import RunLayout
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.source import Source
 from spiderfs.store.store import Content, Records

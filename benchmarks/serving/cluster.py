@@ -57,7 +57,7 @@ from benchmarks.common.web_server import free_port, web_server
 from benchmarks.serving.paced_store import Objects, PacedStore, paced_store
 from spiderfs.protocol import EpochEnd, Hello, Plan
 from trainer_hook import Declaration, HookClient
-from trainer_hook.connection.mounts import socket_finder
+from trainer_hook.connection.client import socket_finder
 
 NODES, MORE_NODES, CACHED, READERS = 3, 4, 0.2, 4
 FILE_BYTES = 100_000

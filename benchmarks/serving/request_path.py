@@ -30,13 +30,12 @@ from benchmarks.common.sources import write
 from benchmarks.fakes import Bare, FakeKernel, bare_filesystem
 from spiderfs.daemon.pipes import EventWriter, open_pipe
 from spiderfs.fuse import wire
-from spiderfs.fuse.handles import Handles
-from spiderfs.fuse.kernel import Kernel
-from spiderfs.fuse.operations import ImmutableOperations, Operations
+from spiderfs.fuse.bindings import ImmutableOperations, Operations
+from spiderfs.fuse.kernel import Handles, Kernel
 from spiderfs.fuse.wire import Opcode
 from spiderfs.linux.process_table import started_at
 from spiderfs.metrics import SharedCounters
-from spiderfs.shared.attached_trainers import Attached
+from spiderfs.shared.published import Attached
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.source import Source
 from spiderfs.store.content import LmdbContent

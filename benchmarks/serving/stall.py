@@ -71,11 +71,11 @@ from benchmarks.serving.stall_report import (
 from spiderfs.core.engine import Engine
 from spiderfs.policies import POLICIES
 from spiderfs.protocol import Hello, Plan
-from spiderfs.simulation.replay import policy_for, replay
+from spiderfs.simulation import policy_for, replay
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSettings, SlowSource
-from spiderfs.trace.format import Accesses
-from trainer_hook.connection.mounts import socket_finder
+from spiderfs.trace import Accesses
+from trainer_hook.connection.client import socket_finder
 
 CAPACITIES = (0.10, 0.20, 0.25, 0.50, 0.75)
 LATENCY_MS = 5.0

@@ -37,8 +37,8 @@ from benchmarks.training.training import (
     sampler_named,
 )
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import Hint
-from spiderfs.core.learning.feed import ElasticOptions, PolicyFeed, PolicyFeedOptions
+from spiderfs.core.events import Hint
+from spiderfs.core.feed import ElasticOptions, PolicyFeed, PolicyFeedOptions
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import MAX_NEIGHBOURS, MAX_SUBSTITUTIONS, Hub, HubLimits, Key, Policy
 from spiderfs.policies import POLICIES
@@ -46,7 +46,7 @@ from spiderfs.policies.spider import Spider
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import Calibration, ScorerOptions, Scoring
-from spiderfs.trace.format import TraceWriter
+from spiderfs.trace import TraceWriter
 from trainer_hook.connection.client import HookClient
 
 JOB, JOB_DATASET = "training", "1"

@@ -39,8 +39,8 @@ from spiderfs.core.rooms import LANDING_FILES, LANDING_SHARE
 from spiderfs.daemon.caching.fetch_ahead import BURST_SHARE
 from spiderfs.policies.baselines import Belady
 from spiderfs.policies.spider import Spider
-from spiderfs.simulation.replay import replay
-from spiderfs.trace.format import Accesses
+from spiderfs.simulation import replay
+from spiderfs.trace import Accesses
 
 SAMPLE_BYTES = 100
 CACHED_SHARE = 0.20

@@ -29,7 +29,7 @@ from benchmarks.common.results import plain_table
 from benchmarks.common.sources import write
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
 from trainer_hook import Declaration, HookClient
-from trainer_hook.connection.mounts import socket_finder
+from trainer_hook.connection.client import socket_finder
 
 LATENCY_MS = 5.0
 CACHED_SHARE = 0.2

@@ -59,7 +59,7 @@ from benchmarks.training.in_process import AHEAD, Configuration, Pool, Run, pool
 from benchmarks.training.systems_report import BASELINE, Epoch, Measured, plot_scores
 from benchmarks.training.training import BATCH, CACHED_SHARE, IMAGES, LEARNING_RATE
 from spiderfs.scorer.scorer import PAPERS_NEIGHBOURS
-from spiderfs.simulation.replay import Replay
+from spiderfs.simulation import Replay
 from trainer_hook import SpiderSampler
 
 CACHED_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)

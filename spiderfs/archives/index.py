@@ -96,6 +96,7 @@ class ArchiveIndex:
         self._texts = whole[at : at + texts]
         self._hashes, self._by_hash = self._arrays["hashes"], self._arrays["by_hash"]
         self._places, self._paths = self._arrays["place"], self._arrays["path"]
+        self._of_rows = [self._arrays[name] for name in IndexRow._fields[1:]]
 
     @property
     def failure(self) -> str:
@@ -112,17 +113,7 @@ class ArchiveIndex:
         return row if self.path(row.number) == path else None
 
     def row(self, number: int) -> IndexRow:
-        a = self._arrays
-        return IndexRow(
-            number,
-            a["kind"][number],
-            a["mode"][number],
-            a["offset"][number],
-            a["size"][number],
-            a["packed"][number],
-            a["method"][number],
-            a["crc"][number],
-        )
+        return IndexRow(number, *[column[number] for column in self._of_rows])
 
     def path(self, number: int) -> bytes:
         place = self._places[number]
@@ -166,9 +157,6 @@ class IndexBuilder:
         self._aliases: list[tuple[int, int]] = []
         self._directories[b""] = xxhash.xxh3_64_intdigest(b""), 0, 0o755
         self._name_bytes = 0
-
-    def leave_out(self) -> None:
-        self.left_out += 1
 
     def add_directory(self, name: bytes, mode: int) -> None:
         """Add a directory; those on the way to a member need not be added. Raises ArchiveFailed as `add` does."""
@@ -259,7 +247,7 @@ class IndexBuilder:
         columns["size"][directories] = np.searchsorted(above, hashes[directories], "right") - begin
         arrays = [*columns.values(), hashes[by_hash], by_hash, listed]
         bytes_of = [each.data.cast("B") for each in arrays]
-        return _parts(archive, version, bytes_of, len(hashes), self._texts, self.left_out)
+        return index_parts(archive, version, self._texts, bytes_of, len(hashes), self.left_out)
 
     def _kept(self, columns: dict[str, Any], hashes: Any) -> Any:
         """Which rows are shown; raises ArchiveFailed. Aliases become what their targets are."""
@@ -278,7 +266,11 @@ class IndexBuilder:
             for name in ("offset", "size", "mode", "kind", "crc", "text"):
                 columns[name][row] = columns[name][found]
             if columns["text"][row]:
-                self._copy_text(columns, found, row)
+                begin = int(columns["place"][found]) + int(columns["path"][found])
+                copy = self._path(columns, row) + self._texts[begin : begin + int(columns["text"][found])]
+                self._count_name(copy)
+                columns["place"][row] = len(self._texts)
+                self._texts += copy
         order = order[kept[order]]
         last = np.append(hashes[order][:-1] != hashes[order][1:], True)
         for row, after in zip(order[:-1][~last[:-1]].tolist(), order[1:][~last[:-1]].tolist(), strict=True):
@@ -288,14 +280,6 @@ class IndexBuilder:
             self.left_out += int(columns["kind"][after] == DIRECTORY)
             kept[row] = False
         return kept
-
-    def _copy_text(self, columns: dict[str, Any], row: int, to: int) -> None:
-        """A text lies behind its row's path, so the path is there once more."""
-        begin = int(columns["place"][row]) + int(columns["path"][row])
-        copy = self._path(columns, to) + self._texts[begin : begin + int(columns["text"][row])]
-        self._count_name(copy)
-        columns["place"][to] = len(self._texts)
-        self._texts += copy
 
     def _path(self, columns: dict[str, Any], row: int) -> bytes:
         place = int(columns["place"][row])
@@ -315,9 +299,21 @@ def archive_of(path: Path) -> bytes:
         return file.read()
 
 
-def parts_of_failure(archive: bytes, version: Version, reason: str) -> list[Part]:
-    """A note that the archive cannot be shown, to be saved."""
-    return _parts(archive, version, [], 0, reason.encode(), 0)
+def index_parts(
+    archive: bytes,
+    version: Version,
+    texts: bytes | bytearray,
+    arrays: Sequence[Part] = (),
+    rows: int = 0,
+    left_out: int = 0,
+) -> list[Part]:
+    """The bytes of an index, to be saved. Without rows the archive cannot be shown: `texts` says why."""
+    said = version.size, *split_time(version.mtime_ns), version.tag, rows, max(0, rows - 1), len(texts), left_out
+    parts = [_REST.pack(*said), *arrays, texts, archive]
+    checksum = xxhash.xxh3_64()
+    for part in parts:
+        checksum.update(part)
+    return [_BEGIN.pack(_MAGIC, checksum.intdigest()), *parts]
 
 
 def save(parts: Sequence[Part], to: Path) -> None:
@@ -329,17 +325,6 @@ def save(parts: Sequence[Part], to: Path) -> None:
         new.rename(to)
     finally:
         new.unlink(missing_ok=True)
-
-
-def _parts(
-    archive: bytes, version: Version, arrays: Sequence[Part], rows: int, texts: bytes | bytearray, left_out: int
-) -> list[Part]:
-    said = version.size, *split_time(version.mtime_ns), version.tag, rows, max(0, rows - 1), len(texts), left_out
-    parts = [_REST.pack(*said), *arrays, texts, archive]
-    checksum = xxhash.xxh3_64()
-    for part in parts:
-        checksum.update(part)
-    return [_BEGIN.pack(_MAGIC, checksum.intdigest()), *parts]
 
 
 def _mapped(path: Path) -> mmap.mmap:

@@ -28,9 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from spiderfs.archives import tar_format, zip_format
-from spiderfs.archives.index import FAILED, IndexBuilder, parts_of_failure, save
-from spiderfs.archives.pieces import AHEAD, PieceReadAhead, Pieces, Read
+from spiderfs.archives.formats import AHEAD, PieceReadAhead, Pieces, Read, add_tar_members, add_zip_members
+from spiderfs.archives.index import FAILED, IndexBuilder, index_parts, save
 from spiderfs.errors import ArchiveFailed, SourceUnavailable
 from spiderfs.sources.source import Version
 
@@ -45,7 +44,7 @@ _MOST_JOBS = 4
 _MOMENT_S = 1.0
 # What a process of the mount keeps of indices that the disk does not take: that of an archive of a million members.
 MOST_SPARE_BYTES = 128 << 20
-FORMATS = {"tar": tar_format.add_members, "zip": zip_format.add_members}
+FORMATS = {"tar": add_tar_members, "zip": add_zip_members}
 
 
 class Indexers:
@@ -132,11 +131,8 @@ class Indexers:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        with contextlib.suppress(BrokenPipeError):
-            pipe.close()
+    with contextlib.suppress(BrokenPipeError), process:
+        pass  # which closes its pipes, and waits
 
 
 def _write(to: IO[bytes], what: Any) -> None:
@@ -158,7 +154,7 @@ def _do(job: dict[str, Any], requests: IO[bytes], answers: IO[bytes]) -> None:
         FORMATS[job["kind"]](Pieces(read, version.size), builder)
         parts = builder.parts(archive, version)
     except ArchiveFailed as exc:
-        parts, to = parts_of_failure(archive, version, str(exc)), to.with_suffix(FAILED)
+        parts, to = index_parts(archive, version, str(exc).encode()), to.with_suffix(FAILED)
     try:
         save(parts, to)
     except OSError as exc:

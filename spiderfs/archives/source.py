@@ -42,7 +42,14 @@ from typing import NamedTuple
 import trio
 import xxhash
 
-from spiderfs.archives import tar_format, zip_format
+from spiderfs.archives.formats import (
+    EXTRA_BYTES,
+    LOCAL_BYTES,
+    TAR_HEADER_BYTES,
+    bytes_begin,
+    check_tar_header,
+    unpacked,
+)
 from spiderfs.archives.index import (
     DEFLATED,
     DIRECTORY,
@@ -123,17 +130,17 @@ class Neighbourhood:
             return text
         part = memoryview(whole)[member.begin - begin : member.end - begin]
         if not self._is_zip:
-            tar_format.check_header(part[: tar_format.HEADER_BYTES], row.crc)
-            return bytes(part[tar_format.HEADER_BYTES :])
-        at = zip_format.bytes_begin(bytes(part[: zip_format.LOCAL_BYTES]))
-        return zip_format.unpacked(bytes(part[at : at + row.packed]), row.method, row.size, row.crc)
+            check_tar_header(part[:TAR_HEADER_BYTES], row.crc)
+            return bytes(part[TAR_HEADER_BYTES:])
+        at = bytes_begin(bytes(part[:LOCAL_BYTES]))
+        return unpacked(bytes(part[at : at + row.packed]), row.method, row.size, row.crc)
 
     def _member(self, row: IndexRow) -> Member | None:
         if row.kind != FILE or row.method != STORED:
             return None
         if not self._is_zip:
-            return Member(row.number, row.offset - tar_format.HEADER_BYTES, row.offset + row.size)
-        length = zip_format.LOCAL_BYTES + len(self._index.path(row.number)) + zip_format.EXTRA_BYTES + row.packed
+            return Member(row.number, row.offset - TAR_HEADER_BYTES, row.offset + row.size)
+        length = LOCAL_BYTES + len(self._index.path(row.number)) + EXTRA_BYTES + row.packed
         return Member(row.number, row.offset, row.offset + length)
 
 
@@ -228,8 +235,9 @@ class Indices:
         with self._lock:
             self._open[archive] = index
             self._open.move_to_end(archive)
-            while len(self._open) > self._most_open or sum(map(_spare_bytes, self._open.values())) > MOST_SPARE_BYTES:
-                self._open.popitem(last=False)
+            spare_bytes = sum(len(each.spare) for each in self._open.values())
+            while len(self._open) > self._most_open or spare_bytes > MOST_SPARE_BYTES:
+                spare_bytes -= len(self._open.popitem(last=False)[1].spare)
         return index
 
     def _save_soon(self) -> None:
@@ -340,10 +348,6 @@ class Indices:
             message = "%s: %d members are not shown, such as devices or names that lead out of it"
             log.warning(message, named, index.left_out)
         return index
-
-
-def _spare_bytes(index: ArchiveIndex) -> int:
-    return len(index.spare)
 
 
 # Members whose own headers were looked at lately, for reads of pieces of them: where their bytes begin, and when that
@@ -560,9 +564,9 @@ class ArchiveSource:
         """Bytes of a tar's member: no other bytes than those behind its header."""
         if offset > _NEAR_BYTES:
             return self.inner.read(archive, self._begin(archive, index, row) + offset, length, index.version)
-        header = tar_format.HEADER_BYTES
+        header = TAR_HEADER_BYTES
         got = memoryview(self.inner.read(archive, row.offset - header, header + offset + length, index.version))
-        tar_format.check_header(got[:header], row.crc)
+        check_tar_header(got[:header], row.crc)
         if offset + length < row.size:
             self._note_beginning((archive, index.version, row.number), row.offset)
         return bytes(got[header + offset :])
@@ -574,11 +578,11 @@ class ArchiveSource:
         if time.monotonic() < looked_at_s + _TRUSTED_S:
             return begin
         if archive.endswith(b".zip"):
-            header = self.inner.read(archive, row.offset, zip_format.LOCAL_BYTES, index.version)
-            begin = row.offset + zip_format.bytes_begin(bytes(header), row.crc)
+            header = self.inner.read(archive, row.offset, LOCAL_BYTES, index.version)
+            begin = row.offset + bytes_begin(bytes(header), row.crc)
         else:
-            before = tar_format.HEADER_BYTES
-            tar_format.check_header(self.inner.read(archive, row.offset - before, before, index.version), row.crc)
+            before = TAR_HEADER_BYTES
+            check_tar_header(self.inner.read(archive, row.offset - before, before, index.version), row.crc)
             begin = row.offset
         self._note_beginning(key, begin)
         return begin
@@ -591,12 +595,12 @@ class ArchiveSource:
     def _unpacked(self, archive: bytes, index: ArchiveIndex, row: IndexRow, below: bytes) -> bytes:
         if row.method == DEFLATED and (row.size > self._longest_bytes or row.packed > 2 * self._longest_bytes):
             raise ArchiveFailed("it is packed, and has more than sample_max_bytes: mount with a larger one")
-        guess = zip_format.LOCAL_BYTES + len(below) + zip_format.EXTRA_BYTES + row.packed
+        guess = LOCAL_BYTES + len(below) + EXTRA_BYTES + row.packed
         got = bytes(self.inner.read(archive, row.offset, guess, index.version))
-        begin = zip_format.bytes_begin(got)
+        begin = bytes_begin(got)
         if (missing := begin + row.packed - len(got)) > 0:
             got += bytes(self.inner.read(archive, row.offset + len(got), missing, index.version))
-        return zip_format.unpacked(got[begin : begin + row.packed], row.method, row.size, row.crc)
+        return unpacked(got[begin : begin + row.packed], row.method, row.size, row.crc)
 
 
 async def forget_gone(source: Source) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import click
 
 from spiderfs.cli.control_files import printable, read_stats, warn
+from spiderfs.cli.mount import wait_released
 from spiderfs.errors import MountError, UsageError
 from spiderfs.linux.mounts import canonical, spiderfs_mounts
 from spiderfs.options.units import round_size
@@ -91,7 +92,7 @@ def _described(directory: Path) -> Cache:
     try:
         source = os.fsdecode(layout.source.read_bytes()).strip() if layout.source.exists() else "an unknown source"
         used = datetime.fromtimestamp(layout.lock.stat().st_mtime).astimezone()
-        return Cache(directory, source, _bytes_on_disk(directory), used, _is_used(layout.lock))
+        return Cache(directory, source, _bytes_on_disk(directory), used, not wait_released(directory, 0))
     except OSError as exc:
         raise _unreadable(directory, exc) from exc
 
@@ -123,16 +124,6 @@ def _bytes_on_disk(directory: Path) -> int:
             with contextlib.suppress(FileNotFoundError):
                 total += os.lstat(os.path.join(folder, name)).st_blocks * 512
     return total
-
-
-def _is_used(lock: Path) -> bool:
-    """Whether a daemon holds the lock; it does as long as it lives."""
-    with open(lock, "rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def _remove(directory: Path) -> int:

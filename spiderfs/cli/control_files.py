@@ -6,9 +6,11 @@ Every access has a time limit: a daemon that hangs must not hang the commands th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +48,8 @@ def mount_at(path: str | Path) -> Mount | None:
         raise MountError(str(exc)) from exc
     if address is not None:
         mount = served_as(address.name)
-        try:
+        with explaining(mount):
             return mount._replace(source=str(read_stats(mount)["source"]))
-        except OSError as exc:
-            raise explained(mount, exc) from exc
     try:
         return within(ANSWER_TIMEOUT_S, lambda: mounted_at(path))
     except TimeoutError as exc:
@@ -65,17 +65,15 @@ def served_as(name: str) -> Mount:
     return Mount("?", socket_of(name), SERVED, "")
 
 
-def all_served() -> list[Mount]:
-    """What this user's daemons serve without a mount, or have served before they were killed."""
-    try:
-        return [served_as(path.name) for path in sorted(served_directory().iterdir()) if path.is_socket()]
-    except OSError:
-        return []
-
-
 def every_place() -> dict[str, Mount]:
-    """All mounts, and what this user's daemons serve without one, by the place that people name."""
-    return {place_of(mount): mount for mount in (*spiderfs_mounts().values(), *all_served())}
+    """All mounts, and what this user's daemons serve without one, by the place that people name.
+
+    A socket stays if its daemon was killed.
+    """
+    found = list(spiderfs_mounts().values())
+    with contextlib.suppress(OSError):
+        found += [served_as(path.name) for path in sorted(served_directory().iterdir()) if path.is_socket()]
+    return {place_of(mount): mount for mount in found}
 
 
 def place_of(mount: Mount) -> str:
@@ -147,6 +145,15 @@ def warn(remark: str) -> None:
     """Show a remark on stderr; an empty one is none."""
     if remark:
         click.echo(f"spiderfs: warning: {printable(remark)}", err=True)
+
+
+@contextlib.contextmanager
+def explaining(mount: Mount) -> Iterator[None]:
+    """Raise `explained` errors where access to the mount's control files fails."""
+    try:
+        yield
+    except OSError as exc:
+        raise explained(mount, exc) from exc
 
 
 def explained(mount: Mount, exc: OSError) -> MountError:

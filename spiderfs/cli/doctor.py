@@ -33,9 +33,9 @@ from spiderfs.cli.control_files import (
     read_control,
     read_stats,
 )
-from spiderfs.cli.signals import ended_by_signals, signals_wait
 from spiderfs.errors import MountError, SpiderfsError, UsageError
 from spiderfs.linux.mounts import Mount, canonical, check_fuse_available, mounts, within
+from spiderfs.linux.process_table import ended_by_signals, signals_wait
 
 # What needs more than `spiderfs --help` is imported where it is used.
 if TYPE_CHECKING:

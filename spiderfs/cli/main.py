@@ -27,10 +27,10 @@ class Lazy(NamedTuple):
 
 # `mount-helper` is for mount(8); `spiderfs --help` does not list it.
 COMMANDS = {
-    "demo": Lazy("spiderfs.cli.demo", "demo", "Show on made-up images what a cache and a plan gain."),
+    "demo": Lazy("spiderfs.cli.bench", "demo", "Show on made-up images what a cache and a plan gain."),
     "mount": Lazy("spiderfs.cli.mount", "mount", "Show a directory through the cache."),
-    "serve": Lazy("spiderfs.cli.serve", "serve", "Serve a directory to spiderfs.client, without a mount."),
-    "umount": Lazy("spiderfs.cli.umount", "umount", "Unmount a directory, or all."),
+    "serve": Lazy("spiderfs.cli.mount", "serve", "Serve a directory to spiderfs.client, without a mount."),
+    "umount": Lazy("spiderfs.cli.mount", "umount", "Unmount a directory, or all."),
     "status": Lazy("spiderfs.cli.status", "status", "List the mounts, or show what one mount does."),
     "top": Lazy("spiderfs.cli.top", "top", "Show what mounts and their trainings do, every second."),
     "metrics": Lazy("spiderfs.cli.metrics", "metrics", "Serve the metrics of mounts to Prometheus."),

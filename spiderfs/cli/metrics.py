@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from spiderfs.cli.control_files import every_place, place_of, printable, read_control, served_as, warn
 from spiderfs.cli.control_files import mountpoints as complete
-from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import ConfigError
 from spiderfs.linux.mounts import canonical
+from spiderfs.linux.process_table import ended_by_signals
 from spiderfs.metrics import MOUNT_UP
 from spiderfs.protocol.requests import SCHEME, address_of
 
@@ -35,12 +35,15 @@ def metrics(mountpoints: tuple[str, ...], listen: str) -> None:
     A MOUNTPOINT may be spiderfs://NAME, which 'spiderfs serve' serves. Each has the label mount=MOUNTPOINT. Whoever
     reaches the port can read the metrics and these names.
     """
-    host, port = _address(listen)
+    host, colon, number = listen.rpartition(":")
+    if not colon or not number.isdecimal() or int(number) > 65535:
+        raise ConfigError(f"--listen {listen}: write HOST:PORT, such as {DEFAULT_LISTEN}")
+    host = host.removeprefix("[").removesuffix("]")
     registry = CollectorRegistry(auto_describe=False)
     chosen = [_named(point) for point in mountpoints]
     registry.register(Mounts(chosen))
     try:
-        server, thread = start_http_server(port, host or "0.0.0.0", registry)
+        server, thread = start_http_server(int(number), host or "0.0.0.0", registry)
     except OSError as exc:
         raise ConfigError(f"--listen {listen}: {exc.strerror or exc}: choose another address or port") from exc
     except ValueError as exc:
@@ -68,13 +71,6 @@ def _named(point: str) -> str:
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc
     return str(canonical(point)) if address is None else place_of(served_as(address.name))
-
-
-def _address(listen: str) -> tuple[str, int]:
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"--listen {listen}: write HOST:PORT, such as {DEFAULT_LISTEN}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class Mounts(Collector):

@@ -1,21 +1,29 @@
-"""`spiderfs mount`: reads the options, then hands over to the supervisor; and `spiderfs mount-helper`, for mount(8).
+"""`spiderfs mount` and `serve` hand over to the supervisor; `umount` waits until daemons have released their caches.
 
-mount(8) calls /sbin/mount.spiderfs for `mount -t spiderfs` and for fstab, as `mount.TYPE SOURCE DIR [-sfnv]
-[-N NAMESPACE] [-o OPTIONS] [-t TYPE]`, and understands the exit status 32 as "mount failure".
+`spiderfs mount-helper` is for mount(8), which calls /sbin/mount.spiderfs for `mount -t spiderfs` and for fstab, as
+`mount.TYPE SOURCE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`. Exit status 32 means "mount failure" to it.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
-from spiderfs.cli.control_files import printable, warn
-from spiderfs.errors import SpiderfsError
+from spiderfs.cli.control_files import SERVED, daemon_of, find_mount, mountpoints, printable, read_stats, warn
+from spiderfs.errors import ConfigError, MountError, SpiderfsError, UsageError
+from spiderfs.linux.mounts import FSTYPE, Mount, mounts, unmount
 from spiderfs.options.mount_strings import REFUSED_OPTIONS, SETTING_OPTIONS, split_options
+from spiderfs.shared.layout import CacheLayout
 
 MOUNT_FAILURE = 32
 # libmount adds `rw` whenever the user has not written `ro`, so `rw` does not mean here that the user asked for it.
@@ -139,3 +147,150 @@ def mount_helper(
     if verbose and not failed:
         click.echo(printable(f"spiderfs: {source} mounted on {mountpoint}") + (" (checked only: -f)" if fake else ""))
     ctx.exit(MOUNT_FAILURE if failed else 0)
+
+
+@click.command(cls=MountCommand)
+@click.argument("source", required=False)
+@click.option("--name", required=True, metavar="NAME", help="Readers write spiderfs://NAME/PATH.")
+@click.option("-o", "options", multiple=True, metavar="NAME=VALUE,...", help="Options, listed below; can be repeated.")
+@click.option(
+    "--config", "toml", type=click.Path(path_type=Path), metavar="FILE", help="TOML file of options; -o wins over it."
+)
+@click.option("--foreground", is_flag=True, help="Stay in the foreground and log to the terminal.")
+def serve(source: str | None, name: str, options: tuple[str, ...], toml: Path | None, foreground: bool) -> None:
+    """Serve SOURCE as spiderfs://NAME, read-only, through the cache: without a mount, FUSE or privileges.
+
+    Programs of this user and of root read it with spiderfs.client or fsspec. `spiderfs umount spiderfs://NAME` ends it.
+    """
+    from spiderfs.options.model import Options
+    from spiderfs.options.paths import capacity_remark
+    from spiderfs.protocol.requests import check_name, socket_of
+
+    try:
+        check_name(name)
+    except ValueError as exc:
+        raise ConfigError(f"--name: {exc}") from exc
+    checked = Options.load(options, toml, source, socket_of(name), warn, is_mount=False)
+    warn(capacity_remark(checked.capacity, checked.cache_dir))
+    from spiderfs.daemon import supervisor
+    from spiderfs.serve.socket_kernel import listen
+
+    click.get_current_context().exit(supervisor.run(checked, foreground, lambda served: listen(served.mountpoint)))
+
+
+# A daemon ends within a second, but its disk may take longer, when LMDB flushes gigabytes of dirty pages.
+RELEASE_TIMEOUT_S = 30.0
+POLL_INTERVAL_S = 0.05
+
+
+class _Detached(NamedTuple):
+    mount: Mount
+    places: set[Path]
+    """Where it was mounted."""
+    cache_dir: str
+    pid: str
+    lazy: bool
+
+
+@click.command()
+@click.argument("mountpoint", required=False, shell_complete=mountpoints)
+@click.option("--all", "every", is_flag=True, help="Unmount all mounts that you made; as root, all mounts.")
+@click.option("--lazy", is_flag=True, help="Detach it even while it is in use or hangs; do not wait for the daemon.")
+@click.pass_context
+def umount(ctx: click.Context, mountpoint: str | None, every: bool, lazy: bool) -> None:
+    """Unmount the mount at MOUNTPOINT, or end serving spiderfs://NAME, and wait until its daemon has ended."""
+    if mountpoint is not None and not every:
+        _wait(_detach(find_mount(mountpoint), lazy))
+        return
+    if mountpoint is not None or not every:
+        raise UsageError("name one MOUNTPOINT to unmount, or write --all")
+    detached, failures = [], []
+    # The last one first: it may lie in an earlier one.
+    for mount in reversed(_own_mounts()):
+        try:
+            detached.append(_detach(mount, lazy))
+        except MountError as exc:
+            failures.append(exc)
+    for done in detached:
+        try:
+            _wait(done)
+            click.echo(printable(f"unmounted {done.mount.mountpoint}"))
+        except MountError as exc:
+            failures.append(exc)
+    for failure in failures:
+        click.echo(f"spiderfs: {printable(failure)}", err=True)
+    ctx.exit(1 if failures else 0)
+
+
+def _own_mounts() -> list[Mount]:
+    """The mounts that this user made, or all for root; those below another on one mount point too."""
+    user = os.geteuid()
+    found = [mount for mount in mounts() if mount.fstype == FSTYPE]
+    return [mount for mount in found if user == 0 or f"user_id={user}" in mount.options.split(",")]
+
+
+def _detach(mount: Mount, lazy: bool) -> _Detached:
+    if mount.fstype == SERVED:
+        stats = read_stats(mount)
+        os.kill(daemon_of(mount), signal.SIGTERM)
+        return _Detached(mount, set(), "" if lazy else str(stats["cache_dir"]), str(stats["pid"]), lazy)
+    cache_dir, pid = "", ""
+    if not lazy:
+        try:
+            stats = read_stats(mount)
+            cache_dir, pid = str(stats.get("cache_dir", "")), str(stats.get("pid", ""))
+        except OSError as exc:
+            # Our own thread, which still waits for the hung daemon, keeps the mount in use, and so may the readers of a
+            # dead daemon. Only a lazy unmount works then.
+            lazy = isinstance(exc, TimeoutError) or exc.errno == errno.ENOTCONN
+            if isinstance(exc, TimeoutError):
+                click.echo(
+                    printable(f"spiderfs: {mount.mountpoint} does not answer: it is detached without its daemon"),
+                    err=True,
+                )
+    places = _places_of(mount)
+    unmount(mount.mountpoint, lazy)
+    return _Detached(mount, places, cache_dir, pid, lazy)
+
+
+def _wait(done: _Detached) -> None:
+    """Wait until the daemon of a mount has ended; raises MountError if it does not end."""
+    mount, cache_dir = done.mount, done.cache_dir
+    # A mount that someone has made since may have the number of the one that is gone.
+    others = sorted(map(str, done.places & _places_of(mount) - {mount.mountpoint}))
+    if others and not done.lazy:
+        raise MountError(
+            f"{mount.mountpoint} is unmounted, but the same mount is also at {', '.join(others)}: unmount that too, "
+            f"then its daemon ends"
+        )
+    if cache_dir and not wait_released(Path(cache_dir), RELEASE_TIMEOUT_S):
+        raise MountError(
+            f"{mount.mountpoint} is unmounted, but after {RELEASE_TIMEOUT_S:.0f} s its daemon still uses {cache_dir}:"
+            f" wait until it ends, or end it with 'kill {done.pid}'"
+        )
+
+
+def _places_of(mount: Mount) -> set[Path]:
+    return {other.mountpoint for other in mounts() if other.device == mount.device}
+
+
+def wait_released(cache_dir: Path, timeout_s: float) -> bool:
+    """Wait until no daemon uses this cache directory; returns False if one still does after the time limit."""
+    try:
+        # While the daemon lives, it holds a flock(2) on this file.
+        fd = os.open(CacheLayout(cache_dir).lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        # Either the directory is gone together with its daemon, or it is another user's and cannot be watched.
+        return True
+    deadline = time.monotonic() + timeout_s
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return False
+            time.sleep(POLL_INTERVAL_S)
+    finally:
+        os.close(fd)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spiderfs.cli.control_files import explained, find_mount, mountpoints, printable, read_control, read_stats
-from spiderfs.cli.signals import ended_by_signals
+from spiderfs.cli.control_files import explaining, find_mount, mountpoints, printable, read_control, read_stats
 from spiderfs.cli.simulate import Number, json_file, write_json
 from spiderfs.errors import UsageError
+from spiderfs.linux.process_table import ended_by_signals
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.recipe import NO_VIEW, READY, parse_recipes
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 _MB = 1e6
 # What is predicted to bring less than this many times as much is not worth a change.
 _GAIN = 1.15
-
-
 _COUNTS = ("encoded", "decoded", "augmented")
 
 
@@ -95,19 +93,28 @@ def profile(
     from rich.console import Console
 
     from spiderfs.forms.profile import save_record
+    from spiderfs.options.units import parse_size
     from spiderfs.profiling.measure import Wanted
     from spiderfs.profiling.private_mount import settings_in
 
     mount = find_mount(mountpoint)
-    try:
+    with explaining(mount):
         options, stats = settings_in(read_control(mount, "config")), read_stats(mount)
-    except OSError as exc:
-        raise explained(mount, exc) from exc
     wanted = Wanted(loader, _chosen_views(views, options), samples, planned, uses, total, nodes, rate)
-    size = float(stats["capacity_bytes"]) if capacity is None else _size(capacity)
+    try:
+        size = float(stats["capacity_bytes"] if capacity is None else parse_size(capacity))
+    except ValueError as exc:
+        raise UsageError(f"--capacity {capacity}: {exc}") from exc
     console = Console(highlight=False, soft_wrap=True)
     speeds, found = _measured(options, size, wanted, console)
-    _show_speeds(speeds, console)
+    source = speeds.source
+    console.print(
+        f"source: {1000 * source.latency_s:.1f} ms for a file, {source.bytes_per_s / _MB:.1f} MB/s (B_storage)"
+        f" with {source.readers} readers; more bring no more"
+    )
+    for view, reads in speeds.reads.items():
+        name = "originals" if view == NO_VIEW else view
+        console.print(f"cached {name}: {reads.per_s:,.0f} reads/s, {reads.bytes_per_s / _MB:.0f} MB/s, one reader")
     if found is not None:
         _show_profile(found, console)
     console.print(advice(speeds, found))
@@ -132,15 +139,6 @@ def _measured(
             ) from exc
 
 
-def _size(text: str) -> float:
-    from spiderfs.options.units import parse_size
-
-    try:
-        return float(parse_size(text))
-    except ValueError as exc:
-        raise UsageError(f"--capacity {text}: {exc}") from exc
-
-
 def _chosen_views(text: str, options: dict[str, str]) -> tuple[str, ...]:
     known = [*READY, *parse_recipes(options["views"])]
     names = [name for name in text.split(",") if name and name != NO_VIEW]
@@ -150,17 +148,6 @@ def _chosen_views(text: str, options: dict[str, str]) -> tuple[str, ...]:
         if name not in known:
             raise UsageError(f"--view {name}: the mount has no such view; it has {', '.join(known)}")
     return tuple(dict.fromkeys(names))
-
-
-def _show_speeds(speeds: Speeds, console: Console) -> None:
-    source = speeds.source
-    console.print(
-        f"source: {1000 * source.latency_s:.1f} ms for a file, {source.bytes_per_s / _MB:.1f} MB/s (B_storage)"
-        f" with {source.readers} readers; more bring no more"
-    )
-    for view, reads in speeds.reads.items():
-        name = "originals" if view == NO_VIEW else view
-        console.print(f"cached {name}: {reads.per_s:,.0f} reads/s, {reads.bytes_per_s / _MB:.0f} MB/s, one reader")
 
 
 def _show_profile(found: Profile, console: Console) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 import click
 
 from spiderfs import __version__
-from spiderfs.cli.control_files import explained, find_mount, mountpoints, printable, read_control, read_stats, warn
-from spiderfs.cli.signals import ended_by_signals
+from spiderfs.cli.control_files import explaining, find_mount, mountpoints, printable, read_control, read_stats, warn
 from spiderfs.errors import MountError, UsageError
+from spiderfs.linux.process_table import ended_by_signals
 from spiderfs.options.units import round_size
 
 # Capacities that are replayed beside the mount's own.
@@ -66,10 +66,9 @@ def report(mountpoint: str, path: Path) -> None:
         raise UsageError(f"cannot write {path}: name a file in a directory that is there, and may be written")
     mount = find_mount(mountpoint)
     try:
-        stats, options = read_stats(mount), settings_in(read_control(mount, "config"))
-        epochs = [json.loads(line) for line in read_control(mount, "epochs").splitlines()]
-    except OSError as exc:
-        raise explained(mount, exc) from exc
+        with explaining(mount):
+            stats, options = read_stats(mount), settings_in(read_control(mount, "config"))
+            epochs = [json.loads(line) for line in read_control(mount, "epochs").splitlines()]
     except ValueError as exc:
         raise MountError(f"{mount.mountpoint} has a daemon of another version of spiderfs: mount it again") from exc
     trace = options.get("trace", "none")
@@ -92,8 +91,8 @@ def _compared(trace: Path, stats: Mapping[str, Any], may_fail: bool) -> list[dic
     """What `spiderfs simulate` finds about the trace, and with recorded plans a second time, with these followed."""
     from rich.console import Console
 
-    from spiderfs.simulation.compare import chosen_capacities, chosen_policies, compare
-    from spiderfs.trace.format import read_trace
+    from spiderfs.simulation import chosen_capacities, chosen_policies, compare
+    from spiderfs.trace import read_trace
 
     with Console(stderr=True).status("Replaying"):
         try:
@@ -202,7 +201,7 @@ def _training(epochs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _options(compared: Sequence[dict[str, Any]], stats: Mapping[str, Any]) -> str:
-    from spiderfs.simulation.compare import BOUND, caption, columns, policy_named
+    from spiderfs.simulation import BOUND, caption, columns, policy_named
 
     parts = ["<h2>What other options would have brought</h2>"]
     if not compared:

@@ -99,8 +99,8 @@ def simulate(
     from rich.console import Console
 
     console = Console()
-    from spiderfs.simulation.compare import chosen_capacities, chosen_policies, chosen_settings, compare
-    from spiderfs.trace.format import read_trace
+    from spiderfs.simulation import chosen_capacities, chosen_policies, chosen_settings, compare
+    from spiderfs.trace import read_trace
 
     with console.status("Replaying"):
         report = compare(
@@ -123,7 +123,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     """Print a comparison as a table."""
     from rich.table import Table
 
-    from spiderfs.simulation.compare import caption, columns, lines_about_scorings, rows
+    from spiderfs.simulation import caption, columns, lines_about_scorings, rows
 
     table = Table(title=f"Policies on {report['trace']}", caption=caption(report), caption_justify="left")
     for number, column in enumerate(columns(report)):

@@ -16,6 +16,7 @@ import click
 from spiderfs.cli.control_files import (
     every_place,
     explained,
+    explaining,
     find_mount,
     mountpoints,
     place_of,
@@ -45,10 +46,8 @@ def status(mountpoint: str | None, section: str | None, as_json: bool) -> None:
         _list_mounts(as_json)
         return
     mount = find_mount(mountpoint)
-    try:
+    with explaining(mount):
         stats = read_stats(mount)
-    except OSError as exc:
-        raise explained(mount, exc) from exc
     if section is not None and section not in stats:
         parts = sorted(name for name, value in stats.items() if isinstance(value, dict | list))
         raise UsageError(f"--section {section}: choose one of {', '.join(parts)}")
@@ -91,14 +90,10 @@ def _state(mount: Mount) -> dict[str, Any]:
         return {"state": "does not answer"}
     except OSError as exc:
         return {"state": "its daemon is dead" if exc.errno == errno.ENOTCONN else f"not readable ({exc.strerror})"}
-    return {"state": f"{_fill(stats)}, policy {stats.get('policy', '?')}, pid {stats.get('pid', '?')}", "stats": stats}
-
-
-def _fill(stats: dict[str, Any]) -> str:
-    used, capacity = stats.get("used_bytes"), stats.get("capacity_bytes")
-    if not isinstance(used, int) or not isinstance(capacity, int) or capacity <= 0:
-        return "cache unknown"
-    return f"{round_size(used)} of {round_size(capacity)} cached ({used / capacity:.0%})"
+    used, capacity, fill = stats.get("used_bytes"), stats.get("capacity_bytes"), "cache unknown"
+    if isinstance(used, int) and isinstance(capacity, int) and capacity > 0:
+        fill = f"{round_size(used)} of {round_size(capacity)} cached ({used / capacity:.0%})"
+    return {"state": f"{fill}, policy {stats.get('policy', '?')}, pid {stats.get('pid', '?')}", "stats": stats}
 
 
 @click.command()

@@ -36,9 +36,9 @@ from spiderfs.cli import figures
 from spiderfs.cli.control_files import every_place, explained, find_mount, place_of, printable, read_stats
 from spiderfs.cli.control_files import mountpoints as complete
 from spiderfs.cli.figures import rate
-from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import MountError
 from spiderfs.linux.mounts import Mount
+from spiderfs.linux.process_table import ended_by_signals
 from spiderfs.options.units import round_size
 
 _INTERVAL_S = 1.0

@@ -39,10 +39,9 @@ from spiderfs.cli.control_files import (
     warn,
     write_control,
 )
-from spiderfs.cli.signals import ended_by_signals
 from spiderfs.errors import ConfigError, MountError, SpiderfsError
 from spiderfs.linux.mounts import CONTROL_DIR, FAILURE_XATTR, Mount, within
-from spiderfs.linux.process_table import end_with_parent
+from spiderfs.linux.process_table import end_with_parent, ended_by_signals
 from spiderfs.options.units import round_size
 from spiderfs.protocol.requests import SCHEME
 from spiderfs.shared.escapes import escaped
@@ -534,9 +533,9 @@ def _check(mount: Mount, warming: Warming) -> None:
 
 
 def _no_file(mount: Mount, paths: int, first: str) -> str:
-    if paths == 1:
-        return f"{place_of(mount)} has no file or directory {first}: check the path"
-    return f"{paths:,} paths mean no file of {place_of(mount)}, the first is {first}"
+    if paths > 1:
+        return f"{paths:,} paths mean no file of {place_of(mount)}, the first is {first}"
+    return f"{place_of(mount)} has no file or directory {first}: check the path"
 
 
 def _ended(warming: Warming) -> SpiderfsError:

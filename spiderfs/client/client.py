@@ -27,17 +27,19 @@ from typing import IO, Any, NamedTuple, NoReturn, TypeVar, cast
 from spiderfs.errors import StoreCorrupt, StoreDamaged, StoreError
 from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import FSTYPE, MOUNT_TABLE, canonical, mounts
-from spiderfs.shared.attached_trainers import Edition, edition_of, published_trainers
-from spiderfs.shared.bypass_terms import (
+from spiderfs.shared.layout import DATA_FILE, CacheLayout
+from spiderfs.shared.published import (
     CLIENT_XATTR,
+    Edition,
     Terms,
+    edition_of,
     hit_record,
     lost_record,
     opened_pipe,
     pid_namespace,
     published_terms,
+    published_trainers,
 )
-from spiderfs.shared.layout import DATA_FILE, CacheLayout
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.content_reader import ContentReader
 from spiderfs.store.records import LmdbRecords
@@ -164,7 +166,7 @@ class Cache:
     which knows all of these better. So this class asks nothing of the source and makes no errors: each error that a
     reader sees is the mount's own.
 
-    Each file that is served is reported to the manager, as if it had been opened (`shared/bypass_terms.py`). If the
+    Each file that is served is reported to the manager, as if it had been opened (`shared/published.py`). If the
     manager has gone, or the store cannot be used, `Gone` is raised and nothing is served.
     """
 
@@ -538,25 +540,22 @@ class CacheHolder:
         with self._attaching:
             if state == self._state and (self._cache is not None and self._cache.usable()):
                 return self._cache  # another thread was faster
-            self._look(state)
+            try:
+                held, self._cache = self._cache, None
+                if held is not None and not held.usable():
+                    held.abandon()
+                    held = None
+                path = self._terms()
+                if path is not None:
+                    # Someone else's mounts come and go.
+                    if held is not None and not held.is_at(path):
+                        held = None  # which closes its store, before another mount's is opened
+                    self._cache = Cache(path) if held is None else held
+            except (OSError, ValueError, KeyError, StoreError, StoreCorrupt, Gone, MemoryError) as exc:
+                log.debug("%s cannot be read without its daemon: %s", self, exc)
+                self._retry_at = time.monotonic() + RETRY_S
+            self._state = state
             return self._cache
-
-    def _look(self, state: int) -> None:
-        try:
-            held, self._cache = self._cache, None
-            if held is not None and not held.usable():
-                held.abandon()
-                held = None
-            path = self._terms()
-            if path is not None:
-                # Someone else's mounts come and go.
-                if held is not None and not held.is_at(path):
-                    held = None  # which closes its store, before another mount's is opened
-                self._cache = Cache(path) if held is None else held
-        except (OSError, ValueError, KeyError, StoreError, StoreCorrupt, Gone, MemoryError) as exc:
-            log.debug("%s cannot be read without its daemon: %s", self, exc)
-            self._retry_at = time.monotonic() + RETRY_S
-        self._state = state
 
 
 class Client(CacheHolder):

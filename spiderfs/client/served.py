@@ -26,7 +26,7 @@ from spiderfs.client.client import (
 )
 from spiderfs.errors import StoreDamaged
 from spiderfs.protocol.requests import PIECE_BYTES, SCHEME, Connection, ConnectionLost, address_of, socket_of
-from spiderfs.shared.bypass_terms import CLIENT_XATTR
+from spiderfs.shared.published import CLIENT_XATTR
 
 log = logging.getLogger(__name__)
 

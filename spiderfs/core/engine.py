@@ -410,13 +410,10 @@ class Engine:
 
     def _policy_share(self) -> int:
         """Bytes that the policy may fill: what views leave free of those for samples."""
-        return self._samples_share() - self._views_bytes()
+        return self._samples_share() - self.section_bytes[VIEWS]
 
     def _policy_bytes(self) -> int:
-        return self.used_bytes - self.section_bytes[BLOCKS] - self.section_bytes[PINS] - self._views_bytes()
-
-    def _views_bytes(self) -> int:
-        return self.section_bytes.get(VIEWS, 0)
+        return self.used_bytes - self.section_bytes[BLOCKS] - self.section_bytes[PINS] - self.section_bytes[VIEWS]
 
     # -- samples that are shown as views
 
@@ -430,7 +427,7 @@ class Engine:
         return VIEWS if self._is_view(key) else self.policy.section_for(key)
 
     def _view_fits(self, size: int) -> bool:
-        return self._views_bytes() + size <= self._views_share()
+        return self.section_bytes[VIEWS] + size <= self._views_share()
 
     def _found_views(self) -> dict[Key, None]:
         """The members that are shown as views; members for which that is not known become unnamed."""
@@ -511,7 +508,7 @@ class Engine:
 
     def _surplus(self, share: int) -> list[Key]:
         """The members that must leave so that samples hold at most `share` bytes, and views and policy their shares."""
-        views_bytes = self._views_bytes()
+        views_bytes = self.section_bytes[VIEWS]
         # All of them are as good as each other, so the newest ones leave, as with MinIO.
         views = self._enough(reversed(self._shown), views_bytes - self._views.limit(share))
         left = views_bytes - sum(self.members[key].size for key in views)

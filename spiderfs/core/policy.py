@@ -18,7 +18,7 @@ job learns about one list of samples; `job_dataset_id` names the pair. Scores, l
 epochs belong to a job dataset, so two trainings on one list do not mix what they learn. By default the methods for all
 of that do nothing: a policy overrides those that it follows, and sets the flags that callers need to know. Scores, hubs
 and the ratio arrive at any time between two opens, and none of these methods changes who is a member. So whoever calls
-them has to call `Engine.place` or `Engine.settle` afterwards, as each of them says. Only `learning/feed.py` calls them,
+them has to call `Engine.place` or `Engine.settle` afterwards, as each of them says. Only `feed.py` calls them,
 but for `limit_hubs`, which is an option of the user.
 
 **Pins.** A trainer pins samples that it will read again and again. A policy with pins has a section `PINNED`, with the

@@ -26,13 +26,12 @@ from spiderfs.fuse.kernel import Kernel
 from spiderfs.fuse.resent_requests import ResentRequests
 from spiderfs.fuse.session import MAX_WAITING
 from spiderfs.linux import steady_clock
-from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import Counters, SharedCounters
 from spiderfs.options.model import Options
-from spiderfs.packages.format import DIRECTORY
-from spiderfs.shared.flights import MANAGER, Flights
+from spiderfs.packages import DIRECTORY
+from spiderfs.protocol.requests import socket_address
 from spiderfs.shared.layout import DATA_FILE, EXTENTS_FILE, EXTENTS_MAP_FILE, CacheLayout, RunLayout
-from spiderfs.shared.slots import Notice, SharedSlots
+from spiderfs.shared.shared_memory import MANAGER, Flights, Notice, SharedSlots
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.listed_files import ListedSource, read_list
@@ -61,9 +60,8 @@ from spiderfs.vfs.on_demand import Supply
 from spiderfs.vfs.redirects import PendingReads
 from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
-from spiderfs.views.pool import MakerPool
 from spiderfs.views.recipe import ORIGINAL, Recipe
-from spiderfs.views.tree import Forms, TreeSource, ViewSource, unknown_length
+from spiderfs.views.tree import Forms, MakerPool, TreeSource, ViewSource, unknown_length
 
 log = logging.getLogger(__name__)
 

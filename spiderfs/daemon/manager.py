@@ -53,12 +53,12 @@ from spiderfs.fuse.kernel import Kernel
 from spiderfs.linux import steady_clock
 from spiderfs.linux.memory import give_back_freed_memory, keep_freed_memory
 from spiderfs.options.model import Options
-from spiderfs.packages.format import PackageDirectory
-from spiderfs.shared.attached_trainers import publish_trainers
-from spiderfs.shared.flights import MANAGER
+from spiderfs.packages import PackageDirectory
+from spiderfs.shared.published import publish_trainers
+from spiderfs.shared.shared_memory import MANAGER
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.store.store import ContentKey
-from spiderfs.trace.format import noted_in, recording_to
+from spiderfs.trace import noted_in, recording_to
 from spiderfs.vfs.fetcher import Episode
 from spiderfs.views.recipe import ORIGINAL
 

@@ -24,8 +24,8 @@ import trio
 from spiderfs.core.events import ACCESS_RECORD, Access, unpacked
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
-from spiderfs.shared.bypass_terms import Terms, publish_terms
 from spiderfs.shared.layout import RunLayout
+from spiderfs.shared.published import Terms, publish_terms
 
 PIPE_BYTES = 1 << 20  # the limit for ordinary users, /proc/sys/fs/pipe-max-size; 26,000 events
 # The events that fit into one atomic write.

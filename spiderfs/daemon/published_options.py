@@ -10,8 +10,8 @@ import os
 from spiderfs.errors import SpiderfsError
 from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
-from spiderfs.shared.bypass_terms import Terms, pid_namespace
 from spiderfs.shared.layout import RunLayout
+from spiderfs.shared.published import Terms, pid_namespace
 from spiderfs.vfs.rules import FOREVER_S, Ownership, Settings
 
 log = logging.getLogger(__name__)

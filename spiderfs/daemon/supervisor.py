@@ -47,7 +47,7 @@ from spiderfs.options.model import Options
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.sources.open import open_source
 from spiderfs.store import environment
-from spiderfs.trace.format import TraceWriter
+from spiderfs.trace import TraceWriter
 
 log = logging.getLogger(__name__)
 

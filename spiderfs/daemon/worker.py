@@ -14,11 +14,10 @@ from spiderfs.daemon.context import FIRST_WORKER_ROW, MountContext
 from spiderfs.daemon.control.channel import ControlClient
 from spiderfs.daemon.pipes import EventWriter
 from spiderfs.daemon.published_options import published_options, settings_of
-from spiderfs.fuse.handles import Handles
-from spiderfs.fuse.kernel import Kernel, Serving
+from spiderfs.fuse.kernel import Handles, Kernel, Serving
 from spiderfs.fuse.passthrough import BackingFiles, Passthrough
 from spiderfs.linux.memory import give_back_freed_memory, keep_freed_memory
-from spiderfs.shared.attached_trainers import published_trainers
+from spiderfs.shared.published import published_trainers
 from spiderfs.sources.members import salt_of
 from spiderfs.sources.read_process import ReadProcess
 from spiderfs.store.content import LmdbContent

@@ -3,7 +3,7 @@
 The kernel demands (fs/fuse/iomode.c of Linux 6.9 and later) that at any time either all handles of an inode are cached
 ones, or all of them read from one and the same registered file; an open that is answered otherwise fails with EIO. So
 the first handle of an inode decides for all that are opened beside it. Each handle is counted before the kernel has it,
-and until the kernel has let go of it (`handles.py`).
+and until the kernel has let go of it (`kernel.py`).
 
 A registered file stays as it is for a reader that has mapped it, however long the mapping lives (`store/blocks.py`).
 

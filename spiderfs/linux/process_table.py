@@ -1,6 +1,6 @@
 """Facts from /proc about processes and threads, by the numbers that they have in the daemon's pid namespace.
 
-How a process ends with its parent is here too.
+How a process ends with its parent, or cleans up behind itself at a signal, is here too.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,3 +113,34 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Have the signals that end a program end it as Ctrl-C does: with KeyboardInterrupt."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ends = [number for number, handler in before.items() if handler is signal.SIG_DFL]  # nohup ignores SIGHUP
+    for number in ends:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in ends:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """Have the signals that end a program wait for what is done meanwhile, which is short and must not be half done."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for caught in came[:1]:
+            signal.raise_signal(caught)

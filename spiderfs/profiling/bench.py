@@ -9,6 +9,9 @@ affects all ways alike. Rounds continue until the confidence intervals separate 
 
 **Readers** are processes that read and decode as the workers of a training's loader do. They get batches as from
 DataLoader: the next free worker gets the next one, two for each worker ahead of the loop, which takes them in order.
+
+`demo` reads made-up images from a slow source in the same ways, two epochs or more in random order. The images are
+small enough for every machine, so what was read leaves the kernel's memory, as if the data were larger than that.
 """
 
 from __future__ import annotations
@@ -16,12 +19,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import json
 import math
 import multiprocessing
 import os
 import random
 import signal
-import socket
 import stat
 import tempfile
 import time
@@ -42,12 +45,13 @@ from PIL import Image
 
 from spiderfs.errors import MountError, UsageError
 from spiderfs.linux.process_table import end_with_parent
-from spiderfs.linux.sockets import socket_address
 from spiderfs.options.model import Options
 from spiderfs.options.paths import on_one_disk
-from spiderfs.options.units import round_size
+from spiderfs.options.units import format_size, round_size
 from spiderfs.profiling.private_mount import private_mount
 from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Progress, Samples, encode
+from spiderfs.protocol.requests import connected
+from spiderfs.sources.local import LocalSource
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import is_url, open_source
 from spiderfs.sources.slow import SlowSettings, SlowSource
@@ -165,10 +169,7 @@ class PlanPublisher:
     def __init__(self, mount: Path, files: Sequence[File]) -> None:
         path = Path(os.fsdecode((mount / ".spiderfs/hook").read_bytes().rstrip(b"\n")))
         self._decoder = Decoder()
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(_ANSWER_TIMEOUT_S)
-        with socket_address(path) as address:
-            self._socket.connect(address)
+        self._socket = connected(path, _ANSWER_TIMEOUT_S)
         self._send(Hello(_LIST, _LIST))
         self._receive_ok()
         paths = np.frombuffer(b"".join(file.path + b"\0" for file in files), np.uint8)
@@ -248,6 +249,13 @@ def _decodes(content: bytes) -> bool:
 
 
 LOADER, SOURCE, DIRECT, LRU, PLAN = "loader", "source", "direct", "lru", "plan"
+WAYS = {
+    LOADER: "loader, files in memory",
+    SOURCE: "source, not decoding",
+    DIRECT: "directly from the source",
+    LRU: "mount, LRU cache",
+    PLAN: "mount, plan",
+}
 # A way counts as faster by so much, and a loader as waiting below that share of what it does with files in memory.
 _GAIN, _WAITS = 1.15, 0.9
 # Student's t of 95 % for so many passes: a mean of few is known the less.
@@ -627,3 +635,69 @@ def learn_names(root: Path, files: Sequence[File]) -> None:
     directories = {os.path.join(os.fsencode(root), os.path.dirname(file.path)) for file in files}
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(os.listdir, directories))
+
+
+IMAGES, CLASSES = 480, 10
+LATENCY_MS = 20.0
+CACHED_SHARE = 0.2
+# A mount's last prefetches and counts may come after its last read.
+_SETTLE_S = 0.2
+
+
+class DemoEpoch(NamedTuple):
+    """One pass over all images; `hits` of them did not wait for the source, which sent `fetched_bytes`."""
+
+    seconds: float
+    hits: int
+    fetched_bytes: int
+
+
+def demo(epochs: int, workers: int, say: Callable[[str], None]) -> Iterator[list[DemoEpoch]]:
+    """Measure each of WAYS, whose name `say` is given before; raises MountError if nothing can be mounted."""
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spiderfs-demo-")))
+        images = scratch / "images"
+        for number in range(IMAGES):
+            directory = images / f"class{number % CLASSES}"
+            directory.mkdir(parents=True, exist_ok=True)
+            noise = Image.effect_noise((_PIXELS, _PIXELS), 40).convert("RGB")
+            noise.save(directory / f"{number:03}.jpg")
+        files = list_files(LocalSource(str(images)), 1 << 20).files
+        SlowSettings.create(scratch / "line", latency_ms=LATENCY_MS).close()
+        orders = [random.Random(number).sample(files, len(files)) for number in range(epochs)]
+        readers = stack.enter_context(Readers(workers))
+        readers.fit(workers * 1000 / LATENCY_MS)
+        source = Way(str(images), str(images), faults=str(scratch / "line"))
+        for way in (DIRECT, LRU, PLAN):
+            say(WAYS[way])
+            if way == DIRECT:
+                passes = [readers.read(source, order, decode=True) for order in orders]
+                yield [DemoEpoch(done.seconds, 0, done.bytes) for done in passes]
+            else:
+                yield _demo_mounted(readers, source, way, orders)
+
+
+def _demo_mounted(readers: Readers, source: Way, way: str, orders: list[list[File]]) -> list[DemoEpoch]:
+    total = sum(file.version.size for file in orders[0])
+    options = {"source": source.named, "immutable": "on", "source.latency_ms": str(LATENCY_MS)}
+    others = {"capacity": format_size(int(total * CACHED_SHARE) & ~1023), "policy": LRU if way == LRU else "spider"}
+    with ExitStack() as stack:
+        mount = stack.enter_context(private_mount(options, Path(source.root).parent, NO_VIEW, **others)).root
+        learn_names(mount, orders[0])
+        plan = stack.enter_context(closing(PlanPublisher(mount, orders[0]))) if way == PLAN else None
+        epochs, before = [], _counts(mount)
+        for number, order in enumerate(orders):
+            if plan is not None:
+                plan.publish(*orders[number : number + 2])
+            done = readers.read(Way(str(mount)), order, decode=True, plan=plan)
+            time.sleep(_SETTLE_S)
+            after = _counts(mount)
+            epochs.append(DemoEpoch(done.seconds, done.files - (after[0] - before[0]), after[1] - before[1]))
+            before = after
+        return epochs
+
+
+def _counts(mount: Path) -> tuple[int, int]:
+    """Opens that have waited for the source so far, and bytes that it has sent."""
+    metrics = json.loads((mount / ".spiderfs/stats.json").read_bytes())["metrics"]
+    return metrics["opens"] - metrics["opens_hit"], metrics["origin_bytes"]

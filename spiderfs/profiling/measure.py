@@ -17,16 +17,17 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from spiderfs.errors import UsageError
 from spiderfs.forms.profile import Cost, Form, Profile, Reads, Record, SourceSpeed
-from spiderfs.profiling.private_mount import PrivateMount, private_mount
+from spiderfs.profiling.private_mount import PrivateMount, await_end, private_mount
 from spiderfs.views.recipe import NO_VIEW
 
+# Which samples a pass takes: as the loader makes them, as it has given them before, or these, to be kept again.
+KeptSamples = Literal["no", "read", "again"]
 # The loader's workers and its main process end with their input, after the batch that they are at.
 _PATIENCE_S = 30.0
 
@@ -36,14 +37,6 @@ class MeasuredPass:
     cost: Cost
     kept_bytes: float
     """Bytes of a sample as the loader has given it, if it was kept so."""
-
-
-class KeptSamples(Enum):
-    """Which samples a pass takes: as the loader makes them, as it has given them before, or these, to be kept again."""
-
-    NO = "no"
-    READ = "read"
-    AGAIN = "again"
 
 
 class LoaderProcess:
@@ -96,20 +89,14 @@ class Loader:
     batch: int
     steps: bool
 
-    def measure(self, first: int, count: int, kept: KeptSamples = KeptSamples.NO) -> MeasuredPass:
+    def measure(self, first: int, count: int, kept: KeptSamples = "no") -> MeasuredPass:
         """A pass over samples from the `first` on."""
         before_s = self.mount.cpu_s()
-        reply = self.process.ask(first=first, count=count, kept=kept.value)
+        reply = self.process.ask(first=first, count=count, kept=kept)
         mount_s = self.mount.cpu_s() - before_s
         samples = reply["samples"]
-        return MeasuredPass(
-            Cost(
-                reply["worker_cpu_s"] / samples,
-                reply["worker_wait_s"] / samples,
-                (mount_s + reply["main_cpu_s"]) / samples,
-            ),
-            reply["kept_bytes"] / samples,
-        )
+        took_s = reply["worker_cpu_s"], reply["worker_wait_s"], mount_s + reply["main_cpu_s"]
+        return MeasuredPass(Cost(*(seconds / samples for seconds in took_s)), reply["kept_bytes"] / samples)
 
     def step_s(self, count: int) -> float:
         """Seconds of a step of the training, on batches of the last pass."""
@@ -134,11 +121,7 @@ def loader_process(named: str) -> Iterator[LoaderProcess]:
         # What it has not read of a question is of no use any more.
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        try:
-            process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        await_end(process, _PATIENCE_S)
         process.stdout.close()
 
 
@@ -293,9 +276,9 @@ def _originals(loader: Loader, uncached: Cost, speeds: Speeds, cache_bytes: floa
             "the loader has read nothing from the mount: let its function give a loader of files with content below the"
             " directory that it gets"
         )
-    loader.measure(first, count, KeptSamples.AGAIN)  # makes them
-    augmented = _repeated(loader, first, count, KeptSamples.READ)
-    kept_again = _repeated(loader, first, count, KeptSamples.AGAIN).cost
+    loader.measure(first, count, "again")  # makes them
+    augmented = _repeated(loader, first, count, "read")
+    kept_again = _repeated(loader, first, count, "again").cost
     return Profile(
         cache_bytes=cache_bytes,
         cores=len(os.sched_getaffinity(0)),
@@ -337,7 +320,7 @@ def _warm_up(loader: Loader, samples: int) -> None:
         loader.measure(0, samples)
 
 
-def _repeated(loader: Loader, first: int, count: int, kept: KeptSamples = KeptSamples.NO) -> MeasuredPass:
+def _repeated(loader: Loader, first: int, count: int, kept: KeptSamples = "no") -> MeasuredPass:
     return _fastest([loader.measure(first, count, kept) for _ in range(_PASSES)])
 
 

@@ -108,7 +108,10 @@ def private_mount(options: Mapping[str, str], above: Path, view: str, **others: 
             _wait_until_readable(process, root)
             yield PrivateMount(root, process.pid)
         finally:
-            _end(process)
+            process.terminate()
+            await_end(process, _PATIENCE_S)
+            assert process.stderr is not None
+            process.stderr.close()
     finally:
         # If the process was killed, no one has done it yet.
         unmount_or_detach(root)
@@ -131,15 +134,13 @@ def _wait_until_readable(process: subprocess.Popen[str], root: Path) -> None:
     raise MountError(f"a mount to measure by failed: {process.stderr.read().strip().removeprefix('spiderfs: ')}")
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    process.terminate()
+def await_end(process: subprocess.Popen[str], patience_s: float) -> None:
+    """Wait until a process has ended; it is killed if it does not end by itself."""
     try:
-        process.wait(_PATIENCE_S)
+        process.wait(patience_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    assert process.stderr is not None
-    process.stderr.close()
 
 
 def serve(main: Callable[[], object]) -> None:

@@ -14,6 +14,8 @@ import re
 import socket
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,6 +89,35 @@ def peer_of(connected: Any) -> Peer:
     return Peer(*_PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)))
 
 
+@contextmanager
+def socket_address(path: Path) -> Iterator[str]:
+    """An address for a Unix socket, to be bound or connected to inside the `with` block.
+
+    The path may be longer than the 107 bytes that an address holds (unix(7)).
+    """
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+def connected(path: Path, timeout_s: float | None) -> socket.socket:
+    """A stream socket that is connected to this path; raises OSError, which names it."""
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        stream.settimeout(timeout_s)
+        with socket_address(path) as address:
+            stream.connect(address)
+    except OSError as exc:
+        stream.close()
+        if exc.errno is None:
+            raise
+        # The system's own error does not say which socket it is.
+        raise OSError(exc.errno, exc.strerror, os.fspath(path)) from exc
+    return stream
+
+
 def frame(value: Any) -> bytes:
     packed: bytes = msgpack.packb(value)
     return LENGTH.pack(len(packed)) + packed
@@ -115,22 +146,13 @@ class Connection:
         """`timeout_s`: how long to wait for an answer, at most."""
         self.pid = os.getpid()
         self.usable = True
-        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.settimeout(timeout_s)
-            # A socket's address has 107 bytes at most (unix(7)).
-            self._socket.connect(f"/proc/self/fd/{directory}/{path.name}")
-            # Anybody may have made the directory in /tmp before this user did.
-            self.peer = peer_of(self._socket)
-            owner = self.peer.uid
-            if owner != 0 and os.geteuid() not in (0, owner):
-                raise PermissionError(f"{path} belongs to user {owner}: name another directory, {ENVIRONMENT}=DIR")
-        except BaseException:
+        self._socket = connected(path, timeout_s)
+        # Anybody may have made the directory in /tmp before this user did.
+        self.peer = peer_of(self._socket)
+        owner = self.peer.uid
+        if owner != 0 and os.geteuid() not in (0, owner):
             self._socket.close()
-            raise
-        finally:
-            os.close(directory)
+            raise PermissionError(f"{path} belongs to user {owner}: name another directory, {ENVIRONMENT}=DIR")
 
     def ask(self, operation: str, *arguments: Any) -> Any:
         """The value of the answer; raises the OSError that the daemon answered with, ConnectionLost, TimeoutError."""

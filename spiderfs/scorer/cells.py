@@ -32,8 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spiderfs.scorer.graph import GraphIndex, is_installed
-from spiderfs.scorer.index import NO_ID, Ids, Near, Nearest, NearestSamples, Vectors
-from spiderfs.scorer.saved_files import save_arrays, saved_arrays
+from spiderfs.scorer.index import NO_ID, Ids, Near, Nearest, NearestSamples, Vectors, save_arrays, saved_arrays
 
 GRAPH_CENTRES = 8192
 # A centre is linked again when it has moved by this share of the mean distance of its samples from it.

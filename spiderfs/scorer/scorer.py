@@ -33,10 +33,10 @@ otherwise compared whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 from zlib import crc32
 
 import numpy as np
@@ -44,8 +44,20 @@ from numpy.typing import ArrayLike, NDArray
 
 from spiderfs.scorer.cells import CellIndex
 from spiderfs.scorer.graph import GraphIndex, is_installed
-from spiderfs.scorer.index import ExactIndex, Ids, Near, NeighbourIndex, Vectors, blocks_of, exact_nearest, normalised
-from spiderfs.scorer.saved_files import check_whole, save_arrays, saved_arrays, write_whole
+from spiderfs.scorer.index import (
+    ExactIndex,
+    Ids,
+    Near,
+    NeighbourIndex,
+    Vectors,
+    blocks_of,
+    check_whole,
+    exact_nearest,
+    normalised,
+    save_arrays,
+    saved_arrays,
+    write_whole,
+)
 from spiderfs.scorer.scoring import BatchScores, FoundHub, ScorerOptions, Scoring
 
 # This many distances are remembered, those of some 40 batches: they take 256 KiB, and their quantile takes 1 ms.
@@ -147,8 +159,12 @@ class Classes:
 
 VERSION = 4
 STATE_FILE, INDEX_FILE = "scores.npz", "index.bin"
-# A saved state names its index by the position in this row.
-KINDS = ("exact", "cells", "hnsw")
+# A saved state names its index by the position in this table.
+INDEXES: dict[str, Callable[[int, int], NeighbourIndex]] = {
+    "exact": ExactIndex,
+    "cells": CellIndex,
+    "hnsw": GraphIndex,
+}
 
 # Up to this length, comparing with all samples costs at most twice as much as cells, and misses nothing: 46 and 24
 # ms for 128 rows of 50,000 samples, if 1,024 rows come at once (one core; benchmarks/engine/scorer.py).
@@ -222,17 +238,12 @@ class Scorer(Scoring):
         count = len(self.labels)
         kind = self.options.index
         self._raw = self.options.embeddings == "raw"
-        if kind == "auto":
-            kind = self._usual_index()
-        self._kind = KINDS.index(kind)
-        self.index: NeighbourIndex
-        match kind:
-            case "exact":
-                self.index = ExactIndex(count, dimension)
-            case "cells":
-                self.index = CellIndex(count, dimension)
-            case "hnsw":
-                self.index = GraphIndex(count, dimension)
+        if kind == "auto" and count <= EXACT_MAX_SAMPLES:
+            kind = "exact"
+        elif kind == "auto":
+            kind = "cells" if not self._raw else "hnsw" if is_installed() else "exact"
+        self._kind = list(INDEXES).index(kind)
+        self.index = INDEXES[kind](count, dimension)
         self._radius = Radius(self.options)
         self._classes = Classes(self.labels)
         self._present = np.zeros(count, bool)
@@ -274,7 +285,14 @@ class Scorer(Scoring):
         self._present[ids] = True
         if not self._radius.settled:
             self._calibrate(ids, vectors, batches)
-        return self._score(ids, vectors)
+        near = self.index.within(ids, vectors, self.radius, self.options.neighbours)
+        alike = self._are_alike(ids, near)
+        same = np.bincount(near.rows[alike], minlength=len(ids))
+        other = np.bincount(near.rows, minlength=len(ids)) - same
+        scores = importance(same, other)
+        self._take(ids, scores)
+        self._same[ids], self._other[ids] = same, other
+        return GraphScores(ids, scores, same, other, Near(near.rows[alike], near.ids[alike], near.distances[alike]))
 
     def new_epoch(self) -> None:
         """Compute the radius of the epoch that begins, and give samples without a score the mean of the others."""
@@ -356,13 +374,6 @@ class Scorer(Scoring):
         self._present[self.index.present()] = True
         return True
 
-    def _usual_index(self) -> Literal["exact", "cells", "hnsw"]:
-        if len(self.labels) <= EXACT_MAX_SAMPLES:
-            return "exact"
-        if not self._raw:
-            return "cells"
-        return "hnsw" if is_installed() else "exact"
-
     def _identity(self) -> list[int]:
         """A saved state can be used only if its identity is equal to this one."""
         labels = crc32(self.labels.tobytes())
@@ -375,32 +386,18 @@ class Scorer(Scoring):
 
         Several batches show as many as if each came alone: else the radius would follow older batches for longer.
         """
-        some = slice(None, None, -(-len(ids) // (CALIBRATING_ROWS * batches)))
+        step = -(-len(ids) // (CALIBRATING_ROWS * batches))
+        ids, vectors = ids[::step], vectors[::step]
         if self.options.radius == "class":
-            self._radius.observe(self._within_classes(ids[some], vectors[some]))
+            partners = self._classes.partners(ids, CALIBRATING_DISTANCES // CALIBRATING_ROWS)
+            rows, columns = np.nonzero(self._present[partners] & (partners != ids[:, None]))
+            others = self.index.vectors(partners[rows, columns])
+            self._radius.observe(np.linalg.norm(others - vectors[rows], axis=1))
             return
-        nearest = self.index.nearest(ids[some], vectors[some], self.options.neighbours)
-        alike = (self.labels[nearest.ids] == self.labels[ids[some], None]) & (nearest.ids >= 0)
+        nearest = self.index.nearest(ids, vectors, self.options.neighbours)
+        alike = (self.labels[nearest.ids] == self.labels[ids, None]) & (nearest.ids >= 0)
         distances = nearest.distances[alike]
         self._radius.observe(distances[:: 1 + len(distances) // (CALIBRATING_DISTANCES * batches)])
-
-    def _within_classes(self, ids: Ids, vectors: Vectors) -> Vectors:
-        """The distances from each sample to random ones of its label, of those that have a vector."""
-        partners = self._classes.partners(ids, CALIBRATING_DISTANCES // CALIBRATING_ROWS)
-        rows, columns = np.nonzero(self._present[partners] & (partners != ids[:, None]))
-        others = self.index.vectors(partners[rows, columns])
-        distances: Vectors = np.linalg.norm(others - vectors[rows], axis=1)
-        return distances
-
-    def _score(self, ids: Ids, vectors: Vectors) -> GraphScores:
-        near = self.index.within(ids, vectors, self.radius, self.options.neighbours)
-        alike = self._are_alike(ids, near)
-        same = np.bincount(near.rows[alike], minlength=len(ids))
-        other = np.bincount(near.rows, minlength=len(ids)) - same
-        scores = importance(same, other)
-        self._take(ids, scores)
-        self._same[ids], self._other[ids] = same, other
-        return GraphScores(ids, scores, same, other, Near(near.rows[alike], near.ids[alike], near.distances[alike]))
 
     def _are_alike(self, ids: Ids, near: Near) -> NDArray[np.bool_]:
         """Whether each neighbour has the label of its row's sample."""

@@ -22,8 +22,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from spiderfs.scorer.index import Ids, Vectors
-from spiderfs.scorer.saved_files import check_whole, save_arrays, saved_arrays, write_whole
+from spiderfs.scorer.index import Ids, Vectors, check_whole, save_arrays, saved_arrays, write_whole
 
 Scores = NDArray[np.float32]
 

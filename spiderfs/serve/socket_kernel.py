@@ -44,7 +44,6 @@ from spiderfs.errors import (
 from spiderfs.fuse import wire
 from spiderfs.fuse.kernel import Serving, error_number
 from spiderfs.linux.mounts import MAX_SYMLINKS
-from spiderfs.linux.sockets import socket_address
 from spiderfs.protocol.requests import (
     ENVIRONMENT,
     INLINE_BYTES,
@@ -53,6 +52,7 @@ from spiderfs.protocol.requests import (
     REQUEST_BYTES,
     frame,
     peer_of,
+    socket_address,
 )
 from spiderfs.vfs.answer_types import Attributes, Caller
 from spiderfs.vfs.catalogue import ROOT_INODE

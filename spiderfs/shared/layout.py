@@ -1,7 +1,7 @@
 """The layout of a cache directory: the one place where its files and directories have their names.
 
 A table in the documentation says what each of them holds; a test compares it with this module. The scorer alone names
-the files in which it saves its scores (`scorer/saved_files.py`).
+the files in which it saves its scores (`scorer/index.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The names and addresses of nodes that share out the samples of a source (`members.py`).
 
 A node's name is the URL of the web server over its mount. The option `peers` lists the names, or it is one URL, each
-address of whose host is a member, with a name of its own, or the nodes announce theirs (`cluster/stream.py`). Or
+address of whose host is a member, with a name of its own, or the nodes announce theirs (`spiderfs/cluster.py`). Or
 it lists servers of Redis, or clusters of these, each with its share of the samples; what these leave is at home on each
 node.
 

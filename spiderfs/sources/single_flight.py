@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import trio
 
 from spiderfs.errors import SourceTimeout
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.shared_memory import SharedSlots
 
 # The next reader's question follows one reader's error within microseconds, or 0.1 s on a busy machine. The source is
 # asked the same thing no more often than this, too.

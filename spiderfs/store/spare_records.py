@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from spiderfs.errors import StoreError, StoreFull
-from spiderfs.shared.recent_records import RecentRecords
+from spiderfs.shared.shared_memory import RecentRecords
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.store import Left, Row
 

@@ -111,7 +111,7 @@ class Control:
 
     @property
     def client_terms(self) -> Path:
-        """The file by which clients can read around FUSE (`shared/bypass_terms.py`)."""
+        """The file by which clients can read around FUSE (`shared/published.py`)."""
         return self._run.client_terms
 
     def owns(self, inode: int) -> bool:

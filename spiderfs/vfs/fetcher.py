@@ -30,7 +30,7 @@ from spiderfs.core.memory import MemoryBounds
 from spiderfs.errors import SourceTimeout, StoreCorrupt, StoreError, StoreFull
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
-from spiderfs.shared.flights import MANAGER, Flights
+from spiderfs.shared.shared_memory import MANAGER, Flights
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.single_flight import SingleFlight

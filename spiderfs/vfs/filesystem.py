@@ -34,7 +34,7 @@ from spiderfs.errors import (
     Stale,
 )
 from spiderfs.linux import steady_clock
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.sources.peers import asked_version, key_at
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import UNKNOWN, Delivery, Source, SourceStat

@@ -1,6 +1,6 @@
 """The file system of an immutable mount, where the kernel opens files without asking (`-o immutable`).
 
-The kernel knows that there is no OPEN (`fuse/operations.py`). It opens a file by itself, keeps the
+The kernel knows that there is no OPEN (`fuse/bindings.py`). It opens a file by itself, keeps the
 pages of the file, and never says that the file was closed; each request about an open file names the inode alone. Other
 requests do the work of OPEN:
 
@@ -25,7 +25,7 @@ from typing import Any
 
 from spiderfs.core.events import HIT, PUSHED, UNREAD, UNSTORED
 from spiderfs.errors import ReadOnly, SourceUnavailable, SpiderfsError, Stale
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.sources.source import Delivery, SourceStat
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Attributes, Caller, Entry

@@ -27,7 +27,7 @@ from spiderfs.core.events import FETCHED, HIT, OPENED, UNSTORED
 from spiderfs.errors import SourceError, StoreError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.sources.client import Patience
 from spiderfs.sources.peers import STRIPE_BYTES, key_at
 from spiderfs.store.store import BLOCK_BYTES, ContentKey

@@ -26,8 +26,8 @@ from collections.abc import Callable, Container, Iterator
 from typing import Literal, NamedTuple
 
 from spiderfs.linux.process_table import Status, is_our_own, session_of, started_at, status_of
-from spiderfs.shared.attached_trainers import Attached
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.published import Attached
+from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.store.store import ContentKey, Records, Row
 from spiderfs.vfs.rules import Cached, Credentials, Settings, is_at_hand
 

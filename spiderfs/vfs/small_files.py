@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from spiderfs.core.events import FETCHED, HIT
-from spiderfs.shared.attached_trainers import Attached
+from spiderfs.shared.published import Attached
 from spiderfs.sources.source import Delivery
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller, EventSink, Opened

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from spiderfs.errors import SourceError, Stale
 from spiderfs.linux import steady_clock
-from spiderfs.shared.attached_trainers import Attached
+from spiderfs.shared.published import Attached
 from spiderfs.sources.source import SourceStat
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import Dentry, Node

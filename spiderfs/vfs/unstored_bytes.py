@@ -21,7 +21,7 @@ import struct
 import time
 
 from spiderfs.core.memory import MemoryBounds
-from spiderfs.shared.recent_records import RecentRecords
+from spiderfs.shared.shared_memory import RecentRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.answer_types import Caller
 

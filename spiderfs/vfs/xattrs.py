@@ -9,7 +9,7 @@ from pathlib import Path
 
 from spiderfs.errors import NoAttribute, StoreError
 from spiderfs.linux import steady_clock
-from spiderfs.shared.bypass_terms import CLIENT_XATTR
+from spiderfs.shared.published import CLIENT_XATTR
 from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Member
 from spiderfs.vfs.catalogue import ROOT_INODE, Node
 from spiderfs.vfs.on_demand import Part, Supply
@@ -32,7 +32,7 @@ class Xattrs(Part):
         settings: Callable[[], Settings],
         clock: Callable[[], float] = steady_clock.now,
     ) -> None:
-        """`client_terms`: see `shared/bypass_terms.py`. `settings` answers with those that hold now."""
+        """`client_terms`: see `shared/published.py`. `settings` answers with those that hold now."""
         super().__init__(supply, clock)
         self._redirects = redirects
         self._client_terms = client_terms

@@ -24,8 +24,8 @@ from benchmarks.common.sources import make_older
 from benchmarks.fakes import FakeKernel, MemoryContent, bare_filesystem
 from spiderfs.errors import SpiderfsError
 from spiderfs.fuse import wire
-from spiderfs.fuse.handles import Handles
-from spiderfs.fuse.operations import Operations
+from spiderfs.fuse.bindings import Operations
+from spiderfs.fuse.kernel import Handles
 from spiderfs.sources.local import LocalSource
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords

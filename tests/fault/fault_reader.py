@@ -188,8 +188,7 @@ def train(reader: Reader, task: Task) -> None:
     import numpy as np
 
     from spiderfs.protocol import Batch, EpochEnd, Hello, Plan
-    from trainer_hook.connection.client import HookClient
-    from trainer_hook.connection.mounts import socket_finder
+    from trainer_hook.connection.client import HookClient, socket_finder
     from trainer_hook.connection.sample_list import Declaration
 
     # The faults end the daemon on purpose, so the hook's warnings about that are not needed.

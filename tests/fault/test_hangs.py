@@ -36,7 +36,7 @@ import numpy as np
 from spiderfs.protocol import Batch, Hello
 from trainer_hook.connection.client import HookClient
 from trainer_hook.connection.sample_list import Declaration
-from trainer_hook.connection.mounts import socket_finder
+from trainer_hook.connection.client import socket_finder
 
 point = Path(sys.argv[1])
 names = sorted(str(path.relative_to(point)) for path in point.glob("train/*/*"))

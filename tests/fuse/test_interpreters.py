@@ -167,7 +167,7 @@ def test_the_wheel_trains_planned_epochs(wheel: Path, tmp_path: Path) -> None:
 
 # Without torch, and with few images, for a whole demo takes a minute.
 _DEMO = (
-    "import sys; sys.modules['torch'] = None; from spiderfs.profiling import demo; demo.IMAGES = 60;"
+    "import sys; sys.modules['torch'] = None; from spiderfs.profiling import bench; bench.IMAGES = 60;"
     "from spiderfs.cli.main import main; main(['demo', '--epochs', '2'], prog_name='spiderfs')"
 )
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from mounting import Mounted, mounted
 
 from spiderfs.options.model import Options
-from spiderfs.protocol import VERSION, Decoder, Goodbye, Hello, Message, Ok, Samples, encode
-from spiderfs.protocol.messages import MESSAGES
+from spiderfs.protocol import MESSAGES, VERSION, Decoder, Goodbye, Hello, Message, Ok, Samples, encode
 
 FILES = {f"{number % 3}/{number}": bytes([number]) * (number * 500) for number in range(1, 25)}
 PATIENCE_S = 20.0

@@ -11,9 +11,9 @@ from fuzzing import damaged, examples, integers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from spiderfs import packages
 from spiderfs.errors import StoreDamaged
-from spiderfs.packages import format as packages
-from spiderfs.packages.format import HEADER_BYTES, index_bytes, pack, read_index
+from spiderfs.packages import HEADER_BYTES, index_bytes, pack, read_index
 from spiderfs.sources.source import Version
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)

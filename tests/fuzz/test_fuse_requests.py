@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from benchmarks.fakes import FakeKernel, MemoryContent, MemorySource, bare_filesystem, notes_of_sole_worker
 from spiderfs.errors import ConfigError, SpiderfsError
 from spiderfs.fuse import session, wire
-from spiderfs.fuse.handles import Handles
-from spiderfs.fuse.kernel import error_number
-from spiderfs.fuse.operations import Operations
+from spiderfs.fuse.bindings import Operations
+from spiderfs.fuse.kernel import Handles, error_number
 from spiderfs.fuse.wire import Opcode
 from spiderfs.metrics import Counters
 from spiderfs.sources.client import SourceLimits

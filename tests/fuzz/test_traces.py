@@ -13,12 +13,12 @@ from fuzzing import damaged, examples, integers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiderfs.core.hints import Epoch, Labels, Pinning, Ratio, Scored, WarmUp
+from spiderfs.core.events import Epoch, Labels, Pinning, Ratio, Scored, WarmUp
 from spiderfs.core.policy import Hub
 from spiderfs.errors import UsageError
 from spiderfs.options.units import Capacity
-from spiderfs.simulation.compare import chosen_policies, chosen_settings, compare
-from spiderfs.trace.format import ACCESS, EVENTS, FORMAT, VERSION, TracedBatch, TraceWriter, read_trace
+from spiderfs.simulation import chosen_policies, chosen_settings, compare
+from spiderfs.trace import ACCESS, EVENTS, FORMAT, VERSION, TracedBatch, TraceWriter, read_trace
 
 NUMBERS = st.floats(0, 1) | st.floats() | st.integers(0, 9) | integers(64) | st.none()
 ARRAYS = st.lists(st.integers(1, 8), max_size=4).map(lambda keys: np.array(keys, "<u8").tobytes())

@@ -14,7 +14,7 @@ from reading import read_afresh
 
 from spiderfs.protocol import Batch, EpochEnd, Hello
 from trainer_hook import Declaration, HookClient
-from trainer_hook.connection.mounts import socket_finder
+from trainer_hook.connection.client import socket_finder
 
 
 class Training:

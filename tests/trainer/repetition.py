@@ -1,6 +1,6 @@
 """Repeats what a recorded mount did: readers get what they got then, and the engine decides again.
 
-A replay (`simulation/replay.py`) asks what another cache would have served. A repetition asks whether the same cache
+A replay (`spiderfs/simulation.py`) asks what another cache would have served. A repetition asks whether the same cache
 decides the same again. It does if the mount began with an empty cache, followed no plan, fetched nothing ahead of
 readers (`warm`, packages), and kept its policy: a trace has nothing of these.
 """
@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import Budget, Hint, Lost, Published
+from spiderfs.core.events import Budget, Hint, Lost, Published
 from spiderfs.core.policy import Key, Policy
-from spiderfs.simulation.replay import ReplayedFeed, read
-from spiderfs.trace.format import Trace
+from spiderfs.simulation import ReplayedFeed, read
+from spiderfs.trace import Trace
 
 
 class _Repeating(ReplayedFeed):

@@ -19,7 +19,7 @@ from tiny_training import SIZE, WIDTH, Network, Numbered, loader, recorded, trai
 from torch.utils.data import DataLoader
 
 from trainer_hook import SpiderSampler, attach, plan
-from trainer_hook.connection.mounts import find_mount
+from trainer_hook.connection.client import find_mount
 
 BATCHES = 7  # of 50 samples in eights
 # The sampler would wait for scores 5 s.

@@ -12,8 +12,8 @@ from two_ranks import in_two_ranks, join_two_ranks
 
 from spiderfs.core.engine import Engine
 from spiderfs.policies import POLICIES
-from spiderfs.simulation.replay import policy_for, replay
-from spiderfs.trace.format import Accesses
+from spiderfs.simulation import policy_for, replay
+from spiderfs.trace import Accesses
 from trainer_hook import EchoSampler
 from trainer_hook.samplers.epoch import NEAREST
 

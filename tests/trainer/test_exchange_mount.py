@@ -14,10 +14,10 @@ import shared_job
 from mounting import Mounted, mounted
 from training_process import TrainingProcess, training_process
 
-from spiderfs.core.hints import Dispatched
+from spiderfs.core.events import Dispatched
 from spiderfs.options.units import Capacity
-from spiderfs.simulation.compare import compare
-from spiderfs.trace.format import read_trace
+from spiderfs.simulation import compare
+from spiderfs.trace import read_trace
 
 FILES, SIZE = 500, 12_000
 OPTIONS: dict[str, object] = {"capacity": "25%", "policy": "lru", "source__latency_ms": 2}

@@ -20,8 +20,7 @@ from spiderfs.daemon.training.connection.hook_server import ServerLimits
 from spiderfs.protocol import DEFAULT_LIMITS, Batch, EpochEnd, Hello, Plan, Progress
 from trainer_hook import Declaration, HookClient
 from trainer_hook.connection import client
-from trainer_hook.connection.client import PROGRESS_EVERY_S
-from trainer_hook.connection.mounts import ConnectPatience, find_mount, socket_finder
+from trainer_hook.connection.client import PROGRESS_EVERY_S, ConnectPatience, find_mount, socket_finder
 
 pytestmark = pytest.mark.clock
 
@@ -302,7 +301,7 @@ def test_the_hook_imports_nothing_of_the_daemon() -> None:
         "import sys\n"
         "from trainer_hook import attach\n"
         "spider = {name for name in sys.modules if name.startswith('spiderfs')}\n"
-        "protocol = {'extents', 'messages', 'requests'}\n"
+        "protocol = {'extents', 'requests'}\n"
         "protocol = {'spiderfs.protocol', *(f'spiderfs.protocol.{name}' for name in protocol)}\n"
         "assert spider == {'spiderfs', 'spiderfs.errors'} | protocol, spider\n"
         f"assert not {daemon_side} & set(sys.modules)\n"

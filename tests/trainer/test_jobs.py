@@ -19,8 +19,8 @@ from two_ranks import in_two_ranks, join_two_ranks
 
 from spiderfs.protocol import VERSION, Batch, Decoder, EpochEnd, Error, Hello, Plan, encode
 from trainer_hook import Declaration, HookClient, HookOptions, attach, plan
+from trainer_hook.connection.client import ConnectPatience, socket_finder
 from trainer_hook.connection.introduce import hooks_job
-from trainer_hook.connection.mounts import ConnectPatience, socket_finder
 
 QUICK = ConnectPatience(first_pause_s=0.01, longest_pause_s=0.05)
 

@@ -22,7 +22,7 @@ from vector_files import write_vectors
 
 from spiderfs.protocol import Batch, EpochEnd, Hello
 from trainer_hook import Declaration, HookClient
-from trainer_hook.connection.mounts import ConnectPatience, socket_finder
+from trainer_hook.connection.client import ConnectPatience, socket_finder
 
 CLASSES, EACH = 2, 20
 STEPS = CLASSES * EACH // 10

@@ -17,8 +17,7 @@ from mounting import Mounted, eventually, mounted
 from object_server import object_server
 from training_process import TrainingProcess, training_process
 
-from spiderfs.core.plans.schedule import UNPROVEN_SAMPLES
-from spiderfs.core.plans.unseen_draws import UNSEEN_AFTER_S
+from spiderfs.core.plans.schedule import UNPROVEN_SAMPLES, UNSEEN_AFTER_S
 
 pytestmark = [pytest.mark.opened_and_immutable]
 

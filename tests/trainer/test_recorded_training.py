@@ -13,7 +13,7 @@ import pytest
 from mounting import PATIENCE_S, eventually, mounted, run_spiderfs
 from vector_files import write_vectors
 
-from spiderfs.trace.format import read_trace
+from spiderfs.trace import read_trace
 
 ROOT = Path(__file__).parents[2]
 CLASSES, EACH = 2, 60

@@ -11,10 +11,10 @@ from known_losses import Training
 from mounting import Mounted, eventually, mounted
 from repetition import repeated
 
-from spiderfs.core.hints import Epoch, Lost, Published, Ratio
+from spiderfs.core.events import Epoch, Lost, Published, Ratio
 from spiderfs.core.policy import Policy
 from spiderfs.policies import POLICIES
-from spiderfs.trace.format import Trace, read_trace
+from spiderfs.trace import Trace, read_trace
 
 SAMPLES, CLASSES, BATCH, EPOCHS = 150, 3, 10, 4
 NAMES = [f"{number:03d}" for number in range(SAMPLES)]

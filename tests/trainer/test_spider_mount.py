@@ -34,7 +34,7 @@ from spiderfs import client as around_fuse
 from spiderfs.protocol import Batch, EpochEnd, Hello
 from trainer_hook.connection.client import HookClient
 from trainer_hook.connection.sample_list import Declaration
-from trainer_hook.connection.mounts import socket_finder
+from trainer_hook.connection.client import socket_finder
 
 point, seed, samples = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 names = [name for name, _ in samples]

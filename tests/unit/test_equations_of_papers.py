@@ -13,7 +13,7 @@ from hypothesis import given
 from scipy.signal import savgol_filter
 
 from benchmarks.training.equation_9 import Cluster, mean_throughput
-from spiderfs.core.learning.feed import Elastic
+from spiderfs.core.feed import Elastic
 from spiderfs.forms.partition import FormSizes, Split
 
 share = st.floats(0, 1)

@@ -5,11 +5,14 @@ dropped and counted. Only the sending thread uses the socket. When the daemon di
 to connect again, with growing pauses. What `ListsAndPlans` keeps is then published again.
 
 Locks are held for a few instructions only and never while waiting, so that a data loader can fork at any time.
+
+`root_of` and `socket_finder` find the daemon: by the mount in which a directory lies, or by what is served as a name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -19,10 +22,10 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +55,85 @@ from spiderfs.protocol import (
     Warn,
     encode,
 )
-from trainer_hook.connection.mounts import DEFAULT_PATIENCE, ConnectPatience, connect
+from spiderfs.protocol.requests import SCHEME, address_of, connected, hook_socket_of
 from trainer_hook.connection.sample_list import Declaration
+
+# A file of every mount, below its root; it holds the path of the socket.
+_HOOK_FILE = ".spiderfs/hook"
+
+
+@dataclass(frozen=True)
+class ConnectPatience:
+    """How long a client waits to connect, and between two attempts, in seconds."""
+
+    connect_s: float = 5.0
+    first_pause_s: float = 0.1
+    longest_pause_s: float = 30.0
+
+
+DEFAULT_PATIENCE = ConnectPatience()
+
+
+class Root(NamedTuple):
+    """The directory below which a data set's files lie for the daemon, and the place there that the user has named."""
+
+    path: str
+    """The real path of a mount, or `spiderfs://NAME`; any other real path if there is no daemon."""
+    directory: str
+    has_daemon: bool
+
+
+def root_of(directory: str | os.PathLike[str]) -> Root:
+    """Raises ValueError for an impossible name. What is served need not be served now."""
+    address = address_of(directory)
+    if address is not None:
+        return Root(f"{SCHEME}{address.name}", os.fspath(directory).rstrip("/"), has_daemon=True)
+    here = os.path.abspath(directory)
+    mount = find_mount(here)
+    return Root(os.fspath(mount or os.path.realpath(here)), here, has_daemon=mount is not None)
+
+
+def find_mount(directory: str | os.PathLike[str]) -> Path | None:
+    """The real path of the spiderfs mount in which `directory` lies; None if it lies in none.
+
+    A symbolic link may lead into the mount. If the mount's daemon has died, this is the outermost directory that gives
+    the error ENOTCONN.
+    """
+    for path in (os.path.abspath(directory), os.path.realpath(directory)):
+        dead = None
+        for above in (Path(path), *Path(path).parents):
+            try:
+                os.stat(above / _HOOK_FILE)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as exc:
+                if exc.errno == errno.ENOTCONN:
+                    dead = above
+                continue
+            return Path(os.path.realpath(above))
+        if dead is not None:
+            return dead
+    return None
+
+
+def socket_finder(directory: str | os.PathLike[str], given: str | os.PathLike[str] | None) -> Callable[[], Path]:
+    """A function that returns the path of the socket; it raises FileNotFoundError while there is no mount.
+
+    `given` overrides the path that the mount names: in a container the socket may have another path.
+    """
+
+    def find() -> Path:
+        if given is not None:
+            return Path(given)
+        if (address := address_of(directory)) is not None:
+            return hook_socket_of(address.name, DEFAULT_PATIENCE.connect_s)
+        mount = find_mount(directory)
+        if mount is None:
+            raise FileNotFoundError(f"{os.fspath(directory)} lies in no spiderfs mount")
+        return Path(os.fsdecode((mount / _HOOK_FILE).read_bytes().rstrip(b"\n")))
+
+    return find
+
 
 # The progress in a list's plan is sent at most once in this time. The sending thread looks 20 times a second, and each
 # time it looks it is to find that it is time.
@@ -424,7 +504,7 @@ class HookClient:
         pause_s = self._patience.first_pause_s
         while True:
             try:
-                with connect(self._find_socket(), self._patience.connect_s) as stream:
+                with connected(self._find_socket(), self._patience.connect_s) as stream:
                     self._talk(stream)
                 if self._closing.is_set() and not self._queue:
                     return

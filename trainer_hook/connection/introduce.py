@@ -20,8 +20,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from spiderfs.protocol import Hello, ProtocolError, encode
-from trainer_hook.connection.client import QUEUE_BATCHES, HookClient
-from trainer_hook.connection.mounts import root_of, socket_finder
+from trainer_hook.connection.client import QUEUE_BATCHES, HookClient, root_of, socket_finder
 from trainer_hook.connection.sample_list import Declaration, Sample, declaration, found_declaration, range_declaration
 from trainer_hook.ranges.sample_ranges import SampleRanges
 from trainer_hook.ranks import count_of, rank_and_world, shared_store

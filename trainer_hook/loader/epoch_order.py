@@ -53,14 +53,11 @@ class EpochOrder:
         end = min(self.position + count, len(self.order))
         for position, sample in zip(range(self.position, end), given, strict=False):
             if 0 <= sample < len(self._position_of):
-                self._swap(position, int(self._position_of[sample]))
+                other = int(self._position_of[sample])
+                if other > position:
+                    first, second = int(self.order[position]), int(self.order[other])
+                    self.order[position], self.order[other] = second, first
+                    self._position_of[first], self._position_of[second] = other, position
         handed = self.coming(count)
         self.position = end
         return handed
-
-    def _swap(self, position: int, other: int) -> None:
-        """Swap a position with a later one."""
-        if other > position:
-            first, second = int(self.order[position]), int(self.order[other])
-            self.order[position], self.order[other] = second, first
-            self._position_of[first], self._position_of[second] = other, position

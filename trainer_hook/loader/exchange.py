@@ -116,15 +116,13 @@ def like(drawn: Any, batch: Sequence[int]) -> Any:
     return made.reshape(drawn.shape if math.prod(drawn.shape) == len(batch) else -1)
 
 
-def why_not_exchanged(batches: Iterable[Any], order: Indices) -> str | None:
-    """The reason why the samples of an epoch cannot be exchanged, which was drawn so; None if they can be."""
-    if repeats(order):
+def why_not_replaced(batches: Iterable[Any], exchanged: Indices | None = None) -> str | None:
+    """The reason why `like` cannot make batches like these of other samples; None if it can.
+
+    `exchanged` is an epoch whose samples are to be exchanged: then none may be drawn twice.
+    """
+    if exchanged is not None and repeats(exchanged):
         return "its sampler draws some more than once in an epoch"
-    return why_not_replaced(batches)
-
-
-def why_not_replaced(batches: Iterable[Any]) -> str | None:
-    """The reason why `like` cannot make batches like these of other samples; None if it can."""
     # The types of indices, or of whole batches in one object.
     kinds: set[type] = set()
     for drawn in batches:

@@ -53,7 +53,16 @@ class Follower(Tracker):
         self.rounds = (
             Rounds(planner.draw, planner.missed, self.samples_of, PlannedPass) if is_repeating(drawing) else None
         )
-        self._set_sampler(drawing, _followed_sampler(self._original, self))
+        # What another makes by the sampler's type, as Lightning does for its ranks, is of the own type.
+        kind = type(self._original)
+
+        def new(cls: type[_FollowedSampler], *args: Any, **options: Any) -> Any:
+            return kind(*args, **options)
+
+        followed: type[_FollowedSampler] = type("_FollowedSampler", (_FollowedSampler,), {"__new__": new})
+        made: _FollowedSampler = object.__new__(followed)
+        made._sampler, made._follower = self._original, self
+        self._set_sampler(drawing, made)
         _become(drawing, _followed_class(type(drawing), weakref.ref(self), _follow))
         if is_wrapper(loader):
             self._loaders.append(weakref.ref(loader))
@@ -245,16 +254,3 @@ class _FollowedSampler:
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A copy is not followed.
         return operator.getitem, ((self._sampler,), 0)
-
-
-def _followed_sampler(sampler: Any, follower: Follower) -> _FollowedSampler:
-    """The sampler, followed; what another makes by its type, as Lightning does for its ranks, is of the own type."""
-    kind = type(sampler)
-
-    def new(cls: type[_FollowedSampler], *args: Any, **options: Any) -> Any:
-        return kind(*args, **options)
-
-    followed: type[_FollowedSampler] = type("_FollowedSampler", (_FollowedSampler,), {"__new__": new})
-    made: _FollowedSampler = object.__new__(followed)
-    made._sampler, made._follower = sampler, follower
-    return made

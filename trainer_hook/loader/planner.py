@@ -40,7 +40,7 @@ from spiderfs.protocol import DEFAULT_LIMITS, Plan
 from trainer_hook.connection.client import HookClient
 from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.epoch_order import EpochOrder, Indices
-from trainer_hook.loader.exchange import Exchanging, like, repeats, why_not_exchanged, why_not_replaced
+from trainer_hook.loader.exchange import Exchanging, like, repeats, why_not_replaced
 from trainer_hook.loader.rehearsal import NextEpoch, Rehearsal, batches_of, why_not
 from trainer_hook.loader.repeating import index_sampler_of, is_repeating, recorded
 from trainer_hook.ranges.sample_ranges import SampleGrid
@@ -429,7 +429,7 @@ class Planner:
             if self._restored is not None and (reason := why_not_replaced(batches)) is not None:
                 self._restored = None
                 log.warning("the epoch does not go on, but begins again: %s", reason)
-            if self._shares and self._restored is None and (reason := why_not_exchanged(batches, order)) is not None:
+            if self._shares and self._restored is None and (reason := why_not_replaced(batches, order)) is not None:
                 self._shares = False
                 log.warning("the loader's samples are not exchanged: %s", reason)
             self._epoch += 1

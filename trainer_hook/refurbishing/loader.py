@@ -90,7 +90,13 @@ def drawn_by(numbers: tuple[int, ...], *transforms: Any) -> Iterator[None]:
         states = [_state(generator) for generator in own]
         initial_seed = torch.initial_seed()
         try:
-            _seed_global(np.random.SeedSequence(numbers))
+            sequence = np.random.SeedSequence(numbers)
+            words = sequence.generate_state(4, np.uint64).tolist()
+            torch.default_generator.manual_seed(words[0] >> 1)
+            np.random.seed([word & 0xFFFFFFFF for word in words[1:3]])
+            random.seed(words[3])
+            if "cv2" in sys.modules:
+                _seed_opencv(sequence)
             for place, generator in enumerate(own):
                 _seed(generator, np.random.SeedSequence([*numbers, place]))
             yield
@@ -120,10 +126,9 @@ def own_generators(transforms: Any) -> list[Generator]:
 
 
 def _inside(value: Any) -> list[Any]:
-    if isinstance(value, list | tuple | set | frozenset):
-        return list(value) if len(value) <= _MOST_LOOKED_AT else []
-    if isinstance(value, Mapping):
-        return list(value.values()) if len(value) <= _MOST_LOOKED_AT else []
+    if isinstance(value, list | tuple | set | frozenset | Mapping):
+        inner = value.values() if isinstance(value, Mapping) else value
+        return list(inner) if len(inner) <= _MOST_LOOKED_AT else []
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, types.MethodType | types.BuiltinMethodType):
@@ -134,15 +139,6 @@ def _inside(value: Any) -> list[Any]:
     if isinstance(value, torch.nn.Module):
         return [inner for name, inner in vars(value).items() if name not in _OF_MODULES]
     return list(getattr(value, "__dict__", {}).values())
-
-
-def _seed_global(sequence: np.random.SeedSequence) -> None:
-    words = sequence.generate_state(4, np.uint64).tolist()
-    torch.default_generator.manual_seed(words[0] >> 1)
-    np.random.seed([word & 0xFFFFFFFF for word in words[1:3]])
-    random.seed(words[3])
-    if "cv2" in sys.modules:
-        _seed_opencv(sequence)
 
 
 def _seed_opencv(sequence: np.random.SeedSequence) -> None:
@@ -677,20 +673,16 @@ def _store(
     log.info("partly augmented samples are kept in memory, as %s", why_not or "the first rank has no mount for them")
     if first_in_mount:
         return PartialStore.in_memory(), kept
-    return _in_shared_memory(), kept
-
-
-def _in_shared_memory() -> PartialStore:
+    # Ranks on one machine share what they make; on each other machine one rank makes the directory.
     store = PartialStore.in_memory() if rank_and_world()[0] == 0 else None
     directory: Path = from_first_rank(None if store is None else store.directory)
-    if store is not None:
-        return store
-    try:
-        # Ranks on one machine share what they make; on each other machine one rank makes the directory.
-        directory.mkdir(mode=0o700)
-    except FileExistsError:
-        return PartialStore(directory)
-    return PartialStore(directory, os.getpid())
+    if store is None:
+        try:
+            directory.mkdir(mode=0o700)
+            store = PartialStore(directory, os.getpid())
+        except FileExistsError:
+            store = PartialStore(directory)
+    return store, kept
 
 
 def _mount_store(whole: Any, halves: SplitDataset, name: str, kept: float, job: str | None) -> tuple[MountStore, float]:

@@ -49,7 +49,8 @@ from spiderfs.protocol import (
     encode,
 )
 from spiderfs.protocol.partials import partial_inode, sealed_file
-from trainer_hook.connection.mounts import DEFAULT_PATIENCE, connect, find_mount, socket_finder
+from spiderfs.protocol.requests import connected
+from trainer_hook.connection.client import DEFAULT_PATIENCE, find_mount, socket_finder
 from trainer_hook.refurbishing.sampler import RefurbishedDraw
 
 log = logging.getLogger("trainer_hook")
@@ -99,7 +100,13 @@ class PartialStore:
     def in_memory(cls) -> PartialStore:
         """A new store in memory, or where temporary files are if the system has no files in memory."""
         above = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-        _remove_left_behind(above)
+        # Those of this user that no process has locked were left behind.
+        for directory in above.glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                is_own = directory.stat(follow_symlinks=False).st_uid == os.geteuid()
+                if is_own and (fd := _locked(directory)) is not None:
+                    shutil.rmtree(directory, ignore_errors=True)
+                    os.close(fd)
         while True:
             store = cls(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=above)), os.getpid())
             # Another training that begins in this moment may have taken it for one that was left.
@@ -110,7 +117,7 @@ class PartialStore:
     def get(self, index: int, generation: int) -> Any:
         """What was put there; raises Missing."""
         try:
-            with open(self._path(index), "rb", buffering=0) as file:
+            with open(self.directory / str(index), "rb", buffering=0) as file:
                 content = file.read()
             if _HEAD.unpack_from(content) != (generation, self._name):
                 raise Missing
@@ -121,7 +128,7 @@ class PartialStore:
     def put(self, index: int, generation: int, sample: Any, replaces: int | None = None) -> None:
         """Keep a sample in place of any earlier generation, if there is room; raises as `pickled` does."""
         content = pickled(sample)
-        path = self._path(index)
+        path = self.directory / str(index)
         # Another process may be writing the same sample.
         new = path.with_suffix(f".{os.getpid()}")
         try:
@@ -139,9 +146,6 @@ class PartialStore:
                     "%s cannot take another partly augmented sample (%s): it is made again", self.directory, exc
                 )
             self._failed = True
-
-    def _path(self, index: int) -> Path:
-        return self.directory / str(index)
 
 
 class _CropPickler(pickle.Pickler):
@@ -192,14 +196,6 @@ def _locked(directory: Path) -> int | None:
     return fd
 
 
-def _remove_left_behind(above: Path) -> None:
-    for directory in above.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if directory.stat(follow_symlinks=False).st_uid == os.geteuid() and (fd := _locked(directory)) is not None:
-                shutil.rmtree(directory, ignore_errors=True)
-                os.close(fd)
-
-
 Answer = TypeVar("Answer")
 
 _RECEIVE_BYTES = 1 << 16
@@ -223,7 +219,7 @@ class MountConnection:
         self._unanswered = 0
         self.refusals: list[str] = []
         try:
-            self._stream = connect(path, DEFAULT_PATIENCE.connect_s)
+            self._stream = connected(path, DEFAULT_PATIENCE.connect_s)
         except OSError as exc:
             raise StoreUnusable(str(exc)) from exc
         try:
@@ -317,7 +313,7 @@ class MountStore:
         self._client: Client | None = None
         self._retry_at, self._pause_s = -math.inf, DEFAULT_PATIENCE.first_pause_s
         self._has_said = False
-        self._line = self._connected()
+        self._line = self.connect()
         self.room_bytes, self.most_bytes = self._line.room_bytes, self._line.most_bytes
 
     def __getstate__(self) -> dict[str, Any]:
@@ -327,10 +323,6 @@ class MountStore:
         """End this process's connection; the room goes to others when the last process has ended its own."""
         if self._line is not None and self._line.pid == os.getpid():
             self._line.close()
-
-    def connect(self) -> None:
-        """Connect this process, as its first `put` would; raises StoreUnusable."""
-        self._connected()
 
     def get(self, index: int, generation: int) -> Any:
         """What was put there; raises Missing."""
@@ -379,7 +371,7 @@ class MountStore:
     def _ask(self, ask: Callable[[MountConnection], Answer]) -> Answer | None:
         """What `ask` returns for this process's connection; None if there is none, or it is lost."""
         try:
-            line = self._connected()
+            line = self.connect()
             answer = ask(line)
         except StoreUnusable:
             return None
@@ -394,7 +386,8 @@ class MountStore:
     def _inode(self, index: int, generation: int) -> int:
         return partial_inode(self._name, os.stat(self._paths[index]).st_ino, generation)
 
-    def _connected(self) -> MountConnection:
+    def connect(self) -> MountConnection:
+        """This process's connection, which is made at its first use; raises StoreUnusable."""
         if self._line is None or self._line.pid != os.getpid():
             # A forked worker leaves the connection of the process that it came from as it is.
             self._line = None

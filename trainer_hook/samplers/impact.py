@@ -154,7 +154,10 @@ class ImpactSampler(SpiderSampler):
         evaluates = losses is not None and self._hybrid
         to_evaluate = self.warm_up.unstable if evaluates else np.empty(0, np.int64)
         warms_up, unstable = from_first_rank((not self.warm_up.over, to_evaluate))
-        self._publish_warm_up(warms_up)
+        # The daemon may be a new one, so each epoch of the warm-up says so.
+        if self._client is not None and (warms_up or self._has_said_warm_up):
+            self._client.warm_up(self._list, warms_up)
+            self._has_said_warm_up = warms_up
         found: list[Losses | None] = []
         if len(unstable):
             found = from_all_ranks(self._evaluated(unstable[rank::world_size], timeout_s))
@@ -183,12 +186,6 @@ class ImpactSampler(SpiderSampler):
             return None
         log.info("warm-up is over after %d epochs", self.warm_up.epochs)
         return losses
-
-    def _publish_warm_up(self, active: bool) -> None:
-        """Notify the daemon, which may be a new one, in each epoch that the warm-up goes on; and when it is over."""
-        if self._client is not None and (active or self._has_said_warm_up):
-            self._client.warm_up(self._list, active)
-            self._has_said_warm_up = active
 
     def _evaluated(self, samples: Indices, timeout_s: float) -> Losses | None:
         """The losses of these samples by the current model; None if this rank cannot compute them."""

@@ -30,10 +30,11 @@ This is pure code: `chance` gives random numbers from 0 up to, but not including
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -149,13 +150,7 @@ class Exchanged:
     """Reserved samples that the rank did not take up."""
 
     def __add__(self, other: Exchanged) -> Exchanged:
-        return Exchanged(
-            self.asked + other.asked,
-            self.itself + other.itself,
-            self.exchanged + other.exchanged,
-            self.saved_bytes + other.saved_bytes,
-            self.withdrawn + other.withdrawn,
-        )
+        return Exchanged(*map(operator.add, astuple(self), astuple(other)))
 
 
 class SharingRank:
@@ -339,19 +334,17 @@ class SharedList:
         if rank.state[wanted] != _PENDING:
             # The question names it twice, and it was reserved for the first time.
             return wanted
-        given = self._candidate(rank) if self.active and self.chance() < self.exchanged_share else None
+        given = None
+        if self.active and self.chance() < self.exchanged_share:
+            given = rank.candidates.drawn(_CANDIDATES, self.chance())
+            if given is None:
+                given = next((sample for sample in self._coming if rank.state[sample] == _PENDING), None)
         if given is None:
             self._reserve(rank, wanted)
             self._comes(wanted)
             return wanted
         rank.in_place.add(given)
         self._reserve(rank, given)
-        return given
-
-    def _candidate(self, rank: SharingRank) -> int | None:
-        given = rank.candidates.drawn(_CANDIDATES, self.chance())
-        if given is None:
-            given = next((sample for sample in self._coming if rank.state[sample] == _PENDING), None)
         return given
 
     def _reserve(self, rank: SharingRank, sample: int) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from spiderfs.core.plans.pace import Paced
 from spiderfs.core.policy import Key
 
 Numbers = npt.NDArray[np.uint32]
@@ -28,6 +27,49 @@ _AT_A_TIME = 1 << 15
 # By how much of the time that its plan takes still the times of a reader's uses may be wrong: others are compared with
 # it, and to rank a million samples again takes ten seconds. At its end they may be wrong by more: a pace varies.
 _DRIFT_SHARE, _END_SHARE = 0.02, 0.1
+
+
+# A reader's pace is measured over this time, and averaged with the pace before.
+PACE_WINDOW_S = 1.0
+FIRST_PACE_S = 0.001
+# A pace this many times slower than before may be a pause of the training: it counts only if the next is slow too.
+PAUSE_FACTOR = 4
+
+
+class Paced:
+    """Times are computed from an anchor, so that they change together, and only when someone asks for it."""
+
+    def __init__(self, now_s: float, position: int) -> None:
+        self.pace_s = FIRST_PACE_S
+        """Seconds from one position to the next."""
+        # The pace is measured from the first batch on, not from the plan on: a training may begin much later.
+        self._paced_at: tuple[float, int] | None = None
+        self._anchor_pace_s = self.pace_s
+        self._has_pace = self._may_have_paused = False
+        self._anchor_at(now_s, position)
+
+    def time_of(self, position: int) -> float:
+        """When the reader will come to a position, by its pace; the time of what is in hand is over."""
+        anchored_s, anchored = self._anchor
+        return anchored_s + (position - anchored) * self._anchor_pace_s
+
+    def _anchor_at(self, now_s: float, position: int) -> None:
+        self._anchor = (now_s, position)
+        self._anchor_pace_s = self.pace_s
+
+    def _keep_pace(self, position: int, now_s: float) -> None:
+        """The reader has come so far."""
+        if self._paced_at is None:
+            self._paced_at = (now_s, position)
+        since_s, since = self._paced_at
+        if now_s - since_s >= PACE_WINDOW_S and position > since:
+            measured_s = (now_s - since_s) / (position - since)
+            self._paced_at = (now_s, position)
+            slow = self._has_pace and measured_s > PAUSE_FACTOR * self.pace_s
+            self._may_have_paused = slow and not self._may_have_paused
+            if not self._may_have_paused:
+                self.pace_s = (self.pace_s + measured_s) / 2 if self._has_pace else measured_s
+                self._has_pace = True
 
 
 class HomeSamples:
@@ -126,7 +168,7 @@ class _Uses:
         self.samples = samples
         self.layers: list[_Layer] = []
         self._is_changed = np.zeros(len(samples), np.bool_)
-        self._changed: deque[npt.NDArray[np.intp]] = deque()
+        self.changed: deque[npt.NDArray[np.intp]] = deque()
 
     def note(self, reader: _Reader, positions: Numbers) -> None:
         """Note that a reader comes to these positions, each of another sample."""
@@ -172,20 +214,16 @@ class _Uses:
         new = samples[~self._is_changed[samples]]
         if len(new):
             self._is_changed[new] = True
-            self._changed.append(new)
+            self.changed.append(new)
 
     def taken_changes(self, limit: int) -> list[Key]:
-        if not self._changed:
+        if not self.changed:
             return []
-        some = self._changed.popleft()
+        some = self.changed.popleft()
         if len(some) > limit:
-            self._changed.appendleft(some[limit:])
+            self.changed.appendleft(some[limit:])
         self._is_changed[some[:limit]] = False
         return self.samples.keys_of(some[:limit])
-
-    @property
-    def is_settled(self) -> bool:
-        return not self._changed
 
 
 class RemoteReaders:
@@ -210,7 +248,7 @@ class RemoteReaders:
                 return
             known = self._readers[reader] = self._by_number[number] = _Reader(number, part, now_s)
         else:
-            self._forget(known)
+            self._uses[id(known.part.samples)].forget(known)
             known.begin(part, now_s)
         uses = self._uses.setdefault(id(part.samples), _Uses(part.samples))
         for first in range(0, len(part.firsts), _AT_A_TIME):
@@ -236,10 +274,7 @@ class RemoteReaders:
         known = self._readers.pop(reader, None)
         if known is not None:
             del self._by_number[known.number]
-            self._forget(known)
-
-    def _forget(self, known: _Reader) -> None:
-        self._uses[id(known.part.samples)].forget(known)
+            self._uses[id(known.part.samples)].forget(known)
 
     def next_use_s(self, key: Key) -> float | None:
         """When any reader will next use a sample."""
@@ -258,9 +293,9 @@ class RemoteReaders:
 
     def anchor(self, now_s: float, tolerance_s: float) -> None:
         """Compute times again if those of a reader are far off, and what has changed before has been ranked."""
-        if not all(uses.is_settled for uses in self._uses.values()):
-            return
-        if any(reader.has_drifted(now_s, tolerance_s) for reader in self._readers.values()):
+        if not any(uses.changed for uses in self._uses.values()) and any(
+            reader.has_drifted(now_s, tolerance_s) for reader in self._readers.values()
+        ):
             for reader in self._readers.values():
                 reader.anchor(now_s)
             for uses in self._uses.values():

@@ -8,7 +8,9 @@ The reader reports its progress: how many positions have been **dispatched** to 
 these its training loop has **taken**. What was taken is used up. What lies between both is **in hand**: it is needed at
 once. An open that is seen uses up its position sooner than that, so that the cache gets the room back; and what is
 opened has been **reached**, though the news of its dispatch may come later. Opens need not be seen: where the kernel
-has a file's pages, it opens the file by itself (`unseen_draws.py`).
+has a file's pages, it opens the file by itself. Then the reader's report that its loop has taken a sample comes alone:
+its open may be reported a little later, or up to AHEAD_S seconds sooner, and the draw is **unseen** if it is not, nor
+within UNSEEN_AFTER_S seconds afterwards. Each draw is either seen or unseen, and never both.
 
 A plan may be wrong: another order, or a list whose indices mean other files. So the opens that are seen are compared
 with what is in hand. An open of a sample whose next position is far beyond that counts against the plan, unless it is
@@ -40,12 +42,11 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 from spiderfs.core.events import Access
-from spiderfs.core.plans.pace import Paced
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.plans.remote import RemoteReaders
-from spiderfs.core.plans.unseen_draws import Draw, UnseenDraws
+from spiderfs.core.plans.remote import Paced, RemoteReaders
 from spiderfs.core.policy import Key
 
 AWAITED = math.inf
@@ -414,13 +415,14 @@ class Schedule:
         self._early_progress: dict[tuple[Hashable, str], tuple[int, int, int]] = {}
         # The last opens of trainers that have no plan yet.
         self._opened_before: deque[tuple[Hashable, Key, float]] = deque(maxlen=EARLY_MOST)
-        self._trusted: tuple[PlannedReader, ...] = ()
+        self.trusted: tuple[PlannedReader, ...] = ()
+        """The readers whose plans are trusted; a new tuple whenever that changes."""
         self.remote = RemoteReaders()
 
     @property
     def active(self) -> bool:
         """Whether a plan is trusted."""
-        return bool(self._trusted)
+        return bool(self.trusted)
 
     def begin(self, trainer: Hashable, name: str, epoch: PlannedEpoch, now_s: float) -> None:
         """The trainer begins this epoch of the list `name`, or goes on with it, at its start position."""
@@ -453,7 +455,7 @@ class Schedule:
         """What `PlannedReader.unseen` gives, with the trainer of each sample; of one trainer, or of all."""
         readers = [(trainer, reader) for (trainer, _), reader in self.readers.items() if of in (None, trainer)]
         found = [(trainer, key) for trainer, reader in readers for key in reader.unseen(now_s)]
-        if any(reader.trusted != (reader in self._trusted) for _, reader in readers):
+        if any(reader.trusted != (reader in self.trusted) for _, reader in readers):
             self._trust()
         return found
 
@@ -498,7 +500,7 @@ class Schedule:
     def next_use_s(self, key: Key) -> float | None:
         """When any reader will next need the file in the cache, or AWAITED; None if no trusted plan says so."""
         soonest: float | None = self.remote.next_use_s(key) if self.remote else None
-        for reader in self._trusted:
+        for reader in self.trusted:
             use_s = reader.next_use_s(key)
             if use_s is not None and (soonest is None or use_s < soonest):
                 soonest = use_s
@@ -506,7 +508,7 @@ class Schedule:
 
     def is_due(self, key: Key) -> bool:
         """Whether a reader whose plan is trusted has the file in hand, or may have it fetched ahead now."""
-        positions = ((reader.next_position(key), reader) for reader in self._trusted)
+        positions = ((reader.next_position(key), reader) for reader in self.trusted)
         return any(at is not None and at < reader.reached + reader.look_ahead for at, reader in positions)
 
     def anchor(self, now_s: float, tolerance_s: float) -> bool:
@@ -514,22 +516,97 @@ class Schedule:
 
         With less than two trusted plans there is nothing to compare.
         """
-        if len(self._trusted) + len(self.remote) < 2:
+        if len(self.trusted) + len(self.remote) < 2:
             return False
         self.remote.anchor(now_s, tolerance_s)
-        if max((reader.drift_s(now_s) for reader in self._trusted), default=0.0) <= tolerance_s:
+        if max((reader.drift_s(now_s) for reader in self.trusted), default=0.0) <= tolerance_s:
             return False
-        for reader in self._trusted:
+        for reader in self.trusted:
             reader.anchor(now_s)
         return True
-
-    @property
-    def trusted(self) -> tuple[PlannedReader, ...]:
-        """The readers whose plans are trusted; a new tuple whenever that changes."""
-        return self._trusted
 
     def _trust(self) -> None:
         self._of_trainer = {}
         for (trainer, _), reader in self.readers.items():
             self._of_trainer.setdefault(trainer, []).append(reader)
-        self._trusted = tuple(reader for reader in self.readers.values() if reader.trusted)
+        self.trusted = tuple(reader for reader in self.readers.values() if reader.trusted)
+
+
+# An open is reported within some 30 ms.
+UNSEEN_AFTER_S = 1.0
+# How many opens are remembered, and how long, for draws that the reader has not reported yet. On a busy machine its
+# messages come seconds late.
+AHEAD_MOST, AHEAD_S = 4096, 3.0
+
+
+class Draw(NamedTuple):
+    """A sample that a reader drew in an epoch, and read at this time; `access` is its open, if that was reported.
+
+    `known` is whether workers knew the reader when the sample was dispatched: before, they may have seen the open, and
+    not known whose it was. A sample that `was_in_hand` at the reader's first report may have been opened earlier.
+    """
+
+    key: Key
+    at_s: float
+    epoch: int = 0
+    known: bool = True
+    access: Access | None = None
+    was_in_hand: bool = False
+
+
+class UnseenDraws:
+    def __init__(self) -> None:
+        # The draws of each sample whose open may yet be reported, the latest one last; and all of them in order.
+        self._awaited: dict[Key, list[Draw]] = {}
+        self._order: deque[Draw] = deque()
+        # When each sample was opened for a draw that the reader had not reported, the latest time last.
+        self._ahead: OrderedDict[Key, tuple[float, Access | None]] = OrderedDict()
+
+    def took(
+        self, key: Key, now_s: float, epoch: int = 0, known: bool = True, was_in_hand: bool = False
+    ) -> Draw | None:
+        """The loop took a sample; until now no one knew that its open, if it was reported, was of this draw.
+
+        Returns the draw if it is seen by that.
+        """
+        opened_s, access = self._ahead.pop(key, (math.inf, None))
+        if now_s - AHEAD_S < opened_s <= now_s:
+            return Draw(key, opened_s, epoch, access=access)
+        draw = Draw(key, now_s, epoch, known, was_in_hand=was_in_hand)
+        self._awaited.setdefault(key, []).append(draw)
+        self._order.append(draw)
+        return None
+
+    def opened(self, key: Key, opened_s: float, access: Access | None = None) -> Draw | None:
+        """The draw of this open, if its sample was taken before the report; it is awaited no longer then."""
+        for draw in self._awaited.get(key, ()):
+            if opened_s <= draw.at_s:
+                self._forget(draw)
+                return draw._replace(at_s=opened_s, known=True, access=access)
+        return None
+
+    def opened_ahead(self, key: Key, opened_s: float, access: Access | None = None) -> None:
+        """Note an open that may be of a draw far beyond those that the reader has reported."""
+        self._ahead[key] = opened_s, access
+        self._ahead.move_to_end(key)
+        if len(self._ahead) > AHEAD_MOST:
+            self._ahead.popitem(last=False)
+
+    def take(self, now_s: float) -> list[Draw]:
+        """The draws that were found to be unseen since the last call.
+
+        What was taken at a time that is still to come is unseen too: then the clock was set back.
+        """
+        unseen = []
+        while self._order and not now_s - UNSEEN_AFTER_S < self._order[0].at_s <= now_s:
+            draw = self._order.popleft()
+            if draw in self._awaited.get(draw.key, ()):
+                self._forget(draw)
+                unseen.append(draw)
+        return unseen
+
+    def _forget(self, draw: Draw) -> None:
+        draws = self._awaited[draw.key]
+        draws.remove(draw)
+        if not draws:
+            del self._awaited[draw.key]

@@ -16,8 +16,7 @@ from typing import Any
 import msgpack
 
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine, merged
-from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, Access
-from spiderfs.core.hints import Budget, Hint, Lost
+from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSTORED, Access, Budget, Hint, Lost
 from spiderfs.core.homes import Homes
 from spiderfs.core.partials import PARTIALS, Partials
 from spiderfs.core.plans.fetch_limits import AHEAD_SHARE

@@ -9,7 +9,7 @@ from functools import partial
 
 import trio
 
-from spiderfs.cluster.stream import BEAT_S, Beats
+from spiderfs.cluster import BEAT_S, Beats
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
 from spiderfs.sources.members import MOST_MEMBERS, OWN, Members

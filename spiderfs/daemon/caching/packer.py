@@ -35,7 +35,7 @@ import trio
 from spiderfs.core.policy import Policy
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import SourceError, SourceUnavailable, SpiderfsError, StoreDamaged
-from spiderfs.packages.format import (
+from spiderfs.packages import (
     DIRECTORY,
     HEADER_BYTES,
     PACKAGE_BYTES,

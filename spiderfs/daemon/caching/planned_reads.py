@@ -22,7 +22,7 @@ from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.prefetch_backend import PrefetchResult
 from spiderfs.errors import SourceError, SourceUnavailable, StoreError
 from spiderfs.fuse.wire import store
-from spiderfs.shared.flights import Flights
+from spiderfs.shared.shared_memory import Flights
 from spiderfs.sources.client import Patience
 from spiderfs.sources.read_process import ReadProcess, SealedRead
 from spiderfs.store.content import LmdbContent, chunked_record, is_chunked

@@ -52,7 +52,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.linux.memory import memory_bytes
 from spiderfs.metrics import Counters
 from spiderfs.options.model import Options
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.vfs.catalogue import Node
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ import trio
 from spiderfs.daemon.caching import push_process
 from spiderfs.daemon.caching.push_process import ANSWER, HELLO, HERE, MOST_BYTES, packed_order
 from spiderfs.linux.mounts import mounted_at
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.shared_memory import SharedSlots
 
 log = logging.getLogger(__name__)
 

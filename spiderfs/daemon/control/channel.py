@@ -24,7 +24,7 @@ import msgpack
 import trio
 
 from spiderfs.errors import ConfigError, SpiderfsError, TryAgain
-from spiderfs.linux.sockets import socket_address
+from spiderfs.protocol.requests import socket_address
 
 log = logging.getLogger(__name__)
 

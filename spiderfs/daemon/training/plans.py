@@ -1,7 +1,7 @@
 """Plans of trainers: the engine's schedule takes them over, as long as the option `plan` says so.
 
 A plan goes on until its epoch or its trainer ends. With plans the cache is shared in another way
-(`core/learning/feed.py`), and the prefetcher has work. Samples that a training took and whose opens were not reported
+(`core/feed.py`), and the prefetcher has work. Samples that a training took and whose opens were not reported
 are passed on as unseen.
 
 **Ranks that exchange samples** ask which ones to take in the places of the next ones (`core/plans/exchange.py`). A rank
@@ -27,7 +27,7 @@ import numpy.typing as npt
 import trio
 
 from spiderfs.core.engine import Engine
-from spiderfs.core.learning.feed import PolicyFeed
+from spiderfs.core.feed import PolicyFeed
 from spiderfs.core.plans.exchange import Exchanged, SharedList
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import PlannedReader

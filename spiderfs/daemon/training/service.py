@@ -8,7 +8,7 @@
                               remote_plans      those of jobs on other nodes
                               job_accounts         what each job reads
 
-What they learn reaches policy and engine through `core/learning/feed.py` alone. The service decides nothing itself.
+What they learn reaches policy and engine through `core/feed.py` alone. The service decides nothing itself.
 Changes for readers are published last, so that a worker that sees a redirect finds the substitute in the cache.
 
 Each part is given what it needs of the others when it is made, and can be made alone with fakes.
@@ -29,11 +29,22 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs.cluster.link import Link, LinkStatus
-from spiderfs.core.events import FROM_THE_SOURCE, HIT, OPENED, UNREPORTED, UNSEEN, WARMED, Access
-from spiderfs.core.hints import Disconnected, Dispatched, Planned, Progressed
-from spiderfs.core.learning.feed import ElasticOptions, PolicyFeed, PolicyFeedOptions
-from spiderfs.core.plans.unseen_draws import Draw
+from spiderfs.cluster import Link, LinkStatus
+from spiderfs.core.events import (
+    FROM_THE_SOURCE,
+    HIT,
+    OPENED,
+    UNREPORTED,
+    UNSEEN,
+    WARMED,
+    Access,
+    Disconnected,
+    Dispatched,
+    Planned,
+    Progressed,
+)
+from spiderfs.core.feed import ElasticOptions, PolicyFeed, PolicyFeedOptions
+from spiderfs.core.plans.schedule import Draw
 from spiderfs.core.policy import pinned_limit
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.job_datasets.declared_lists import DeclaredLists, RedirectPublisher
@@ -47,8 +58,8 @@ from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.linux import steady_clock
 from spiderfs.options.model import Options
 from spiderfs.protocol import Batch, EpochEnd, Exchange, Plan, Progress
-from spiderfs.shared.attached_trainers import Attached
-from spiderfs.trace.format import Recording, noted_in
+from spiderfs.shared.published import Attached
+from spiderfs.trace import Recording, noted_in
 from spiderfs.vfs.catalogue import Catalogue
 from spiderfs.vfs.on_demand import Supply
 

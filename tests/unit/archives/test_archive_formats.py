@@ -30,8 +30,8 @@ from archive_files import (
 )
 
 from spiderfs.archives import index as index_module
-from spiderfs.archives.index import FILE, ArchiveIndex, archive_of, parts_of_failure, save
-from spiderfs.archives.pieces import PIECE_BYTES, PieceReadAhead, Pieces
+from spiderfs.archives.formats import PIECE_BYTES, PieceReadAhead, Pieces
+from spiderfs.archives.index import FILE, ArchiveIndex, archive_of, index_parts, save
 from spiderfs.errors import ArchiveFailed
 from spiderfs.sources.source import Version
 
@@ -368,7 +368,7 @@ def test_an_index_that_is_damaged_is_none(tmp_path: Path) -> None:
 
 
 def test_an_index_may_say_why_there_is_none(tmp_path: Path) -> None:
-    save(parts_of_failure(b"caf\xe9.tar", Version(1, 2, 3), "because"), tmp_path / "failed")
+    save(index_parts(b"caf\xe9.tar", Version(1, 2, 3), b"because"), tmp_path / "failed")
     failed = ArchiveIndex(tmp_path / "failed")
     assert (failed.version, failed.failure, failed.find(b"")) == (Version(1, 2, 3), "because", None)
     assert archive_of(tmp_path / "failed") == b"caf\xe9.tar"

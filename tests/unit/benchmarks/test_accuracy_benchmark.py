@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from spiderfs.trace.format import TraceWriter, read_trace
+from spiderfs.trace import TraceWriter, read_trace
 
 SAMPLES, CLASSES = 480, 4
 SIDE = 8

@@ -19,7 +19,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spiderfs import __version__
-from spiderfs.cli import control_files, umount
+from spiderfs.cli import control_files
+from spiderfs.cli import mount as umount
 from spiderfs.cli.main import COMMANDS, main
 from spiderfs.errors import MountError
 from spiderfs.linux import mounts

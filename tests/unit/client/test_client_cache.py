@@ -27,10 +27,9 @@ from spiderfs.errors import StoreDamaged
 from spiderfs.linux import steady_clock
 from spiderfs.linux.process_table import started_at
 from spiderfs.metrics import SharedCounters
-from spiderfs.shared import bypass_terms
-from spiderfs.shared.attached_trainers import Attached, publish_trainers
-from spiderfs.shared.bypass_terms import Terms, pid_namespace, published_terms
+from spiderfs.shared import published
 from spiderfs.shared.layout import DATA_FILE, CacheLayout
+from spiderfs.shared.published import Attached, Terms, pid_namespace, publish_trainers, published_terms
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.records import LmdbRecords
@@ -284,9 +283,9 @@ def test_another_pid_namespace_and_another_version_keep_away(daemon: Daemon, mon
     daemon.pipe.change(TERMS._replace(pid_namespace=1))
     with pytest.raises(Gone, match="pid namespace"):
         Cache(daemon.terms)
-    monkeypatch.setattr(bypass_terms, "VERSION", 4)
+    monkeypatch.setattr(published, "VERSION", 4)
     daemon.pipe.change(TERMS)
-    monkeypatch.setattr(bypass_terms, "VERSION", 3)
+    monkeypatch.setattr(published, "VERSION", 3)
     with pytest.raises(ValueError, match="another version"):
         published_terms(daemon.terms)
 

@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from benchmarks.common.redis_server import RedisServer
-from spiderfs.cluster import stream as stream_module
-from spiderfs.cluster.stream import FIRST_MS, Beats
+from spiderfs import cluster as stream_module
+from spiderfs.cluster import FIRST_MS, Beats
 from spiderfs.sources.node_names import MISSED
 from spiderfs.sources.redis_client import PASSWORD_VARIABLE
 

@@ -21,10 +21,9 @@ from certificates import own_certificate
 from several_managers import eventually
 
 from benchmarks.common.redis_server import RedisServer
-from spiderfs.cluster import link as module
-from spiderfs.cluster import stream as stream_module
-from spiderfs.cluster.link import Link
-from spiderfs.cluster.stream import Stream, StreamEntry
+from spiderfs import cluster as module
+from spiderfs import cluster as stream_module
+from spiderfs.cluster import Link, Stream, StreamEntry
 from spiderfs.errors import StreamLost
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.redis_client import PASSWORD_VARIABLE

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spiderfs.cluster.link import PlanPiece, SharedHub, SharedScores, unpacked
+from spiderfs.cluster import PlanPiece, SharedHub, SharedScores, unpacked
 from spiderfs.errors import ProtocolError
-from spiderfs.protocol import Batch, Goodbye, Message, encode
-from spiderfs.protocol.messages import Decoder
+from spiderfs.protocol import Batch, Decoder, Goodbye, Message, encode
 
 SAMPLES = 100
 BATCH = Batch("", 0, 0, np.array([3, 99], np.uint32), np.eye(2, 4, dtype=np.float16), np.ones(2, np.float16))

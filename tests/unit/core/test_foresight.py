@@ -22,8 +22,8 @@ from spiderfs.core.rooms import PINS, VIEWS
 from spiderfs.policies import mountable_policies
 from spiderfs.policies.baselines import LRU, Belady, MinIO
 from spiderfs.policies.spider import HOMOPHILY, IMPORTANCE, Spider
-from spiderfs.simulation.replay import Replay, policy_for, replay
-from spiderfs.trace.format import Accesses
+from spiderfs.simulation import Replay, policy_for, replay
+from spiderfs.trace import Accesses
 
 
 def planned(number: int, order: Sequence[int], files: int = 31, start: int = 0) -> PlannedEpoch:

@@ -15,7 +15,7 @@ from spiderfs.daemon.published_options import publish_options, published_options
 from spiderfs.errors import ConfigError, StoreFull
 from spiderfs.metrics import GAUGES
 from spiderfs.options.model import Options
-from spiderfs.shared.bypass_terms import published_terms
+from spiderfs.shared.published import published_terms
 from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.open import open_source
 from spiderfs.sources.read_process import ReadProcess

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spiderfs.fuse import wire
-from spiderfs.fuse.handles import PUSHED_BYTES, Handles, OpenDelivery, open_out
+from spiderfs.fuse.kernel import PUSHED_BYTES, Handles, OpenDelivery, open_out
 
 INODE, NUMBER, SIZE = 70_001, 12, 2000
 

@@ -11,7 +11,7 @@ import trio
 from benchmarks.fakes import FakeKernel, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.errors import NoAttribute, ReadOnly
 from spiderfs.fuse import wire
-from spiderfs.fuse.operations import ImmutableOperations, ReadDelivery
+from spiderfs.fuse.bindings import ImmutableOperations, ReadDelivery
 from spiderfs.fuse.wire import InitFlag, Opcode
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.answer_types import Caller

@@ -21,8 +21,7 @@ from mounting import eventually
 from benchmarks.fakes import MemoryContent, MemorySource, bare_filesystem, notes_of_sole_worker
 from spiderfs.errors import StoreCorrupt
 from spiderfs.fuse import pyfuse3_binding, wire
-from spiderfs.fuse.handles import Handles
-from spiderfs.fuse.kernel import Serving
+from spiderfs.fuse.kernel import Handles, Serving
 from spiderfs.fuse.pyfuse3_binding import Alarm, Pyfuse3Binding, looking_before_waiting
 from spiderfs.fuse.wire import Opcode
 from spiderfs.store.spare_records import MemoryRecords

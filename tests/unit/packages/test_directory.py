@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spiderfs.packages import format as packages
-from spiderfs.packages.format import DIRECTORY, SUFFIX, PackageDirectory, package_key
+from spiderfs import packages
+from spiderfs.packages import DIRECTORY, SUFFIX, PackageDirectory, package_key
 from spiderfs.sources.local import LocalSource
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spiderfs.errors import StoreDamaged
-from spiderfs.packages.format import HEADER_BYTES, index_bytes, pack, read_index
+from spiderfs.packages import HEADER_BYTES, index_bytes, pack, read_index
 from spiderfs.sources.source import Version
 
 FILES = st.lists(st.tuples(st.binary(min_size=1, max_size=20), st.binary(max_size=50)), max_size=8)

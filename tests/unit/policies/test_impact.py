@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from spiderfs.core.engine import NOTHING, Engine
-from spiderfs.core.hints import Epoch, Labels, Pinning, Scored, WarmUp
+from spiderfs.core.events import Epoch, Labels, Pinning, Scored, WarmUp
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import PINNED, SAMPLES, Key, pinned_limit
 from spiderfs.policies import impact
 from spiderfs.policies.impact import SAMPLES_EACH, Impact, SingleUseSubstitutes
-from spiderfs.simulation.replay import replay
-from spiderfs.trace.format import Accesses
+from spiderfs.simulation import replay
+from spiderfs.trace import Accesses
 
 SIZE = 10
 

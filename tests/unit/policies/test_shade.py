@@ -11,13 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from seen_samples import engine_with
 
 from spiderfs.core.engine import NOTHING, Changes, Engine
-from spiderfs.core.hints import Epoch, Ratio, Scored
+from spiderfs.core.events import Epoch, Ratio, Scored
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import SAMPLES
 from spiderfs.policies import shade
 from spiderfs.policies.shade import Shade
-from spiderfs.simulation.replay import replay
-from spiderfs.trace.format import Accesses
+from spiderfs.simulation import replay
+from spiderfs.trace import Accesses
 
 
 class TestAdmission:

@@ -6,9 +6,9 @@ from collections import deque
 
 import numpy as np
 
+from spiderfs.core.batches import ServedSamples
 from spiderfs.core.engine import Engine
-from spiderfs.core.learning.feed import Elastic
-from spiderfs.core.learning.served_samples import ServedSamples
+from spiderfs.core.feed import Elastic
 from spiderfs.core.policy import Hub, Key
 from spiderfs.policies.baselines import LRU
 from spiderfs.policies.spider import HOMOPHILY, Spider

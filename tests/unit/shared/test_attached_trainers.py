@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spiderfs.shared.attached_trainers import Attached, publish_trainers, published_trainers
+from spiderfs.shared.published import Attached, publish_trainers, published_trainers
 
 
 def test_workers_read_what_the_manager_published(tmp_path: Path) -> None:

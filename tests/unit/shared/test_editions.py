@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from spiderfs.shared.attached_trainers import edition_of
+from spiderfs.shared.published import edition_of
 
 
 def publish(path: Path, text: str, mtime_ns: int) -> None:

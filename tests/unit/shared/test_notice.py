@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from spiderfs.shared.slots import Notice
+from spiderfs.shared.shared_memory import Notice
 
 
 def publish(path: Path, text: str) -> None:

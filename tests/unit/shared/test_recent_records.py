@@ -6,7 +6,7 @@ import random
 
 from forking import exit_status, forked
 
-from spiderfs.shared.recent_records import RecentRecords
+from spiderfs.shared.shared_memory import RecentRecords
 
 
 def test_what_was_put_last_is_found_and_nothing_else() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.shared_memory import SharedSlots
 
 
 def test_a_forked_process_knows_what_was_added_later() -> None:

@@ -30,8 +30,8 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.policy import SAMPLES
 from spiderfs.policies import POLICIES
 from spiderfs.policies.baselines import MinIO
-from spiderfs.simulation.replay import Replay, policy_for, replay
-from spiderfs.trace.format import Accesses
+from spiderfs.simulation import Replay, policy_for, replay
+from spiderfs.trace import Accesses
 
 # Sampling noise of a ratio over 10,000 warm accesses is 0.005 at most (one standard deviation).
 SAMPLES_PER_EPOCH = 2_000

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 
 from spiderfs.cli.main import main
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import Disconnected, Dispatched, Planned, Progressed, RankNews
+from spiderfs.core.events import Disconnected, Dispatched, Planned, Progressed, RankNews
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.policies.baselines import LRU
-from spiderfs.simulation.replay import Replay, lists_of, replay
-from spiderfs.trace.format import Accesses, TraceWriter, read_trace
+from spiderfs.simulation import Replay, lists_of, replay
+from spiderfs.trace import Accesses, TraceWriter, read_trace
 from trainer_hook.loader.epoch_order import EpochOrder
 
 SAMPLES, CACHED, BATCH, IN_HAND, EPOCHS = 500, 100, 5, 3, 3

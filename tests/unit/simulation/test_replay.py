@@ -15,13 +15,13 @@ from click.testing import CliRunner
 
 from spiderfs.cli.main import main
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import AtHand, Epoch, Labels, Ratio, Scored
+from spiderfs.core.events import AtHand, Epoch, Labels, Ratio, Scored
 from spiderfs.core.policy import Hub, HubLimits, Key
 from spiderfs.policies import POLICIES
 from spiderfs.policies.baselines import LRU, Belady, MinIO
 from spiderfs.policies.spider import Spider
-from spiderfs.simulation.replay import policy_for, replay
-from spiderfs.trace.format import FORMAT, VERSION, Accesses, TraceWriter, read_trace
+from spiderfs.simulation import policy_for, replay
+from spiderfs.trace import FORMAT, VERSION, Accesses, TraceWriter, read_trace
 
 
 def test_counts_per_epoch() -> None:

@@ -13,8 +13,8 @@ from spiderfs.cli.main import main
 from spiderfs.core.engine import Engine
 from spiderfs.policies.baselines import LRU
 from spiderfs.policies.spider import Spider
-from spiderfs.simulation.replay import Replay, replay, replay_on_nodes
-from spiderfs.trace.format import Accesses
+from spiderfs.simulation import Replay, replay, replay_on_nodes
+from spiderfs.trace import Accesses
 
 SAMPLES, EPOCHS = 2_000, 4
 

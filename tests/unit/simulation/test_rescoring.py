@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from spiderfs.cli.main import main
-from spiderfs.core.hints import AtHand, Candidates, Epoch, Labels, Ratio, Scored
+from spiderfs.core.events import AtHand, Candidates, Epoch, Labels, Ratio, Scored
 from spiderfs.core.policy import Hub
 from spiderfs.errors import UsageError
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scoring import ScorerOptions
-from spiderfs.simulation.compare import rescored
-from spiderfs.trace.format import TracedBatch, TraceWriter, read_trace
+from spiderfs.simulation import rescored
+from spiderfs.trace import TracedBatch, TraceWriter, read_trace
 
 SAMPLES, CLASSES, DIMENSION, BATCH, SIZE = 120, 3, 16, 12, 100
 # Samples are known by inodes that are in no order.

@@ -14,7 +14,7 @@ from test_peer_source import CONTENT, HERE, TIMEOUT_S, Peer
 from benchmarks.fakes import MemorySource
 from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.errors import ConfigError
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.sources import members as module
 from spiderfs.sources.members import FIELDS, Members, PeerStatus
 from spiderfs.sources.node_names import (

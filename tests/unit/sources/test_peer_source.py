@@ -16,7 +16,7 @@ from local_server import LocalServer
 
 from benchmarks.fakes import MemorySource
 from spiderfs.errors import SourceChanged
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.sources.members import Members, PeerStatus
 from spiderfs.sources.node_names import Node
 from spiderfs.sources.peers import (

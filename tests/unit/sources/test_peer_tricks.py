@@ -12,7 +12,7 @@ from test_peer_source import CONTENT, TIMEOUT_S, Peer, Setup, members_of, reply
 
 from benchmarks.fakes import MemorySource
 from spiderfs.errors import ConfigError
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.sources.node_names import addresses_of, own_url
 from spiderfs.sources.peers import PeerSource
 from spiderfs.sources.source import FromPeer

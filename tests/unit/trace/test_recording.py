@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spiderfs.trace.format import ROWS, Recording, read_trace, recording_to
+from spiderfs.trace import ROWS, Recording, read_trace, recording_to
 
 
 @contextmanager

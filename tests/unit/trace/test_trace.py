@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from spiderfs.core.hints import (
+from spiderfs.core.events import (
     AtHand,
     Budget,
     Disconnected,
@@ -26,7 +26,7 @@ from spiderfs.core.hints import (
 )
 from spiderfs.core.policy import Hub
 from spiderfs.errors import SpiderfsError, UsageError
-from spiderfs.trace.format import ACCESS, EVENTS, FORMAT, ROWS, VERSION, TracedBatch, TraceWriter, read_trace
+from spiderfs.trace import ACCESS, EVENTS, FORMAT, ROWS, VERSION, TracedBatch, TraceWriter, read_trace
 
 INODE = 2**63 - 1
 

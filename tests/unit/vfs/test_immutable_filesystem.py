@@ -17,8 +17,8 @@ from benchmarks.fakes import Bare, FakeKernel, MemoryContent, MemorySource, bare
 from spiderfs.core.events import FETCHED, HIT, PUSHED, UNREAD, UNSTORED
 from spiderfs.errors import ReadOnly, SourceUnavailable, Stale
 from spiderfs.linux.process_table import started_at
-from spiderfs.shared.attached_trainers import Attached
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.published import Attached
+from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.sources.client import SourceLimits
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import ContentKey

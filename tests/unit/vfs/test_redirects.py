@@ -13,7 +13,7 @@ import pytest
 from programs import program
 
 from spiderfs.linux.process_table import started_at, status_of
-from spiderfs.shared.attached_trainers import Attached
+from spiderfs.shared.published import Attached
 from spiderfs.sources.source import SourceStat
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import ContentKey
@@ -261,7 +261,7 @@ def test_threads_that_share_a_slot_lose_a_note_and_never_mix_them_up(harness: Ha
 _FIRST = r"""
 import os, signal, sys, time
 from spiderfs.linux.process_table import is_our_own, started_at
-from spiderfs.shared.attached_trainers import Attached
+from spiderfs.shared.published import Attached
 from spiderfs.vfs.redirects import PendingReads
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.store.spare_records import MemoryRecords

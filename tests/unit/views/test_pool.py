@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import pytest
 from images import image_file, opened, picture
 
-from spiderfs.views import pool as pool_module
+from spiderfs.views import tree as pool_module
 from spiderfs.views.making import make
-from spiderfs.views.pool import MakerLost, MakerPool, Starved, TakesTooLong
 from spiderfs.views.recipe import Recipe, Unmade
+from spiderfs.views.tree import MakerLost, MakerPool, Starved, TakesTooLong
 
 RECIPE = Recipe("jpeg", 64, 90)
 MOST = 50_000_000

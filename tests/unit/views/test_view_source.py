@@ -12,9 +12,8 @@ from benchmarks.fakes import MemorySource
 from spiderfs.errors import SourceChanged, ViewFailed
 from spiderfs.sources.source import FromPeer, Version
 from spiderfs.views.making import make
-from spiderfs.views.pool import MakerLost
 from spiderfs.views.recipe import Recipe, Unmade
-from spiderfs.views.tree import Forms, ViewSource, unknown_length
+from spiderfs.views.tree import Forms, MakerLost, ViewSource, unknown_length
 
 RECIPE, TINY = Recipe("jpeg", 64, 90), Recipe("bmp", 32)
 LONGEST = 1 << 20

@@ -31,7 +31,6 @@ from spiderfs import __version__
 from spiderfs.daemon.training.connection.partial_connection import PartialConnection, PartialKeeper
 from spiderfs.daemon.training.trainer import Declared, Oldest, SampleList, Trainer
 from spiderfs.errors import ProtocolError, SpiderfsError
-from spiderfs.linux.sockets import socket_address
 from spiderfs.protocol import (
     VERSION,
     Batch,
@@ -59,6 +58,7 @@ from spiderfs.protocol import (
     Warn,
     encode,
 )
+from spiderfs.protocol.requests import socket_address
 from spiderfs.shared.escapes import escaped_path
 from spiderfs.views.tree import VIEWS_DIRECTORY
 

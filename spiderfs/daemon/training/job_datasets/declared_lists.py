@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from spiderfs.core.learning.feed import PolicyFeed
+from spiderfs.core.feed import PolicyFeed
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets, directory_of, job_dataset_id_of
 from spiderfs.daemon.training.job_datasets.range_lists import inodes_of_extents

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from spiderfs.core.events import FROM_THE_SOURCE, HIT, UNREPORTED, UNSEEN, Access
-from spiderfs.core.learning.feed import RatioStatus
+from spiderfs.core.feed import RatioStatus
 from spiderfs.daemon.training.trainer import Trainer
 
 # The pace of a job is that of this many whole seconds, the last ones.

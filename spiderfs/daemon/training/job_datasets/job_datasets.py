@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from spiderfs.core.learning.thinning import Thinning
+from spiderfs.core.batches import Thinning
 from spiderfs.daemon.training.trainer import KnownList
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scoring import ScorerOptions, Scoring

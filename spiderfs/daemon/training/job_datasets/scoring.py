@@ -3,11 +3,11 @@
 The way of a batch:
 
 1. For each sample that the batch names, find the sample whose bytes the trainer got
-   (`core/learning/served_samples.py`). Otherwise the embedding of a substitute would be filed under the sample that it
+   (`core/batches.py`). Otherwise the embedding of a substitute would be filed under the sample that it
    stood in for.
 2. Choose the rows that there is time for.
 3. Score these rows in a thread, or send them to the mount that does it for all (`several_nodes.py`).
-4. Give the policy the scores and the hub (`core/learning/feed.py`).
+4. Give the policy the scores and the hub (`core/feed.py`).
 
 One thread at a time uses the scorings of all job datasets. So each other use of a scoring (to describe it, to save it,
 to end an epoch) waits until the batch is scored. Everything but the scorings belongs to the manager's event loop.
@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs.cluster.link import SharedHub, SharedScores
+from spiderfs.cluster import SharedHub, SharedScores
+from spiderfs.core.batches import ServedSamples
 from spiderfs.core.events import Access
-from spiderfs.core.learning.feed import PolicyFeed
-from spiderfs.core.learning.served_samples import ServedSamples
+from spiderfs.core.feed import PolicyFeed
 from spiderfs.core.policy import Hub, Key
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets, delete_older_scores
@@ -39,7 +39,7 @@ from spiderfs.protocol import Batch
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions, Scoring
-from spiderfs.trace.format import Recording, TracedBatch
+from spiderfs.trace import Recording, TracedBatch
 
 # The rows that are scored at once, of all batches that wait; all rows of a larger batch. In a list of a million samples
 # that takes about a second of a core, and a row costs less the more come at once (benchmarks/engine/scorer.py).

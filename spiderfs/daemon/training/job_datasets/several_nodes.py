@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from spiderfs.cluster.link import Link, LinkStatus, PlanPiece, RankEnded, SharedHub, SharedScores, unpacked
+from spiderfs.cluster import Link, LinkStatus, PlanPiece, RankEnded, SharedHub, SharedScores, unpacked
 from spiderfs.core.engine import Engine
 from spiderfs.core.homes import Homes
 from spiderfs.core.plans.remote import HomeSamples, PlanPart
@@ -59,9 +59,9 @@ LOOK_S, PROGRESS_SHARE = 0.25, 0.01
 ORDER_SHARE = 0.1
 # The progress of a training that pauses is sent again after the first time, and a reader whose node sends nothing is
 # forgotten after the second. One node may notice half a minute later than another that a server is back
-# (`cluster/link.py`).
+# (`spiderfs/cluster.py`).
 AGAIN_S, SILENT_S = 10.0, 45.0
-# A piece is 256 KiB: a stream holds 128 of them (`cluster/stream.py`). No node adds one to FEW or more messages, so
+# A piece is 256 KiB: a stream holds 128 of them (`spiderfs/cluster.py`). No node adds one to FEW or more messages, so
 # that as many nodes may do so at the same time as have room beside these.
 PIECE_DRAWS, FEW = 1 << 16, 32
 # Messages for a stream that has no room for so long are given up. Room is looked for no more often than this, because

@@ -5,7 +5,7 @@ All trainers of a job share its job datasets. A trainer has **sent batches of** 
 of it, and it **trains on** one if it has said so with the list, or has sent batches of it; a trainer that only
 publishes plans trains on none, and never gets a substitute.
 
-Workers learn of trainers from a file (`shared/attached_trainers.py`), which is written again at each change here. All
+Workers learn of trainers from a file (`shared/published.py`), which is written again at each change here. All
 state belongs to the manager's event loop.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.linux.process_table import started_at
-from spiderfs.shared.attached_trainers import Attached
+from spiderfs.shared.published import Attached
 
 log = logging.getLogger(__name__)
 

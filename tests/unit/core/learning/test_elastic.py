@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from spiderfs.core.learning.feed import Elastic, ElasticOptions, savitzky_golay, slope
+from spiderfs.core.feed import Elastic, ElasticOptions, savitzky_golay, slope
 
 
 def elastic(sigmas: list[float], accuracies: list[float], **options: Any) -> Elastic:

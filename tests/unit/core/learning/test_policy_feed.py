@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from recording_policy import RecordingPolicy
 
 from spiderfs.core.engine import Engine
-from spiderfs.core.hints import AtHand, Epoch, Hint, Labels, Pinning, Ratio, Scored
-from spiderfs.core.learning.feed import (
+from spiderfs.core.events import AtHand, Epoch, Hint, Labels, Pinning, Ratio, Scored
+from spiderfs.core.feed import (
     DUE_WITH_READ,
     DUE_WITH_SCORES,
     KEPT_JOBS,
@@ -31,7 +31,7 @@ from spiderfs.core.policy import Hub, Key, Policy
 from spiderfs.errors import ConfigError
 from spiderfs.policies import POLICIES
 from spiderfs.policies.spider import HOMOPHILY, Spider
-from spiderfs.simulation.replay import ReplayedFeed
+from spiderfs.simulation import ReplayedFeed
 
 SIZE = 10
 LABELS: dict[Key, int] = {key: key % 2 for key in range(20)}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from spiderfs.core.learning.served_samples import ServedSamples
+from spiderfs.core.batches import ServedSamples
 
 
 def test_first_served_is_first_to_arrive() -> None:

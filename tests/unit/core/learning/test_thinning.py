@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from spiderfs.core.learning.thinning import ScoreAges, Thinning
+from spiderfs.core.batches import ScoreAges, Thinning
 
 
 def test_the_oldest_scores_come_first_and_each_sample_once() -> None:

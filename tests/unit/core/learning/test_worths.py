@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from spiderfs.core.learning.feed import QUANTILES, Worths
+from spiderfs.core.feed import QUANTILES, Worths
 from spiderfs.core.policy import Key
 
 SCORES = st.floats(0.001, 1000, allow_nan=False)

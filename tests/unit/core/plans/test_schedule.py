@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from spiderfs.core.events import HIT, Access
 from spiderfs.core.plans import schedule as module
-from spiderfs.core.plans.pace import FIRST_PACE_S
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
+from spiderfs.core.plans.remote import FIRST_PACE_S
 from spiderfs.core.plans.schedule import (
     AWAITED,
     EARLY_S,
@@ -24,10 +24,11 @@ from spiderfs.core.plans.schedule import (
     TRUSTED_ABOVE,
     UNOPENED_MOST,
     UNPROVEN_SAMPLES,
+    UNSEEN_AFTER_S,
+    Draw,
     PlannedReader,
     Schedule,
 )
-from spiderfs.core.plans.unseen_draws import UNSEEN_AFTER_S, Draw
 from spiderfs.core.policy import Key
 
 FILES = 12

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spiderfs.core.plans.unseen_draws import AHEAD_MOST, AHEAD_S, UNSEEN_AFTER_S, UnseenDraws
+from spiderfs.core.plans.schedule import AHEAD_MOST, AHEAD_S, UNSEEN_AFTER_S, UnseenDraws
 from spiderfs.core.policy import Key
 
 

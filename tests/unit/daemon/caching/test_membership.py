@@ -15,7 +15,7 @@ import redis
 import trio
 
 from benchmarks.common.redis_server import RedisServer
-from spiderfs.cluster import stream as stream_module
+from spiderfs import cluster as stream_module
 from spiderfs.daemon.caching import membership as module
 from spiderfs.daemon.caching.membership import Membership
 from spiderfs.errors import ConfigError

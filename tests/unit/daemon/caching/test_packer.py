@@ -16,7 +16,7 @@ from spiderfs.daemon.caching import packer as packing
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.packer import Packer
 from spiderfs.metrics import SharedCounters
-from spiderfs.packages.format import DIRECTORY, PackageDirectory, own_prefix, pack, read_index
+from spiderfs.packages import DIRECTORY, PackageDirectory, own_prefix, pack, read_index
 from spiderfs.policies import impact
 from spiderfs.policies.impact import Impact
 from spiderfs.sources.client import SourceClient, SourceLimits

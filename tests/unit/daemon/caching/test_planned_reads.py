@@ -23,7 +23,7 @@ from spiderfs.daemon.caching.prefetch_backend import PrefetchResult
 from spiderfs.errors import StoreFull
 from spiderfs.fuse.wire import _STORE, OUT_HEADER, store
 from spiderfs.metrics import SharedCounters
-from spiderfs.shared.flights import MANAGER, Flights
+from spiderfs.shared.shared_memory import MANAGER, Flights
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.local import LocalSource

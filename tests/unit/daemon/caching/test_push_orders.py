@@ -31,7 +31,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import Mount
 from spiderfs.metrics import SharedCounters
 from spiderfs.options.model import Options
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.sources.source import SourceStat
 from spiderfs.vfs.catalogue import Node
 

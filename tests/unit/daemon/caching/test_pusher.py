@@ -18,7 +18,7 @@ from spiderfs.daemon.caching import pusher as module
 from spiderfs.daemon.caching.push_process import ANSWER, HERE, MOST_BYTES, orders_of, packed_order
 from spiderfs.daemon.caching.pusher import ASK_S, ORDERS_AT_ONCE, Pusher
 from spiderfs.linux.mounts import Mount
-from spiderfs.shared.slots import SharedSlots
+from spiderfs.shared.shared_memory import SharedSlots
 
 # A process that was killed is waited for later, as subprocess says.
 pytestmark = pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")

@@ -16,7 +16,7 @@ import trio.testing
 from spiderfs.daemon.control import channel as module
 from spiderfs.daemon.control.channel import ControlClient, Send, answer_questions
 from spiderfs.errors import ConfigError, SpiderfsError, StoreFull, TryAgain
-from spiderfs.linux.sockets import socket_address
+from spiderfs.protocol.requests import socket_address
 
 PATIENCE_S = 20.0
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import trio
 
-from spiderfs.core.learning.thinning import ScoreAges
+from spiderfs.core.batches import ScoreAges
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.control import texts
 from spiderfs.daemon.control.commands import Act, ControlTable, Render

@@ -12,7 +12,7 @@ from mount_options import options_in
 from recording_policy import recorded_cache
 from short_lists import known_list
 
-from spiderfs.core.learning.feed import PLANNED_RATIO, PolicyFeed, PolicyFeedOptions
+from spiderfs.core.feed import PLANNED_RATIO, PolicyFeed, PolicyFeedOptions
 from spiderfs.daemon.training.plans import Plans
 from spiderfs.protocol import Plan, Progress
 

@@ -15,9 +15,8 @@ from several_managers import eventually, sharing
 from test_service import Harness, listed
 
 from benchmarks.common.redis_server import RedisServer
-from spiderfs.cluster import link, stream
-from spiderfs.cluster.link import PlanPiece
-from spiderfs.cluster.stream import Stream, StreamEntry
+from spiderfs import cluster
+from spiderfs.cluster import PlanPiece, Stream, StreamEntry
 from spiderfs.daemon.training.job_datasets import several_nodes
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Hello, Plan, Progress, encode
@@ -36,11 +35,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "WAIT_S", 0.02)
+    monkeypatch.setattr(cluster, "WAIT_S", 0.02)
     # On a busy machine a server may need more than two seconds, and what was on its way is not sent again.
-    monkeypatch.setattr(stream, "TIMEOUT_S", 20.0)
-    monkeypatch.setattr(link, "PAUSE_S", 0.01)
-    monkeypatch.setattr(link, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(cluster, "TIMEOUT_S", 20.0)
+    monkeypatch.setattr(cluster, "PAUSE_S", 0.01)
+    monkeypatch.setattr(cluster, "LONGEST_PAUSE_S", 0.05)
     monkeypatch.setattr(several_nodes, "LOOK_S", 0.01)
     monkeypatch.setattr(several_nodes, "ROOM_LOOK_S", 0.02)
 

@@ -22,8 +22,20 @@ from mount_options import options_in
 
 from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.core.engine import Changes
-from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
-from spiderfs.core.hints import Candidates, Epoch, Labels, Pinning, Ratio, Scored
+from spiderfs.core.events import (
+    FETCHED,
+    HIT,
+    OPENED,
+    REFUSED,
+    WARMED,
+    Access,
+    Candidates,
+    Epoch,
+    Labels,
+    Pinning,
+    Ratio,
+    Scored,
+)
 from spiderfs.core.homes import Homes
 from spiderfs.core.policy import PINNED, Hub
 from spiderfs.daemon.caching.cache_control import CacheControl
@@ -38,12 +50,12 @@ from spiderfs.policies.spider import Spider
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan, Progress
 from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import BatchScores, ScorerOptions
-from spiderfs.shared.attached_trainers import publish_trainers, published_trainers
-from spiderfs.simulation.compare import rescored
+from spiderfs.shared.published import publish_trainers, published_trainers
+from spiderfs.simulation import rescored
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import ContentKey
-from spiderfs.trace.format import Recording, TracedBatch, read_trace
+from spiderfs.trace import Recording, TracedBatch, read_trace
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply

@@ -19,9 +19,8 @@ from test_service import SIZE, Harness
 
 from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.redis_server import RedisServer
-from spiderfs.cluster import link
-from spiderfs.cluster.link import SharedHub, SharedScores
-from spiderfs.cluster.stream import Stream, StreamEntry
+from spiderfs import cluster
+from spiderfs.cluster import SharedHub, SharedScores, Stream, StreamEntry
 from spiderfs.core.events import FETCHED, Access
 from spiderfs.daemon.training.job_datasets import several_nodes
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset
@@ -44,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "WAIT_S", 0.02)
+    monkeypatch.setattr(cluster, "WAIT_S", 0.02)
 
 
 class Node:
@@ -341,8 +340,8 @@ def test_a_mount_that_has_received_nothing_scores_its_own_rows(
 def test_a_mount_that_loses_the_server_keeps_the_scores_that_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "PAUSE_S", 0.01)
-    monkeypatch.setattr(link, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(cluster, "PAUSE_S", 0.01)
+    monkeypatch.setattr(cluster, "LONGEST_PAUSE_S", 0.05)
 
     async def test() -> None:
         with RedisServer(tmp_path) as server:

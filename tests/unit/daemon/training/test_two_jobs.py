@@ -18,7 +18,7 @@ from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Batch, EpochEnd, Hello, ProtocolError
 from spiderfs.scorer.scorer import Scorer
-from spiderfs.shared.attached_trainers import published_trainers
+from spiderfs.shared.published import published_trainers
 
 EPOCH = [list(range(first, first + 10)) for first in range(0, 40, 10)]
 

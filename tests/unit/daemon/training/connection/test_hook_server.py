@@ -24,7 +24,6 @@ from spiderfs.daemon.training.connection import hook_server
 from spiderfs.daemon.training.connection.hook_server import HookServer, ServerLimits, is_below_mount, listen
 from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.errors import HookError
-from spiderfs.linux.sockets import socket_address
 from spiderfs.metrics import COUNTERS
 from spiderfs.protocol import (
     VERSION,
@@ -50,6 +49,7 @@ from spiderfs.protocol import (
     Warn,
     encode,
 )
+from spiderfs.protocol.requests import socket_address
 
 PATIENCE_S = 10.0
 NOBODY = 65534

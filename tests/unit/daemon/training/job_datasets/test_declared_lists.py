@@ -17,7 +17,7 @@ from recording_policy import recorded_cache
 from short_lists import sample_list
 
 from benchmarks.fakes import MemorySource
-from spiderfs.core.learning.feed import PolicyFeed
+from spiderfs.core.feed import PolicyFeed
 from spiderfs.core.policy import Key
 from spiderfs.daemon.training.job_datasets import declared_lists as module
 from spiderfs.daemon.training.job_datasets.declared_lists import DeclaredLists
@@ -26,7 +26,7 @@ from spiderfs.daemon.training.job_datasets.trainers import Trainers
 from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol import Hello
-from spiderfs.shared.attached_trainers import publish_trainers
+from spiderfs.shared.published import publish_trainers
 from spiderfs.sources.client import SourceClient, SourceLimits
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.vfs.catalogue import TABLES, Catalogue

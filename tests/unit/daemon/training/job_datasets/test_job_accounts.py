@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, UNSEEN, WARMED, Access
-from spiderfs.core.learning.feed import JobRatio, RatioStatus
+from spiderfs.core.feed import JobRatio, RatioStatus
 from spiderfs.daemon.control import texts
 from spiderfs.daemon.training.job_datasets.job_accounts import JobAccounts, JobStatus
 from spiderfs.daemon.training.trainer import Trainer

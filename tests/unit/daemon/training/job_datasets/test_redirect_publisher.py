@@ -8,7 +8,7 @@ import trio
 from recording_policy import recorded_cache
 from short_lists import job_dataset
 
-from spiderfs.core.learning.feed import PolicyFeed
+from spiderfs.core.feed import PolicyFeed
 from spiderfs.daemon.training.job_datasets.declared_lists import RedirectPublisher
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDatasets
 from spiderfs.store.spare_records import MemoryRecords

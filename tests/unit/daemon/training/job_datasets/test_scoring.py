@@ -16,9 +16,8 @@ from short_lists import job_dataset
 from trio.testing import wait_all_tasks_blocked
 
 from benchmarks.fakes import MemoryContent
-from spiderfs.core.events import FETCHED, HIT, Access
-from spiderfs.core.hints import Hint, Scored
-from spiderfs.core.learning.feed import PolicyFeed
+from spiderfs.core.events import FETCHED, HIT, Access, Hint, Scored
+from spiderfs.core.feed import PolicyFeed
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets
 from spiderfs.daemon.training.job_datasets.scoring import BatchScoring
 from spiderfs.daemon.training.job_datasets.several_nodes import SeveralNodes

@@ -14,7 +14,7 @@ from spiderfs.daemon.training.job_datasets import trainers as module
 from spiderfs.daemon.training.job_datasets.trainers import Trainers
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Hello
-from spiderfs.shared.attached_trainers import publish_trainers, published_trainers
+from spiderfs.shared.published import publish_trainers, published_trainers
 
 
 def trainer(pid: int | None = None) -> Trainer:

@@ -3,8 +3,8 @@
 A trace is a stream of msgpack maps. The first is the header: "format", "version", and "options", a number for the
 mount's options. Each other map has a "kind" and a time "t", in seconds since any fixed moment:
 - "accesses": up to ROWS of them, as packed columns (`ACCESS`); a column that has its usual values is left out;
-- a kind of EVENTS: one hint, one message about a rank's plan (both `core/hints.py`), or one batch that was scored. A
-  replay decides by the same hints, or scores the batches again (`simulation/compare.py`).
+- a kind of EVENTS: one hint, one message about a rank's plan (both `core/events.py`), or one batch that was scored. A
+  replay decides by the same hints, or scores the batches again (`spiderfs/simulation.py`).
 An event comes before the accesses that follow it. Readers skip kinds and names that they do not know. A crash may cut
 the last map short: a reader ignores it, and a writer that continues the file overwrites it.
 
@@ -29,7 +29,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from spiderfs.core.hints import Candidates, Epoch, Hint, Planned, RankNews
+from spiderfs.core.events import Candidates, Epoch, Hint, Planned, RankNews
 from spiderfs.core.policy import Key
 from spiderfs.errors import SpiderfsError, UsageError
 from spiderfs.linux import steady_clock
@@ -401,20 +401,17 @@ def _records(file: BinaryIO, path: str | Path) -> Iterator[tuple[dict[str, Any],
         except (ValueError, msgpack.UnpackException) as exc:
             raise _damaged(path, number) from exc
         if not number:
-            _check_header(record or {}, magic, path)
+            header = record or {}
+            if not header and not magic.startswith(_OLD_MAGIC):
+                raise UsageError(f"{path} is not a trace: name a new file, or one that spiderfs recorded")
+            version = header.get("version", "2 or older")
+            if version != VERSION:
+                raise UsageError(
+                    f"{path} is a trace of version {version}, and this spiderfs reads version {VERSION}: record another"
+                )
         if not isinstance(record, dict):
             raise _damaged(path, number)
         yield record, unpacker.tell()
-
-
-def _check_header(header: Mapping[str, Any], magic: bytes, path: str | Path) -> None:
-    if not header and not magic.startswith(_OLD_MAGIC):
-        raise UsageError(f"{path} is not a trace: name a new file, or one that spiderfs recorded")
-    version = header.get("version", "2 or older")
-    if version != VERSION:
-        raise UsageError(
-            f"{path} is a trace of version {version}, and this spiderfs reads version {VERSION}: record another"
-        )
 
 
 def _unpacked(record: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

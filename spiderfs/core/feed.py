@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spiderfs.core.engine import NOTHING, Changes, Engine, merged
-from spiderfs.core.hints import AtHand, Epoch, Hint, Labels, Pinning, Published, Ratio, Scored, WarmUp
+from spiderfs.core.events import AtHand, Epoch, Hint, Labels, Pinning, Published, Ratio, Scored, WarmUp
 from spiderfs.core.policy import Hub, Key
 from spiderfs.errors import ConfigError
 
@@ -88,7 +88,10 @@ class Worths:
         if len(self._job_datasets) == 1:
             return zip(keys, scores, strict=True)
         if is_new:
-            self._rank_all()
+            for each in self._job_datasets.values():
+                if not each.ranked or len(each.of) >= 2 * each.ranked:
+                    each.renew()
+                    self._now_due(each.of)
         elif len(job_dataset.of) >= 2 * job_dataset.ranked:
             job_dataset.renew()
             self._now_due(job_dataset.of)
@@ -135,12 +138,6 @@ class Worths:
     def _now_due(self, keys: Mapping[Key, object]) -> None:
         """These samples are due beside those that are due already, which come first."""
         self._due = [*keys, *(key for key in self._due if key not in keys)]
-
-    def _rank_all(self) -> None:
-        for job_dataset in self._job_datasets.values():
-            if not job_dataset.ranked or len(job_dataset.of) >= 2 * job_dataset.ranked:
-                job_dataset.renew()
-                self._now_due(job_dataset.of)
 
     def _worths(self, keys: Sequence[Key]) -> Iterable[Worth]:
         """The largest rank of each of these samples; some job dataset must have scored each."""
@@ -266,11 +263,7 @@ class Elastic:
         return float(start - self.beta * (start - end) * min(1.0, max(0.0, progress)) ** (1 + self.u))
 
     def state(self) -> dict[str, Any]:
-        return {
-            "sigmas": list(self._sigmas),
-            "accuracies": list(self._accuracies),
-            "latched": self._latched,
-        }
+        return {"sigmas": [*self._sigmas], "accuracies": [*self._accuracies], "latched": self._latched}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned; an empty state begins again."""
@@ -545,20 +538,11 @@ class PolicyFeed:
 
     def status(self) -> RatioStatus:
         policy = self._engine.policy
-        jobs = [
-            JobRatio(
-                job_id,
-                self._ratio_of(job),
-                job.elastic.sigma,
-                job.elastic.beta,
-                job.elastic.delta,
-                job.elastic.u,
-                job.epochs_done,
-                self._epochs_of(job),
-            )
-            for job_id, job in self._jobs.items()
-            if job.job_dataset_ids
-        ]
+        jobs = []
+        for job_id, job in self._jobs.items():
+            if job.job_dataset_ids:
+                found = job.elastic.sigma, job.elastic.beta, job.elastic.delta, job.elastic.u
+                jobs.append(JobRatio(job_id, self._ratio_of(job), *found, job.epochs_done, self._epochs_of(job)))
         return RatioStatus(policy.ratio, self._pinned_ratio, jobs)
 
     # -- over a remount

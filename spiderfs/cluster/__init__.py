@@ -1,2 +1,0 @@
-"""Several nodes: managers send each other rows, scores and plans, and report that they are there, by streams of
-Redis."""

@@ -1,1 +1,0 @@
-"""What trainings feed the cache: scores, worths, hubs, the ratio of the sections, which samples were served."""

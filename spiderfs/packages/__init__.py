@@ -1,1 +1,0 @@
-"""Packages: many small samples in one file at the source."""

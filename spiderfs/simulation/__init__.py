@@ -1,1 +1,0 @@
-"""Replays of recorded traces through the engine, as `spiderfs simulate` shows them."""

@@ -1,4 +1,4 @@
-"""`spiderfs bench`: reads the user's own data in several ways, and says what to mount with."""
+"""`spiderfs bench`: reads the user's own data in several ways, and recommends mount options."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _CAPACITY = "capacity=20%"
 )
 @json_file
 def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Path | None) -> None:
-    """Say what to mount your training's data with, and what that brings: at most two minutes.
+    """Measure reads of your data in at most two minutes, recommend mount options, and estimate the speed-up.
 
-    Some of the files are read and decoded as a training's loader does: directly, through a mount with an LRU cache,
-    through one that follows a plan, and where decoding limits, as views, which are smaller images. Each way takes its
-    turn several times, and ± is the 95% confidence interval. The mounts and their caches are made for this and deleted.
-    Without a capacity in -o the caches hold 20% of the files.
+    It reads and decodes some of the files as a training's loader does: directly, through a mount with an LRU cache,
+    through one that follows a plan, and if decoding is the bottleneck, as views, which are smaller images. The ways
+    take turns, several times each; ± is the 95% confidence interval. The mounts and their caches are temporary. Without
+    a capacity in -o the caches hold 20% of the files.
     """
     from rich.console import Console
 
@@ -99,14 +99,13 @@ def _show(found: BenchFindings) -> None:
         click.echo(f"{name:26} {figures}".rstrip())
     click.echo("\n" + textwrap.fill(found.verdict(), 80, break_on_hyphens=False))
     if found.one_disk:
-        said = "The source lies on the disk of the cache, so a copy there spares no wait: choose another by cache_dir."
+        said = "The source is on the disk of the cache, so caching does not speed it up: set cache_dir to another disk."
         click.echo(textwrap.fill(said, 80))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if found.whole and found.bytes_seen < memory / 2:
         said = (
-            f"All {round_size(found.bytes_seen)} fit into the memory of this machine ({round_size(memory)}). Once read,"
-            " they are in the page cache, and no epoch but the first waits for the source: what is measured is how data"
-            " of this kind are read that do not fit."
+            f"All {round_size(found.bytes_seen)} fit into the memory of this machine ({round_size(memory)}), so only"
+            " the first epoch waits for the source. The figures above are for more data of this kind than fits."
         )
         click.echo(textwrap.fill(said, 80))
 

@@ -32,8 +32,8 @@ DEFAULT_LISTEN = "127.0.0.1:9464"
 def metrics(mountpoints: tuple[str, ...], listen: str) -> None:
     """Serve the metrics of the mounts at MOUNTPOINT, or of all, to Prometheus, until Ctrl-C or SIGTERM.
 
-    A MOUNTPOINT may be spiderfs://NAME, which 'spiderfs serve' serves. Each has the label mount=MOUNTPOINT. Whoever
-    reaches the port can read the metrics and these names.
+    A MOUNTPOINT may be spiderfs://NAME, which 'spiderfs serve' serves. Each has the label mount=MOUNTPOINT. Clients
+    of the port can read the metrics and these names.
     """
     host, port = _address(listen)
     registry = CollectorRegistry(auto_describe=False)

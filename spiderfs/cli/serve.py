@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 
 from spiderfs.cli.control_files import warn
-from spiderfs.cli.mount import MountCommand
+from spiderfs.cli.mount import MountCommand, option_strings
 from spiderfs.errors import ConfigError
 
 
 @click.command(cls=MountCommand)
 @click.argument("source", required=False)
 @click.option("--name", required=True, metavar="NAME", help="Readers write spiderfs://NAME/PATH.")
-@click.option("-o", "options", multiple=True, metavar="NAME=VALUE,...", help="Options, listed below; can be repeated.")
+@option_strings
 @click.option(
     "--config", "toml", type=click.Path(path_type=Path), metavar="FILE", help="TOML file of options; -o wins over it."
 )

@@ -110,8 +110,8 @@ class MountContext:
     """The workers, counted from 1, that have the kernel ask for each name.
 
     In an immutable mount the kernel trusts names for good, until a trainer comes that may be given substitutes. From
-    then on each worker answers names for the next open alone. What the kernel was told before that it has to forget,
-    and with the names the pages of files.
+    then on each worker answers names for the next open alone. The kernel has to drop the names that it trusted before,
+    and with them the pages of files.
     """
     notice: Notice
     flights: Flights

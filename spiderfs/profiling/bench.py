@@ -545,7 +545,7 @@ def _ways(
 def _rounds(
     ways: Mapping[str, Callable[[], ReadPass]], steps: _Steps, found: Callable[[Mapping[str, Speed]], BenchFindings]
 ) -> BenchFindings:
-    """Measure all ways in turn until they can be told apart, or the time is over."""
+    """Measure all ways in turn until their rates differ clearly, or time is up."""
     passes: dict[str, list[ReadPass]] = {way: [] for way in ways}
     names, took_s = list(ways), 0.0
     while True:

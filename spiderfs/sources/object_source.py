@@ -196,8 +196,8 @@ class ObjectSource:
         if len(self._reported) >= _REPORTED:
             self._reported.clear()
         self._reported.add(path)
-        told = "%d key(s) below %s cannot be names of files and are not shown, for example %r"
-        log.warning(told, len(left_out), os.fsdecode(path) or "the prefix", left_out[0])
+        text = "%d key(s) below %s cannot be names of files and are not shown, for example %r"
+        log.warning(text, len(left_out), os.fsdecode(path) or "the prefix", left_out[0])
 
     def readlink(self, path: bytes) -> bytes:
         raise SourceChanged(f"{os.fsdecode(path)}: no symbolic link")

@@ -74,7 +74,9 @@ def test_what_is_named_is_cached_at_the_end(source: Path, tmp_path: Path) -> Non
         )
         assert listed.returncode == 1
         assert listed.stdout == "0 files fetched (0 B) in 0:00, 100 were cached before\n"
-        assert listed.stderr == (f"spiderfs: 2 paths mean no file of {mount.point}, the first is train/absent\n")
+        assert listed.stderr == (
+            f"spiderfs: {mount.point} has no file or directory for 2 of these paths, for example train/absent\n"
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -393,6 +393,7 @@ def test_shells_complete_commands_and_mount_points(mounted: Path) -> None:
     assert completed("st") == ["status"]
     assert completed("mount-") == []
     assert completed("--ver") == ["--version"]
+    assert completed("mount", "-o", "immutable,cap") == ["immutable,capacity="]
     assert completed("umount", str(mounted)[:3]) == [str(mounted)]
 
 

@@ -191,8 +191,8 @@ def test_however_it_ends_the_daemons_work_ends(
 def test_it_fails_where_files_are_not_there(mounted: Path, daemon: Daemon) -> None:
     daemon.says = [Warming(), Warming(found=5, fetched=3, failed=1200, missing=2, unknown="tarin\x1b")]
     assert refusal(mounted, "-", stdin=b"tarin") == (
-        "spiderfs: 1,200 files or directories could not be read, and the daemon's log says why; 2 paths mean no file of"
-        f" {mounted}, the first is tarin\\x1b\n"
+        "spiderfs: 1,200 files or directories could not be read (see the daemon's log);"
+        f" {mounted} has no file or directory for 2 of these paths, for example tarin\\x1b\n"
     )
     daemon.says = [Warming(), Warming(ended=True, found=5, fetched=3, left=2)]
     assert "ended after 3 of 5 files" in refusal(mounted)
@@ -217,7 +217,7 @@ def test_pinning_fetches_and_says_how_much_is_pinned(mounted: Path, daemon: Daem
     daemon.says = [Warming(), Warming(), Warming(searching=True), Warming(found=5, fetched=3, present=2)]
     result = spiderfs(mounted, "train", "val/1", command="pin")
     assert (result.exit_code, result.stderr) == (0, "")
-    pinned = "1,234 files are pinned, 1.0 MiB of at most 5.0 MiB, half of the room for kept files\n"
+    pinned = "1,234 files pinned, 1.0 MiB of at most 5.0 MiB, half of the room for kept files\n"
     assert result.stdout == f"3 files fetched (0 B) in 0:00, 2 were cached before\n{pinned}"
     assert daemon.written == ["pin: train\nval/1\n"]
     assert spiderfs(mounted, command="pin").stdout == pinned
@@ -246,7 +246,7 @@ def test_pinning_ends_as_warming_does(mounted: Path, daemon: Daemon) -> None:
 
 
 def test_unpinning_says_how_many_files_it_was(mounted: Path, daemon: Daemon) -> None:
-    assert spiderfs(mounted, "gone/since", mounted, command="unpin").stdout == "6 files are pinned no longer\n"
+    assert spiderfs(mounted, "gone/since", mounted, command="unpin").stdout == "6 files unpinned\n"
     assert daemon.written == ["unpin: gone/since\n", "unpin: .\n"]
     assert json.loads(spiderfs(mounted, "--json", "train", command="unpin").stdout) == {"unpinned": 3}
     assert spiderfs(mounted, command="unpin").exit_code == 2
@@ -259,7 +259,7 @@ def test_globs_and_lists_that_mean_nothing_are_an_error(mounted: Path, daemon: D
     assert spiderfs(mounted, *absent, command=command).exit_code == 0
     daemon.acted = 0
     for arguments, stdin in ((absent, b""), (["-"], listed)):
-        said = f"spiderfs: 2 paths mean no file of {mounted}, the first is x*\n"
+        said = f"spiderfs: {mounted} has no file or directory for 2 of these paths, for example x*\n"
         assert refusal(mounted, *arguments, stdin=stdin, command=command) == said
     # Files that the mount has, and the cache has not.
     for arguments, stdin in (([*absent, "train/**/2"], b""), (["-"], listed + b"val/1\n")):
@@ -338,7 +338,9 @@ def test_names_are_looked_up_through_the_mount(mounted: Path, daemon: Daemon) ->
         == f"spiderfs: {mounted} has no file or directory train/*: check the path\n"
     )
     said = refusal(mounted, "-", "--names", stdin=b"val\nabsent\nabsent")
-    assert said == (f"spiderfs: 2 paths could not be looked up, one is {mounted}/absent (No such file or directory)\n")
+    assert said == (
+        f"spiderfs: 2 paths could not be looked up, for example {mounted}/absent (No such file or directory)\n"
+    )
     result = spiderfs(mounted, "--names", "--detach")
     assert result.exit_code == 2
     assert "--names is done by this command itself: leave out --detach" in result.stderr

@@ -73,7 +73,7 @@ class Served(CacheHolder):
         errors: str | None = None,
         newline: str | None = None,
     ) -> IO[Any]:
-        """A file object, as the built-in open gives one; files of up to 16 MiB are in memory as a whole."""
+        """A file object, as of the built-in open; files of up to 16 MiB are in memory as a whole."""
         below = self._below(path)
         kinds = mode.replace("b", "", 1).replace("t", "", 1).replace("+", "", 1)
         if kinds not in _MODES:

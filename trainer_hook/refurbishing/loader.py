@@ -589,7 +589,7 @@ def refurbish(
     kept: float = 1.0,
     store: str | os.PathLike[str] | None = None,
 ) -> DataLoader[Any]:
-    """A loader that uses what the first `split` transforms make of a sample in `reuse` epochs (Revamper).
+    """A loader that uses the output of the first `split` transforms in `reuse` epochs (Revamper).
 
     The other transforms run at every use. With `reuse=1` this is `loader` itself. Otherwise the loader that is
     returned reads the same data set, in the same batches; it shuffles by itself, with the same share of samples made

@@ -70,7 +70,7 @@ class _Attachment:
         try:
             return self._state if self.hook is None else self.hook.state_dict(done)
         except RuntimeError as exc:
-            log.warning("a training that goes on from this checkpoint begins its epoch again: %s", exc)
+            log.warning("a run that resumes from this checkpoint begins its epoch again: %s", exc)
             return {}
 
     def failed(self, done: bool) -> None:

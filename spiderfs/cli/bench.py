@@ -53,9 +53,7 @@ def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Pa
                 status.update,
             )
         except OSError as exc:
-            raise UsageError(
-                f"{exc.filename or place} cannot be read ({exc.strerror}): see to its permissions"
-            ) from exc
+            raise UsageError(f"{exc.filename or place} cannot be read ({exc.strerror}): check its permissions") from exc
     _show(found)
     if json_path is not None:
         write_json(_report(found), json_path)

@@ -182,7 +182,7 @@ def _troubles(figures: Mapping[str, float]) -> Iterator[Finding]:
     from spiderfs.metrics import COUNTERS, TROUBLES
 
     if not figures["source_reachable"]:
-        yield Finding("source", "wrong", "it does not answer: see to its server; what is cached is served meanwhile")
+        yield Finding("source", "wrong", "it does not answer: check its server; cached files are served meanwhile")
     met = [counter for counter in COUNTERS if counter.name in TROUBLES and figures[counter.name]]
     for counter in met:
         yield Finding("since mounted", "note", f"{figures[counter.name]:,} {counter.name}. {counter.trouble}")
@@ -272,10 +272,10 @@ def _source(source: Path, cache: Path) -> Iterator[Finding]:
     try:
         ahead_s, one_disk = within(_PATIENCE_S, lambda: (_newest(source) - time.time(), on_one_disk(source, cache)))
     except TimeoutError:
-        yield Finding("source", "wrong", f"{source} hangs: see to its server")
+        yield Finding("source", "wrong", f"{source} hangs: check its server")
         return
     except OSError as exc:
-        yield Finding("source", "wrong", f"{source} cannot be read ({exc.strerror}): see to its permissions")
+        yield Finding("source", "wrong", f"{source} cannot be read ({exc.strerror}): check its permissions")
         return
     below = _file_system_of(source)
     if below.fstype.startswith("nfs"):
@@ -300,7 +300,7 @@ def _nfs(below: Mount) -> Iterator[Finding]:
     if "soft" in options or "softerr" in options:
         faults.append("soft gives readers errors while the server is slow: mount it hard, for spiderfs limits waits")
     if "noac" in options or options.get("acregmax") == "0":
-        faults.append("noac asks the server at each look-up: leave it out, and set ttl of spiderfs instead")
+        faults.append("noac sends each lookup to the server: leave it out, and set ttl of spiderfs instead")
     if int(options.get("rsize") or _READ_BYTES) < _READ_BYTES:
         faults.append(f"rsize={options['rsize']} makes many requests of a file: leave it out")
     for fault in faults:

@@ -188,7 +188,7 @@ def _cluster(stats: Figures) -> Iterator[Row]:
     if link:
         names = ("rows_sent", "rows_received", "rows_lost", "scores_received", "plans_received")
         sent, received, lost, scores, others = (f"{number(counts, f'cluster_{name}'):,.0f}" for name in names)
-        state = "up" if link.get("up") else "fails: this mount goes on with the scores that it has"
+        state = "up" if link.get("up") else "fails: this mount continues with its scores"
         yield Row("cluster", f"{escaped(str(link.get('url', '?')))} {state}", bad=not link.get("up"))
         yield Row("  batches", f"{sent} samples sent, {received} received, {lost} lost; {scores} scores taken")
         yield Row("  plans", f"{others} of jobs on other nodes")

@@ -55,9 +55,9 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-        if args[0] not in COMMANDS and near:
-            ctx.fail(f"No such command {args[0]!r}: did you mean {near[0]}?")
+        similar = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+        if args[0] not in COMMANDS and similar:
+            ctx.fail(f"No such command {args[0]!r}: did you mean {similar[0]}?")
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -208,7 +208,7 @@ def advice(speeds: Speeds, found: Profile | None) -> str:
     size = speeds.reads[NO_VIEW].bytes / speeds.reads[NO_VIEW].files
     source = f"the source gives {speeds.source.bytes_per_s / size:,.0f} files/s"
     if found is None:
-        return f"{source}: name your loader with --loader MODULE:FUNCTION, and this says what to mount with"
+        return f"{source}: for mount options, name your loader with --loader MODULE:FUNCTION"
     plain = found.predicted(Split(1, 0, 0), None).samples_per_s
     view, split = max(
         ((view, found.best(view)) for view in _tables(found)),

@@ -185,7 +185,7 @@ def look_up(mount: Mount, wanted: Iterator[str], shown: Callable[[], AbstractCon
                 names, directories = said
                 show(_names(names, directories), names, None)
     except KeyboardInterrupt as exc:
-        raise SpiderfsError(f"ended after {_names(names, directories)}: run it again to go on") from exc
+        raise SpiderfsError(f"ended after {_names(names, directories)}: run it again to resume") from exc
     except EOFError as exc:
         raise SpiderfsError(f"the process that walked through {place_of(mount)} has ended: run this again") from exc
     finally:
@@ -419,7 +419,7 @@ def _fetch(
             asked = True
             _ask(mount, piece, control)
         if detach:
-            click.echo(f"the daemon goes on: {place_of(mount)}/{CONTROL_DIR}/warm says how far it is")
+            click.echo(f"the daemon continues: {place_of(mount)}/{CONTROL_DIR}/warm shows the progress")
             return None
         warming = _followed(mount, nullcontext(lambda line, done, of: None) if quiet else _shown())
     except BaseException as exc:
@@ -431,8 +431,7 @@ def _fetch(
     stats = _stats(mount)
     if stats["metrics"]["manager_restarts"] != restarts:
         raise MountError(
-            f"the manager of {place_of(mount)} was started again, and has forgotten what to fetch: run this command"
-            " again, and it goes on from there"
+            f"the manager of {place_of(mount)} was restarted, and lost the request: run this command again to resume"
         )
     return _Fetched(warming, time.monotonic() - began, stats["capacity_bytes"])
 
@@ -445,7 +444,7 @@ def _explaining(mount: Mount) -> Iterator[None]:
     except OSError as exc:
         if exc.errno == errno.EINVAL:
             raise ConfigError(
-                f"the daemon refused the list: {place_of(mount)}/{CONTROL_DIR}/config says why in its first line"
+                f"the daemon refused the list: {place_of(mount)}/{CONTROL_DIR}/config has the reason in its first line"
             ) from exc
         raise explained(mount, exc) from exc
 
@@ -513,7 +512,7 @@ def _print_fetched(fetched: _Fetched) -> None:
         f" {_duration(fetched.took_s)}, {warming.present:,} were cached before"
     )
     if warming.fetched_bytes > fetched.capacity_bytes:
-        warn(f"the cache holds {round_size(fetched.capacity_bytes)}, so not all of what was fetched is in it")
+        warn(f"the cache holds {round_size(fetched.capacity_bytes)}, so it does not have all of these files")
 
 
 def _check(mount: Mount, warming: Warming) -> None:
@@ -543,7 +542,7 @@ def _no_file(mount: Mount, paths: int, first: str) -> str:
 
 
 def _ended(warming: Warming) -> SpiderfsError:
-    return SpiderfsError(f"ended after {_counts(warming)}: run it again to go on")
+    return SpiderfsError(f"ended after {_counts(warming)}: run it again to resume")
 
 
 # -- what a person sees

@@ -314,7 +314,7 @@ class MountContext:
             return LmdbContent(self.layout.content)
         except StoreError as exc:
             log.warning(
-                "%s: the mount goes on, and puts nothing into the cache; free the disk or make it writable", exc
+                "%s: the mount continues, and puts nothing into the cache; free the disk or make it writable", exc
             )
             return LmdbContent(self.layout.content, readonly=True)
 
@@ -324,7 +324,7 @@ class MountContext:
             try:
                 return SpareRecords(LmdbRecords(self.layout.names, TABLES, readonly), TABLES, self.spare_nodes)
             except StoreError as exc:
-                log.warning("%s: the mount goes on, and keeps new names in memory", exc)
+                log.warning("%s: the mount continues, and keeps new names in memory", exc)
         return SpareRecords(None, TABLES, self.spare_nodes)
 
 

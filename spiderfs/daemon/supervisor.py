@@ -126,7 +126,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None], at
         # Here the user gets one line about a trace that cannot be written; the manager only goes on without a trace.
         TraceWriter(options.trace, options.number_for_traces()).close()
     if mounts.clean_stale(options.mountpoint):
-        log.warning("took away what a crash had left mounted at %s", options.mountpoint)
+        log.warning("removed a mount that a crash had left at %s", options.mountpoint)
     # What is cached belongs to the place where the source is found to be now; all processes of the mount ask there.
     source = open_source(options.source, options.store_settings)
     bind_to_source(layout, source.identity)

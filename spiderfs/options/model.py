@@ -485,9 +485,7 @@ class Options(BaseModel):
     @classmethod
     def _check_immutable(cls, immutable: bool, info: ValidationInfo) -> bool:
         if immutable and info.data.get("binding") == "pyfuse3":
-            raise ValueError(
-                "pyfuse3 does not say of which file a READ is: leave out immutable, or mount with -o binding=kernel"
-            )
+            raise ValueError("pyfuse3 hides the file of a READ: leave out immutable, or mount with -o binding=kernel")
         return immutable
 
     @field_validator("radius")
@@ -658,7 +656,7 @@ class Options(BaseModel):
                     f"no {field} is named: write 'spiderfs {usage}', or '{field} = ...' in a --config file"
                 )
         if "partials_share" in values and values.get("forms", ONE_FORM) != ONE_FORM:
-            raise ConfigError("forms says too how much augmented samples may take: leave out partials_share, or forms")
+            raise ConfigError("forms also limits augmented samples: leave out partials_share, or forms")
         named = str(values["source"])
         check_source_name(named)
         if not is_url(named):
@@ -684,7 +682,7 @@ class Options(BaseModel):
             except SourceAway as exc:
                 if warn is None or not knows_names_of(options.cache_dir, store.identity):
                     raise
-                warn(f"{exc}; until it answers, what the cache has is shown")
+                warn(f"{exc}; until it answers, the mount shows cached names")
         return options
 
     def changed(self, name: str, value: str) -> Options:

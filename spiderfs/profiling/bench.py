@@ -363,7 +363,7 @@ class BenchFindings:
             return "no verdict, because rates vary more than the ways differ: run it again while nothing else runs"
         if self.direct.per_s >= _WAITS * self.local.per_s:
             return "read the source directly, because the loader hardly waits for it"
-        return f"no mount brings {_GAIN - 1:.0%}: a larger cache may help, or more loader workers"
+        return f"no mount gains {_GAIN - 1:.0%}: a larger cache may help, or more loader workers"
 
 
 def _rate(per_s: float) -> str:

@@ -90,7 +90,7 @@ def test_ctrl_c_ends_the_daemons_work(slow: Mounted, number: int) -> None:
         out, err = command.communicate(timeout=30)
     assert (command.returncode, out) == (1, "")
     assert err.startswith("spiderfs: ended after ")
-    assert err.endswith(" of 100 files: run it again to go on\n")
+    assert err.endswith(" of 100 files: run it again to resume\n")
     assert progress(slow).startswith("ended: 100 files found, ")
     # Two files may still have come: those that the source had been asked for.
     time.sleep(1.0)
@@ -145,7 +145,7 @@ def test_ctrl_c_ends_the_look_up_of_names_at_a_source_that_hangs(source: Path, t
             out, err = command.communicate(timeout=5)
         assert (command.returncode, out) == (1, "")
         assert err.startswith("spiderfs: ended after ")
-        assert err.endswith(": run it again to go on\n")
+        assert err.endswith(": run it again to resume\n")
         mount.change("source.hang", 0)
 
 

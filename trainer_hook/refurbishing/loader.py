@@ -412,9 +412,7 @@ class SplitDataset:
 def _parts(pipeline: Any, split: int) -> Parts:
     steps = _steps(pipeline)
     if not 0 < split <= len(steps):
-        raise ValueError(
-            f"split={split}: there are {len(steps)} transforms; say how many of them come before the split"
-        )
+        raise ValueError(f"split={split}: there are {len(steps)} transforms; give the number before the split")
     rest = steps[split:]
     return _of_steps(pipeline, steps[:split]), _of_steps(pipeline, rest) if rest else None
 
@@ -720,7 +718,7 @@ def _mount_store(whole: Any, halves: SplitDataset, name: str, kept: float, job: 
         try:
             store.get(index, 0)
         except Missing:
-            raise StoreUnusable("what was put into the mount's cache could not be read") from None
+            raise StoreUnusable("an augmented sample in the mount's cache could not be read") from None
         if round(min(room, kept) * samples) == 0:
             raise StoreUnusable(f"the cache of {mount} has no room for them: give it more capacity, or partials_share")
     except StoreUnusable:

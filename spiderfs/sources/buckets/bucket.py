@@ -240,7 +240,7 @@ _DENIED = {
     "BlobArchived": _ARCHIVED,
     "BlobBeingRehydrated": _ARCHIVED,
     "PublicAccessNotPermitted": "not everybody may read it: leave out source.anonymous",
-    "403": "the store refuses to say anything of it",
+    "403": "the store refuses access to it",
 }
 _MAY_NOT_READ = {
     "AccessDenied", "AuthorizationFailure", "AuthorizationPermissionMismatch", "AuthorizationResourceTypeMismatch",
@@ -261,7 +261,7 @@ _ADVICE = {
     "PermanentRedirect": _ELSEWHERE,
     "AuthorizationHeaderMalformed": _ELSEWHERE,
     "InvalidBucketName": "no bucket can have this name: check it",
-    "UserProjectMissing": "who reads this bucket has to pay for it, which spiderfs cannot do at Google's",
+    "UserProjectMissing": "this bucket requires requester pays, which spiderfs does not support at Google's",
 }
 
 

@@ -85,7 +85,7 @@ def found(local: float, direct: float, images: bool = True, **mounted: float) ->
         ),
         (
             found(560, 8.5, lru=8, plan=9),
-            "your loader decodes 560 ± 14 images/s from memory and 8.5 ± 0.2 from the source: no mount brings 15%: a"
+            "your loader decodes 560 ± 14 images/s from memory and 8.5 ± 0.2 from the source: no mount gains 15%: a"
             " larger cache may help, or more loader workers",
         ),
     ],

@@ -147,7 +147,7 @@ def test_output_that_no_one_takes_is_no_traceback(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = program(*arguments, stdout=full)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert done.stderr.startswith("spiderfs: what it prints cannot be written")
+    assert done.stderr.startswith("spiderfs: its output cannot be written")
     reader, writer = os.pipe()
     os.close(reader)
     done = program(*arguments, stdout=writer)

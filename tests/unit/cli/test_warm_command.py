@@ -167,14 +167,14 @@ def test_it_can_leave_the_daemon_to_it(mounted: Path, daemon: Daemon) -> None:
     daemon.says = [Warming(), Warming(searching=True)]
     result = spiderfs(mounted, "train", "--detach")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == f"the daemon goes on: {mounted}/.spiderfs/warm says how far it is\n"
+    assert result.stdout == f"the daemon continues: {mounted}/.spiderfs/warm shows the progress\n"
     assert daemon.written == ["train\n"]
 
 
 @pytest.mark.parametrize(
     ("ended_by", "said"),
     [
-        (KeyboardInterrupt(), "ended after 2 of 7 files found so far: run it again to go on"),
+        (KeyboardInterrupt(), "ended after 2 of 7 files found so far: run it again to resume"),
         (TimeoutError(), "the daemon of {} does not answer: detach it with 'spiderfs umount --lazy {}'"),
         (OSError(107, "gone"), "the daemon of {} is dead: unmount with 'spiderfs umount {}', or mount again"),
     ],
@@ -202,7 +202,7 @@ def test_it_fails_where_files_are_not_there(mounted: Path, daemon: Daemon) -> No
 def test_a_manager_that_was_started_again_has_forgotten_all(mounted: Path, daemon: Daemon, found: int) -> None:
     daemon.says = [Warming(), Warming(searching=True, found=found, left=found), Warming()]
     daemon.restarts = [1, 2]
-    assert f"the manager of {mounted} was started again" in refusal(mounted)
+    assert f"the manager of {mounted} was restarted" in refusal(mounted)
 
 
 def test_it_says_that_the_cache_is_smaller_than_what_was_fetched(mounted: Path, daemon: Daemon) -> None:
@@ -210,7 +210,7 @@ def test_it_says_that_the_cache_is_smaller_than_what_was_fetched(mounted: Path, 
     daemon.capacity_bytes = 2 << 20
     result = spiderfs(mounted)
     assert (result.exit_code, result.stdout) == (0, "5 files fetched (5.0 MiB) in 0:00, 0 were cached before\n")
-    assert result.stderr == ("spiderfs: warning: the cache holds 2.0 MiB, so not all of what was fetched is in it\n")
+    assert result.stderr == ("spiderfs: warning: the cache holds 2.0 MiB, so it does not have all of these files\n")
 
 
 def test_pinning_fetches_and_says_how_much_is_pinned(mounted: Path, daemon: Daemon) -> None:
@@ -240,7 +240,7 @@ def test_pinning_fails_where_pins_have_no_room(mounted: Path, daemon: Daemon) ->
 def test_pinning_ends_as_warming_does(mounted: Path, daemon: Daemon) -> None:
     ended = Warming(ended=True, found=7, fetched=2, left=5)
     daemon.says = [Warming(), Warming(), Warming(searching=True), KeyboardInterrupt(), ended]
-    assert "ended after 2 of 7 files: run it again to go on" in refusal(mounted, "train", command="pin")
+    assert "ended after 2 of 7 files: run it again to resume" in refusal(mounted, "train", command="pin")
     assert daemon.written == ["pin: train\n", "\n"]
     assert "has no file or directory tarin" in refusal(mounted, "tarin", command="pin")
 

@@ -54,7 +54,7 @@ class JobDataset:
         if scoring is None or not scoring.fits(dimension):
             scoring = SCORINGS[name](self.list.labels, dimension, options)
             if scoring.restore(self.directory):
-                log.info("job %s goes on with the scores that it had of %s", self.job_id, self.list.name)
+                log.info("job %s continues with its scores of %s", self.job_id, self.list.name)
             self.scorings[name] = scoring
         return scoring
 

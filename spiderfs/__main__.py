@@ -1,4 +1,4 @@
-"""The program `spiderfs`: the command line, or one line that names what is not installed."""
+"""The program `spiderfs`: the command line, or one line that names a missing package."""
 
 from __future__ import annotations
 

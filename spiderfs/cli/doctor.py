@@ -1,4 +1,4 @@
-"""`spiderfs doctor`: looks at all that a mount needs here, and says of each thing that it is right, or what to do.
+"""`spiderfs doctor`: checks each requirement of a mount on this machine, and prints its state and remedy.
 
 A finding is `ok`, a `note` (a mount works, with less than it could have) or `wrong` (a mount fails, or readers get
 errors). What was found out stands before what to do about it, behind a colon.

@@ -1,4 +1,4 @@
-"""`spiderfs metrics`: serves the metrics of mounts to Prometheus and what reads as it does (OpenMetrics over HTTP).
+"""`spiderfs metrics`: serves the metrics of mounts to Prometheus (OpenMetrics over HTTP).
 
 Nothing is kept between two scrapes: each asks every mount for its control file `metrics`, and adds the label `mount`.
 """

@@ -1,5 +1,4 @@
-"""`spiderfs status` lists the mounts, or shows what one of them does; `spiderfs config` shows and changes its
-options."""
+"""`spiderfs status` lists the mounts, or shows the figures of one; `spiderfs config` shows and changes its options."""
 
 from __future__ import annotations
 

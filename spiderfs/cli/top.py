@@ -1,4 +1,4 @@
-"""`spiderfs top`: what mounts do now, drawn again every second; of one mount its trainings and peers too.
+"""`spiderfs top`: the activity of mounts, every second; of one mount also its training runs and peers.
 
 A page fits 80 columns and 24 lines, and leaves out what is zero. Rates are those of the last few seconds, and each of
 their bars is the mean of some seconds; both are differences of `stats.json`, so they begin when the command does.

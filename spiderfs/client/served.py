@@ -1,4 +1,4 @@
-"""Reading what a daemon serves without a mount (`spiderfs serve`): from its cache where possible, else by its socket.
+"""Reading a served source (`spiderfs serve`): from the cache if possible, else through the daemon's socket.
 
 An open file that is not in memory is a connection of its own, as it is a descriptor in a mount. If the worker at the
 other end dies, or the process forks, the file is opened once more, and must still be the version that it was.

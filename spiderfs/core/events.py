@@ -1,4 +1,4 @@
-"""Events: what workers report to the manager of each open. A record has a fixed size, so that many events are one
+"""Events: the reports of workers to the manager about each open. A record has a fixed size, so that many events are one
 write."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kernel's side of FUSE in bytes: the structures and numbers of linux/fuse.h that spiderfs speaks, and no others.
+"""The kernel's side of FUSE in bytes: the structures and numbers of linux/fuse.h that spiderfs uses.
 
 Pure: packs and unpacks, and does no input or output. Sizes are those of protocol 7.36 and later, little-endian, as on
 every machine that spiderfs runs on; the kernel keeps answering older minors for good.

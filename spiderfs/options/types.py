@@ -1,4 +1,4 @@
-"""The types of option values: each reads what a person writes, and writes it back in the same form.
+"""The types of option values: each parses a text, and writes it back in the same form.
 
 `str(model_dump()[field])` of an Options is therefore a value that `-o` accepts.
 """

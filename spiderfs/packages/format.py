@@ -1,4 +1,4 @@
-"""The format of a package: many small files in one, so that one read of the source brings all of them.
+"""The format of a package: many small files in one, so that one read of the source returns all of them.
 
     header   magic (8 bytes), version (u32), files (u32), bytes of the index (u32), 0 (u32), seal (16 bytes)
     index    msgpack: for each file [path, size, mtime_ns, seal of its bytes]

@@ -1,4 +1,4 @@
-"""A table of numbers, and what each of them has, in memory that all processes of a mount share."""
+"""A table of numbers with a value each, in memory that all processes of a mount share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sources have in common whose files are objects of a server: no links, owners or times of directories, and names.
+"""The common part of sources of objects at a server: names, and no links, owners or times of directories.
 
 A bucket has no directories: a key is text, and a `/` in it a character like others. A mount shows the keys below a
 prefix as a tree, under these rules:

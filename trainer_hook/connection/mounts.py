@@ -1,4 +1,4 @@
-"""Finding the daemon: the mount in which a directory lies, or what is served as a name, and the hook's socket."""
+"""Finding the daemon: the mount of a directory, or a served name, and the hook's socket."""
 
 from __future__ import annotations
 

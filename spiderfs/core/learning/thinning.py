@@ -1,4 +1,4 @@
-"""Which rows of waiting batches are scored while there is no time for all: those whose samples' scores are the oldest.
+"""The choice of rows to score when there is no time for all: those of the samples with the oldest scores.
 
 A training may be faster than its scoring. Then batches wait, and of all rows that wait some are left out, row by row. A
 sample whose score is old comes before one that was scored lately. So a sample that is offered once in every epoch is

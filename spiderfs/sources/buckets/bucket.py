@@ -1,4 +1,4 @@
-"""Requests to one bucket: pages of its listing, objects through obstore, and what its errors mean.
+"""Requests to one bucket: pages of its listing, objects through obstore, and its errors.
 
 What the stores have in common is here; `s3.py`, `google.py` and `azure.py` have how each is reached, and how it lists.
 A GET by obstore in the calling thread takes 98 to 116 us of processor time with 64 in flight, and 180 over asyncio. Its

@@ -210,7 +210,7 @@ def _options(compared: Sequence[dict[str, Any]], stats: Mapping[str, Any]) -> st
         rows = []
         for row in report["results"]:
             own = (as_mounted, row["policy"], row["capacity_bytes"]) == (True, stats["policy"], stats["capacity_bytes"])
-            policy = f"{policy_named(report, row)}{', as mounted' if own else ''}"
+            policy = f"{policy_named(row)}{', as mounted' if own else ''}"
             cells = [policy, round_size(row["capacity_bytes"]), _percent(row["hit_ratio"])]
             cells += [_percent(row["warm_hit_ratio"]), f"{row['redirects']:,}", round_size(row["origin_bytes"])]
             cells.append(f'<span class="part" style="width:{6 * row["warm_hit_ratio"]:.2f}rem"></span>')

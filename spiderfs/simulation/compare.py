@@ -377,11 +377,9 @@ def columns(report: dict[str, Any]) -> tuple[str, ...]:
     return "capacity", policy, "hits", "later hits", "substitutes", "per read", "fetched"
 
 
-def policy_named(report: dict[str, Any], row: dict[str, Any]) -> str:
-    """How the policy of a row is shown; MIN bounds the policies that give each reader its own sample."""
-    if row["policy"] != BOUND:
-        return str(row["policy"])
-    return f"{BOUND} (bound)"
+def policy_named(row: dict[str, Any]) -> str:
+    """The policy of a row as it is shown; MIN bounds the policies that give each reader its own sample."""
+    return f"{BOUND} (bound)" if row["policy"] == BOUND else str(row["policy"])
 
 
 def _has_substitutes(report: dict[str, Any]) -> bool:
@@ -396,7 +394,7 @@ def rows(report: dict[str, Any]) -> list[tuple[tuple[str, ...], bool]]:
         is_bound = row["policy"] == BOUND
         cells = (
             row["capacity"] if row["capacity"] != shown_capacity else "",
-            policy_named(report, row) + (f", {row['radius']}" if row["radius"] else ""),
+            policy_named(row) + (f", {row['radius']}" if row["radius"] else ""),
             f"{row['hit_ratio']:.1%}",
             f"{row['warm_hit_ratio']:.1%}",
             f"{row['redirects']:,}",

@@ -37,7 +37,7 @@ COUNTERS = (
     Definition("passthrough_opens", "Opens of large files that the kernel reads directly; part of `opens_hit`"),
     Definition("client_opens", "Opens through spiderfs.client; part of `opens`"),
     Definition("redirects", "Opens of a training run that got a substitute"),
-    Definition("opens_uncached", "Opens of files that could not be cached: too young, too large, or the disk is full"),
+    Definition("opens_uncached", "Opens of files that could not be cached: too new, too large, or the disk is full"),
     Definition("opens_young", "Opens of files written in the last seconds, which are not cached yet"),
     Definition("reads", "READ requests that the daemon answered; the page cache answers others"),
     Definition("read_bytes", "Bytes of those READ requests"),

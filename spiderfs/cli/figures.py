@@ -214,7 +214,9 @@ def section(name: str, value: object, depth: int = 0) -> Iterator[Row]:
     items = value if isinstance(value, dict) else {str(place): item for place, item in enumerate(value, 1)}
     nested = {key: inner for key, inner in items.items() if isinstance(inner, dict) or _is_of_tables(inner)}
     facts = [
-        f"{_label(key)} {figure(key, its)}".removeprefix(f"{name} ") for key, its in items.items() if key not in nested
+        f"{_label(key)} {figure(key, its)}".removeprefix(f"{name} ")
+        for key, its in items.items()
+        if key not in nested and its is not None
     ]
     yield Row(label, ", ".join(facts))
     for key, inner in nested.items():

@@ -97,7 +97,7 @@ def _compared(trace: Path, stats: Mapping[str, Any], may_fail: bool) -> list[dic
         try:
             read = read_trace(trace)
             if not len(read.accesses()):
-                raise UsageError(f"nothing of a training is in {trace} yet: the mount writes it every half minute")
+                raise UsageError(f"the trace {trace} is empty so far: the mount writes to it every half minute")
             capacities = chosen_capacities(f"{stats['capacity_bytes']},{_CAPACITIES}")
             found = [compare(read, trace.name, chosen_policies("all"), capacities, None)]
             if read.has_plans:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
 import signal
 import subprocess
 import time
@@ -133,6 +134,8 @@ def test_on_a_terminal_it_shows_how_far_it_is(slow: Mounted) -> None:
     finally:
         os.close(ours)
     assert b"50 files fetched (195.3 KiB)" in shown
+    bars = re.findall("[━╸╺]+", re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode()))
+    assert max(map(len, bars)) == 80, "a bar as wide as the terminal"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

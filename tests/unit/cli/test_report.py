@@ -141,7 +141,7 @@ def test_without_trainings_a_trace_is_enough(here: Path, tmp_path: Path) -> None
     has(here, [], tmp_path / "trace")
     assert report(here, "--html", tmp_path / "r.html").exit_code == 0
     (tmp_path / "trace").write_text("")
-    assert "nothing of a training is in" in refusal(here, "--html", tmp_path / "r.html")
+    assert "is empty so far: the mount writes to it" in refusal(here, "--html", tmp_path / "r.html")
     has(here, [], "none")
     assert refusal(here, "--html", tmp_path / "r.html") == (
         f"spiderfs: {here} has seen no training yet, and records no trace: call trainer_hook.plan in the training, or"

@@ -175,6 +175,6 @@ def test_what_cannot_be_read_is_counted(source: Path, tmp_path: Path) -> None:
         mount.change("source.error_rate", 1)
         done = run_spiderfs("warm", mount.point, "train", "val")
         assert done.returncode == 1
-        assert done.stderr == ("spiderfs: 2 files or directories could not be read, and the daemon's log says why\n")
+        assert done.stderr == ("spiderfs: 2 files or directories could not be read (see the daemon's log)\n")
         mount.change("source.error_rate", 0)
         assert run_spiderfs("warm", mount.point, "train", "val").returncode == 0

@@ -53,8 +53,9 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
 def options() -> str:
     parts = []
     for group, rows in groupby(default_rows(), lambda row: row.group):
-        cells = ((f"`{row.name}`{'*' if row.live else ''}", row.value, row.help) for row in rows)
-        parts.append(f"## {group}\n\n{_table(('option', 'default', 'meaning'), cells)}")
+        # Two columns fit a phone.
+        cells = ((f"`{row.name}`{'*' if row.live else ''}<br>{row.value}", row.help) for row in rows)
+        parts.append(f"## {group}\n\n{_table(('option, default', 'meaning'), cells)}")
     return "\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""The program `spiderfs`: the command line, or one line that names what is not installed."""
+"""The program `spiderfs`: the command line, or one line that names a missing package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> None:
         # Who prints to a pipe that no one reads is seen to already.
         if exc.errno != errno.ENOSPC:
             raise
-        sys.exit(f"spiderfs: what it prints cannot be written: {exc.strerror}")
+        sys.exit(f"spiderfs: its output cannot be written: {exc.strerror}")
     except ModuleNotFoundError as exc:
         package = (exc.name or "").partition(".")[0]
         if package in ("", "spiderfs"):

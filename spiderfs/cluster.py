@@ -280,7 +280,7 @@ class Link:
             found = await trio.to_thread.run_sync(call, abandon_on_cancel=True)
         except StreamLost as exc:
             if not self._is_logged:
-                log.warning("%s fails (%s): this mount goes on with the scores that it has", self._url, exc)
+                log.warning("%s fails (%s): this mount continues with its scores", self._url, exc)
             direction.is_logged = True
             direction.failed(trio.current_time())
             return None
@@ -289,7 +289,7 @@ class Link:
             # A server may take the question, and no message: that is no return.
             direction.is_logged = False
             if not self._is_logged:
-                log.warning("%s is back: what the nodes of a training learn is shared again", self._url)
+                log.warning("%s is back: the nodes of a training run share scores again", self._url)
         return found
 
     def _next(self) -> _Outgoing:

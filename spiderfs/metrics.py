@@ -38,7 +38,7 @@ COUNTERS = (
     Definition("passthrough_opens", "Opens of large files that the kernel reads directly; part of `opens_hit`"),
     Definition("client_opens", "Opens through spiderfs.client; part of `opens`"),
     Definition("redirects", "Opens of a training run that got a substitute"),
-    Definition("opens_uncached", "Opens of files that could not be cached: too young, too large, or the disk is full"),
+    Definition("opens_uncached", "Opens of files that could not be cached: too new, too large, or the disk is full"),
     Definition("opens_young", "Opens of files written in the last seconds, which are not cached yet"),
     Definition("reads", "READ requests that the daemon answered; the page cache answers others"),
     Definition("read_bytes", "Bytes of those READ requests"),
@@ -46,15 +46,15 @@ COUNTERS = (
     Definition("block_hits", "Blocks of large files that READ requests found in the cache"),
     Definition("origin_bytes", "Bytes of file content read from the source, prefetched ones included"),
     Definition("origin_reads", "Reads of file content from the source"),
-    Definition("views_made", "Views made; more than there are images: the cache is too small for the view"),
+    Definition("views_made", "Views made; if more than images, the cache is too small for the view"),
     Definition("views_as_they_are", "Files without a view, shown unchanged; the log names one for each reason"),
     Definition(
         "view_makers_lost",
         "Files for which two view makers died or timed out",
-        "The machine lacks memory or is overloaded; the log names the first file.",
+        "The machine lacks memory or is overloaded; see the log.",
     ),
     Definition("source_requests", "Calls to the source of all kinds"),
-    Definition("source_retries", "Calls to the source that were repeated after a transient error"),
+    Definition("source_retries", "Repeated calls to the source after a transient error"),
     Definition(
         "source_timeouts",
         "Calls to the source that timed out",
@@ -74,26 +74,26 @@ COUNTERS = (
     ),
     Definition(
         "store_failures",
-        "Failed operations on the store, answered from the source instead",
+        "Failed operations on the store; readers got bytes from the source",
         "See the log; most often the disk is full.",
     ),
     Definition("stale_handles", "Requests for a version of a file that is gone (ESTALE); a shorter `ttl` helps"),
     Definition(
         "events_dropped",
         "Events dropped because the manager was too slow",
-        "The manager lacks processor time and decides on part of the accesses.",
+        "The manager lacks processor time, and sees only part of the accesses.",
     ),
     Definition("events_folded", "Events that the manager has applied"),
     Definition("admitted", "Records that the engine admitted from landing into a section"),
     Definition("evicted", "Records that the engine evicted"),
     Definition("landing_lost", "Records that left landing before the manager could keep them"),
     Definition("warmed", "Files that `warm` fetched"),
-    Definition("planned_opens", "Opens of samples of a list by trainers that follow a published plan"),
+    Definition("planned_opens", "Opens by trainers that follow a published plan"),
     Definition(
         "planned_late",
-        "Those of `planned_opens` that waited; above 1 %: the source is too slow, or the cache too small",
+        "Those of `planned_opens` that waited; above 1%, the source is too slow or the cache too small",
     ),
-    Definition("pushed", "Planned files that were pushed into the page cache of an immutable mount"),
+    Definition("pushed", "Planned files pushed into the page cache of an immutable mount"),
     Definition("prefetched", "Files prefetched for a plan"),
     Definition("packages_written", "Packages of small files written to the source (`packages=source`)"),
     Definition("package_bytes_written", "Bytes of those packages"),
@@ -102,10 +102,10 @@ COUNTERS = (
     Definition("packages_removed", "Packages removed because they were damaged or mostly stale"),
     Definition(
         "packages_ignored",
-        "Packages that were not read because another mount made them or other users may write to them",
+        "Packages of other mounts, or writable by other users, that were not read",
     ),
     Definition("hook_batches", "Batches received from trainers; constant during training: no hook is connected"),
-    Definition("hook_rows_left_out", "Samples of batches that were not scored because the manager was too slow"),
+    Definition("hook_rows_left_out", "Samples not scored because the manager was too slow"),
     Definition("hook_forwards_unmatched", "Forward passes whose samples the hook could not identify"),
     Definition(
         "hook_malformed",
@@ -119,42 +119,42 @@ COUNTERS = (
     ),
     Definition("partials_kept", "Partly augmented samples that loaders put into the cache"),
     Definition("partials_refused", "Partly augmented samples that found no room in the cache"),
-    Definition("cluster_rows_sent", "Samples of batches sent to the node with rank 0 to be scored"),
-    Definition("cluster_rows_received", "Samples of batches received from other nodes to be scored"),
+    Definition("cluster_rows_sent", "Samples sent to the node with rank 0 to be scored"),
+    Definition("cluster_rows_received", "Samples received from other nodes to be scored"),
     Definition(
         "cluster_rows_lost",
-        "Samples of batches that the server of `cluster` did not accept",
+        "Samples that the server of `cluster` did not accept",
         "The server is down or full, and scores get stale; see the log.",
     ),
     Definition("cluster_scores_received", "Scores received from the node with rank 0"),
     Definition("cluster_plans_received", "Plans received from jobs on other nodes"),
     Definition(
         "cluster_plans_lost",
-        "Plans of `cluster` that were not accepted by the server, or received in part",
+        "Plans that the server of `cluster` did not accept, or delivered in part",
         "The server is down or slow; some nodes evict what a job reads next.",
     ),
     Definition(
         "internal_errors", "Unexpected exceptions in request handlers", "This is a bug: please report it with the log."
     ),
-    Definition("answers", "Answered requests of the kernel, errors included; updated now and then"),
+    Definition("answers", "Answered requests of the kernel, errors included"),
     Definition("queue_races", "Wake-ups of a worker for a request that another worker had taken"),
     Definition("process_starts", "Workers and managers that have started"),
-    Definition("worker_restarts", "Workers restarted after an unexpected end", "See the log for how each ended."),
+    Definition("worker_restarts", "Workers restarted after an unexpected end", "See the log."),
     Definition(
         "manager_restarts",
         "Managers restarted after an unexpected end",
-        "See the log for how each ended; reads continued meanwhile.",
+        "See the log; reads continued meanwhile.",
     ),
-    Definition("resends", "Times the kernel was asked to resend its unanswered requests"),
+    Definition("resends", "Requests to the kernel to resend unanswered requests"),
     Definition(
         "deadly_requests",
         "Requests answered with EIO because each worker died at them",
-        "This is a bug, or a file that needs more memory than there is: please report the inode in the log.",
+        "This is a bug, or a lack of memory: please report the inode in the log.",
     ),
     Definition(
         "store_rebuilds",
-        "Times the store was found damaged and rebuilt",
-        "The cache began empty: after a power loss, or because the disk damages it.",
+        "Rebuilds of a damaged store",
+        "The cache began empty, after a power loss or because of its disk.",
     ),
 )
 
@@ -181,9 +181,9 @@ GAUGES = (
     Definition("source_reachable", "1 while the source answers, else 0"),
     Definition("cluster_up", "0 while the server of `cluster` fails, else 1"),
     Definition("memory_limit_bytes", "The option `memory_limit`; 0 without a limit"),
-    Definition("memory_in_flight_bytes", "Bytes asked for from the source and not handed on yet, in all processes"),
-    Definition("memory_pushed_bytes", "Bytes of pushed files in the page cache that no reader has taken yet"),
-    Definition("memory_samples_bytes", "Memory of the manager that grows with the number of samples"),
+    Definition("memory_in_flight_bytes", "Bytes in flight from the source, in all processes"),
+    Definition("memory_pushed_bytes", "Bytes of pushed files in the page cache that were not read yet"),
+    Definition("memory_samples_bytes", "Memory of the manager for names, plans and scores of samples"),
     Definition("workers", "Worker processes"),
     Definition("uptime_seconds", "Seconds since the mount"),
 )
@@ -193,7 +193,7 @@ SECTION_BYTES = Definition("section_bytes", "Bytes of file content by section of
 
 # Of what serves the metrics of several mounts.
 MOUNT_UP = Definition("up", "1 while the mount answers, else 0")
-# What other nodes' caches gave, one value for each `peer`; none of it is in `origin_bytes`.
+# Reads from other nodes' caches, one value for each `peer`; `origin_bytes` has none of them.
 PEER_COUNTERS = (
     Definition("peer_hits", "Reads of file content that another node answered"),
     Definition("peer_bytes", "Bytes of those reads"),

@@ -1,4 +1,4 @@
-"""The format of a package: many small files in one, so that one read of the source brings all of them.
+"""The format of a package: many small files in one, so that one read of the source returns all of them.
 
     header   magic (8 bytes), version (u32), files (u32), bytes of the index (u32), 0 (u32), seal (16 bytes)
     index    msgpack: for each file [path, size, mtime_ns, seal of its bytes]
@@ -201,7 +201,7 @@ def index_bytes(header: bytes) -> int:
     except struct.error:
         raise StoreDamaged("a package is cut short") from None
     if magic != _MAGIC or version != _VERSION or length > INDEX_MAX_BYTES:
-        raise StoreDamaged("a package has no header that this spiderfs knows")
+        raise StoreDamaged("a package has an unknown header")
     return int(length)
 
 
@@ -224,5 +224,5 @@ def read_index(package: bytes, package_bytes: int, key: bytes) -> Index:
     except (ValueError, TypeError):
         raise StoreDamaged("the index of a package makes no sense") from None
     if len(files) != count or offset != package_bytes:
-        raise StoreDamaged("a package is not as long as its index says")
+        raise StoreDamaged("a package has another length than its index")
     return Index(files, key)

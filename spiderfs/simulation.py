@@ -677,9 +677,11 @@ def compare(
     settings: Sequence[ScorerOptions] = (),
     plans: bool = False,
     nodes: int = 1,
+    progress: Callable[[str], object] = lambda begins: None,
 ) -> dict[str, Any]:
     """Replay a trace with every policy at every capacity; the result is plain data, ready for JSON.
 
+    `progress` is called with the name of each replay as it begins.
     With `plans`, those that were recorded overrule every policy but the bound, and so do the pending samples of
     jobs that exchange. Each of `nodes` has such a capacity; the bound is one cache with the room of all.
     """
@@ -692,11 +694,12 @@ def compare(
     if not len(accesses):
         raise UsageError(f"the trace {name} holds no accesses: record one with -o trace=FILE")
     epoch_length = min(epoch_length or accesses.distinct, len(accesses))
-    results = []
+    results: list[dict[str, Any]] = []
     for capacity in capacities:
         capacity_bytes = capacity.budget_bytes(accesses.distinct_bytes)
         runs = [(policy, setting) for policy in policies for setting in hint_source.settings_for(POLICIES[policy])]
         for policy, setting in runs:
+            progress(f"{policy} at {capacity}, {len(results)} of {len(runs) * len(capacities)} done")
             hints = hint_source.hints(POLICIES[policy], setting)
             began = perf_counter()
             known = () if policy == BOUND else news
@@ -748,14 +751,12 @@ def _epochs(result: Replay) -> list[dict[str, Any]]:
 def columns(report: dict[str, Any]) -> tuple[str, ...]:
     """The headings of the table of a comparison; the first two are of words, the others of numbers."""
     policy = "policy, radius" if report["scorings"] else "policy"
-    return "capacity", policy, "hits", "later hits", "replaced", "origin / sample", "origin"
+    return "capacity", policy, "hits", "later hits", "substitutes", "per read", "fetched"
 
 
-def policy_named(report: dict[str, Any], row: dict[str, Any]) -> str:
-    """How the policy of a row is shown; MIN bounds the policies that give each reader its own sample."""
-    if row["policy"] != BOUND:
-        return str(row["policy"])
-    return f"{BOUND} (bound{' without substitutes' if _has_substitutes(report) else ''})"
+def policy_named(row: dict[str, Any]) -> str:
+    """The policy of a row as it is shown; MIN bounds the policies that give each reader its own sample."""
+    return f"{BOUND} (bound)" if row["policy"] == BOUND else str(row["policy"])
 
 
 def _has_substitutes(report: dict[str, Any]) -> bool:
@@ -770,7 +771,7 @@ def rows(report: dict[str, Any]) -> list[tuple[tuple[str, ...], bool]]:
         is_bound = row["policy"] == BOUND
         cells = (
             row["capacity"] if row["capacity"] != shown_capacity else "",
-            policy_named(report, row) + (f", {row['radius']}" if row["radius"] else ""),
+            policy_named(row) + (f", {row['radius']}" if row["radius"] else ""),
             f"{row['hit_ratio']:.1%}",
             f"{row['warm_hit_ratio']:.1%}",
             f"{row['redirects']:,}",
@@ -796,14 +797,14 @@ def caption(report: dict[str, Any]) -> str:
         text += " Recorded plans, and the pending samples of jobs that exchange, overrule all policies but belady."
     if report["nodes"] > 1:
         text += (
-            f" {report['nodes']} nodes with this capacity each take the accesses in turns; hits and origin are those of"
+            f" {report['nodes']} nodes with this capacity each take the accesses in turns; hits and bytes are those of"
             " all, and belady has the room of all."
         )
-    text += " Later hits are those after epoch 1; origin is what was read from the source."
+    text += " Later hits are those after epoch 1; fetched are the bytes read from the source."
     if _has_substitutes(report):
         text += (
-            " Hits include substitutes, cached samples of the same class that readers got in place of those that"
-            " they asked for; belady has none, so a policy with substitutes may have more hits than belady."
+            " Hits include substitutes, cached samples of the same class in place of uncached ones; belady has none, so"
+            " a policy with substitutes may have more hits than belady."
         )
     return text + " belady is the optimum where all sizes are equal, and near it where they are not."
 

@@ -1,10 +1,9 @@
-"""The trainer's side of spiderfs: two lines in a training script publish to the mount what is learned and what will be
-read.
+"""The trainer's side of spiderfs: two lines in a training script publish scores and plans to the mount.
 
 hook = trainer_hook.attach("/mnt/data", model, loader)
 hook.epoch_end(accuracy)  # after each epoch
 
-One line is enough if the mount needs to know only what will be read:
+One line is enough for plans alone:
 
 trainer_hook.plan("/mnt/data", loader)
 
@@ -38,12 +37,12 @@ if TYPE_CHECKING:
     from trainer_hook.samplers.spider import SpiderSampler as SpiderSampler
 
 
-def _name_who_speaks(record: logging.LogRecord) -> bool:
+def _name_spiderfs(record: logging.LogRecord) -> bool:
     record.msg = f"spiderfs: {record.msg}"
     return True
 
 
-logging.getLogger("trainer_hook").addFilter(_name_who_speaks)
+logging.getLogger("trainer_hook").addFilter(_name_spiderfs)
 
 _MODULES = {
     "HookClient": "connection.client",

@@ -70,7 +70,7 @@ class _Attachment:
         try:
             return self._state if self.hook is None else self.hook.state_dict(done)
         except RuntimeError as exc:
-            log.warning("a training that goes on from this checkpoint begins its epoch again: %s", exc)
+            log.warning("a run that resumes from this checkpoint begins its epoch again: %s", exc)
             return {}
 
     def failed(self, done: bool) -> None:
@@ -100,7 +100,7 @@ def lightning_callback(
     options: HookOptions | None = None,
     **arguments: Any,
 ) -> Any:
-    """A callback for Lightning's Trainer; `accuracy` names the logged metric, and the rest is for `attach`.
+    """A callback for Lightning's Trainer; `accuracy` names the logged metric; `attach` gets the other arguments.
 
     The training must have exactly one loader. The callback's `attachment.hook` is the `Hook` of the run, for `weights`
     and `losses`.
@@ -183,7 +183,7 @@ def hugging_face_callback(
     options: HookOptions | None = None,
     **arguments: Any,
 ) -> Any:
-    """A callback for Hugging Face's Trainer; `accuracy` names a metric of its evaluation, and the rest is for `attach`.
+    """A callback for Hugging Face's Trainer; `accuracy` names a metric of its evaluation; `attach` gets the others.
 
     The Trainer evaluates after it has called `on_epoch_end`, so the hook gets the accuracy of the last evaluation
     before that. The callback's `attachment.hook` is the `Hook` of the run. Its `weighted_loss` is for the Trainer's

@@ -1,5 +1,4 @@
-"""The interface for a training script: `attach`, and the hook that it gives, which publishes to the daemon what is
-learned."""
+"""The interface for a training script: `attach` returns a hook, which publishes embeddings and losses to the daemon."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ from trainer_hook.samplers.epoch import EpochSampler
 
 @dataclass(frozen=True, kw_only=True)
 class HookOptions:
-    """What few training scripts give to `attach`. Raises ValueError for a value that can never work."""
+    """Further settings of `attach`. Raises ValueError for a value that can never work."""
 
     classifier: str | nn.Module | None = None
     """The layer whose input is the embedding, or its name; the default is the model's last linear layer."""
@@ -55,13 +54,13 @@ class HookOptions:
     draw_ahead: bool = False
     """See `trainer_hook.plan`."""
     job_name: str | None = None
-    """A name of the training for people."""
+    """A name of the training run for people."""
     epochs: int | None = None
     """The number of epochs of the training, if it is known: the cache's ratio follows it."""
     resume: bool = False
-    """Whether to warn if the mount has no scores of `job`, the training that goes on."""
+    """Whether to warn if the mount has no scores of `job`, the run that resumes."""
     scores_from: str | None = None
-    """The id of another training, from whose scores this one starts."""
+    """The job ID of another run, from whose scores this one starts."""
     socket: str | os.PathLike[str] | None = None
     """The path of the daemon's socket, where it is not the one that the mount names: in a container."""
     client_name: str | None = None
@@ -93,7 +92,7 @@ def attach(
     epoch: int = 0,
     options: HookOptions | None = None,
 ) -> Hook:
-    """Publish to the spiderfs mount at or above `directory` what this training learns, and what it will read.
+    """Publish embeddings, losses and plans of this training run to the spiderfs mount at or above `directory`.
 
     Attach after the model has been wrapped (DistributedDataParallel, torch.compile, `Accelerator.prepare`).
 
@@ -149,7 +148,7 @@ _open: WeakSet[Hook] = WeakSet()
 
 
 class Hook:
-    """One training's hook. Only the training's thread may call its methods; none of them waits or raises.
+    """The hook of one training run. Only the training's thread may call its methods; none of them waits or raises.
 
     Values that cannot be used are left out, with one warning. If the hook itself fails, it logs that and does nothing
     from then on.
@@ -203,22 +202,22 @@ class Hook:
 
     @property
     def job(self) -> str:
-        """The id of this training; `attach` takes it as `job=` when the training goes on."""
+        """The job ID; `attach` takes it as `job=` when the run resumes."""
         return self._job
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that runs, or that begins next; `attach` takes it as `epoch=`."""
+        """The number of the current or next epoch; `attach` takes it as `epoch=`."""
         return self._epoch
 
     @property
     def counts(self) -> Counter[str]:
-        """How many batches were sent and dropped, and how many were not sent for other reasons."""
+        """The numbers of batches that were sent, dropped, or not sent for other reasons."""
         return self._client.counts
 
     @property
     def indices(self) -> Indices:
-        """The samples of the last forward pass of the training; empty if they are not known."""
+        """The samples of the last forward pass; empty if they are not known."""
         return np.empty(0, np.uint32) if self._latest is None else self._latest.samples
 
     def state_dict(self, done: bool = True) -> dict[str, Any]:
@@ -236,7 +235,7 @@ class Hook:
         return None if self._planning is None else self._planning.planner.batches_left
 
     def epoch_end(self, accuracy: float | None = None) -> None:
-        """Say that an epoch is over; `accuracy` is a share between 0 and 1, and other numbers are left out."""
+        """End an epoch; `accuracy` is a share between 0 and 1, and other numbers are ignored."""
         self._boundary.call(self._end_epoch, accuracy)
 
     def end_of_batches(self) -> None:
@@ -245,18 +244,18 @@ class Hook:
             self._boundary.call(self._planning.planner.epoch_over)
 
     def losses(self, losses: Tensor) -> None:
-        """Give the losses of the last forward pass, one for each of its samples; others are left out.
+        """Use these losses for the last forward pass, one for each of its samples; others are ignored.
 
-        They are used in place of the cross-entropy against the declared labels.
+        They replace the cross-entropy against the declared labels.
         """
         self._boundary.call(self._replace_losses, losses)
 
     def batch(self, indices: npt.ArrayLike | Tensor) -> None:
-        """Say which samples the next forward pass of the training has; only for a hook without a loader."""
+        """Declare the samples of the next forward pass; only for a hook without a loader."""
         self._boundary.call(lambda: self.taken(self, np.atleast_1d(np.asarray(indices, dtype=np.uint32)), None))
 
     def weights(self, clip: float | None = None) -> Tensor:
-        """The importance weights of the samples of the last forward pass, on the classifier's device.
+        """The importance weights of the last forward pass, on the classifier's device.
 
         They are 1/(N q) with a SpiderSampler, and those of InfoBatch with an InfoBatchSampler. With other samplers, or
         if the samples are not known, all weights are 1.
@@ -265,7 +264,7 @@ class Hook:
         return torch.ones(self._rows, device=self._capture.device) if weights is None else weights
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send the messages that wait, and make model and loader as they were before."""
+        """Send the queued messages, and restore model and loader."""
         if self._end_plans is not None:
             self._boundary.call(self._send_known)
             self._leave(timeout_s)

@@ -79,7 +79,8 @@ class ErrorBoundary:
                     raise
                 self.broken = True
                 log.warning(
-                    "the hook has failed: the training goes on without it; please report the error below", exc_info=True
+                    "the hook has failed: the training continues without it; please report the error below",
+                    exc_info=True,
                 )
                 step_aside = None if self._step_aside is None else self._step_aside()
                 # The hook has failed, so stepping aside may fail too.

@@ -1,4 +1,4 @@
-"""Plans: `plan` publishes what a loader will read, as a hook's loader does, and nothing about the model."""
+"""Plans: `plan` publishes the reads of a loader, as a hook does, and nothing about the model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Planning:
         self._call_off = when_collected(drawing if listener is None else listener, self._release)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send the messages that wait, for at most `timeout_s`, and make the loader as it was before."""
+        """Send the queued messages, for at most `timeout_s`, and restore the loader."""
         if self._is_open:
             self._is_open = False
             self._call_off()
@@ -118,7 +118,7 @@ def plan(
     draw_ahead: bool = False,
     share: bool = False,
 ) -> Planning:
-    """Publish to the spiderfs mount at or above `directory` what `loader` will read, epoch by epoch, in order.
+    """Publish the reads of `loader`, in order, epoch by epoch, to the spiderfs mount at or above `directory`.
 
     The data set must be map-style, and the sampler must have a length. Call this before the first epoch, on each rank,
     in the process that starts the loader's workers; `attach` does the same by itself. `samples` has a pair (path,
@@ -141,7 +141,7 @@ def plan(
     same samples, each once, in another order than the sampler's. Leave it out where the order or the batches have a
     meaning, and for validation.
 
-    Without a mount or a daemon this logs one warning, and the training goes on. Raises ValueError for a loader that
+    Without a mount or a daemon this logs one warning, and the training continues. Raises ValueError for a loader that
     cannot be planned, or that has a plan or a hook already.
     """
     introduced = introduce_loader(

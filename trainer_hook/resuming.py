@@ -1,4 +1,4 @@
-"""Resuming in the middle of an epoch, on any number of ranks: what the whole job has consumed of the epoch.
+"""Resuming in the middle of an epoch, on any number of ranks, from the samples that the whole job has consumed.
 
 A state is the same whichever rank returns it. It has the draws of all ranks in one order: first the consumed ones, then
 the rest. Ranks that resume deal the rest out: of W ranks, rank r takes the draws r, r + W and so on. So a state of four

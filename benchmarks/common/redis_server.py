@@ -38,7 +38,7 @@ class RedisServer:
                 *("--tls-ca-cert-file", str(certificate)),
             ]
             ports = ["--port", "0", "--tls-port", str(self.port), *files, "--tls-auth-clients", "no"]
-        # Without a password a server answers other machines only if it is told to.
+        # Without a password a server answers other machines only in unprotected mode.
         keeps_nothing = ["--protected-mode", "no", "--save", "", "--appendonly", "no", "--dir", str(place)]
         self._command = ["redis-server", "--bind", address, *ports, *keeps_nothing, *settings]
         self._log = place / "redis.log"

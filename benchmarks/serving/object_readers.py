@@ -4,8 +4,8 @@
     python -m benchmarks.serving.object_readers download URL KEY BYTES   how long obstore takes for a large object
 
 All loaders have batches of 16 and a new order in each epoch. They read the bytes of all objects and decode nothing. The
-process prints a line of JSON when the loader knows its samples, and another after each epoch, and begins an epoch when
-it is told a line.
+process prints a line of JSON when the loader knows its samples, and another after each epoch, and begins an
+epoch when it reads a line.
 """
 
 from __future__ import annotations

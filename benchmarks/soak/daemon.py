@@ -34,7 +34,7 @@ _KEY, _INODE = struct.Struct(">Q"), struct.Struct("<Q")
 # A control file answers EAGAIN while there is no manager, and waits while the manager is stopped.
 PATIENCE_S = 20.0
 POLL_S = 0.05
-# After so long a daemon that was killed, or was told to end, must have ended.
+# The time within which a daemon must have ended after SIGKILL or SIGTERM.
 ENDING_S = 25.0
 # The most that a daemon may use: three workers, the manager, the reading process of each, and the supervisor.
 MOST_MB, MOST_DESCRIPTORS, MOST_THREADS, MOST_PROCESSES = 900, 400, 200, 12
@@ -124,7 +124,7 @@ class Daemon:
 
     def _unmount(self, given: dict[str, Any]) -> None:
         self._never_wrong()
-        # A mount with readers is busy and cannot be unmounted, so the daemon is told to end, which detaches it.
+        # A mount with readers is busy and cannot be unmounted, so SIGTERM ends the daemon, which detaches it.
         self._remount(signal.SIGTERM, given)
 
     def _remount(self, number: signal.Signals, given: dict[str, Any]) -> None:

@@ -283,7 +283,7 @@ def add_zip_members(archive: Pieces, index: IndexBuilder) -> None:
         # Encrypted bytes come behind 12 others.
         encrypted = _ENCRYPTION_BYTES if flags & _ENCRYPTED else 0
         if place + LOCAL_BYTES + name_n + packed > offset or (method == STORED and packed != unpacked + encrypted):
-            raise ArchiveFailed("a member lies outside of it, or is not as long as it says")
+            raise ArchiveFailed("a member lies outside of it, or has another length than its header")
         name = _path(name, extra, flags, system)
         mode = attributes >> 16 if system == _UNIX else 0
         if name[-1:] == b"/":
@@ -294,7 +294,7 @@ def add_zip_members(archive: Pieces, index: IndexBuilder) -> None:
             kind = LINK if stat.S_ISLNK(mode) else FILE
             index.add(name, kind, place, unpacked, mode & 0o777 or 0o644, packed, method, crc)
     if (members - count) % counts:
-        raise ArchiveFailed("its directory has other members than its end says")
+        raise ArchiveFailed("its directory has other members than its end record names")
 
 
 def _directory_of(tail: bytes, tail_at: int) -> tuple[int, int, int, int]:
@@ -318,7 +318,7 @@ def _directory_of(tail: bytes, tail_at: int) -> tuple[int, int, int, int]:
     if disk or first or here != count:
         raise ArchiveFailed("it is one of several parts")
     if offset + size != tail_at + at:
-        raise ArchiveFailed("its directory is not where its end says, so something lies before or behind it")
+        raise ArchiveFailed("its directory is at another place than its end record names: data precede or follow it")
     return count, counts, size, offset
 
 
@@ -377,5 +377,5 @@ def unpacked(packed: bytes, method: int, size: int, crc: int) -> bytes:
         except zlib.error:
             raise ArchiveFailed("it cannot be unpacked") from None
     if len(found) != size or zlib.crc32(found) != crc:
-        raise ArchiveFailed("it is not what its archive says")
+        raise ArchiveFailed("it differs from its archive's directory")
     return found

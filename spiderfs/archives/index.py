@@ -275,7 +275,7 @@ class IndexBuilder:
         last = np.append(hashes[order][:-1] != hashes[order][1:], True)
         for row, after in zip(order[:-1][~last[:-1]].tolist(), order[1:][~last[:-1]].tolist(), strict=True):
             if self._path(columns, row) != self._path(columns, after):
-                raise ArchiveFailed("two of its paths cannot be told apart")
+                raise ArchiveFailed("two of its paths cannot be distinguished")
             # Directories come last: this one is on the way to a member.
             self.left_out += int(columns["kind"][after] == DIRECTORY)
             kept[row] = False

@@ -1,4 +1,4 @@
-"""`spiderfs bench` reads the user's own data in several ways, and says what to mount with.
+"""`spiderfs bench` reads the user's own data in several ways, and recommends mount options.
 
 `spiderfs demo` reads made-up images from a simulated slow source, and compares three ways.
 """
@@ -35,12 +35,12 @@ _CAPACITY = "capacity=20%"
 )
 @json_file
 def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Path | None) -> None:
-    """Say what to mount your training's data with, and what that brings: at most two minutes.
+    """Measure reads of your data in at most two minutes, recommend mount options, and estimate the speed-up.
 
-    Some of the files are read and decoded as a training's loader does: directly, through a mount with an LRU cache,
-    through one that follows a plan, and where decoding limits, as views, which are smaller images. Each way takes its
-    turn several times, and ± is the 95% confidence interval. The mounts and their caches are made for this and deleted.
-    Without a capacity in -o the caches hold 20% of the files.
+    It reads and decodes some of the files as a training's loader does: directly, through a mount with an LRU cache,
+    through one that follows a plan, and if decoding is the bottleneck, as views, which are smaller images. The ways
+    take turns, several times each; ± is the 95% confidence interval. The mounts and their caches are temporary. Without
+    a capacity in -o the caches hold 20% of the files.
     """
     from rich.console import Console
 
@@ -53,9 +53,7 @@ def bench(place: str, given: tuple[str, ...], workers: int | None, json_path: Pa
         try:
             found = measure(options, workers or len(os.sched_getaffinity(0)), status.update)
         except OSError as exc:
-            raise UsageError(
-                f"{exc.filename or place} cannot be read ({exc.strerror}): see to its permissions"
-            ) from exc
+            raise UsageError(f"{exc.filename or place} cannot be read ({exc.strerror}): check its permissions") from exc
     _show(found)
     if json_path is not None:
         write_json(_report(found), json_path)
@@ -97,14 +95,13 @@ def _show(found: BenchFindings) -> None:
         click.echo(f"{name:26} {figures}".rstrip())
     click.echo("\n" + textwrap.fill(found.verdict(), 80, break_on_hyphens=False))
     if found.one_disk:
-        said = "The source lies on the disk of the cache, so a copy there spares no wait: choose another by cache_dir."
+        said = "The source is on the disk of the cache, so caching does not speed it up: set cache_dir to another disk."
         click.echo(textwrap.fill(said, 80))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if found.whole and found.bytes_seen < memory / 2:
         said = (
-            f"All {round_size(found.bytes_seen)} fit into the memory of this machine ({round_size(memory)}). Once read,"
-            " they are in the page cache, and no epoch but the first waits for the source: what is measured is how data"
-            " of this kind are read that do not fit."
+            f"All {round_size(found.bytes_seen)} fit into the memory of this machine ({round_size(memory)}), so only"
+            " the first epoch waits for the source. The figures above are for more data of this kind than fits."
         )
         click.echo(textwrap.fill(said, 80))
 
@@ -129,7 +126,7 @@ def _report(found: BenchFindings) -> dict[str, Any]:
 
 
 _NEXT = """
-With a plan, each image is there before the loader asks for it. Next, with your data for /nfs/imagenet:
+With a plan, each image is cached before the loader opens it. Next, with your data for /nfs/imagenet:
   spiderfs bench /nfs/imagenet                 which options to mount with, and the speed-up to expect
   spiderfs mount /nfs/imagenet /mnt/imagenet   mount it; add -o immutable,capacity=200GiB
 In train.py, for PyTorch: trainer_hook.plan("/mnt/imagenet", loader)
@@ -139,22 +136,23 @@ In train.py, for PyTorch: trainer_hook.plan("/mnt/imagenet", loader)
 @click.command()
 @click.option("--epochs", type=click.IntRange(2, 20), default=3, show_default=True, help="Epochs to read.")
 def demo(epochs: int) -> None:
-    """Show on made-up images what a cache and a plan gain: about a minute, without torch or data.
+    """Compare direct reads, an LRU cache and a plan on made-up images, in a minute and without torch.
 
     Two loader workers read and decode 480 images from a simulated source 20 ms away: directly, through a mount with an
     LRU cache, and through a mount that follows a plan. Each cache holds 20% of the bytes. Images, mounts and caches
     are temporary.
     """
     from spiderfs.linux.mounts import check_fuse_available
-    from spiderfs.options.units import round_size
+    from spiderfs.options.units import counted, round_size
     from spiderfs.profiling.bench import CACHED_SHARE, IMAGES, LATENCY_MS
     from spiderfs.profiling.bench import demo as measure
 
     check_fuse_available(False)
     workers = min(2, len(os.sched_getaffinity(0)))
     click.echo(
-        f"{IMAGES} images, a source {LATENCY_MS:g} ms away, {workers} loader worker(s), a cache of {CACHED_SHARE:.0%};"
-        f" {epochs} epochs each way\n\n{'':26}{'first epoch':>12}{'later epochs':>14}{'hits':>7}{'fetched':>12}"
+        f"{IMAGES} images, a source {LATENCY_MS:g} ms away, {counted(workers, 'loader worker')}, a cache of"
+        f" {CACHED_SHARE:.0%}; {epochs} epochs each way\n\n"
+        f"{'':26}{'first epoch':>12}{'later epochs':>14}{'hits':>7}{'fetched':>12}"
     )
     with ended_by_signals():
         # The name of each way stands there while it is measured.

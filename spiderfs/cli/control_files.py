@@ -57,7 +57,7 @@ def mount_at(path: str | Path) -> Mount | None:
 
         # For a mount point itself the kernel answers, but not for what lies below it.
         raise MountError(
-            f"{without_secrets(path)} hangs: see to its server, or detach the mount that it lies in"
+            f"{without_secrets(path)} hangs: check its server, or detach the mount that it lies in"
         ) from exc
 
 

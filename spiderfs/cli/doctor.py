@@ -1,4 +1,4 @@
-"""`spiderfs doctor`: looks at all that a mount needs here, and says of each thing that it is right, or what to do.
+"""`spiderfs doctor`: checks each requirement of a mount on this machine, and prints its state and remedy.
 
 A finding is `ok`, a `note` (a mount works, with less than it could have) or `wrong` (a mount fails, or readers get
 errors). What was found out stands before what to do about it, behind a colon.
@@ -75,10 +75,10 @@ class Finding(NamedTuple):
 @click.option("-o", "options", multiple=True, metavar="NAME=VALUE,...", help="Options with which SOURCE is mounted.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def doctor(place: str | None, options: tuple[str, ...], as_json: bool) -> None:
-    """Say what a mount needs here and has, and what to do about the rest.
+    """Check this machine, a source and mounts, and say how to fix what is missing.
 
-    With a MOUNTPOINT that mount is looked at too, with a SOURCE whether and how it can be mounted. Each line is ok, a
-    note (it works, with less than it could have) or wrong. The exit status is 1 if one is wrong.
+    With a MOUNTPOINT it checks that mount too, with a SOURCE whether and how it can be mounted. Each line is ok, a note
+    (it works, but could work better) or wrong. The exit status is 1 if a line is wrong.
     """
     mount = None if place is None else mount_at(place)
     if options and (place is None or mount is not None):
@@ -136,7 +136,7 @@ def _machine() -> Iterator[Finding]:
         yield Finding(
             "container",
             "note",
-            "this is a pid namespace of its own, and a daemon in it does not know trainings outside it: mount on the"
+            "this is a pid namespace of its own, so a daemon here cannot identify training runs outside: mount on the"
             " host, or start the container with the host's pids (docker run --pid host, hostPID in Kubernetes)",
         )
 
@@ -186,7 +186,7 @@ def _troubles(figures: Mapping[str, float]) -> Iterator[Finding]:
     from spiderfs.metrics import COUNTERS, TROUBLES
 
     if not figures["source_reachable"]:
-        yield Finding("source", "wrong", "it does not answer: see to its server; what is cached is served meanwhile")
+        yield Finding("source", "wrong", "it does not answer: check its server; cached files are served meanwhile")
     met = [counter for counter in COUNTERS if counter.name in TROUBLES and figures[counter.name]]
     for counter in met:
         yield Finding("since mounted", "note", f"{figures[counter.name]:,} {counter.name}. {counter.trouble}")
@@ -230,17 +230,17 @@ def _kernel(allow_other: bool) -> Iterator[Finding]:
         return
     yield Finding("fuse", "ok", f"this user can mount; Linux {platform.release()} speaks FUSE 7.{offer.minor}")
     if offer.flags & InitFlag.NO_OPEN_SUPPORT:
-        yield Finding("immutable", "ok", "small files that are in memory are read without asking spiderfs")
+        yield Finding("immutable", "ok", "small files in memory are read without a request to spiderfs")
     else:
-        yield Finding("immutable", "wrong", "this kernel asks for each open: mount without immutable")
+        yield Finding("immutable", "wrong", "this kernel sends a request for each open: mount without immutable")
     if offer.flags & InitFlag.HAS_RESEND:
         yield Finding("resend", "ok", "when a worker dies, another answers its readers")
     else:
         said = "when a worker dies, the mount ends with errors: use Linux 6.9 or later"
         yield Finding("resend", "note", said)
     if not offer.flags & InitFlag.PASSTHROUGH or os.geteuid() != 0:
-        who = "root only" if offer.flags & InitFlag.PASSTHROUGH else "Linux 6.9 and later"
-        said = f"cached large files are read through spiderfs, which is slower: reading them directly is for {who}"
+        who = "root" if offer.flags & InitFlag.PASSTHROUGH else "Linux 6.9 and later"
+        said = f"cached large files are read through spiderfs; reading them directly is faster, but needs {who}"
         yield Finding("passthrough", "note", said)
     else:
         yield Finding("passthrough", "ok", "cached large files are read by the kernel itself, unless immutable")
@@ -259,7 +259,7 @@ def _cache(directory: Path, capacity: Capacity) -> Iterator[Finding]:
     elif kind.startswith(_REMOTE):
         yield Finding("cache", "wrong", f"{directory} lies on {kind}: choose a directory on a local disk by cache_dir")
     elif kind in ("tmpfs", "ramfs"):
-        yield Finding("cache", "note", f"{directory} lies in memory ({kind}), and is lost when the machine stops")
+        yield Finding("cache", "note", f"{directory} lies in memory ({kind}), and is lost at a reboot")
     elif kind == "overlay":
         said = f"{directory} lies on the container's own file system, and is lost with it: put it on a volume"
         yield Finding("cache", "note", said)
@@ -276,16 +276,16 @@ def _source(source: Path, cache: Path) -> Iterator[Finding]:
     try:
         ahead_s, one_disk = within(_PATIENCE_S, lambda: (_newest(source) - time.time(), on_one_disk(source, cache)))
     except TimeoutError:
-        yield Finding("source", "wrong", f"{source} hangs: see to its server")
+        yield Finding("source", "wrong", f"{source} hangs: check its server")
         return
     except OSError as exc:
-        yield Finding("source", "wrong", f"{source} cannot be read ({exc.strerror}): see to its permissions")
+        yield Finding("source", "wrong", f"{source} cannot be read ({exc.strerror}): check its permissions")
         return
     below = _file_system_of(source)
     if below.fstype.startswith("nfs"):
         yield from _nfs(below)
     elif one_disk:
-        said = "it lies on the disk of the cache, so a copy there spares no wait: choose another disk by cache_dir"
+        said = "the source is on the disk of the cache, so caching does not speed it up: set cache_dir to another disk"
         yield Finding("source", "note", said)
     else:
         yield Finding("source", "ok", f"{below.fstype}, {below.source}")
@@ -344,7 +344,7 @@ def _nfs(below: Mount) -> Iterator[Finding]:
     if "soft" in options or "softerr" in options:
         faults.append("soft gives readers errors while the server is slow: mount it hard, for spiderfs limits waits")
     if "noac" in options or options.get("acregmax") == "0":
-        faults.append("noac asks the server at each look-up: leave it out, and set ttl of spiderfs instead")
+        faults.append("noac sends each lookup to the server: leave it out, and set ttl of spiderfs instead")
     if int(options.get("rsize") or _READ_BYTES) < _READ_BYTES:
         faults.append(f"rsize={options['rsize']} makes many requests of a file: leave it out")
     for fault in faults:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, TypeGuard
 
 from spiderfs.metrics import TROUBLES
-from spiderfs.options.units import round_size
+from spiderfs.options.units import counted, round_size
 from spiderfs.shared.escapes import escaped
 
 Figures = Mapping[str, Any]
@@ -69,21 +69,17 @@ def cache(stats: Figures) -> Iterator[Row]:
             measured = number(stats, "source_bytes")
             of = round_size(measured) if measured else "the source, which is being measured"
             text += f" ({stats['capacity']} of {of})"
-        yield Row("cache", f"{text}, {_records(stats)}", used / capacity)
+        yield Row("cache", f"{text}, {counted(number(stats, 'entries'), 'record')}", used / capacity)
     if number(pins, "files"):
         of = f"{round_size(number(pins, 'bytes'))} of at most {round_size(number(pins, 'limit_bytes'))}"
-        yield Row("pinned", f"{number(pins, 'files'):,.0f} files, {of}")
-
-
-def _records(of: Figures) -> str:
-    entries = number(of, "entries")
-    return f"{entries:,.0f} record{'' if entries == 1 else 's'}"
+        yield Row("pinned", f"{counted(number(pins, 'files'), 'file')}, {of}")
 
 
 def _sections(stats: Figures) -> Iterator[Row]:
     for name, found in table(stats, "sections").items():
         if isinstance(found, dict) and number(found, "entries"):
-            yield Row(f"  {name}", f"{round_size(number(found, 'bytes'))}, {_records(found)}")
+            records = counted(number(found, "entries"), "record")
+            yield Row(f"  {name}", f"{round_size(number(found, 'bytes'))}, {records}")
     yield Row("on disk", round_size(number(stats, "disk_bytes")))
 
 
@@ -126,10 +122,10 @@ def _reads(stats: Figures) -> Iterator[Row]:
     counts = table(stats, "metrics")
     if counts.get("reads"):
         size = round_size(number(counts, "read_bytes"))
-        yield Row("reads", f"{number(counts, 'reads'):,.0f} ({size}); the kernel's page cache answered the others")
-    each = f", {round_size(number(counts, 'origin_bytes_per_open'))} for each open" if number(counts, "opens") else ""
+        yield Row("reads", f"{number(counts, 'reads'):,.0f} ({size}); the page cache answered all others")
+    each = f", {round_size(number(counts, 'origin_bytes_per_open'))} per open" if number(counts, "opens") else ""
     yield Row("from the source", f"{round_size(number(counts, 'origin_bytes'))}{each}")
-    yield Row("readers waited", f"{number(counts, 'stall_microseconds') / 1e6:.1f} s, all of them together")
+    yield Row("readers waited", f"{number(counts, 'stall_microseconds') / 1e6:.1f} s in total")
 
 
 def jobs(stats: Figures) -> Iterator[Row]:
@@ -192,7 +188,7 @@ def _cluster(stats: Figures) -> Iterator[Row]:
     if link:
         names = ("rows_sent", "rows_received", "rows_lost", "scores_received", "plans_received")
         sent, received, lost, scores, others = (f"{number(counts, f'cluster_{name}'):,.0f}" for name in names)
-        state = "up" if link.get("up") else "fails: this mount goes on with the scores that it has"
+        state = "up" if link.get("up") else "fails: this mount continues with its scores"
         yield Row("cluster", f"{escaped(str(link.get('url', '?')))} {state}", bad=not link.get("up"))
         yield Row("  batches", f"{sent} samples sent, {received} received, {lost} lost; {scores} scores taken")
         yield Row("  plans", f"{others} of jobs on other nodes")
@@ -218,7 +214,9 @@ def section(name: str, value: object, depth: int = 0) -> Iterator[Row]:
     items = value if isinstance(value, dict) else {str(place): item for place, item in enumerate(value, 1)}
     nested = {key: inner for key, inner in items.items() if isinstance(inner, dict) or _is_of_tables(inner)}
     facts = [
-        f"{_label(key)} {figure(key, its)}".removeprefix(f"{name} ") for key, its in items.items() if key not in nested
+        f"{_label(key)} {figure(key, its)}".removeprefix(f"{name} ")
+        for key, its in items.items()
+        if key not in nested and its is not None
     ]
     yield Row(label, ", ".join(facts))
     for key, inner in nested.items():

@@ -27,22 +27,22 @@ class Lazy(NamedTuple):
 
 # `mount-helper` is for mount(8); `spiderfs --help` does not list it.
 COMMANDS = {
-    "demo": Lazy("spiderfs.cli.bench", "demo", "Show on made-up images what a cache and a plan gain."),
+    "demo": Lazy("spiderfs.cli.bench", "demo", "Compare direct reads, a cache and a plan on made-up images."),
     "mount": Lazy("spiderfs.cli.mount", "mount", "Show a directory through the cache."),
     "serve": Lazy("spiderfs.cli.mount", "serve", "Serve a directory to spiderfs.client, without a mount."),
     "umount": Lazy("spiderfs.cli.mount", "umount", "Unmount a directory, or all."),
     "status": Lazy("spiderfs.cli.status", "status", "List the mounts, or show what one mount does."),
-    "top": Lazy("spiderfs.cli.top", "top", "Show what mounts and their trainings do, every second."),
+    "top": Lazy("spiderfs.cli.top", "top", "Show activity of mounts and training runs, every second."),
     "metrics": Lazy("spiderfs.cli.metrics", "metrics", "Serve the metrics of mounts to Prometheus."),
     "config": Lazy("spiderfs.cli.status", "config", "Show the options of a mount, or change some."),
-    "warm": Lazy("spiderfs.cli.warm", "warm", "Fetch files into the cache before they are wanted."),
-    "pin": Lazy("spiderfs.cli.warm", "pin", "Keep files in the cache whatever the policy says."),
+    "warm": Lazy("spiderfs.cli.warm", "warm", "Fetch files into the cache beforehand."),
+    "pin": Lazy("spiderfs.cli.warm", "pin", "Keep files in the cache whatever the policy."),
     "unpin": Lazy("spiderfs.cli.warm", "unpin", "Leave pinned files to the policy again."),
-    "doctor": Lazy("spiderfs.cli.doctor", "doctor", "Say what a mount needs here and has, and what to do."),
-    "bench": Lazy("spiderfs.cli.bench", "bench", "Say what to mount your data with, and what that brings."),
+    "doctor": Lazy("spiderfs.cli.doctor", "doctor", "Check this machine, a source and mounts; say how to fix them."),
+    "bench": Lazy("spiderfs.cli.bench", "bench", "Measure your data, and recommend mount options."),
     "evict": Lazy("spiderfs.cli.warm", "evict", "Drop files from the cache."),
-    "profile": Lazy("spiderfs.cli.profile", "profile", "Say which partition of the cache is fastest for a loader."),
-    "report": Lazy("spiderfs.cli.report", "report", "Write a page about the trainings of a mount."),
+    "profile": Lazy("spiderfs.cli.profile", "profile", "Find the split of the cache that is fastest for a loader."),
+    "report": Lazy("spiderfs.cli.report", "report", "Write an HTML page about training runs."),
     "cache": Lazy("spiderfs.cli.cache", "cache", "List the caches on this machine, or remove some."),
     "simulate": Lazy("spiderfs.cli.simulate", "simulate", "Replay a trace with other policies and capacities."),
     "mount-helper": Lazy("spiderfs.cli.mount", "mount_helper", ""),
@@ -55,9 +55,9 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-        if args[0] not in COMMANDS and near:
-            ctx.fail(f"No such command {args[0]!r}: did you mean {near[0]}?")
+        similar = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+        if args[0] not in COMMANDS and similar:
+            ctx.fail(f"No such command {args[0]!r}: did you mean {similar[0]}?")
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -1,4 +1,4 @@
-"""`spiderfs metrics`: serves the metrics of mounts to Prometheus and what reads as it does (OpenMetrics over HTTP).
+"""`spiderfs metrics`: serves the metrics of mounts to Prometheus (OpenMetrics over HTTP).
 
 Nothing is kept between two scrapes: each asks every mount for its control file `metrics`, and adds the label `mount`.
 """
@@ -32,8 +32,8 @@ DEFAULT_LISTEN = "127.0.0.1:9464"
 def metrics(mountpoints: tuple[str, ...], listen: str) -> None:
     """Serve the metrics of the mounts at MOUNTPOINT, or of all, to Prometheus, until Ctrl-C or SIGTERM.
 
-    A MOUNTPOINT may be spiderfs://NAME, which 'spiderfs serve' serves. Each has the label mount=MOUNTPOINT. Whoever
-    reaches the port can read the metrics and these names.
+    A MOUNTPOINT may be spiderfs://NAME, which 'spiderfs serve' serves. Each has the label mount=MOUNTPOINT. Clients
+    of the port can read the metrics and these names.
     """
     host, colon, number = listen.rpartition(":")
     if not colon or not number.isdecimal() or int(number) > 65535:

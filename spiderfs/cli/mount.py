@@ -56,10 +56,28 @@ class MountCommand(click.Command):
                 )
 
 
+def option_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """What a shell can complete the last option of an -o to."""
+    from spiderfs.options.model import default_rows
+
+    before, comma, begun = incomplete.rpartition(",")
+    return [f"{before}{comma}{row.name}=" for row in default_rows() if row.name.startswith(begun)]
+
+
+option_strings = click.option(
+    "-o",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE,...",
+    help="Options, listed below; can be repeated.",
+    shell_complete=option_names,
+)
+
+
 @click.command(cls=MountCommand)
 @click.argument("source", required=False)
 @click.argument("mountpoint", required=False)
-@click.option("-o", "options", multiple=True, metavar="NAME=VALUE,...", help="Options, listed below; can be repeated.")
+@option_strings
 @click.option(
     "--config", "toml", type=click.Path(path_type=Path), metavar="FILE", help="TOML file of options; -o wins over it."
 )
@@ -152,7 +170,7 @@ def mount_helper(
 @click.command(cls=MountCommand)
 @click.argument("source", required=False)
 @click.option("--name", required=True, metavar="NAME", help="Readers write spiderfs://NAME/PATH.")
-@click.option("-o", "options", multiple=True, metavar="NAME=VALUE,...", help="Options, listed below; can be repeated.")
+@option_strings
 @click.option(
     "--config", "toml", type=click.Path(path_type=Path), metavar="FILE", help="TOML file of options; -o wins over it."
 )

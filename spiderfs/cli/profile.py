@@ -1,4 +1,4 @@
-"""`spiderfs profile`: measures a source, a loader and views of it, and says which partition of the cache is fastest."""
+"""`spiderfs profile`: measures a source, a loader and views, and finds the split of the cache that is fastest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from spiderfs.profiling.measure import Speeds, Wanted
 
 _MB = 1e6
-# What is predicted to bring less than this many times as much is not worth a change.
+# A smaller predicted factor is not worth a change.
 _GAIN = 1.15
 _COUNTS = ("encoded", "decoded", "augmented")
 
@@ -44,29 +44,29 @@ _COUNTS = ("encoded", "decoded", "augmented")
 )
 @click.option("--capacity", help="Predict for a cache of this size, such as 20GiB [default: the mount's]")
 @click.option(
-    "--samples", type=click.IntRange(min=1), default=256, show_default=True, help="Measure so many samples at most."
+    "--samples", type=click.IntRange(min=1), default=256, show_default=True, help="Measure at most so many samples."
 )
 @click.option(
     "--uses",
     type=Number(min=1),
     default=1.0,
     show_default=True,
-    help="How often an augmented sample is used before it is made again: reuse= of refurbish.",
+    help="Uses of an augmented sample before it is made again: reuse= of refurbish.",
 )
 @click.option(
-    "--total", type=click.IntRange(min=1), help="How many samples the training has, if the loader gives only some."
+    "--total", type=click.IntRange(min=1), help="Number of samples of the training, if the loader returns only some."
 )
 @click.option(
     "--nodes",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Predict for so many machines like this one that train together, each with such a mount.",
+    help="Predict for this number of machines that train together, each like this one with such a mount.",
 )
 @click.option(
     "--rate",
     type=Number(min=0, min_open=True),
-    help="How many samples a second the steps of a machine take, if the function returns no step.",
+    help="Samples per second that the steps of a machine take, if the function returns no step.",
 )
 @click.option("--planned", is_flag=True, help="The training publishes plans, so no worker waits for the source.")
 @json_file
@@ -83,12 +83,12 @@ def profile(
     planned: bool,
     json_path: Path | None,
 ) -> None:
-    """Measure what a training's samples cost, and predict the throughput by the split of the cache among forms.
+    """Measure the cost of a training's samples, and predict the throughput by the split of the cache among forms.
 
-    Of the mount at MOUNTPOINT only the settings are used. The same source is mounted beside it for the time, with
-    caches that are empty at first, once for originals and once for each view; what is read there is read from the
-    source. The function of --loader gets the directory of such a mount. It is looked for in the working directory too.
-    The mount's cache directory keeps what was found, for mounts with the option forms.
+    It uses only the settings of the mount at MOUNTPOINT. Beside it, it mounts the same source temporarily with empty
+    caches, for originals and for each view, and reads there. The function of --loader gets the directory of such a
+    mount; its module may be in the working directory. The mount's cache directory keeps the result, for mounts with the
+    option forms.
     """
     from rich.console import Console
 
@@ -109,8 +109,8 @@ def profile(
     speeds, found = _measured(options, size, wanted, console)
     source = speeds.source
     console.print(
-        f"source: {1000 * source.latency_s:.1f} ms for a file, {source.bytes_per_s / _MB:.1f} MB/s (B_storage)"
-        f" with {source.readers} readers; more bring no more"
+        f"source: {1000 * source.latency_s:.1f} ms for a file, {source.bytes_per_s / _MB:.1f} MB/s"
+        f" with {source.readers} readers; more readers are no faster"
     )
     for view, reads in speeds.reads.items():
         name = "originals" if view == NO_VIEW else view
@@ -155,31 +155,30 @@ def _show_profile(found: Profile, console: Console) -> None:
     from rich import box
     from rich.table import Table
 
-    machines = f" of each of {found.nodes} machines (n)" if found.nodes > 1 else ""
-    steps = "not given" if found.step_s is None else f"{found.device_rate:,.0f} samples/s (T_GPU)"
+    machines = f" of each of {found.nodes} machines" if found.nodes > 1 else ""
+    steps = "not given" if found.step_s is None else f"{found.device_rate:,.0f} samples/s"
     console.print(
-        f"loader: {found.samples:,} samples (N_total), batches of {found.batch}, {found.workers} workers on"
-        f" {found.cores} cores{machines}; steps: {steps}\ncache: {found.cache_bytes / _MB:,.1f} MB (S_mem)"
+        f"loader: {found.samples:,} samples, batches of {found.batch}, {found.workers} workers on"
+        f" {found.cores} cores{machines}; steps: {steps}\ncache: {found.cache_bytes / _MB:,.1f} MB"
         + (f"; augmented samples are used {found.uses:g} times" if found.uses > 1 else "")
     )
-    table = Table(
-        box=box.SIMPLE, title="A sample: bytes, and ms of a worker's CPU time, of its waits, of others' CPU time"
-    )
-    for heading in ("form", "kB", "M", "CPU", "wait", "others"):
+    # A loader's worker waits for the daemon, whose CPU time is that of other processes.
+    table = Table(box=box.SIMPLE, title="Size and cost of a sample")
+    for heading in ("form", "kB", "x original", "worker CPU ms", "waits ms", "other CPU ms"):
         table.add_column(heading, justify="left" if heading == "form" else "right", no_wrap=True)
-    rows = [("uncached (S)", found.encoded.sample_bytes, found.uncached)]
-    rows += [("encoded (E)", found.encoded.sample_bytes, found.encoded.cost)]
-    rows += [(f"decoded (D): {view}", form.sample_bytes, form.cost) for view, form in found.views.items()]
-    rows += [("augmented (A)", found.augmented.sample_bytes, found.augmented.cost)]
+    rows = [("uncached", found.encoded.sample_bytes, found.uncached)]
+    rows += [("encoded", found.encoded.sample_bytes, found.encoded.cost)]
+    rows += [(f"decoded: {view}", form.sample_bytes, form.cost) for view, form in found.views.items()]
+    rows += [("augmented", found.augmented.sample_bytes, found.augmented.cost)]
     rows += [("  made and kept again", found.augmented.sample_bytes, found.making)]
     for name, size, cost in rows:
         times = [f"{1000 * seconds:.2f}" for seconds in cost]
         table.add_row(name, f"{size / 1000:.1f}", f"{size / found.encoded.sample_bytes:.2f}", *times)
     console.print(table)
     for view in _tables(found):
-        table = Table(box=box.SIMPLE, title=f"Predicted{f' with the view {view}' if view else ''}")
-        for heading in ("E-D-A", "N_E", "N_D", "N_A", "samples/s", "bottleneck"):
-            table.add_column(heading, justify="left" if heading in ("E-D-A", "bottleneck") else "right", no_wrap=True)
+        table = Table(box=box.SIMPLE, title=f"Predicted{f' with the view {view}' if view else ''}; samples by form")
+        for heading in ("forms=", *_COUNTS, "samples/s", "bottleneck"):
+            table.add_column(heading, justify="left" if heading in ("forms=", "bottleneck") else "right", no_wrap=True)
         for row in _splits(found, view):
             table.add_row(
                 *(f"{row['split']}{' best' if row['best'] else ''}", *(f"{row[name]:,.0f}" for name in _COUNTS)),
@@ -196,7 +195,7 @@ def advice(speeds: Speeds, found: Profile | None) -> str:
     size = speeds.reads[NO_VIEW].bytes / speeds.reads[NO_VIEW].files
     source = f"the source gives {speeds.source.bytes_per_s / size:,.0f} files/s"
     if found is None:
-        return f"{source}: name your loader with --loader MODULE:FUNCTION, and this says what to mount with"
+        return f"{source}: for mount options, name your loader with --loader MODULE:FUNCTION"
     plain = found.predicted(Split(1, 0, 0), None).samples_per_s
     view, split = max(
         ((view, found.best(view)) for view in _tables(found)),

@@ -1,14 +1,14 @@
-"""`spiderfs report`: a page of HTML about the trainings of a mount, and what other options would have brought them.
+"""`spiderfs report`: a page of HTML about the training runs of a mount, and the hits of other policies and capacities.
 
-What each epoch took is in `.spiderfs/epochs`. What other policies and sizes of the cache would have brought is found by
-a replay of the recorded trace, as in `spiderfs simulate`. The page is one file: no script, font or picture comes from
-somewhere else.
+The figures of each epoch are in `.spiderfs/epochs`. Those of other policies and capacities come from a replay of the
+recorded trace, as in `spiderfs simulate`. The page is one file, without scripts, fonts or pictures from a network.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
@@ -21,13 +21,13 @@ from spiderfs import __version__
 from spiderfs.cli.control_files import explaining, find_mount, mountpoints, printable, read_control, read_stats, warn
 from spiderfs.errors import MountError, UsageError
 from spiderfs.linux.process_table import ended_by_signals
-from spiderfs.options.units import round_size
+from spiderfs.options.units import counted, round_size
 
 # Capacities that are replayed beside the mount's own.
 _CAPACITIES = "10%,20%,50%"
 _HITS_HERE = (
-    "Hits are here what the cache still held. Above they are all reads that did not wait, so also those that a plan had"
-    " fetched ahead and, in an immutable mount, those that the page cache answered."
+    "Hits are here the reads of samples that the cache still held. Above they are all reads that did not wait, also of"
+    " samples that a plan had prefetched or, in an immutable mount, that the page cache held."
 )
 # A source whose files come sooner is near: readers may do as well without a mount.
 _NEAR_S = 1e-3
@@ -54,11 +54,11 @@ th:first-child, td:first-child, td:has(.part) { text-align: left; }
     "--html", "path", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Write the page to FILE."
 )
 def report(mountpoint: str, path: Path) -> None:
-    """Write a page about the trainings of the mount at MOUNTPOINT, finished ones and those that run.
+    """Write a page about the training runs of the mount at MOUNTPOINT, finished or running.
 
-    It shows the time, bytes, hits and waits of each epoch, and how much came later than its plan. If the mount records
-    a trace (-o trace=FILE), the page also says what other policies and sizes of the cache would have brought. Trainings
-    are those with a hook or a plan. Any browser shows the file, without a network.
+    It shows the time, bytes, hits, waits and late samples of each epoch. If the mount records a trace (-o trace=FILE),
+    the page also compares other policies and capacities. Only runs with a hook or a plan appear. Any browser shows the
+    file, without a network.
     """
     from spiderfs.profiling.private_mount import settings_in
 
@@ -84,7 +84,7 @@ def report(mountpoint: str, path: Path) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as exc:
         raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
-    click.echo(f"{len(epochs):,} epochs are on {path}")
+    click.echo(f"wrote {counted(len(epochs), 'epoch')} to {path}")
 
 
 def _compared(trace: Path, stats: Mapping[str, Any], may_fail: bool) -> list[dict[str, Any]]:
@@ -98,7 +98,7 @@ def _compared(trace: Path, stats: Mapping[str, Any], may_fail: bool) -> list[dic
         try:
             read = read_trace(trace)
             if not len(read.accesses()):
-                raise UsageError(f"nothing of a training is in {trace} yet: the mount writes it every half minute")
+                raise UsageError(f"the trace {trace} is empty so far: the mount writes to it every half minute")
             capacities = chosen_capacities(f"{stats['capacity_bytes']},{_CAPACITIES}")
             found = [compare(read, trace.name, chosen_policies("all"), capacities, None)]
             if read.has_plans:
@@ -107,7 +107,7 @@ def _compared(trace: Path, stats: Mapping[str, Any], may_fail: bool) -> list[dic
         except UsageError as exc:
             if not may_fail:
                 raise
-            warn(f"{exc}; so the page does not say what other options would have brought")
+            warn(f"{exc}; so the page does not compare other options")
             return []
     return found
 
@@ -129,7 +129,8 @@ def _page(
         f"{escape(printable(stats['source']))} with policy {escape(stats['policy'])},"
         f" {round_size(stats['used_bytes'])} of {round_size(stats['capacity_bytes'])} cached."
     )
-    title = escape(printable(f"Trainings at {mountpoint}"))
+    title = escape(printable(f"Training runs at {mountpoint}"))
+    command = escape(printable(f"spiderfs report {shlex.quote(mountpoint)}"))
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -137,7 +138,8 @@ def _page(
         f"<h1>{title}</h1><p>{head}</p>",
         *(_training(of_one) for of_one in latest_first),
         _options(compared, stats),
-        f"<footer>Written by spiderfs {__version__} on {time.strftime('%Y-%m-%d at %H:%M %Z')}.</footer>",
+        f"<footer>Written by <code>{command}</code>, version {__version__}, on"
+        f" {time.strftime('%Y-%m-%d at %H:%M %Z')}.</footer>",
         "</body></html>\n",
     ]
     return "\n".join(parts)
@@ -151,8 +153,8 @@ def _training(epochs: Sequence[Mapping[str, Any]]) -> str:
     name = escape(printable(epochs[0]["name"] or epochs[0]["job"]))
     hits = 1 - total["waited"] / total["samples"]
     said = (
-        f"{len(epochs):,} epochs, {_duration(total['seconds'])} in all. Of {total['samples']:,} reads {hits:.1%} did"
-        f" not wait for the source; the others waited {_duration(total['waited_s'])}, in all readers together."
+        f"{counted(len(epochs), 'epoch')}, {_duration(total['seconds'])} in all. Of {total['samples']:,} reads,"
+        f" {hits:.1%} did not wait for the source; the others waited {_duration(total['waited_s'])} in total."
         f" {round_size(total['origin_bytes'])} came from the source for {round_size(total['read_bytes'])} read."
     )
     if total["waited"] and total["waited_s"] / total["waited"] < _NEAR_S:
@@ -164,7 +166,7 @@ def _training(epochs: Sequence[Mapping[str, Any]]) -> str:
         late = total["late"] / total["planned"]
         said += f" {total['planned']:,} reads were planned, and {late:.1%} of these were late."
     else:
-        said += " No plan was followed: with trainer_hook.plan the mount fetches each sample before it is wanted."
+        said += " No plan was followed: with trainer_hook.plan, the mount prefetches each sample."
 
     def chart(
         of: str, value: Callable[[Mapping[str, Any]], float], shown: Callable[[float], str], most: float = 0.0
@@ -175,7 +177,7 @@ def _training(epochs: Sequence[Mapping[str, Any]]) -> str:
         chart("time", lambda epoch: epoch["seconds"], _duration),
         chart("bytes from the source", lambda epoch: epoch["origin_bytes"], round_size),
         chart("hits", lambda epoch: 1 - epoch["waited"] / epoch["samples"], _percent, 1.0),
-        chart("waits, in all readers", lambda epoch: epoch["waited_s"], _duration),
+        chart("waits of all readers", lambda epoch: epoch["waited_s"], _duration),
     ]
     if total["planned"]:
         charts.append(chart("late, of planned reads", lambda epoch: epoch["late"] / max(1, epoch["planned"]), _percent))
@@ -195,7 +197,7 @@ def _training(epochs: Sequence[Mapping[str, Any]]) -> str:
         for epoch in epochs
     ]
     return (
-        f'<h2>Training {name}</h2><p>{escape(said)}</p><div class="charts">{"".join(charts)}</div>'
+        f'<h2>Training run {name}</h2><p>{escape(said)}</p><div class="charts">{"".join(charts)}</div>'
         f"{_table(headings, ((row, '') for row in rows))}"
     )
 
@@ -203,18 +205,18 @@ def _training(epochs: Sequence[Mapping[str, Any]]) -> str:
 def _options(compared: Sequence[dict[str, Any]], stats: Mapping[str, Any]) -> str:
     from spiderfs.simulation import BOUND, caption, columns, policy_named
 
-    parts = ["<h2>What other options would have brought</h2>"]
+    parts = ["<h2>Other policies and capacities</h2>"]
     if not compared:
-        return f"{parts[0]}<p>Mount with -o trace=FILE, and a later report says it, by a replay of what was read.</p>"
+        return f"{parts[0]}<p>To compare them in a later report, mount with -o trace=FILE.</p>"
     for report in compared:
         as_mounted = report["plans"] or not compared[-1]["plans"]
         if compared[-1]["plans"]:
-            parts.append(f"<h3>{'With' if as_mounted else 'Without'} the plans of the training</h3>")
+            parts.append(f"<h3>{'With' if as_mounted else 'Without'} the plans of the training run</h3>")
         parts.append(f"<p>{escape(caption(report))} {_HITS_HERE}</p>")
         rows = []
         for row in report["results"]:
             own = (as_mounted, row["policy"], row["capacity_bytes"]) == (True, stats["policy"], stats["capacity_bytes"])
-            policy = f"{policy_named(report, row)}{', as mounted' if own else ''}"
+            policy = f"{policy_named(row)}{', as mounted' if own else ''}"
             cells = [policy, round_size(row["capacity_bytes"]), _percent(row["hit_ratio"])]
             cells += [_percent(row["warm_hit_ratio"]), f"{row['redirects']:,}", round_size(row["origin_bytes"])]
             cells.append(f'<span class="part" style="width:{6 * row["warm_hit_ratio"]:.2f}rem"></span>')
@@ -234,14 +236,16 @@ def _table(headings: Iterable[str], rows: Iterable[tuple[Sequence[str], str]]) -
 
 
 def _chart(of: str, values: Sequence[tuple[int, float]], shown: Callable[[float], str], top: float) -> str:
-    """Bars of one figure by epoch, with the largest value said; they end at `top`, or at that value."""
+    """Bars of one figure by epoch, with the largest value; they end at `top`, or at that value. Zeros need no chart."""
     most = max(value for _, value in values)
+    if not most:
+        return ""
     top = top or most
     room, step = _HEIGHT - _HEAD - _FOOT, _WIDTH / len(values)
     wide = min(_WIDEST, max(0.5, 0.85 * step))
     bars = []
     for place, (epoch, value) in enumerate(values):
-        high = room * value / top if top else 0.0
+        high = room * value / top
         bars.append(
             f'<rect x="{place * step:.1f}" y="{_HEIGHT - _FOOT - high:.1f}" width="{wide:.1f}"'
             f' height="{high:.1f}" fill="var(--bar)"><title>epoch {epoch}: {shown(value)}</title></rect>'
@@ -252,7 +256,7 @@ def _chart(of: str, values: Sequence[tuple[int, float]], shown: Callable[[float]
         ends += f'<text x="{_WIDTH}" y="{_HEIGHT - 4}" text-anchor="end">{last}</text>'
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{of} by epoch">'
-        f'<text x="0" y="13">{of}: at most {shown(most)}</text>{"".join(bars)}'
+        f'<text x="0" y="13">{of}, largest: {shown(most)}</text>{"".join(bars)}'
         f'<line x1="0" x2="{_WIDTH}" y1="{_HEIGHT - _FOOT}" y2="{_HEIGHT - _FOOT}" stroke="var(--line)"/>{ends}</svg>'
     )
 

@@ -52,12 +52,12 @@ json_file = click.option(
 @click.option(
     "--neighbours",
     type=click.IntRange(1, 1_000_000),
-    help="Compute the scores again, of so many nearest neighbours at most [default: 500, as in a mount]",
+    help="Compute the scores again with at most this number of nearest neighbours [default: 500, as in a mount]",
 )
 @click.option(
     "--embeddings",
     type=click.Choice(["unit", "raw"]),
-    help="Compute the scores again of these embeddings [default: unit, as in a mount]",
+    help="Compute the scores again with these embeddings [default: unit, as in a mount]",
 )
 @click.option(
     "--epoch", "epoch_length", type=click.IntRange(min=1), help="Accesses in an epoch [default: as many as samples]"
@@ -65,14 +65,14 @@ json_file = click.option(
 @click.option(
     "--plans",
     is_flag=True,
-    help="Follow the recorded plans of trainings, and count the pending samples of jobs that exchange.",
+    help="Follow the recorded plans of training runs, and count the pending samples of jobs that exchange.",
 )
 @click.option(
     "--nodes",
     type=click.IntRange(1, 1024),
     default=1,
     show_default=True,
-    help="Deal the accesses to so many nodes in turn, each with this capacity, whose caches act as one (`peers`).",
+    help="Deal the accesses in turn to this number of nodes, each with this capacity, which share caches (`peers`).",
 )
 @json_file
 def simulate(
@@ -91,10 +91,10 @@ def simulate(
     """Replay TRACE through the cache engine and compare policies.
 
     TRACE is a file that `-o trace=FILE` has recorded, or a text with `key size` on each line. The policy belady knows
-    the whole trace and keeps what is used next soonest; it is always shown, as the bound for all others.
+    the whole trace and keeps the samples with the earliest next use; it is always shown, as the bound for all others.
 
-    With --radius, --neighbours or --embeddings, the scores of the recorded training are computed again, in the way of
-    each policy that uses scores. For each radius that takes as long as it took the mount.
+    --radius, --neighbours and --embeddings compute the scores of the recorded training run again, for each policy that
+    uses scores. For each radius this takes as long as it took in the mount.
     """
     from rich.console import Console
 
@@ -102,7 +102,7 @@ def simulate(
     from spiderfs.simulation import chosen_capacities, chosen_policies, chosen_settings, compare
     from spiderfs.trace import read_trace
 
-    with console.status("Replaying"):
+    with console.status("Replaying") as status:
         report = compare(
             read_trace(trace),
             printable(trace.name),
@@ -113,6 +113,7 @@ def simulate(
             chosen_settings(radii, neighbours, embeddings),
             plans,
             nodes,
+            lambda begins: status.update(f"Replaying {begins}"),
         )
     show(report, console)
     if json_path is not None:
@@ -121,11 +122,20 @@ def simulate(
 
 def show(report: dict[str, Any], console: Console) -> None:
     """Print a comparison as a table."""
+    from rich import box
     from rich.table import Table
 
     from spiderfs.simulation import caption, columns, lines_about_scorings, rows
 
-    table = Table(title=f"Policies on {report['trace']}", caption=caption(report), caption_justify="left")
+    title = f"Policies on {report['trace']}"
+    table = Table(
+        box=box.SIMPLE,
+        collapse_padding=True,
+        pad_edge=False,
+        title=title,
+        caption=caption(report),
+        caption_justify="left",
+    )
     for number, column in enumerate(columns(report)):
         table.add_column(column, justify="left" if number < 2 else "right")
     for cells, ends_capacity in rows(report):

@@ -1,5 +1,4 @@
-"""`spiderfs status` lists the mounts, or shows what one of them does; `spiderfs config` shows and changes its
-options."""
+"""`spiderfs status` lists the mounts, or shows the figures of one; `spiderfs config` shows and changes its options."""
 
 from __future__ import annotations
 
@@ -33,10 +32,10 @@ from spiderfs.options.units import round_size
 
 @click.command()
 @click.argument("mountpoint", required=False, shell_complete=mountpoints)
-@click.option("--section", metavar="NAME", help="Show one part of its figures in full, such as jobs, plans or ratio.")
+@click.option("--section", metavar="NAME", help="Show one part in full, such as jobs, plans or ratio.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def status(mountpoint: str | None, section: str | None, as_json: bool) -> None:
-    """List every spiderfs mount, or show what the one at MOUNTPOINT, or spiderfs://NAME, does."""
+    """List every spiderfs mount, or show the figures of the one at MOUNTPOINT, or of spiderfs://NAME."""
     # This import takes longer than the list of mounts.
     from spiderfs.cli import figures
 

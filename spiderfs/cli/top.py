@@ -1,4 +1,4 @@
-"""`spiderfs top`: what mounts do now, drawn again every second; of one mount its trainings and peers too.
+"""`spiderfs top`: the activity of mounts, every second; of one mount also its training runs and peers.
 
 A page fits 80 columns and 24 lines, and leaves out what is zero. Rates are those of the last few seconds, and each of
 their bars is the mean of some seconds; both are differences of `stats.json`, so they begin when the command does.
@@ -59,12 +59,12 @@ _ESCAPED = re.compile(r"\x1b(\[[\d;]*[@-~]|O.)?")
 
 @click.command()
 @click.argument("mountpoints", metavar="[MOUNTPOINT]...", nargs=-1, shell_complete=complete)
-@click.option("--all", "everything", is_flag=True, help="Among metrics show those that are zero too.")
+@click.option("--all", "everything", is_flag=True, help="Show metrics that are zero too.")
 def top(mountpoints: tuple[str, ...], everything: bool) -> None:
-    """Show what the mounts at MOUNTPOINT do, or what all do, every second until q or Ctrl-C.
+    """Show the activity of the mounts at MOUNTPOINT, or of all, every second until q or Ctrl-C.
 
-    One mount is shown with its trainings and their plans, several with a line each. Keys: v shows other views of a
-    mount (all of its status, its metrics), the space bar the next page, n the next mount, q quits.
+    One mount is shown with its training runs and their plans, several with a line each. Keys: v shows other views of a
+    mount (its whole status, its metrics), the space bar the next page, n the next mount, q quits.
     """
     if sys.stdout is None or not sys.stdout.isatty():
         # No one would see to it that it ends when its reader has gone.

@@ -1,4 +1,4 @@
-"""`spiderfs warm` has the daemon fetch files before anybody wants them, `pin` keep them, `evict` drop them.
+"""`spiderfs warm` has the daemon fetch files beforehand, `pin` keep them, `evict` drop them.
 
 They write to the control files of these names and read there, as any program can. However `warm` or `pin` ends before
 the files are there, by Ctrl-C or an error, it ends the daemon's work too, unless `warm` was called with --detach.
@@ -42,7 +42,7 @@ from spiderfs.cli.control_files import (
 from spiderfs.errors import ConfigError, MountError, SpiderfsError
 from spiderfs.linux.mounts import CONTROL_DIR, FAILURE_XATTR, Mount, within
 from spiderfs.linux.process_table import end_with_parent, ended_by_signals
-from spiderfs.options.units import round_size
+from spiderfs.options.units import counted, round_size
 from spiderfs.protocol.requests import SCHEME
 from spiderfs.shared.escapes import escaped
 from spiderfs.shared.warming import Warming
@@ -155,7 +155,7 @@ def pieces(lines: Iterable[str]) -> Iterator[str]:
 _WALKERS = 32
 
 Show = Callable[[str, int, int | None], None]
-"""Shows a line, and how many of how many files are done; None: it is not known of how many."""
+"""Shows a line, and how many of how many files are done (None: the total is unknown)."""
 
 
 def look_up(mount: Mount, wanted: Iterator[str], shown: Callable[[], AbstractContextManager[Show]]) -> None:
@@ -184,7 +184,7 @@ def look_up(mount: Mount, wanted: Iterator[str], shown: Callable[[], AbstractCon
                 names, directories = said
                 show(_names(names, directories), names, None)
     except KeyboardInterrupt as exc:
-        raise SpiderfsError(f"ended after {_names(names, directories)}: run it again to go on") from exc
+        raise SpiderfsError(f"ended after {_names(names, directories)}: run it again to resume") from exc
     except EOFError as exc:
         raise SpiderfsError(f"the process that walked through {place_of(mount)} has ended: run this again") from exc
     finally:
@@ -193,7 +193,8 @@ def look_up(mount: Mount, wanted: Iterator[str], shown: Callable[[], AbstractCon
     click.echo(_names(names, directories))
     if said:
         name, reason = said[0]
-        raise SpiderfsError(f"{len(said):,} paths could not be looked up, one is {printable(name)} ({reason})")
+        paths = counted(len(said), "path")
+        raise SpiderfsError(f"{paths} could not be looked up, for example {printable(name)} ({reason})")
 
 
 def _names(names: int, directories: int) -> str:
@@ -265,13 +266,12 @@ _RATE_LOOKS = 25
 @click.argument("mountpoint", shell_complete=mountpoints)
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
 @click.option("--names", is_flag=True, help="Only look up names and attributes; fetch no file. Takes no globs.")
-@click.option("--detach", is_flag=True, help="Return at once: the daemon goes on by itself.")
+@click.option("--detach", is_flag=True, help="Return at once; the daemon continues.")
 def warm(mountpoint: str, paths: tuple[str, ...], names: bool, detach: bool) -> None:
     """Fetch all files at and below each PATH into the cache of the mount at MOUNTPOINT; without a PATH, all its files.
 
     A PATH is a file, a directory or a glob, below MOUNTPOINT or relative to it; `-` is a list of such paths on the
-    standard input, one a line. Ctrl-C ends the fetching. What is cached by then stays, and the same command goes on
-    from there.
+    standard input, one per line. Ctrl-C stops; files that are cached by then stay, and the same command resumes.
     """
     if names and mountpoint.startswith(SCHEME):
         raise click.UsageError("--names walks through a mount, and there is none: leave it out")
@@ -293,14 +293,13 @@ def warm(mountpoint: str, paths: tuple[str, ...], names: bool, detach: bool) -> 
 @click.argument("paths", metavar="[PATH]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs, and no bar.")
 def pin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
-    """Keep all files at and below each PATH in the cache of the mount at MOUNTPOINT, whatever the policy says.
+    """Keep all files at and below each PATH in the cache of the mount at MOUNTPOINT, whatever the policy.
 
-    What is not cached yet is fetched. Pinned files may take half of the cache. They stay pinned when the source is
-    mounted again, until `unpin` or `evict` names them. A file that was changed or added at the source since is not
-    pinned: the same command pins it. Without a PATH, say how many files are pinned.
+    Uncached files are fetched. Pinned files may take half of the cache. They stay pinned in later mounts, until `unpin`
+    or `evict` names them. Files that changed or appeared at the source since then are not pinned: repeat the command.
+    Without a PATH, show how many files are pinned.
 
-    A PATH is as for `warm`. Ctrl-C ends the fetching. What is pinned by then stays so, and the same command goes on
-    from there.
+    A PATH is as for `warm`. Ctrl-C stops; files that are pinned by then stay, and the same command resumes.
     """
     mount = find_mount(mountpoint)
     with _ending_well():
@@ -313,8 +312,12 @@ def pin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
         else:
             if fetched is not None:
                 _print_fetched(fetched)
-            size, most = round_size(pins["bytes"]), round_size(pins["limit_bytes"])
-            click.echo(f"{pins['files']:,} files are pinned, {size} of at most {most}, half of the room for kept files")
+            files, size, most = (
+                counted(pins["files"], "file"),
+                round_size(pins["bytes"]),
+                round_size(pins["limit_bytes"]),
+            )
+            click.echo(f"{files} pinned, {size} of at most {most}, half of the room for kept files")
         if fetched is not None:
             _check(mount, fetched.warming)
 
@@ -324,24 +327,24 @@ def pin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def unpin(mountpoint: str, paths: tuple[str, ...], as_json: bool) -> None:
-    """Leave all files at and below each PATH to the policy again, in the cache of the mount at MOUNTPOINT.
+    """Unpin all files at and below each PATH in the cache of the mount at MOUNTPOINT.
 
     A PATH is as for `evict`.
     """
     with _acting(mountpoint, paths, "unpin") as unpinned:
-        click.echo(json.dumps({"unpinned": unpinned}) if as_json else f"{unpinned:,} files are pinned no longer")
+        click.echo(json.dumps({"unpinned": unpinned}) if as_json else f"{counted(unpinned, 'file')} unpinned")
 
 
 @click.command()
 @click.argument("mountpoint", shell_complete=mountpoints)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 def evict(mountpoint: str, paths: tuple[str, ...]) -> None:
-    """Drop all files at and below each PATH from the cache of the mount at MOUNTPOINT; they can be read all the same.
+    """Drop all files at and below each PATH from the cache of the mount at MOUNTPOINT; they stay readable.
 
     A PATH is as for `warm`; MOUNTPOINT itself means all files.
     """
     with _acting(mountpoint, paths, "evict") as evicted:
-        click.echo(f"{evicted:,} records evicted")
+        click.echo(f"{counted(evicted, 'record')} evicted")
 
 
 @contextmanager
@@ -415,7 +418,7 @@ def _fetch(
             asked = True
             _ask(mount, piece, control)
         if detach:
-            click.echo(f"the daemon goes on: {place_of(mount)}/{CONTROL_DIR}/warm says how far it is")
+            click.echo(f"the daemon continues: {place_of(mount)}/{CONTROL_DIR}/warm shows the progress")
             return None
         warming = _followed(mount, nullcontext(lambda line, done, of: None) if quiet else _shown())
     except BaseException as exc:
@@ -427,8 +430,7 @@ def _fetch(
     stats = _stats(mount)
     if stats["metrics"]["manager_restarts"] != restarts:
         raise MountError(
-            f"the manager of {place_of(mount)} was started again, and has forgotten what to fetch: run this command"
-            " again, and it goes on from there"
+            f"the manager of {place_of(mount)} was restarted, and lost the request: run this command again to resume"
         )
     return _Fetched(warming, time.monotonic() - began, stats["capacity_bytes"])
 
@@ -441,7 +443,7 @@ def _explaining(mount: Mount) -> Iterator[None]:
     except OSError as exc:
         if exc.errno == errno.EINVAL:
             raise ConfigError(
-                f"the daemon refused the list: {place_of(mount)}/{CONTROL_DIR}/config says why in its first line"
+                f"the daemon refused the list: {place_of(mount)}/{CONTROL_DIR}/config has the reason in its first line"
             ) from exc
         raise explained(mount, exc) from exc
 
@@ -505,11 +507,11 @@ def _print_fetched(fetched: _Fetched) -> None:
     if warming.ended:
         raise _ended(warming)
     click.echo(
-        f"{warming.fetched:,} files fetched ({round_size(warming.fetched_bytes)}) in {_duration(fetched.took_s)},"
-        f" {warming.present:,} were cached before"
+        f"{counted(warming.fetched, 'file')} fetched ({round_size(warming.fetched_bytes)}) in"
+        f" {_duration(fetched.took_s)}, {warming.present:,} were cached before"
     )
     if warming.fetched_bytes > fetched.capacity_bytes:
-        warn(f"the cache holds {round_size(fetched.capacity_bytes)}, so not all of what was fetched is in it")
+        warn(f"the cache holds {round_size(fetched.capacity_bytes)}, so it does not have all of these files")
 
 
 def _check(mount: Mount, warming: Warming) -> None:
@@ -518,7 +520,7 @@ def _check(mount: Mount, warming: Warming) -> None:
         raise _ended(warming)
     troubles = []
     if warming.failed:
-        troubles.append(f"{warming.failed:,} files or directories could not be read, and the daemon's log says why")
+        troubles.append(f"{warming.failed:,} files or directories could not be read (see the daemon's log)")
     if warming.missing:
         troubles.append(_no_file(mount, warming.missing, warming.unknown))
     if warming.roomless:
@@ -533,13 +535,13 @@ def _check(mount: Mount, warming: Warming) -> None:
 
 
 def _no_file(mount: Mount, paths: int, first: str) -> str:
-    if paths > 1:
-        return f"{paths:,} paths mean no file of {place_of(mount)}, the first is {first}"
-    return f"{place_of(mount)} has no file or directory {first}: check the path"
+    if paths == 1:
+        return f"{place_of(mount)} has no file or directory {first}: check the path"
+    return f"{place_of(mount)} has no file or directory for {paths:,} of these paths, for example {first}"
 
 
 def _ended(warming: Warming) -> SpiderfsError:
-    return SpiderfsError(f"ended after {_counts(warming)}: run it again to go on")
+    return SpiderfsError(f"ended after {_counts(warming)}: run it again to resume")
 
 
 # -- what a person sees
@@ -553,9 +555,17 @@ def _shown() -> AbstractContextManager[Show]:
 @contextmanager
 def _bar() -> Iterator[Show]:
     # This import is here because rich takes as long to import as everything else together.
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.console import Group
+    from rich.progress import BarColumn, Progress, Task
+    from rich.text import Text
 
-    with Progress(BarColumn(), TextColumn("{task.description}", markup=False), transient=True) as progress:
+    class Below(BarColumn):
+        """A line of text, and a bar as wide as the terminal below it."""
+
+        def render(self, task: Task) -> Group:  # type: ignore[override]
+            return Group(Text(task.description), super().render(task))
+
+    with Progress(Below(bar_width=None), transient=True, expand=True) as progress:
         task = progress.add_task("", total=None)
 
         def show(line: str, done: int, of: int | None) -> None:

@@ -100,7 +100,7 @@ def open(
     closefd: bool = True,
     opener: Callable[[str, int], int] | None = None,
 ) -> IO[Any]:
-    """The built-in open, also for `spiderfs://NAME/...`; a file that is cached comes from the cache."""
+    """The built-in open, also for `spiderfs://NAME/...`; cached files come from the cache."""
     if (served := served_at(file)) is not None:
         return served.open(os.fsencode(file), mode, buffering, encoding, errors, newline)  # type: ignore[arg-type]
     if not isinstance(file, int) and closefd and opener is None:

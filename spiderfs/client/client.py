@@ -592,7 +592,7 @@ class Client(CacheHolder):
         errors: str | None = None,
         newline: str | None = None,
     ) -> IO[Any]:
-        """A file object, as the built-in open gives one; where the cache has the file it holds all bytes in memory."""
+        """A file object, as of the built-in open; a cached file is in memory as a whole."""
         whole = self._absolute(path)
         return self.opened(whole, os.fsdecode(whole), mode, buffering, encoding, errors, newline)
 
@@ -617,15 +617,15 @@ class Client(CacheHolder):
     # -- names and attributes, which the kernel keeps: through the mount
 
     def stat(self, path: AnyPath) -> os.stat_result:
-        """As os.stat; the mount answers."""
+        """As os.stat, through the mount."""
         return os.stat(self._absolute(path))
 
     def listdir(self, path: AnyPath = "") -> list[str]:
-        """As os.listdir; the mount answers."""
+        """As os.listdir, through the mount."""
         return os.listdir(os.fsdecode(self._absolute(path)))
 
     def exists(self, path: AnyPath) -> bool:
-        """As os.path.exists; the mount answers."""
+        """As os.path.exists, through the mount."""
         return os.path.exists(self._absolute(path))
 
     # -- finding the cache

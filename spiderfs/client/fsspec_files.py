@@ -1,4 +1,4 @@
-"""Mounts, and what is served without one, as a file system of fsspec.
+"""Mounts and served sources as a file system of fsspec.
 
     spiderfs:///mnt/data/train/1.jpg  a path of this machine, below a mount point
     spiderfs://data/train/1.jpg       what `spiderfs serve --name data` serves

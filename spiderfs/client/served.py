@@ -1,4 +1,4 @@
-"""Reading what a daemon serves without a mount (`spiderfs serve`): from its cache where possible, else by its socket.
+"""Reading a served source (`spiderfs serve`): from the cache if possible, else through the daemon's socket.
 
 An open file that is not in memory is a connection of its own, as it is a descriptor in a mount. If the worker at the
 other end dies, or the process forks, the file is opened once more, and must still be the version that it was.
@@ -73,7 +73,7 @@ class Served(CacheHolder):
         errors: str | None = None,
         newline: str | None = None,
     ) -> IO[Any]:
-        """A file object, as the built-in open gives one; files of up to 16 MiB are in memory as a whole."""
+        """A file object, as of the built-in open; files of up to 16 MiB are in memory as a whole."""
         below = self._below(path)
         kinds = mode.replace("b", "", 1).replace("t", "", 1).replace("+", "", 1)
         if kinds not in _MODES:

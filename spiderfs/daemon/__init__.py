@@ -1,1 +1,1 @@
-"""The processes of a mount: supervisor, guard, worker, manager; and what they say to each other."""
+"""The processes of a mount: supervisor, guard, worker, manager; and their messages."""

@@ -50,7 +50,7 @@ def detach() -> Callable[[str], None] | None:
             reason = answer.readline().decode(errors="replace").rstrip("\n")
         if reason == _READY:
             return None
-        raise MountError(reason or "the daemon ended before it was ready: its log says why")
+        raise MountError(reason or "the daemon ended before it was ready: see its log")
     os.close(reader)
     os.setsid()
     os.chdir("/")
@@ -86,7 +86,7 @@ def notify_systemd(state: str) -> None:
             notify.connect("\0" + address[1:] if address.startswith("@") else address)
             notify.sendall(state.encode())
     except OSError as exc:
-        log.warning("systemd was not sent %s at NOTIFY_SOCKET=%s (%s): the mount goes on", state, address, exc)
+        log.warning("systemd was not sent %s at NOTIFY_SOCKET=%s (%s): the mount continues", state, address, exc)
 
 
 class _Printable(logging.Formatter):

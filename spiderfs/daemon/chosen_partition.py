@@ -1,4 +1,4 @@
-"""How a mount partitions its cache among forms: as its option `forms` says, with what a profile has measured."""
+"""The partition of a mount's cache among forms: from its option `forms` and a profile."""
 
 from __future__ import annotations
 

@@ -108,8 +108,8 @@ class MountContext:
     """The workers, counted from 1, that have the kernel ask for each name.
 
     In an immutable mount the kernel trusts names for good, until a trainer comes that may be given substitutes. From
-    then on each worker answers names for the next open alone. What the kernel was told before that it has to forget,
-    and with the names the pages of files.
+    then on each worker answers names for the next open alone. The kernel has to drop the names that it trusted before,
+    and with them the pages of files.
     """
     notice: Notice
     flights: Flights
@@ -312,7 +312,7 @@ class MountContext:
             return LmdbContent(self.layout.content)
         except StoreError as exc:
             log.warning(
-                "%s: the mount goes on, and puts nothing into the cache; free the disk or make it writable", exc
+                "%s: the mount continues, and puts nothing into the cache; free the disk or make it writable", exc
             )
             return LmdbContent(self.layout.content, readonly=True)
 
@@ -322,7 +322,7 @@ class MountContext:
             try:
                 return SpareRecords(LmdbRecords(self.layout.names, TABLES, readonly), TABLES, self.spare_nodes)
             except StoreError as exc:
-                log.warning("%s: the mount goes on, and keeps new names in memory", exc)
+                log.warning("%s: the mount continues, and keeps new names in memory", exc)
         return SpareRecords(None, TABLES, self.spare_nodes)
 
 

@@ -1,4 +1,4 @@
-"""The life of a worker or manager, from the fork to its exit status, and what is known of deaths.
+"""The life of a worker or manager, from the fork to its exit status.
 
 The facts about deaths are for the rules in `restarts.py`; they lie in memory that all processes share.
 """

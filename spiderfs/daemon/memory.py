@@ -1,4 +1,4 @@
-"""What the processes of a mount hold in memory, beside what the option `memory_limit` leaves for it."""
+"""The memory of a mount's processes, compared with the bounds of the option `memory_limit`."""
 
 from __future__ import annotations
 

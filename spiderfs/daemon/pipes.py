@@ -1,4 +1,4 @@
-"""The pipes by which workers, and readers around FUSE, report to the manager what was read, and never wait for it.
+"""The pipes by which workers, and readers around FUSE, report reads to the manager without waiting for it.
 
 **Workers** share one pipe. Writes of up to PIPE_BUF bytes are atomic (pipe(7)), so records never mix. If the pipe is
 full, a worker drops its batch and counts the events: events are hints, the store is the truth. The supervisor keeps

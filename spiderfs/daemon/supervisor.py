@@ -126,7 +126,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None], at
         # Here the user gets one line about a trace that cannot be written; the manager only goes on without a trace.
         TraceWriter(options.trace, options.number_for_traces()).close()
     if mounts.clean_stale(options.mountpoint):
-        log.warning("took away what a crash had left mounted at %s", options.mountpoint)
+        log.warning("removed a mount that a crash had left at %s", options.mountpoint)
     # What is cached belongs to the place where the source is found to be now; all processes of the mount ask there.
     source = open_source(options.source, options.store_settings)
     bind_to_source(layout, source.identity)
@@ -173,7 +173,7 @@ class Supervisor:
         self._cache_is_lost = self._ready = False
 
     def run(self, report: Callable[[str], None]) -> None:
-        """Serve until unmounted or told to stop; children and mount are gone when this returns.
+        """Serve until unmounted or signalled to stop; children and mount are gone when this returns.
 
         If this raises once the mount was ready, the mount stays and answers ENOTCONN: a reader must not take the empty
         directory underneath for an empty data set.
@@ -224,7 +224,7 @@ class Supervisor:
         return ended
 
     def _watch(self, report: Callable[[str], None]) -> None:
-        """Replace children that die, until unmounted or told to stop; raises MountError if a child cannot begin.
+        """Replace children that die, until unmounted or signalled to stop; raises MountError if a child cannot begin.
 
         `report` is called with an empty text when all children are at work.
         """
@@ -236,7 +236,7 @@ class Supervisor:
             self._guard.keep()
             received = signal.sigtimedwait(_SIGNALS, self._pause_s())
             if received and received.si_signo in (signal.SIGTERM, signal.SIGINT):
-                log.info("told to stop by signal %d", received.si_signo)
+                log.info("stopping on signal %d", received.si_signo)
                 return
             ended = self._reap()
             if any(index != MANAGER and status == 0 for index, status in ended):

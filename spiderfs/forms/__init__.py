@@ -1,1 +1,1 @@
-"""In which forms a mount keeps its samples: the law that splits a cache among them, and what a profile has found."""
+"""The forms of cached samples: the law that splits a cache among them, and profiles."""

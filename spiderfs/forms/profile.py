@@ -1,4 +1,4 @@
-"""A profile: what was measured of a mount and a loader, and the throughput that follows by the law of the bottleneck.
+"""A profile: measurements of a mount and a loader, and the throughput by the law of the bottleneck.
 
 What the last `spiderfs profile` of a mount has found is a record in the cache directory, for the mounts to come.
 

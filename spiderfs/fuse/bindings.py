@@ -1,4 +1,4 @@
-"""Mounting: which binding speaks to the kernel is chosen here, and known nowhere else.
+"""Mounting: the choice of the binding to the kernel, for which all others use the port.
 
 The binding that speaks the kernel's own protocol is here too: `session.py` takes requests, `Operations` answers them.
 It translates structures and errors between the kernel and `Filesystem`, and decides nothing.

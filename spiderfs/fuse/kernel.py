@@ -1,4 +1,4 @@
-"""The port to the kernel: all that the daemon asks of the code that speaks FUSE for it.
+"""The port to the kernel: the interface of the daemon to its FUSE code.
 
 Such code is called a **binding**; `bindings.py` has the one that speaks the kernel's own protocol. The supervisor
 mounts and makes one `Kernel` before it forks. A worker serves with it, every other process leaves it.

@@ -11,8 +11,8 @@ The notes of a worker are written by that worker alone, and read when it is dead
 supervisor alone, before the kernel hands anything out again. A dying process can spoil no more than its own notes: what
 these name beyond real requests is a number that the kernel never hands out.
 
-A request that comes for the first time is not noted, so the notes cost only what follows a death. Where a binding is
-not told the kernel's number of a request, it notes every request, under a number that follows from what is asked.
+A request that comes for the first time is not noted, so the notes cost only what follows a death. Where a binding
+does not get the kernel's number of a request, it notes every request, under a number that follows from what is asked.
 """
 
 from __future__ import annotations

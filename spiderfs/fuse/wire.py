@@ -1,4 +1,4 @@
-"""The kernel's side of FUSE in bytes: the structures and numbers of linux/fuse.h that spiderfs speaks, and no others.
+"""The kernel's side of FUSE in bytes: the structures and numbers of linux/fuse.h that spiderfs uses.
 
 Pure: packs and unpacks, and does no input or output. Sizes are those of protocol 7.36 and later, little-endian, as on
 every machine that spiderfs runs on; the kernel keeps answering older minors for good.
@@ -150,7 +150,7 @@ class InitFlag(IntFlag):
 # ATOMIC_O_TRUNC: an open that truncates says so itself, and is refused before anything else is tried.
 # PARALLEL_DIROPS: readers of one directory look up side by side.
 # CACHE_SYMLINKS: a link is a version like any file.
-# INIT_EXT: there are more than 32 flags. PASSTHROUGH: the kernel may be told to read a file itself (`passthrough.py`).
+# INIT_EXT: there are more than 32 flags. PASSTHROUGH: a file may be given to the kernel to read (`passthrough.py`).
 # Not AUTO_INVAL_DATA: no bytes change under an inode, and opendir says whether a kept listing holds.
 _WANTED = (
     InitFlag.ASYNC_READ

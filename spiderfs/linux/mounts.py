@@ -1,4 +1,4 @@
-"""Mounting and unmounting, and the kernel's table of what is mounted where.
+"""Mounting and unmounting, and the kernel's mount table.
 
 If a daemon hangs, every system call on its mount hangs too; if it is dead, every call fails with ENOTCONN. These
 functions therefore read the kernel's mount table first (/proc/self/mountinfo, see proc_pid_mountinfo(5)), since that

@@ -169,13 +169,13 @@ class Options(BaseModel):
         live=True,
     )
     policy: Policy = caching(
-        "what ranks the samples; spider follows the hook, and without a hook keeps what came first",
+        "ranks the samples; spider follows the hook, and without a hook keeps the first ones",
         "lru",
         default="spider",
         live=True,
     )
     ttl: Seconds = shown(
-        "how long a name and its attributes are trusted before the source is asked again; with immutable, for good",
+        "how long a name and its attributes are trusted until the next lookup; with immutable, until unmount",
         "5min",
         default=3600.0,
         live=True,
@@ -202,13 +202,13 @@ class Options(BaseModel):
         le=MOST_AUGMENTED,
     )
     binding: Literal["kernel", "pyfuse3"] = research(
-        "what speaks to the kernel: spiderfs itself, or pyfuse3 (see docs/reference/bindings.md)",
+        "FUSE implementation: kernel (spiderfs itself) or pyfuse3 (see docs/reference/bindings.md)",
         "pyfuse3",
         default="kernel",
     )
     immutable: Switch = basic(
-        "files at the source do not change while mounted: names are trusted for good, whatever ttl says, and the"
-        " kernel opens files without asking",
+        "files at the source do not change while mounted: names are trusted until unmount, whatever ttl is, and the"
+        " kernel opens files by itself",
         "on",
         default=False,
         default_text="off; on for hf://, which shows one commit",
@@ -221,50 +221,48 @@ class Options(BaseModel):
         le=64,
         default_text="1 with up to 4 cores, else a quarter of the cores, at most 4",
     )
-    fetches: int = caching(
-        "requests that each worker may have at the source at one time", 64, default=64, ge=1, le=1024
-    )
+    fetches: int = caching("concurrent requests of each worker to the source", 64, default=64, ge=1, le=1024)
     read_ahead: int = caching(
-        "blocks of 1 MiB that are fetched ahead of a reader of a large file; up to 56 while it has to wait",
+        "blocks of 1 MiB prefetched for a sequential reader of a large file; up to 56 while it waits",
         8,
         default=8,
         ge=0,
         le=1024,
     )
     memory_limit: OptionalSize = caching(
-        "memory that the processes of the mount may take together; none: a limit for each kind of bytes under way",
+        "memory of all processes of the mount together; none: a limit for each kind of bytes in flight",
         "1GiB",
         default=None,
     )
     substitute: Literal["off", "trainer", "all"] = caching(
-        "who may get a substitute, a cached sample of the same label, for a sample that is not cached",
+        "readers that may get a substitute, a cached sample of the same label, for an uncached one",
         "off",
         default="trainer",
     )
     substitute_when: Literal["late", "miss"] = caching(
-        "substitutes for what no one has begun to fetch (late), or for all that is not cached (miss)",
+        "late: substitutes for samples that are neither cached nor being fetched; miss: for all uncached ones",
         "miss",
         default="late",
         live=True,
     )
     plan: Switch = basic(
-        "follow the plans that trainers publish: evict what is needed last, and fetch ahead",
+        "follow published plans: evict the sample with the latest next use, and prefetch",
         "off",
         default=True,
         live=True,
     )
     background_bandwidth: BytesPerSecond = caching(
-        "the most bytes a second that plans and 'spiderfs warm' fetch before a reader waits for them",
+        "bytes per second for prefetches and 'spiderfs warm', except for files that a reader waits for",
         "100MB",
         default=0,
         live=True,
     )
     packages: Literal["off", "source"] = research(
-        "whether missed samples are written into packages at the source, for policy=impact", "source", default="off"
+        "write missed samples into packages at the source, for policy=impact", "source", default="off"
     )
     names: OptionalPath = shown(
-        "file of names, sizes and times or ETags, which spares listing the source: a manifest, or what 'aws s3 ls"
-        " --recursive', 'rclone lsjson -R' or S3 Inventory (CSV) writes",
+        "file of names, sizes and times or ETags, in place of listing the source: a manifest, or the output of 'aws s3"
+        " ls --recursive', 'rclone lsjson -R' or S3 Inventory (CSV)",
         "/scratch/imagenet.tsv",
         default=None,
     )
@@ -290,7 +288,7 @@ class Options(BaseModel):
         default=ONE_FORM,
     )
     view_workers: int = shown(
-        "processes that make views, for each worker and for what is fetched ahead",
+        "processes that make views, for each worker and for prefetches",
         2,
         default_factory=default_view_workers,
         ge=1,
@@ -298,7 +296,7 @@ class Options(BaseModel):
         default_text="half of the cores",
     )
     view_megapixels: Number = shown(
-        "images with more million pixels are shown as they are", 50, default=50.0, gt=0, le=1000
+        "images with more million pixels are shown unchanged", 50, default=50.0, gt=0, le=1000
     )
     ratio_start: Share = research(
         "share of the cache for important samples at first; hubs and their substitutes have the rest",
@@ -308,7 +306,7 @@ class Options(BaseModel):
     )
     ratio_end: Share = research("the same share after `ratio_epochs` epochs", 0.8, default=0.8, live=True)
     ratio_epochs: int = research(
-        "epochs over which the share falls to ratio_end: about as many as the training has",
+        "epochs over which the share falls to ratio_end: about the number of the training run",
         90,
         default=100,
         ge=1,
@@ -327,15 +325,14 @@ class Options(BaseModel):
         live=True,
     )
     neighbours: int = research(
-        "so many neighbours of a sample count at most, the nearest ones; 500 as in SpiderCache's paper",
+        "number of nearest neighbours of a sample that count; 500 as in SpiderCache's paper",
         200,
         default=500,
         ge=1,
         le=1000,
     )
     embeddings: Literal["unit", "raw"] = research(
-        "what the scorer compares: embeddings scaled to length 1, or raw ones, which need"
-        " `HookOptions(embeddings='raw')` too",
+        "embeddings for the scorer: scaled to length 1, or raw ones, which need `HookOptions(embeddings='raw')` too",
         "raw",
         default="unit",
     )
@@ -353,8 +350,8 @@ class Options(BaseModel):
         lt=1,
     )
     index: Index = research(
-        "what finds the neighbours: exact compares with all samples, cells and hnsw (needs hnswlib) with the likely"
-        " ones; auto is exact up to 50,000 samples, and cells above",
+        "search for neighbours: exact compares with all samples, cells and hnsw (needs hnswlib) with the likely ones;"
+        " auto is exact up to 50,000 samples, and cells above",
         "hnsw",
         default="auto",
     )
@@ -373,7 +370,7 @@ class Options(BaseModel):
         default=None,
     )
     trace: OptionalPath = logs(
-        "record every access in this file, for 'spiderfs simulate'; a later mount with the same options appends",
+        "record every access in this file, for 'spiderfs simulate'; later mounts with the same options append",
         "/tmp/epoch.trace",
         default=None,
     )
@@ -392,35 +389,33 @@ class Options(BaseModel):
         live=True,
     )
     source_bandwidth: BytesPerSecond = remote(
-        "the most bytes a second from the source; what waits for its turn longer than source.timeout_s fails",
+        "bytes per second from the source; requests that wait longer than source.timeout_s for their turn fail",
         "100MB",
         default=0,
         live=True,
     )
     source_timeout_s: Number = remote(
-        "seconds after which the mount gives up a request to the source", 30, default=30.0, gt=0, le=86_400
+        "time limit of a request to the source, in seconds", 30, default=30.0, gt=0, le=86_400
     )
-    source_attempts: int = remote(
-        "how often a request is tried before a reader gets an error", 4, default=4, ge=1, le=100
-    )
+    source_attempts: int = remote("attempts of a request before a reader gets an error", 4, default=4, ge=1, le=100)
 
     peers: Peers = nodes(
-        "nodes whose caches act as one, this one too: URLs of web servers over their mounts with + between them"
-        " (URL*WEIGHT by capacity), one URL for all addresses of its host, cluster/NAME for nodes that find each"
-        " other by `cluster`; or servers of Redis that hold samples for all nodes, redis://n1:6379/NAME (*0.4: share)",
+        "nodes that share caches, with this one: URLs of web servers over their mounts, joined by + (URL*WEIGHT by"
+        " capacity), one URL for all addresses of its host, or cluster/NAME for nodes registered in `cluster`; or"
+        " Redis servers that hold samples for all nodes, redis://n1:6379/NAME (*0.4: share)",
         "http://n1:8443+http://n2:8443",
         default={},
         default_text="none",
         live=True,
     )
     peer_self: Endpoint = nodes(
-        "which of `peers` is this node; none finds it by the addresses of this machine, and stands for"
-        " http://HOSTNAME:8443 with peers=cluster/NAME",
+        "this node in `peers`; none: found by the addresses of this machine, or http://HOSTNAME:8443 with"
+        " peers=cluster/NAME",
         "http://n1:8443",
         default="",
     )
     peer_timeout: Seconds = nodes(
-        "how long another node may take before the source is read; longer while the source is slower",
+        "time limit of a request to another node, before the source is read; longer while the source is slower",
         "200ms",
         default=0.2,
         gt=0,
@@ -433,22 +428,20 @@ class Options(BaseModel):
     )
 
     source_endpoint: Endpoint = remote(
-        "URL of a store that is not Amazon's, or of another hub; none finds it as other programs do",
+        "URL of a store other than Amazon's, or of another hub; none: from the store's own variables and files",
         "https://minio.example.org:9000",
         default="",
     )
-    source_region: Word = remote(
-        "region of the bucket; none asks Amazon for it, and other stores do without", "eu-central-1", default=""
-    )
+    source_region: Word = remote("region of the bucket; none: looked up at Amazon", "eu-central-1", default="")
     source_profile: Word = remote(
-        "profile of ~/.aws/config whose credentials are used; none finds them as other programs do",
+        "profile of ~/.aws/config for credentials; none: the default ones",
         "training",
         default="",
     )
-    source_anonymous: Switch = remote("ask without credentials, for buckets that all may read", "on", default=False)
-    source_requester_pays: Switch = remote("pay for what is read, in buckets that ask for it", "on", default=False)
+    source_anonymous: Switch = remote("use no credentials, for public buckets", "on", default=False)
+    source_requester_pays: Switch = remote("pay for reads, in buckets that require it", "on", default=False)
     source_addressing: Literal["auto", "path", "virtual"] = remote(
-        "where requests name the bucket: in the path, or (virtual) in front of the host", "path", default="auto"
+        "place of the bucket's name in requests: the path, or (virtual) the host", "path", default="auto"
     )
 
     @model_validator(mode="before")
@@ -492,9 +485,7 @@ class Options(BaseModel):
     @classmethod
     def _check_immutable(cls, immutable: bool, info: ValidationInfo) -> bool:
         if immutable and info.data.get("binding") == "pyfuse3":
-            raise ValueError(
-                "pyfuse3 does not say of which file a READ is: leave out immutable, or mount with -o binding=kernel"
-            )
+            raise ValueError("pyfuse3 hides the file of a READ: leave out immutable, or mount with -o binding=kernel")
         return immutable
 
     @field_validator("radius")
@@ -665,7 +656,7 @@ class Options(BaseModel):
                     f"no {field} is named: write 'spiderfs {usage}', or '{field} = ...' in a --config file"
                 )
         if "partials_share" in values and values.get("forms", ONE_FORM) != ONE_FORM:
-            raise ConfigError("forms says too how much augmented samples may take: leave out partials_share, or forms")
+            raise ConfigError("forms also limits augmented samples: leave out partials_share, or forms")
         named = str(values["source"])
         check_source_name(named)
         if not is_url(named):
@@ -691,7 +682,7 @@ class Options(BaseModel):
             except SourceAway as exc:
                 if warn is None or not knows_names_of(options.cache_dir, store.identity):
                     raise
-                warn(f"{exc}; until it answers, what the cache has is shown")
+                warn(f"{exc}; until it answers, the mount shows cached names")
         return options
 
     def changed(self, name: str, value: str) -> Options:

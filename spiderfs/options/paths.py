@@ -56,7 +56,7 @@ def nearest_directory(path: Path) -> Path:
 
 
 def on_one_disk(source: Path, cache_dir: Path) -> bool:
-    """Whether the source lies on the disk of the cache, so that a copy there spares no wait."""
+    """Whether the source lies on the disk of the cache, so that caching does not speed it up."""
     return source.stat().st_dev == nearest_directory(cache_dir).stat().st_dev
 
 
@@ -89,7 +89,7 @@ def check_source_name(source: str) -> None:
     *shown, last = ("directories", *(f"{known}://" for known in OPENERS if known))
     raise ConfigError(
         f"the source {shown_source} is an address, and spiderfs shows {', '.join(shown)} and {last} only: mount it"
-        " first (a bucket with rclone or s3fs, for example), and name the directory where it is mounted"
+        " first, for example with rclone, and name that directory"
     )
 
 

@@ -1,4 +1,4 @@
-"""The types of option values: each reads what a person writes, and writes it back in the same form.
+"""The types of option values: each parses a text, and writes it back in the same form.
 
 `str(model_dump()[field])` of an Options is therefore a value that `-o` accepts.
 """
@@ -48,7 +48,7 @@ def _absolute(value: object) -> object:
         try:
             return Path(os.path.abspath(Path(value).expanduser()))
         except RuntimeError:
-            raise ValueError("no one knows the home directory that ~ stands for: write the path without it") from None
+            raise ValueError("the home directory for ~ is unknown: write the path without it") from None
     return value
 
 
@@ -105,7 +105,7 @@ def _peers(value: object) -> dict[str, float]:
     if servers and (servers < len(found) or sum(found.values()) > most):
         raise ValueError("servers hold shares of the samples, which are 1 at most in all: write redis://n1/NAME*0.4")
     if len(found) == 1 and not servers and (is_address(as_named(url).host) or found[url] != 1):
-        raise ValueError("this is one node: name all of them, this one too, or a host whose addresses they have")
+        raise ValueError("this is one node: name all nodes, with this one, or a host name with the addresses of all")
     return found
 
 

@@ -56,6 +56,11 @@ _PERCENTAGE = re.compile(_NUMBER + r"%\s*", re.ASCII)
 MAX_SIZE_BYTES = 2**63 - 1
 
 
+def counted(number: float, noun: str) -> str:
+    """The number with its noun, such as `1 file` or `1,234 files`."""
+    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
+
+
 def parse_size(value: str | int | float) -> int:
     """The number of bytes in a size such as `4096`, `100MB` (decimal), `20GiB` or `20G` (binary)."""
     number, unit = _split(value, "a size", "20GiB, 100MB or 4096")

@@ -1,4 +1,4 @@
-"""The yardsticks: policies that know nothing of a training, and the bound."""
+"""The baselines: policies without input from a training run, and the bound."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What `spiderfs profile` measures beside a mount, and what follows from it for the partition of a cache."""
+"""The measurements of `spiderfs profile` beside a mount, and the partition of a cache that follows."""

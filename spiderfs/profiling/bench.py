@@ -371,7 +371,7 @@ class BenchFindings:
             return "no verdict, because rates vary more than the ways differ: run it again while nothing else runs"
         if self.direct.per_s >= _WAITS * self.local.per_s:
             return "read the source directly, because the loader hardly waits for it"
-        return f"no mount brings {_GAIN - 1:.0%}: a larger cache may help, or more loader workers"
+        return f"no mount gains {_GAIN - 1:.0%}: a larger cache may help, or more loader workers"
 
 
 def _rate(per_s: float) -> str:
@@ -553,7 +553,7 @@ def _ways(
 def _rounds(
     ways: Mapping[str, Callable[[], ReadPass]], steps: _Steps, found: Callable[[Mapping[str, Speed]], BenchFindings]
 ) -> BenchFindings:
-    """Measure all ways in turn until they can be told apart, or the time is over."""
+    """Measure all ways in turn until their rates differ clearly, or time is up."""
     passes: dict[str, list[ReadPass]] = {way: [] for way in ways}
     names, took_s = list(ways), 0.0
     while True:

@@ -1,7 +1,7 @@
 """How names and messages of any bytes are shown in lines of text: in the log, and in the lists of `.spiderfs`.
 
 A name may have newlines, codes that command a terminal, and bytes that are no UTF-8. `\\xNN` stands for each byte of
-what cannot be printed, and of the backslash itself; so each byte of a name can be told from what is shown.
+what cannot be printed, and of the backslash itself; so the text determines each byte of the name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far a warming is, as `.spiderfs/warm` says in one line: the manager writes the line, `spiderfs warm` reads it."""
+"""The progress of a warm request, one line of `.spiderfs/warm`: the manager writes it, `spiderfs warm` reads it."""
 
 from __future__ import annotations
 

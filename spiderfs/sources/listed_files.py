@@ -1,4 +1,4 @@
-"""Files as a list names them: a manifest, or what other programs write about a bucket or a directory.
+"""Files named by a list: a manifest, or the output of other programs about a bucket or a directory.
 
 A manifest has a line `PATH<tab>SIZE<tab>TAG` for each file, see `web/manifest.py`. `as_manifest` makes one of the lists
 that these write, which it tells apart by their first line:

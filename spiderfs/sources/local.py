@@ -341,7 +341,7 @@ def _unusable(root: bytes, exc: OSError) -> ConfigError:
     advice = {
         errno.ENOENT: "does not exist; check the path, or mount it first",
         errno.ENOTDIR: "is not a directory; name the directory that holds the data",
-        errno.EACCES: "cannot be read by this user; change its permissions or run as a user who may",
+        errno.EACCES: "cannot be read by this user; change its permissions or run as another user",
         errno.ENOTCONN: "is a stale mount; unmount it and mount it again",
         errno.ESTALE: "is a stale mount; unmount it and mount it again",
     }.get(exc.errno or errno.EIO, f"cannot be opened: {exc.strerror}")

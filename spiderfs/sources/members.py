@@ -1,4 +1,4 @@
-"""Which nodes share out the samples of a source, as all processes of one mount know it.
+"""The nodes that share the samples of a source, known to all processes of one mount.
 
 The manager looks the nodes' names up again and again (`daemon/caching/membership.py`) and says here who is a member,
 and at which addresses. The reading processes take over from here, at their next read, whom they ask (`peers.py`).

@@ -129,7 +129,7 @@ def own_url(urls: Mapping[str, float], given: str) -> str:
     own = [url for url in urls if is_here(addresses_of(urlsplit(url).hostname or ""))]
     if len(own) != 1:
         which = "several nodes" if own else "no node"
-        raise ConfigError(f"peers names {which} with an address of this machine: say which is this one, peer_self=URL")
+        raise ConfigError(f"peers names {which} with an address of this machine: set peer_self=URL for this one")
     return own[0]
 
 

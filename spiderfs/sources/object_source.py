@@ -1,4 +1,4 @@
-"""What sources have in common whose files are objects of a server: no links, owners or times of directories, and names.
+"""The common part of sources of objects at a server: names, and no links, owners or times of directories.
 
 A bucket has no directories: a key is text, and a `/` in it a character like others. A mount shows the keys below a
 prefix as a tree, under these rules:
@@ -196,8 +196,8 @@ class ObjectSource:
         if len(self._reported) >= _REPORTED:
             self._reported.clear()
         self._reported.add(path)
-        told = "%d key(s) below %s cannot be names of files and are not shown, for example %r"
-        log.warning(told, len(left_out), os.fsdecode(path) or "the prefix", left_out[0])
+        text = "%d key(s) below %s cannot be names of files and are not shown, for example %r"
+        log.warning(text, len(left_out), os.fsdecode(path) or "the prefix", left_out[0])
 
     def readlink(self, path: bytes) -> bytes:
         raise SourceChanged(f"{os.fsdecode(path)}: no symbolic link")

@@ -80,7 +80,7 @@ def open_source(named: str | Path, settings: StoreSettings = DEFAULTS) -> Opened
     """Open the source with this name; raises ConfigError if there is no such source."""
     scheme = scheme_of(named)
     if scheme not in OPENERS:
-        raise ConfigError(f"{named} is a source of a kind that spiderfs does not know: name a directory")
+        raise ConfigError(f"{named} is of an unknown kind of source: name a directory")
     return OPENERS[scheme].make(str(named), settings)
 
 

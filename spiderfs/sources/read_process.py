@@ -11,7 +11,7 @@ threads wait at the same pipe, and the kernel wakes one of them.
 
 A read may come with a **delivery**: the reading process then writes the bytes and an answer to a descriptor before it
 reports to its parent, so that the reader has them two wake-ups sooner. The reader's next request may then be about a
-read that the parent has not heard of yet. So deliveries are counted in shared memory before they are made, and a
+read whose report the parent has not seen yet. So deliveries are counted in shared memory before they are made, and a
 parent that has to know what was read waits until it has `caught_up`.
 
 Whole files that no one waits for are read in **batches** (`begin`, `send`): many numbers go through the pipe at once,
@@ -332,7 +332,7 @@ class ReadProcess:
 
     @property
     def behind(self) -> bool:
-        """Whether the process has made, or is making, a delivery that `attend` has not heard of yet."""
+        """Whether the process has made, or is making, a delivery that `attend` has not seen yet."""
         return bool(_COUNT.unpack_from(self._view, self._count_at)[0] != self._heard)
 
     async def caught_up(self) -> None:

@@ -1,4 +1,4 @@
-"""Sharing identical questions: while one is asked, all others who ask the same thing wait for its answer.
+"""Sharing identical requests: while one is in flight, callers of the same wait for its answer.
 
 **Questions that the source has just left unanswered** are known to all processes of a mount, by memory that they share.
 Readers of one page, or of one name, wait for each other in the kernel: it sends the second reader's question when the

@@ -1,4 +1,4 @@
-"""Any source, made as slow as wanted: for trying settings out, for tests and for benchmarks.
+"""Any source with added latency and a bandwidth limit: for experiments, tests and benchmarks.
 
 The settings are shared by every process of a mount and changed while it runs. They lie in a small mapped file, which
 for a mount has no name and lies on no disk: 8 bytes of magic, one double per setting, and the time at which the

@@ -644,7 +644,7 @@ class RecordWriter:
     def write_part(self, pieces: Iterable[bytes], offset: int, place: bytes, came: Callable[[int], object]) -> bytes:
         """Write blocks of the file with the inode `place` as they come; returns their records, one after the other.
 
-        Someone must hold them. `came` is told how many are written. Raises StoreFull, StoreError.
+        Someone must hold them. `came` is called with the number written. Raises StoreFull, StoreError.
         """
         records = []
         for block in self._blocks.fill(int(place), offset, pieces):

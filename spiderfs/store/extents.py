@@ -253,7 +253,7 @@ class Extents(ExtentFile):
         head = os.pread(self._map_fd, _COUNT.size, 0)
         count: int = _COUNT.unpack(head)[0] if len(head) == _COUNT.size else 0
         if count > max(0, os.fstat(self._map_fd).st_size - _MAP_AT):
-            raise StoreCorrupt("the cache is damaged (the map of chunks is shorter than it says)")
+            raise StoreCorrupt("the cache is damaged (the map of chunks is too short)")
         return count
 
     def _open(self) -> None:

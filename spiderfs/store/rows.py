@@ -39,7 +39,7 @@ def unsealed(key: bytes, stored: bytes) -> bytes:
     """The value of a sealed row; raises StoreCorrupt if the row does not match its seal."""
     value = stored[:-SEAL_BYTES]
     if xxhash.xxh3_64_digest(key + value)[:SEAL_BYTES] != stored[-SEAL_BYTES:]:
-        raise StoreCorrupt("the cache is damaged (a row is not what was written)")
+        raise StoreCorrupt("the cache is damaged (a row has a wrong checksum)")
     return value
 
 

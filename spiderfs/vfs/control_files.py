@@ -52,19 +52,21 @@ class ControlFile(NamedTuple):
 
 
 FILES = (
-    ControlFile(b"stats.json", 0o444, "all figures of the mount and its trainings; `spiderfs status` shows them"),
+    ControlFile(b"stats.json", 0o444, "all figures of the mount and its training runs; `spiderfs status` shows them"),
     ControlFile(b"metrics", 0o444, "every metric in Prometheus' text format"),
-    ControlFile(b"config", 0o600, "every option; write `name=value` to change one that can be changed live"),
-    ControlFile(b"warm", 0o600, "write paths or globs to fetch them now, an empty line to end it; read the progress"),
-    ControlFile(b"pin", 0o600, "write paths or globs and they stay in the cache; read how many files are pinned"),
-    ControlFile(b"unpin", 0o600, "write paths or globs and they are pinned no longer; read the last result"),
-    ControlFile(b"evict", 0o600, "write paths or globs and they leave the cache; read the last result"),
-    ControlFile(b"ratio", 0o600, "write the share of the importance section to pin it, `auto` to let go; read why"),
-    ControlFile(b"cache", 0o444, "what is cached: section, bytes, score, path"),
-    ControlFile(b"redirects", 0o444, "who is given which cached neighbour for which sample, now"),
+    ControlFile(b"config", 0o600, "every option; write `name=value` to change a live one"),
+    ControlFile(b"warm", 0o600, "write paths or globs to fetch them, an empty line to stop; read the progress"),
+    ControlFile(b"pin", 0o600, "write paths or globs to pin them; read the number of pinned files"),
+    ControlFile(b"unpin", 0o600, "write paths or globs to unpin them; read the last result"),
+    ControlFile(b"evict", 0o600, "write paths or globs to evict them; read the last result"),
+    ControlFile(
+        b"ratio", 0o600, "write the share of the importance section, or `auto`; read the reason for the present one"
+    ),
+    ControlFile(b"cache", 0o444, "cached records: section, bytes, score, path"),
+    ControlFile(b"redirects", 0o444, "current substitutes: job dataset, sample, substitute"),
     ControlFile(b"scores", 0o444, "importance of every scored sample"),
-    ControlFile(b"graph", 0o444, "the scorer: radius, neighbours, recall, time per batch; computed when it is read"),
-    ControlFile(b"epochs", 0o444, "a line of JSON for each epoch of a training: its time, reads, waits and bytes"),
+    ControlFile(b"graph", 0o444, "the scorer: radius, neighbours, recall, time per batch"),
+    ControlFile(b"epochs", 0o444, "a line of JSON for each epoch of a training run: its time, reads, waits and bytes"),
     ControlFile(b"log", 0o444, "recent accesses; `tail -f` follows them"),
     ControlFile(b"hook", 0o444, "path of the socket for a trainer's hook"),
 )

@@ -454,7 +454,7 @@ class Fetcher:
         del self._on_their_way[key]
         self._fetch_lock.let_go(key)
         if isinstance(outcome, StoreCorrupt):
-            # Perhaps no one waits for this fetch any more, so the next that asks the store is told.
+            # Perhaps no one waits for this fetch any more, so the next caller of the store gets the error.
             self._corrupt = outcome
             fetched.settle(outcome)
             return

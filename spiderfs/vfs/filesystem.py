@@ -1,4 +1,4 @@
-"""The file system, whoever speaks FUSE for it: names become inodes, inodes become bytes.
+"""The file system, independent of FUSE: names become inodes, inodes become bytes.
 
 The way of a read, one method each: `lookup` answers from the catalogue, or asks the source; `open` makes a small file
 local; `read` takes its bytes out of the store. Other modules hold what these three need: who gets a substitute

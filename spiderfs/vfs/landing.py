@@ -1,4 +1,4 @@
-"""Putting what was fetched into the store, behind the reader's back and several records at a time.
+"""Putting fetched bytes into the store, after the reply and several records at a time.
 
 A transaction of the store costs as much as a record of 100 kB in it, and all processes that write wait for each other.
 So records that are fetched while one transaction runs are collected, and the next transaction takes them all. Their

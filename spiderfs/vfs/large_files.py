@@ -248,7 +248,7 @@ class LargeFiles(Part):
         self._touches = touches
         self._redirects = redirects
         self._events = events
-        # For files that the kernel reads by itself: when the policies were last told so, and up to which block.
+        # For files that the kernel reads by itself: when accesses were last recorded for them, and up to which block.
         self._passed: dict[int, tuple[float, int]] = {}
 
     # -- opening
@@ -378,7 +378,7 @@ class LargeFiles(Part):
             if coming is None:
                 self._note_block(node, block, HIT)
             else:
-                # Read-ahead has brought it. If the manager heard of it before it is in the store, it could not keep it.
+                # Read-ahead fetched it. The manager cannot keep a block if the event precedes its record in the store.
                 coming.when_settled(lambda where: self._note_block(node, block, HIT if where == FETCHED else where))
             return piece
         if self._fetcher.locked(key):
@@ -420,16 +420,16 @@ class LargeFiles(Part):
         """Account for an open after which the kernel reads the file without asking: as if all of it were read."""
         self._counters.add("passthrough_opens")
         now = self._now()
-        told_at, told = self._passed.get(inode, (0.0, 0))
-        if now - told_at < PASSED_PAUSE_S:
+        recorded_at, recorded = self._passed.get(inode, (0.0, 0))
+        if now - recorded_at < PASSED_PAUSE_S:
             return
         # The policies would make room in vain for blocks that were evicted since, and are read all the same.
         size = self._ask_store(inode, lambda inode, size: size if self._content.whole(inode, size) else 0)
         if not size:
             return
         blocks = math.ceil(size / BLOCK_BYTES)
-        until = told + min(blocks, PASSED_BLOCKS)
-        for block in (number % blocks for number in range(told, until)):
+        until = recorded + min(blocks, PASSED_BLOCKS)
+        for block in (number % blocks for number in range(recorded, until)):
             self._events.record_access(inode, min(BLOCK_BYTES, size - block * BLOCK_BYTES), HIT, 0, block + 1)
         if len(self._passed) >= _PASSED_FILES:
             self._passed.clear()

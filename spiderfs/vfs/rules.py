@@ -1,4 +1,4 @@
-"""The rules for readers: how long a name is trusted, and who may be given a substitute. Pure: no clock, no I/O.
+"""The rules for readers: how long a name is trusted, and which readers get a substitute. Pure: no clock, no I/O.
 
 A reader is answered by a worker, through the kernel, or by the client in its own process (`spiderfs.client`). Both must
 give the same answer from the same records, so both ask here. A worker that finds no answer in the records goes on to

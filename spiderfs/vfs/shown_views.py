@@ -1,4 +1,4 @@
-"""What the parts of the file system that fetch know of views: which files have one, and how long it is.
+"""The views of the mount for the parts that fetch: which files have one, and its size.
 
 Where views are shown (`views/tree.py`), each regular file that is read as a whole is shown as its view, or as it is if
 there is none; a view that is as long as the original is the original. Until a file was fetched once, no one knows

@@ -1,4 +1,4 @@
-"""Extended attributes: those of the source's files, and `user.spiderfs.*`, which say how a file is cached."""
+"""Extended attributes: those of the source's files, and `user.spiderfs.*`, the state of a file in the cache."""
 
 from __future__ import annotations
 

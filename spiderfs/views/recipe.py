@@ -1,4 +1,4 @@
-"""Recipes: what a view makes of an image, as people write it, and the messages between a pool and its makers.
+"""Recipes: the definition of a view as text, and the messages between a pool and its makers.
 
 Originals and views themselves lie in a memory file that pool and maker both map.
 """

@@ -56,7 +56,7 @@ _TROUBLES = (
     "the source has not answered within",
     "the source (failed|hangs|is gone)",
     "the process that reads from the source has ended",
-    "took away what a crash had left mounted",
+    "removed a mount that a crash had left",
     "is in use: it is detached",
 )
 

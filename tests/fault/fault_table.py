@@ -95,11 +95,25 @@ def seen(victim: str, signal: str, source: str) -> Seen:
 
 
 def as_markdown() -> str:
-    """The table of the page of faults; a row for each victim and signal, a column for each state of the source."""
-    lines = [f"| what | {' | '.join(f'source {source}' for source in SOURCES)} |", "|---" * (len(SOURCES) + 1) + "|"]
+    """The table of the page of faults: rows of victims and signals, columns of sources, equal ones joined."""
+
+    def cells(victim: str, signal: str) -> tuple[str, ...]:
+        return tuple(seen(victim, signal, source).in_words() for source in SOURCES)
+
+    by_row: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for victim, signal in itertools.product(VICTIMS, SIGNALS):
-        row = (seen(victim, signal, source).in_words() for source in SOURCES)
-        lines.append(f"| {victim}, {signal} | {' | '.join(row)} |")
+        by_row.setdefault(cells(victim, signal), {}).setdefault(victim, []).append(signal)
+    by_column: dict[tuple[str, ...], list[str]] = {}
+    for source, column in zip(SOURCES, zip(*by_row, strict=True), strict=True):
+        by_column.setdefault(column, []).append(source)
+    heads = [f"source {' or '.join(sources)}" for sources in by_column.values()]
+    lines = [f"| killed or stopped | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for victims, row in zip(by_row.values(), zip(*by_column, strict=True), strict=True):
+        names = [
+            f"{victim}, {'any signal' if signals == [*SIGNALS] else ' or '.join(signals)}"
+            for victim, signals in victims.items()
+        ]
+        lines.append(f"| {'; '.join(names)} | {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -21,7 +21,7 @@ from programs import program
 from reading import digest, readers, together
 
 CLASSES, EACH = 3, 40
-CLEANED = "took away what a crash had left mounted"
+CLEANED = "removed a mount that a crash had left"
 # A call that waits for nothing takes milliseconds; two busy cores may add seconds. The pending look-up takes 30 s.
 QUICK_S = 5.0
 # After the unmount, workers serve open handles for so long: by default 5 s.

@@ -31,7 +31,7 @@ LIMIT: dict[str, object] = {"sample_max_bytes": "1MiB"}
 LONGEST_READ_S = 15.0
 # The seconds that the kernel, the source's thread and the readers themselves may add on two busy cores.
 LONGEST_QUIET_READ_S = 5.0
-CLEANED = "took away what a crash had left mounted"
+CLEANED = "removed a mount that a crash had left"
 RESTARTS = (r"worker \d+ ended \(signal 9\)", r"the manager ended \(signal 9\)")
 
 

@@ -31,7 +31,7 @@ OPTIONS: dict[str, Any] = {"immutable": "on", "dir_ttl": "1h"}
 # A call that waits for nothing takes milliseconds; two busy cores, and a process that was killed, add seconds.
 QUICK_S = 10.0
 STRESS_S = 3.0
-KILLED = ("ended", "starts again", "ended: another one starts", "took away what a crash had left")
+KILLED = ("ended", "starts again", "ended: another one starts", "removed a mount that a crash had left")
 _UMOUNT2 = "import ctypes, os, sys; sys.exit(ctypes.CDLL(None).umount2(os.fsencode(sys.argv[1]), 8))"
 # After the unmount, workers serve open handles for so long: by default 5 s.
 DRAINING_SOON = "from spiderfs.daemon import supervisor; supervisor.DRAIN_S = 0.5"

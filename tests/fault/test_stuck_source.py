@@ -28,7 +28,7 @@ TROUBLES = (
     r"(worker \d+|the manager) ended",
     "the process ends",
     "was killed while it waited there",
-    "took away what a crash had left mounted",
+    "removed a mount that a crash had left",
 )
 EVERY_TIME = {"ttl": 0, "dir_ttl": 0, "negative_ttl": 0}
 CACHED, OTHERS = ([f"{kind}/{number}" for number in range(4)] for kind in ("cached", "other"))

@@ -88,7 +88,8 @@ def test_a_damaged_archive_is_an_error_and_the_others_are_not(source: Path, tmp_
         assert len(mount.logged("cannot be shown as a directory")) == 1
         done = run_spiderfs("warm", "--names", mount.point)
         assert done.stderr == (
-            f"spiderfs: 1 paths could not be looked up, one is {mount.point}/set/train.tar (it ends within a member)\n"
+            f"spiderfs: 1 path could not be looked up, for example {mount.point}/set/train.tar"
+            " (it ends within a member)\n"
         )
         for path in ("set/train.tar/n00", "all.tar", "set/plain"):
             with pytest.raises(OSError, match="Input/output" if "train" in path else "No data available"):

@@ -56,5 +56,5 @@ def test_views_of_larger_images_are_measured_and_a_source_on_the_disk_of_the_cac
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["on_the_disk_of_the_cache"]
-    assert "The source lies on the disk of the cache" in done.stdout
+    assert "The source is on the disk of the cache" in done.stdout
     assert {"jpeg256", "loader, jpeg256"} <= found["passes"].keys()

@@ -105,7 +105,7 @@ def test_the_foreground_ends_by_ctrl_c_and_logs_to_the_terminal(source: Path, tm
         os.killpg(daemon.pid, signal.SIGINT)
         _, said = daemon.communicate(timeout=30)
         assert daemon.returncode == 0, said
-        assert "told to stop by signal 2" in said
+        assert "stopping on signal 2" in said
         assert "Traceback" not in said
         assert not mounts_at(point)
 

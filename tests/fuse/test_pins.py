@@ -46,7 +46,7 @@ def test_pinned_files_stay_over_reads_and_mounts(source: Path, tmp_path: Path) -
         done = run_spiderfs("pin", mount.point, "rare", "often/00")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("20 files fetched (78.1 KiB) in ")
-        assert "\n21 files are pinned, 82.0 KiB of at most " in done.stdout
+        assert "\n21 files pinned, 82.0 KiB of at most " in done.stdout
         eventually(lambda: pinned(mount) == rare | {"often/00"})
         for _ in range(3):
             read_all(mount, "often")
@@ -75,7 +75,7 @@ def test_blocks_of_a_large_file_stay_too(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m", capacity="8MiB", sample_max_bytes="1MiB", policy="lru") as mount:
         assert run_spiderfs("pin", mount.point, "large").returncode == 0
         eventually(lambda: pinned(mount) == {"large block 1", "large block 2", "large block 3"})
-        assert run_spiderfs("unpin", mount.point, "large").stdout == "1 files are pinned no longer\n"
+        assert run_spiderfs("unpin", mount.point, "large").stdout == "1 file unpinned\n"
         assert pinned(mount) == set()
 
 
@@ -86,7 +86,7 @@ def test_a_link_means_what_it_leads_to_when_it_is_unpinned_too(tmp_path: Path) -
     with mounted(source, tmp_path / "m", capacity="1MiB") as mount:
         assert run_spiderfs("pin", mount.point, "link").returncode == 0
         eventually(lambda: pinned(mount) == {"a/0", "a/1"})
-        assert run_spiderfs("unpin", mount.point, "link/0").stdout == "1 files are pinned no longer\n"
+        assert run_spiderfs("unpin", mount.point, "link/0").stdout == "1 file unpinned\n"
         assert run_spiderfs("evict", mount.point, "link").stdout == "2 records evicted\n"
 
 
@@ -97,19 +97,19 @@ def test_a_mistyped_path_is_reported_and_one_of_a_file_that_is_gone_is_not(tmp_p
         assert run_spiderfs("pin", mount.point, "a", "b").returncode == 0
         # Half of what is printed as the room for kept files: 1 MiB less the 5 % in which files land.
         pinned = run_spiderfs("pin", mount.point).stdout
-        assert pinned.startswith("2 files are pinned, 2.0 KiB of at most "), pinned
+        assert pinned.startswith("2 files pinned, 2.0 KiB of at most "), pinned
         limit = mount.stats()["pins"]["limit_bytes"]
         assert f"of at most {round_size(limit)}, half of the room for kept files" in pinned
         assert 0.45 * (1 << 20) < limit < 0.5 * (1 << 20)
         for command in ("unpin", "evict"):
             done = run_spiderfs(command, mount.point, "typo", "other")
             assert (done.returncode, done.stdout) == (1, "")
-            assert f"2 paths mean no file of {mount.point}, the first is typo" in done.stderr
+            assert f"{mount.point} has no file or directory for 2 of these paths, for example typo" in done.stderr
             assert run_spiderfs(command, mount.point, "typo*").returncode == 1, "as of `pin` and `warm`"
         (source / "a").unlink()
         done = run_spiderfs("unpin", mount.point, "a", "b")
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == "2 files are pinned no longer\n"
+        assert done.stdout == "2 files unpinned\n"
 
 
 SOON = "from spiderfs.daemon.caching import superseded; superseded.INTERVAL_S = superseded.IDLE_INTERVAL_S = 0.1"

@@ -102,13 +102,13 @@ def test_two_mounts_of_a_training_have_the_scores_of_one(tmp_path: Path) -> None
         eventually(lambda: np.array_equal(first.scores()[:8], second.scores()[:8]))
 
         for mount in (one, two):
-            mount.expect("goes on with the scores that it has")
+            mount.expect("continues with its scores")
         server.kill()
         kept = second.scores()
         second.train(*range(16))
         eventually(lambda: two.metric("cluster_up") == 0)
         assert np.array_equal(second.scores(), kept)
-        assert any("fails: this mount goes on" in line for line in two.status().splitlines())
+        assert any("fails: this mount continues" in line for line in two.status().splitlines())
         first.close()
         second.close()
 

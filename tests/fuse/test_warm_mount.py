@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import re
 import signal
 import subprocess
 import time
@@ -74,7 +75,9 @@ def test_what_is_named_is_cached_at_the_end(source: Path, tmp_path: Path) -> Non
         )
         assert listed.returncode == 1
         assert listed.stdout == "0 files fetched (0 B) in 0:00, 100 were cached before\n"
-        assert listed.stderr == (f"spiderfs: 2 paths mean no file of {mount.point}, the first is train/absent\n")
+        assert listed.stderr == (
+            f"spiderfs: {mount.point} has no file or directory for 2 of these paths, for example train/absent\n"
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -88,7 +91,7 @@ def test_ctrl_c_ends_the_daemons_work(slow: Mounted, number: int) -> None:
         out, err = command.communicate(timeout=30)
     assert (command.returncode, out) == (1, "")
     assert err.startswith("spiderfs: ended after ")
-    assert err.endswith(" of 100 files: run it again to go on\n")
+    assert err.endswith(" of 100 files: run it again to resume\n")
     assert progress(slow).startswith("ended: 100 files found, ")
     # Two files may still have come: those that the source had been asked for.
     time.sleep(1.0)
@@ -131,6 +134,8 @@ def test_on_a_terminal_it_shows_how_far_it_is(slow: Mounted) -> None:
     finally:
         os.close(ours)
     assert b"50 files fetched (195.3 KiB)" in shown
+    bars = re.findall("[━╸╺]+", re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode()))
+    assert max(map(len, bars)) == 80, "a bar as wide as the terminal"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -143,7 +148,7 @@ def test_ctrl_c_ends_the_look_up_of_names_at_a_source_that_hangs(source: Path, t
             out, err = command.communicate(timeout=5)
         assert (command.returncode, out) == (1, "")
         assert err.startswith("spiderfs: ended after ")
-        assert err.endswith(": run it again to go on\n")
+        assert err.endswith(": run it again to resume\n")
         mount.change("source.hang", 0)
 
 
@@ -170,6 +175,6 @@ def test_what_cannot_be_read_is_counted(source: Path, tmp_path: Path) -> None:
         mount.change("source.error_rate", 1)
         done = run_spiderfs("warm", mount.point, "train", "val")
         assert done.returncode == 1
-        assert done.stderr == ("spiderfs: 2 files or directories could not be read, and the daemon's log says why\n")
+        assert done.stderr == ("spiderfs: 2 files or directories could not be read (see the daemon's log)\n")
         mount.change("source.error_rate", 0)
         assert run_spiderfs("warm", mount.point, "train", "val").returncode == 0

@@ -171,13 +171,13 @@ def test_shards_of_webdataset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("members", "arguments", "said"),
     [
-        ({b"a.jpg": b"", b"a.png": b"", b"a.cls": b"1"}, {}, "a has the members cls, jpg, png: say which"),
-        ({b"a.jpg": b"", b"a.cls": b"1"}, {"sample": "png"}, "a has the members cls, jpg: say which"),
-        ({b"a.cls": b"1"}, {}, "a has the members cls: say which"),
-        ({b"a.jpg": b""}, {}, "a has no .cls: say where its label is"),
-        ({b"a.jpg": b"", b"a.cls": b"one"}, {}, "a.cls holds no whole number: say where"),
-        ({b"a.jpg": b"", b"a.json": b"{}"}, {"label": "json.x"}, "a.json holds no whole number 'x': say where"),
-        ({b"a.jpg": b"", b"a.json": b"{"}, {"label": "json.x"}, "a.json holds no whole number 'x': say where"),
+        ({b"a.jpg": b"", b"a.png": b"", b"a.cls": b"1"}, {}, "a has the members cls, jpg, png: name the extension"),
+        ({b"a.jpg": b"", b"a.cls": b"1"}, {"sample": "png"}, "a has the members cls, jpg: name the extension"),
+        ({b"a.cls": b"1"}, {}, "a has the members cls: name the extension"),
+        ({b"a.jpg": b""}, {}, "a has no .cls: name the place of its label"),
+        ({b"a.jpg": b"", b"a.cls": b"one"}, {}, "a.cls holds no whole number: name the place"),
+        ({b"a.jpg": b"", b"a.json": b"{}"}, {"label": "json.x"}, "a.json holds no whole number 'x': name the place"),
+        ({b"a.jpg": b"", b"a.json": b"{"}, {"label": "json.x"}, "a.json holds no whole number 'x': name the place"),
     ],
 )
 def test_shards_that_say_too_little(
@@ -229,7 +229,7 @@ def test_usual_layouts_of_shards(
 
 def test_samples_without_classes(tmp_path: Path) -> None:
     put(tmp_path, CAPTIONS)
-    with pytest.raises(ValueError, match=r"0 has no \.cls: say .* or that there are none with label=None"):
+    with pytest.raises(ValueError, match=r"0 has no \.cls: name .* or that there are none with label=None"):
         webdataset_samples(tmp_path)
     assert webdataset_samples(tmp_path, label=None) == [
         (str(tmp_path / f"0.tar/{number}.jpg"), -1) for number in (0, 1)

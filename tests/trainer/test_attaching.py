@@ -174,7 +174,7 @@ def test_where_there_is_no_mount_that_is_all_that_is_said(tmp_path: Path, caplog
         until(lambda: bool(caplog.records))
     assert [record.getMessage() for record in caplog.records] == [
         f"spiderfs: the daemon cannot be reached ({tmp_path}/none lies in no spiderfs mount): "
-        "training goes on without it"
+        "training continues without it"
     ]
 
 

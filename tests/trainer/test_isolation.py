@@ -19,7 +19,7 @@ from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.planner import Planner
 from trainer_hook.model.capture import Capture
 
-SAID = "spiderfs: the hook has failed: the training goes on without it; please report the error below"
+SAID = "spiderfs: the hook has failed: the training continues without it; please report the error below"
 BATCHES = 7  # of 50 samples in eights
 
 

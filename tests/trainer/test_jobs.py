@@ -328,7 +328,8 @@ def test_a_mount_of_another_version_costs_one_warning(tmp_path: Path, caplog: py
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert warnings == [
         "spiderfs: the daemon cannot be reached (its answer cannot be understood: it speaks version 1 of the hook "
-        f"protocol, and this is {VERSION}: update the older spiderfs): training goes on without it"
+        f"protocol, and this is {VERSION}: update the older spiderfs): training continues"
+        " without it"
     ]
 
 
@@ -340,5 +341,6 @@ def test_an_answer_about_the_version_is_one_warning(tmp_path: Path, caplog: pyte
         until(lambda: "cannot be reached" in caplog.text)
         stream.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "spiderfs: the daemon cannot be reached (update spiderfs where the training runs): training goes on without it"
+        "spiderfs: the daemon cannot be reached (update spiderfs where the training runs): training continues"
+        " without it"
     ]

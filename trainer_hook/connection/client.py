@@ -525,7 +525,7 @@ class HookClient:
     def _lost(self, exc: OSError) -> None:
         self.connected.clear()
         if not self._gone_said:
-            log.warning("the daemon cannot be reached (%s): training goes on without it", exc)
+            log.warning("the daemon cannot be reached (%s): training continues without it", exc)
         self._gone_said = True
         # Wake all who wait for an answer: none will come.
         for answer in list(self._answers.values()):

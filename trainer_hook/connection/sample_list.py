@@ -134,7 +134,7 @@ def found_declaration(dataset: Any, root: str | os.PathLike[str], name: str, *, 
 
 
 def _inside(root: str | os.PathLike[str], ranges: SampleRanges) -> SampleRanges:
-    """The ranges without those of files elsewhere, and those that a file no longer has."""
+    """The ranges inside the mount that their files still have."""
     _, names = _names_below(root, ranges.paths)
     places = zip(ranges.paths, names, strict=True)
     sizes = [0 if _is_outside(name) or not os.path.isfile(path) else os.path.getsize(path) for path, name in places]

@@ -1,4 +1,4 @@
-"""Following a data loader: to know which samples are in the batch that the training loop has just taken.
+"""Following a data loader: identifying the samples of the batch that the training loop has just taken.
 
 Following changes two things. The loader's batch sampler becomes one that draws through a `Planner`, and its draws are
 recorded. The loader's class becomes one whose iterator reports when the loop takes a batch, and when it leaves the

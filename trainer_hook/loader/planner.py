@@ -1,4 +1,4 @@
-"""The planner publishes what a loader will read: each epoch when it begins, and later epochs if they can be known.
+"""The planner publishes the reads of a loader: each epoch when it begins, and later epochs if they can be known.
 
 When the loader asks for the first batch of an epoch, the epoch is **rehearsed** (`rehearsal.py`): a copy of the sampler
 draws the whole epoch, and that is published. The sampler itself draws when the loader asks. So a loader draws exactly

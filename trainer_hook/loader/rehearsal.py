@@ -1,4 +1,4 @@
-"""Rehearsal: finding out what a sampler is about to draw, from a copy of it.
+"""Rehearsal: predicting the draws of a sampler with a copy of it.
 
 The sampler itself draws later, when the loader asks, as it would have done without us, also if an epoch is left early.
 

@@ -39,7 +39,7 @@ def webdataset_samples(
         extensions = [sample] if sample is not None else others
         if len(extensions) != 1 or extensions[0] not in members:
             what = f"the members {', '.join(sorted(members))}"
-            raise ValueError(f'{key} has {what}: say which is the sample with sample="jpg", or another extension')
+            raise ValueError(f'{key} has {what}: name the extension of samples with sample="jpg", or another extension')
         found.append((f"{key}.{extensions[0]}", _place_of_label(key, members, label)))
     with ThreadPoolExecutor(_READERS) as threads:
         labels = threads.map(lambda pair: _NO_CLASS if pair[1] is None else _label(*pair[1]), found)
@@ -86,7 +86,7 @@ def _place_of_label(key: str, members: Container[str], label: str | None) -> tup
     for end in reversed(dots):
         if label[:end] in members:
             return f"{key}.{label[:end]}", label[end + 1 :]
-    raise ValueError(f"{key} has no .{label}: say where its label is with {_SAY_LABEL}")
+    raise ValueError(f"{key} has no .{label}: name the place of its label with {_SAY_LABEL}")
 
 
 def _label(path: str, field: str) -> int:
@@ -96,4 +96,4 @@ def _label(path: str, field: str) -> int:
         return int(json.loads(text)[field]) if field else int(text)
     except (ValueError, TypeError, KeyError, IndexError):
         wanted = f"no whole number {field!r}" if field else "no whole number"
-        raise ValueError(f"{path} holds {wanted}: say where labels are with {_SAY_LABEL}") from None
+        raise ValueError(f"{path} holds {wanted}: name the place of labels with {_SAY_LABEL}") from None

@@ -50,9 +50,7 @@ def find_classifier(model: nn.Module, given: str | nn.Module | None) -> nn.Modul
         raise ValueError(f"the model has no layer {given!r}")
     linear = [module for module in names.values() if isinstance(module, nn.Linear)]
     if not linear:
-        raise ValueError(
-            "the model has no Linear layer: say which layer is its classifier, with HookOptions(classifier=)"
-        )
+        raise ValueError("the model has no Linear layer: name its classifier with HookOptions(classifier=)")
     return linear[-1]
 
 

@@ -1,4 +1,4 @@
-"""Provenance: which tensor another tensor is a view of, and which of a model's arguments can say what samples it has.
+"""Provenance: the tensor that another is a view of, and the arguments of a model that identify its samples.
 
 The offset and the strides of a view say which rows of its base it has. A copy (on a device, in another layout, or
 augmented) does not say what it is a copy of.

@@ -148,7 +148,7 @@ def arrow_rows(path: Path) -> SampleRanges:
 
 
 def _rows_of(batches: Iterable[Any], mapped: Sequence[Mapping]) -> tuple[SampleRanges, bool]:
-    """The ranges of mapped files that hold the rows of some batches, and whether bytes lie elsewhere in memory."""
+    """The ranges of mapped files that hold the rows of some batches, and whether other memory holds some bytes."""
     rows, counts = [np.empty((0, 2), np.int64)], [np.empty(0, np.int64)]
     for batch in batches:
         columns = [span for column in batch.columns for span in _spans(column, np.arange(len(batch)), 1)]

@@ -1,1 +1,1 @@
-"""Reusing partly augmented samples: how transforms are split, and where what they have made is kept."""
+"""Reusing partly augmented samples: how transforms are split, and where their output is kept."""

@@ -408,9 +408,7 @@ class SplitDataset:
 def _parts(pipeline: Any, split: int) -> Parts:
     steps = _steps(pipeline)
     if not 0 < split <= len(steps):
-        raise ValueError(
-            f"split={split}: there are {len(steps)} transforms; say how many of them come before the split"
-        )
+        raise ValueError(f"split={split}: there are {len(steps)} transforms; give the number before the split")
     rest = steps[split:]
     return _of_steps(pipeline, steps[:split]), _of_steps(pipeline, rest) if rest else None
 
@@ -585,7 +583,7 @@ def refurbish(
     kept: float = 1.0,
     store: str | os.PathLike[str] | None = None,
 ) -> DataLoader[Any]:
-    """A loader that uses what the first `split` transforms make of a sample in `reuse` epochs (Revamper).
+    """A loader that uses the output of the first `split` transforms in `reuse` epochs (Revamper).
 
     The other transforms run at every use. With `reuse=1` this is `loader` itself. Otherwise the loader that is
     returned reads the same data set, in the same batches; it shuffles by itself, with the same share of samples made
@@ -712,7 +710,7 @@ def _mount_store(whole: Any, halves: SplitDataset, name: str, kept: float, job: 
         try:
             store.get(index, 0)
         except Missing:
-            raise StoreUnusable("what was put into the mount's cache could not be read") from None
+            raise StoreUnusable("an augmented sample in the mount's cache could not be read") from None
         if round(min(room, kept) * samples) == 0:
             raise StoreUnusable(f"the cache of {mount} has no room for them: give it more capacity, or partials_share")
     except StoreUnusable:

@@ -1,1 +1,1 @@
-"""Samplers that draw by what is learned, or by what is cached."""
+"""Samplers that draw by scores, by losses, or by the state of the cache."""

@@ -93,7 +93,7 @@ class EpochSampler(Sampler[int]):
         self._client = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw this epoch next; without this call the epochs come in order.
+        """Draw this epoch next; without this call epochs follow each other.
 
         After `load_state_dict`, the number of the state's epoch lets that epoch go on, and a later one leaves it out. A
         lower number comes from a caller that counts its epochs from the start of the process, as accelerate does: its
@@ -186,7 +186,7 @@ class EpochSampler(Sampler[int]):
         return np.full(self.samples, 1 / self.samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state from which a training can resume on any number of ranks: what the job has consumed of the epoch.
+        """The samples of the epoch that the job has consumed; a run can resume from it on any number of ranks.
 
         It is the same on all ranks that have taken equally many draws; save that of rank 0.
         """
@@ -208,7 +208,7 @@ class EpochSampler(Sampler[int]):
             now.position = position
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where `state` was taken; raises ValueError for a state that is not one of this data set."""
+        """Resume from `state`; raises ValueError for a state of another data set."""
         try:
             self._restore(state)
         except (KeyError, TypeError, AttributeError) as exc:

@@ -1,1 +1,1 @@
-"""What trainings will read, and what follows: schedule, foresight, exchange between jobs, how much to fetch ahead."""
+"""Plans and their consequences: schedule, foresight, exchange between jobs, limits of prefetching."""

@@ -1,4 +1,4 @@
-"""The cache control: it gives events to the engine, and has the store do what the engine decides.
+"""The cache control: it passes events to the engine, and carries out its decisions in the store.
 
 The engine decides, and the store is the truth. If the store no longer finds in landing what the engine wants to keep,
 the engine forgets that key. At the start, and whenever the two disagree, the engine learns its members from the store

@@ -1,4 +1,4 @@
-"""How much the cache may hold: as many bytes as the option says, or a share of a source that is being measured.
+"""The capacity of the cache: the option's bytes, or a share of a source that is being measured.
 
 The walk that measures the source also fills the catalogue, so that the first epoch's look-ups find all names.
 """

@@ -429,7 +429,9 @@ class PushAhead:
     def _answered(self, inode: int, outcome: int) -> None:
         if outcome in (errno.ENOSYS, errno.EPERM) and self._kernel_reports:
             self._kernel_reports = False
-            log.info("the kernel does not say what it has in memory: plans are followed by fetches into the store")
+            log.info(
+                "the kernel does not report its page cache (cachestat): planned samples are prefetched into the store"
+            )
         order = self._pop(inode)
         if order is None:
             return

@@ -1,4 +1,4 @@
-"""Removes from the cache what the source has no longer: versions that were superseded, and names that are gone.
+"""Removes superseded versions and deleted files from the cache.
 
 A process that finds out that a name means something else notes the old inode in the catalogue's table `gone`, in the
 same transaction. The manager works through this table, some inodes a second. It moves the records of an inode to the

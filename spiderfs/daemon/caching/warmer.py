@@ -189,7 +189,7 @@ class Warmer:
             self._send.send_nowait((patterns, pins))
         except trio.WouldBlock:
             raise ConfigError(
-                f"{MAX_WAITING} requests wait already: write again when .spiderfs/warm says idle"
+                f"{MAX_WAITING} requests wait already: write again once .spiderfs/warm reads idle"
             ) from None
         if self._was_seen or self._warming.ended:
             self._warming, self._was_seen = Warming(), False

@@ -1,4 +1,4 @@
-"""The control files by name: how to render each one, how to act on what is written, and how options change.
+"""The control files by name: how to render each one, how to act on a write, and how options change.
 
 Each command takes the written text, and a component that acts on it.
 

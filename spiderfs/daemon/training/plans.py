@@ -1,4 +1,4 @@
-"""Plans of trainers: the engine's schedule takes them over, as long as the option `plan` says so.
+"""Plans of trainers: the engine's schedule takes them over while the option `plan` is on.
 
 A plan goes on until its epoch or its trainer ends. With plans the cache is shared in another way
 (`core/feed.py`), and the prefetcher has work. Samples that a training took and whose opens were not reported

@@ -1,4 +1,4 @@
-"""The mount's service for trainings: it makes the parts, and passes each message on to those whom it concerns.
+"""The mount's service for training runs: it makes the parts, and dispatches messages to them.
 
     hook_server -> service -> trainers             who is attached, with which lists
                               declared_lists       lists come into memory and leave it, and their redirects

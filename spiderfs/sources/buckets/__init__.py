@@ -1,1 +1,1 @@
-"""Buckets as sources: what object stores have in common, and what Amazon's, Google's and Microsoft's have alone."""
+"""Buckets as sources: the common part of object stores, and those of Amazon, Google and Microsoft."""

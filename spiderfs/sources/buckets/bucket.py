@@ -1,4 +1,4 @@
-"""Requests to one bucket: pages of its listing, objects through obstore, and what its errors mean.
+"""Requests to one bucket: pages of its listing, objects through obstore, and its errors.
 
 What the stores have in common is here; `s3.py`, `google.py` and `azure.py` have how each is reached, and how it lists.
 A GET by obstore in the calling thread takes 98 to 116 us of processor time with 64 in flight, and 180 over asyncio. Its
@@ -240,7 +240,7 @@ _DENIED = {
     "BlobArchived": _ARCHIVED,
     "BlobBeingRehydrated": _ARCHIVED,
     "PublicAccessNotPermitted": "not everybody may read it: leave out source.anonymous",
-    "403": "the store refuses to say anything of it",
+    "403": "the store refuses access to it",
 }
 _MAY_NOT_READ = {
     "AccessDenied", "AuthorizationFailure", "AuthorizationPermissionMismatch", "AuthorizationResourceTypeMismatch",
@@ -261,7 +261,7 @@ _ADVICE = {
     "PermanentRedirect": _ELSEWHERE,
     "AuthorizationHeaderMalformed": _ELSEWHERE,
     "InvalidBucketName": "no bucket can have this name: check it",
-    "UserProjectMissing": "who reads this bucket has to pay for it, which spiderfs cannot do at Google's",
+    "UserProjectMissing": "this bucket requires requester pays, which spiderfs does not support at Google's",
 }
 
 

@@ -41,7 +41,7 @@ _TROUBLES = {
     "SSLError": "its certificate is not trusted: name the authority's in AWS_CA_BUNDLE",
     "ProfileNotFound": "there is no such profile: check source.profile and AWS_PROFILE",
     "PartialCredentialsError": "half of the credentials are missing: check them",
-    "CredentialRetrievalError": "credentials cannot be fetched: check the profile and what it runs or asks",
+    "CredentialRetrievalError": "credentials cannot be fetched: check the profile, and its process or endpoint",
     "SSOTokenLoadError": _SIGN_ON,
     "UnauthorizedSSOTokenError": _SIGN_ON,
     "TokenRetrievalError": _SIGN_ON,

@@ -1,4 +1,4 @@
-"""A source that is a bucket of an object store, or what lies below a prefix of one.
+"""A source that is a bucket of an object store, or a prefix of one.
 
 Names come from listings and bytes from GETs (`bucket.py`). Nothing is asked by HEAD: its errors have no body that says
 what is wrong, and to read an object once is one request.

@@ -61,7 +61,7 @@ _TROUBLES = {
     "OSError": "it cannot be reached: check its address, the network and HTTPS_PROXY",
     "InvalidURL": "this is no address of a server: check it",
     "TimeoutError": "it has not answered in time",
-    "SSLError": "it speaks no TLS that is understood: check its address",
+    "SSLError": "it does not answer with TLS: check its address",
     "SSLCertVerificationError": "its certificate is not trusted: name the authority's in SSL_CERT_FILE",
 }
 
@@ -283,7 +283,7 @@ class Web:
             if extent is None or found is None or int(found[1]) != extent[0]:
                 raise SourceUnavailable(f"{host} gives another part of a file than it was asked for")
         if response.length is None and not response.chunked:
-            raise SourceUnavailable(f"{host} does not say how long its answers are: have it give Content-Length")
+            raise SourceUnavailable(f"{host} sends answers without Content-Length: configure it to send it")
         return Answer(status, headers, self._body(response, host, most_bytes))
 
     def _body(self, response: http.client.HTTPResponse, host: str, most_bytes: int) -> bytes:

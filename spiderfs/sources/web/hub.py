@@ -1,4 +1,4 @@
-"""A source that is a data set of the Hugging Face Hub, at one commit, or what lies below a directory of it.
+"""A source that is a dataset of the Hugging Face Hub, or a directory of one, at one commit.
 
 The revision is resolved once: the first process of a mount that needs the commit asks for it, and all use that one
 (`_Commit`). Nothing changes in a commit. So all that is shown was there at one time, and stays while it is mounted.

@@ -161,7 +161,7 @@ def test_a_zip_without_zip64_has_as_many_members_as_it_has(tmp_path: Path, more:
     made = made_zip([MadeMember(b"%d" % number, system=3) for number in range(count)])
     index = index_of(made, "zip", tmp_path)
     assert (index.rows, index.left_out) == (count + 1, 0)
-    with pytest.raises(ArchiveFailed, match="other members than its end says"):
+    with pytest.raises(ArchiveFailed, match="other members than its end record names"):
         index_of(_at(made, len(made) - 14, struct.pack("<2H", more + 1 & 0xFFFF, more + 1 & 0xFFFF)), "zip", tmp_path)
 
 

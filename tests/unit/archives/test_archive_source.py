@@ -207,7 +207,7 @@ def test_a_packed_member_is_unpacked_only_up_to_a_limit(show: Show) -> None:
 def test_a_member_with_wrong_bytes_is_an_error(show: Show) -> None:
     memory = MemorySource()
     memory.add(b"s.zip", zip_of({b"a": b"right" * 10}).replace(b"right", b"wrong", 1))
-    with pytest.raises(ArchiveFailed, match=r"s.zip/a: it is not what its archive says"):
+    with pytest.raises(ArchiveFailed, match=r"s.zip/a: it differs from its archive's directory"):
         read(show(memory), b"s.zip/a")
 
 

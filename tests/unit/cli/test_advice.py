@@ -85,7 +85,7 @@ def found(local: float, direct: float, images: bool = True, **mounted: float) ->
         ),
         (
             found(560, 8.5, lru=8, plan=9),
-            "your loader decodes 560 ± 14 images/s from memory and 8.5 ± 0.2 from the source: no mount brings 15%: a"
+            "your loader decodes 560 ± 14 images/s from memory and 8.5 ± 0.2 from the source: no mount gains 15%: a"
             " larger cache may help, or more loader workers",
         ),
     ],
@@ -198,7 +198,9 @@ def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_profile_ends_with_what_to_mount_with() -> None:
     speeds = Speeds(MADE_UP.source, {NO_VIEW: Reads(10, 1_000_000, 0.01)}, 1000)
-    assert advice(speeds, None).startswith("the source gives 500 files/s: name your loader with --loader")
+    assert advice(speeds, None).startswith(
+        "the source gives 500 files/s: for mount options, name your loader with --loader"
+    )
     assert advice(speeds, MADE_UP) == (
         "your loader makes 500 samples/s of cached originals, the source gives 500 files/s: cache originals alone;"
         " expect 143 samples/s, and 500 with trainer_hook.plan()"

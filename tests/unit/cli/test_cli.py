@@ -148,7 +148,7 @@ def test_output_that_no_one_takes_is_no_traceback(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = program(*arguments, stdout=full)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert done.stderr.startswith("spiderfs: what it prints cannot be written")
+    assert done.stderr.startswith("spiderfs: its output cannot be written")
     reader, writer = os.pipe()
     os.close(reader)
     done = program(*arguments, stdout=writer)
@@ -394,6 +394,7 @@ def test_shells_complete_commands_and_mount_points(mounted: Path) -> None:
     assert completed("st") == ["status"]
     assert completed("mount-") == []
     assert completed("--ver") == ["--version"]
+    assert completed("mount", "-o", "immutable,cap") == ["immutable,capacity="]
     assert completed("umount", str(mounted)[:3]) == [str(mounted)]
 
 

@@ -40,7 +40,7 @@ def test_a_component_that_no_one_has_met_is_shown_by_its_names() -> None:
     status |= {"pid": 12345, "on": True, "limit": None, "ranks": [0, 1], "parts": [{"name": "a"}], "of": {"x": 1.23456}}
     assert text(figures.all_rows({"new_one": status})).split("new one")[1].splitlines()[:4] == [
         "          fill share 50.0%, held 3.0 MiB, oldest 250.0 ms, bytes per s 1.0 KiB/s, count 12,345,"
-        " pid 12345, on yes, limit -, ranks 0 and 1",
+        " pid 12345, on yes, ranks 0 and 1",
         "  parts",
         "    1            name a",
         "  of             x 1.235",
@@ -48,7 +48,7 @@ def test_a_component_that_no_one_has_met_is_shown_by_its_names() -> None:
 
 
 def test_a_figure_of_the_name_of_its_component_is_named_once() -> None:
-    assert text(figures.section("ratio", {"ratio": 0.9, "pinned": None})) == "ratio            90.0%, pinned -"
+    assert text(figures.section("ratio", {"ratio": 0.9, "pinned": None})) == "ratio            90.0%"
 
 
 def test_of_many_peers_those_are_shown_that_fail_most() -> None:

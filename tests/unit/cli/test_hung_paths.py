@@ -18,5 +18,5 @@ def test_a_path_that_hangs_is_reported(command: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(control_files, "mounted_at", lambda _: ends.wait(10))
     result = CliRunner().invoke(main, [command, "/nfs/imagenet"])
     ends.set()
-    said = "spiderfs: /nfs/imagenet hangs: see to its server, or detach the mount that it lies in\n"
+    said = "spiderfs: /nfs/imagenet hangs: check its server, or detach the mount that it lies in\n"
     assert (result.exit_code, result.stderr) == (1, said)

@@ -86,7 +86,7 @@ class Page(HTMLParser):
 
 def test_the_page_says_all_that_is_known(here: Path, tmp_path: Path) -> None:
     result = report(here, "--html", tmp_path / "r.html")
-    assert (result.exit_code, result.stdout) == (0, f"3 epochs are on {tmp_path}/r.html\n"), result.output
+    assert (result.exit_code, result.stdout) == (0, f"wrote 3 epochs to {tmp_path}/r.html\n"), result.output
     text = (tmp_path / "r.html").read_text()
     assert "http" not in text
     assert "url(" not in text
@@ -95,19 +95,19 @@ def test_the_page_says_all_that_is_known(here: Path, tmp_path: Path) -> None:
     words = " ".join(page.words)
     for said in (
         "s3://a/<b> with policy lru, 10 B of 20 B cached.",
-        "Training <b>best 2 epochs, 1 min 45 s in all. Of 2,000 reads 87.5% did not wait for the source; the others"
-        " waited 12.5 s, in all readers together. 1.0 GiB came from the source for 6.0 GiB read. 1,600 reads were"
+        "Training run <b>best 2 epochs, 1 min 45 s in all. Of 2,000 reads, 87.5% did not wait for the source; the"
+        " others waited 12.5 s in total. 1.0 GiB came from the source for 6.0 GiB read. 1,600 reads were"
         " planned, and 0.5% of these were late.",
         "0 1 min 15 s 1,000 75.0% 12.5 s 1.0% 7 3.0 GiB 1.0 GiB",
-        "Training 2a 1 epochs",
+        "Training run 2a 1 epoch, ",
         "No plan was followed: with trainer_hook.plan",
-        "time: at most 1 min 15 s",
+        "time, largest: 1 min 15 s",
         "12 accesses to 4 samples, 40 bytes in all; 3 epochs of 4 accesses",
         "belady (bound) 20 B",
         "lru, as mounted 20 B 0.0% 0.0% 0 120 B",
     ):
         assert said in words, said
-    assert words.index("Training 2a") < words.index("Training <b>best"), "the latest comes first"
+    assert words.index("Training run 2a") < words.index("Training run <b>best"), "the latest comes first"
     assert re.search(r'<tr class="own"><td>lru, as mounted</td><td>20 B</td>', text)
 
 
@@ -122,7 +122,15 @@ def test_a_source_that_answers_at_once_is_named(here: Path, tmp_path: Path, wait
 def test_without_a_trace_it_says_how_to_learn_more(here: Path, tmp_path: Path) -> None:
     has(here, [EPOCH], "none")
     assert report(here, "--html", tmp_path / "r.html").exit_code == 0
-    assert "Mount with -o trace=FILE, and a later report says it" in (tmp_path / "r.html").read_text()
+    text = (tmp_path / "r.html").read_text()
+    assert "in a later report, mount with -o trace=FILE" in text
+    assert f"<code>spiderfs report {here}</code>" in text
+    charts = ["time", "bytes from the source", "hits", "waits of all readers", "late, of planned reads"]
+    assert re.findall(r">([^<]*), largest: ", text) == charts
+    # Nothing came from the source: these figures have no chart.
+    has(here, [LATER], "none")
+    assert report(here, "--html", tmp_path / "r.html").exit_code == 0
+    assert re.findall(r">([^<]*), largest: ", (tmp_path / "r.html").read_text()) == ["time", "hits"]
 
 
 def test_a_trace_that_cannot_be_read_takes_nothing_from_the_epochs(here: Path, tmp_path: Path) -> None:
@@ -130,8 +138,8 @@ def test_a_trace_that_cannot_be_read_takes_nothing_from_the_epochs(here: Path, t
     result = report(here, "--html", tmp_path / "r.html")
     assert result.exit_code == 0
     assert result.stderr == (
-        f"spiderfs: warning: cannot read the trace {tmp_path}/gone: No such file or directory; so the page does not say"
-        " what other options would have brought\n"
+        f"spiderfs: warning: cannot read the trace {tmp_path}/gone: No such file or directory; so the page does not"
+        " compare other options\n"
     )
     has(here, [], tmp_path / "gone")
     assert "cannot read the trace" in refusal(here, "--html", tmp_path / "r2.html")
@@ -141,7 +149,7 @@ def test_without_trainings_a_trace_is_enough(here: Path, tmp_path: Path) -> None
     has(here, [], tmp_path / "trace")
     assert report(here, "--html", tmp_path / "r.html").exit_code == 0
     (tmp_path / "trace").write_text("")
-    assert "nothing of a training is in" in refusal(here, "--html", tmp_path / "r.html")
+    assert "is empty so far: the mount writes to it" in refusal(here, "--html", tmp_path / "r.html")
     has(here, [], "none")
     assert refusal(here, "--html", tmp_path / "r.html") == (
         f"spiderfs: {here} has seen no training yet, and records no trace: call trainer_hook.plan in the training, or"
@@ -158,7 +166,7 @@ def test_the_page_is_utf_8_where_the_locale_is_another(here: Path, tmp_path: Pat
     arguments = ["report", there, "--html", tmp_path / "page.html"]
     plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PATH": os.environ["PATH"]}
     subprocess.run([sys.executable, "-c", run, *arguments], check=True, env=plain, timeout=60)
-    assert f"Trainings at {there}" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f"Training runs at {there}" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_it_fails_in_one_line(here: Path, tmp_path: Path) -> None:
@@ -187,15 +195,14 @@ def test_a_replay_with_plans_is_the_one_as_mounted(tmp_path: Path) -> None:
     }  # fmt: skip
     stats = {"policy": "spider", "capacity_bytes": 20}
     text = _options([shared | {"plans": False}, shared | {"plans": True}], stats)
-    without, _, with_plans = text.partition("<h3>With the plans of the training</h3>")
-    assert "<h3>Without the plans of the training</h3>" in without
+    without, _, with_plans = text.partition("<h3>With the plans of the training run</h3>")
+    assert "<h3>Without the plans of the training run</h3>" in without
     assert "as mounted" not in without
     assert "spider, as mounted" in with_plans
     assert "spider, as mounted" in _options([shared | {"plans": False}], stats)
     # 99.9% did not wait, and 10% of what was read was still held: the page says why both are true.
     assert "When it was recorded, 99.9% did not wait" in text
-    assert text.count("Hits are here what the cache still held") == 2
+    assert text.count("Hits are here the reads of samples that the cache still held") == 2
     # A policy with substitutes may have more hits than the bound, which has none.
-    assert "belady (bound without substitutes)" in text
     assert "belady has none, so a policy with substitutes may have more hits" in text
     assert "<td>7</td>" in text

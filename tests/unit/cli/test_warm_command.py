@@ -167,14 +167,14 @@ def test_it_can_leave_the_daemon_to_it(mounted: Path, daemon: Daemon) -> None:
     daemon.says = [Warming(), Warming(searching=True)]
     result = spiderfs(mounted, "train", "--detach")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == f"the daemon goes on: {mounted}/.spiderfs/warm says how far it is\n"
+    assert result.stdout == f"the daemon continues: {mounted}/.spiderfs/warm shows the progress\n"
     assert daemon.written == ["train\n"]
 
 
 @pytest.mark.parametrize(
     ("ended_by", "said"),
     [
-        (KeyboardInterrupt(), "ended after 2 of 7 files found so far: run it again to go on"),
+        (KeyboardInterrupt(), "ended after 2 of 7 files found so far: run it again to resume"),
         (TimeoutError(), "the daemon of {} does not answer: detach it with 'spiderfs umount --lazy {}'"),
         (OSError(107, "gone"), "the daemon of {} is dead: unmount with 'spiderfs umount {}', or mount again"),
     ],
@@ -191,8 +191,8 @@ def test_however_it_ends_the_daemons_work_ends(
 def test_it_fails_where_files_are_not_there(mounted: Path, daemon: Daemon) -> None:
     daemon.says = [Warming(), Warming(found=5, fetched=3, failed=1200, missing=2, unknown="tarin\x1b")]
     assert refusal(mounted, "-", stdin=b"tarin") == (
-        "spiderfs: 1,200 files or directories could not be read, and the daemon's log says why; 2 paths mean no file of"
-        f" {mounted}, the first is tarin\\x1b\n"
+        "spiderfs: 1,200 files or directories could not be read (see the daemon's log);"
+        f" {mounted} has no file or directory for 2 of these paths, for example tarin\\x1b\n"
     )
     daemon.says = [Warming(), Warming(ended=True, found=5, fetched=3, left=2)]
     assert "ended after 3 of 5 files" in refusal(mounted)
@@ -202,7 +202,7 @@ def test_it_fails_where_files_are_not_there(mounted: Path, daemon: Daemon) -> No
 def test_a_manager_that_was_started_again_has_forgotten_all(mounted: Path, daemon: Daemon, found: int) -> None:
     daemon.says = [Warming(), Warming(searching=True, found=found, left=found), Warming()]
     daemon.restarts = [1, 2]
-    assert f"the manager of {mounted} was started again" in refusal(mounted)
+    assert f"the manager of {mounted} was restarted" in refusal(mounted)
 
 
 def test_it_says_that_the_cache_is_smaller_than_what_was_fetched(mounted: Path, daemon: Daemon) -> None:
@@ -210,14 +210,14 @@ def test_it_says_that_the_cache_is_smaller_than_what_was_fetched(mounted: Path, 
     daemon.capacity_bytes = 2 << 20
     result = spiderfs(mounted)
     assert (result.exit_code, result.stdout) == (0, "5 files fetched (5.0 MiB) in 0:00, 0 were cached before\n")
-    assert result.stderr == ("spiderfs: warning: the cache holds 2.0 MiB, so not all of what was fetched is in it\n")
+    assert result.stderr == ("spiderfs: warning: the cache holds 2.0 MiB, so it does not have all of these files\n")
 
 
 def test_pinning_fetches_and_says_how_much_is_pinned(mounted: Path, daemon: Daemon) -> None:
     daemon.says = [Warming(), Warming(), Warming(searching=True), Warming(found=5, fetched=3, present=2)]
     result = spiderfs(mounted, "train", "val/1", command="pin")
     assert (result.exit_code, result.stderr) == (0, "")
-    pinned = "1,234 files are pinned, 1.0 MiB of at most 5.0 MiB, half of the room for kept files\n"
+    pinned = "1,234 files pinned, 1.0 MiB of at most 5.0 MiB, half of the room for kept files\n"
     assert result.stdout == f"3 files fetched (0 B) in 0:00, 2 were cached before\n{pinned}"
     assert daemon.written == ["pin: train\nval/1\n"]
     assert spiderfs(mounted, command="pin").stdout == pinned
@@ -240,13 +240,13 @@ def test_pinning_fails_where_pins_have_no_room(mounted: Path, daemon: Daemon) ->
 def test_pinning_ends_as_warming_does(mounted: Path, daemon: Daemon) -> None:
     ended = Warming(ended=True, found=7, fetched=2, left=5)
     daemon.says = [Warming(), Warming(), Warming(searching=True), KeyboardInterrupt(), ended]
-    assert "ended after 2 of 7 files: run it again to go on" in refusal(mounted, "train", command="pin")
+    assert "ended after 2 of 7 files: run it again to resume" in refusal(mounted, "train", command="pin")
     assert daemon.written == ["pin: train\n", "\n"]
     assert "has no file or directory tarin" in refusal(mounted, "tarin", command="pin")
 
 
 def test_unpinning_says_how_many_files_it_was(mounted: Path, daemon: Daemon) -> None:
-    assert spiderfs(mounted, "gone/since", mounted, command="unpin").stdout == "6 files are pinned no longer\n"
+    assert spiderfs(mounted, "gone/since", mounted, command="unpin").stdout == "6 files unpinned\n"
     assert daemon.written == ["unpin: gone/since\n", "unpin: .\n"]
     assert json.loads(spiderfs(mounted, "--json", "train", command="unpin").stdout) == {"unpinned": 3}
     assert spiderfs(mounted, command="unpin").exit_code == 2
@@ -259,7 +259,7 @@ def test_globs_and_lists_that_mean_nothing_are_an_error(mounted: Path, daemon: D
     assert spiderfs(mounted, *absent, command=command).exit_code == 0
     daemon.acted = 0
     for arguments, stdin in ((absent, b""), (["-"], listed)):
-        said = f"spiderfs: 2 paths mean no file of {mounted}, the first is x*\n"
+        said = f"spiderfs: {mounted} has no file or directory for 2 of these paths, for example x*\n"
         assert refusal(mounted, *arguments, stdin=stdin, command=command) == said
     # Files that the mount has, and the cache has not.
     for arguments, stdin in (([*absent, "train/**/2"], b""), (["-"], listed + b"val/1\n")):
@@ -338,7 +338,9 @@ def test_names_are_looked_up_through_the_mount(mounted: Path, daemon: Daemon) ->
         == f"spiderfs: {mounted} has no file or directory train/*: check the path\n"
     )
     said = refusal(mounted, "-", "--names", stdin=b"val\nabsent\nabsent")
-    assert said == (f"spiderfs: 2 paths could not be looked up, one is {mounted}/absent (No such file or directory)\n")
+    assert said == (
+        f"spiderfs: 2 paths could not be looked up, for example {mounted}/absent (No such file or directory)\n"
+    )
     result = spiderfs(mounted, "--names", "--detach")
     assert result.exit_code == 2
     assert "--names is done by this command itself: leave out --detach" in result.stderr

@@ -154,7 +154,7 @@ def test_a_killed_server_is_said_once_and_so_is_its_return(tmp_path: Path, caplo
     run(test)
     # Two links.
     said = [record.getMessage() for record in caplog.records]
-    assert sum("goes on with the scores that it has" in text for text in said) == 2
+    assert sum("continues with its scores" in text for text in said) == 2
     assert sum("is back" in text for text in said) == 2
 
 
@@ -242,7 +242,7 @@ def test_who_has_no_right_to_it_gets_the_reason(
 
     run(test)
     (record,) = caplog.records
-    assert "goes on with the scores that it has" in record.getMessage()
+    assert "continues with its scores" in record.getMessage()
     assert any(word in record.getMessage().lower() for word in ("authentication", "password")), record.getMessage()
     assert "secret" not in record.getMessage()
 

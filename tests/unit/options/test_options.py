@@ -309,8 +309,8 @@ def test_settings_of_a_store_reach_it(paths: Paths, bucket: type[_Bucket]) -> No
     ("option", "said"),
     [
         ("peers=n1:8443+n2:8443", "write it like https://"),
-        ("peers=http://10.0.0.1:8443", "name all of them, this one too"),
-        ("peers=http://nodes:8443*2", "name all of them, this one too"),
+        ("peers=http://10.0.0.1:8443", "name all nodes, with this one"),
+        ("peers=http://nodes:8443*2", "name all nodes, with this one"),
         ("peers=http://nodes:8443,peer_self=http://10.0.0.1:80", "peers does not name this node"),
         ("peers=redis://n1:6379", "write which, as redis://n1:6379/imagenet"),
         ("peers=redis://n1:6379/a/b", "write which, as redis://n1:6379/imagenet"),

@@ -1,4 +1,4 @@
-"""The server of the hook's socket, to which training processes send what they have learned.
+"""The server of the hook's socket, to which training processes send embeddings, losses and plans.
 
 Each connection is one trainer, and has tasks and a queue of its own. So neither a slow sink nor another trainer delays
 it, and no bytes of a trainer do harm beyond its connection. An invalid message is answered with an error and counted; a

@@ -324,7 +324,7 @@ class DeclaredLists:
     async def _forget(self, job_dataset: JobDataset) -> None:
         self._job_datasets.remove(job_dataset)
         await self._forget_ranges(job_dataset.job_dataset_id)
-        log.info("job %s is over: what it learned about %s leaves memory", job_dataset.job_id, job_dataset.list.name)
+        log.info("job %s is over: its scores of %s leave memory", job_dataset.job_id, job_dataset.list.name)
         inodes = list(job_dataset.list.index_of)
         for first in range(0, max(1, len(inodes)), _AT_A_TIME):
             # Another job may have declared a list with these files since the last slice.

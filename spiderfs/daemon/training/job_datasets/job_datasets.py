@@ -1,4 +1,4 @@
-"""Job datasets: what each job learns about each list that it has declared, and where that is saved.
+"""Job datasets: the learned state of each job for each of its lists, and where it is saved.
 
 The scores of a job dataset lie in a directory of its own, `JOB/LIST` below the mount's scores: the digests of the job's
 id, which may be any text, and of the list. A job that comes back finds them there, and `scores_from` copies them.
@@ -54,7 +54,7 @@ class JobDataset:
         if scoring is None or not scoring.fits(dimension):
             scoring = SCORINGS[name](self.list.labels, dimension, options)
             if scoring.restore(self.directory):
-                log.info("job %s goes on with the scores that it had of %s", self.job_id, self.list.name)
+                log.info("job %s continues with its scores of %s", self.job_id, self.list.name)
             self.scorings[name] = scoring
         return scoring
 

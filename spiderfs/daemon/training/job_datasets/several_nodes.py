@@ -637,7 +637,7 @@ class SeveralNodes:
         try:
             return unpacked(message, len(job_dataset.list.keys))
         except ProtocolError as exc:
-            self._warn_once(job_dataset, "what another mount of job %s has sent is of no use (%s)", exc)
+            self._warn_once(job_dataset, "a message of another mount of job %s is invalid (%s)", exc)
             return []
 
     def _warn_once(self, job_dataset: JobDataset, text: str, exc: Exception) -> None:

@@ -229,7 +229,7 @@ def test_too_many_requests_are_refused(tmp_path: Path) -> None:
     async def test(harness: Harness) -> None:
         for _ in range(MAX_WAITING):
             harness.warm(b"a")
-        with pytest.raises(ConfigError, match=f"^{MAX_WAITING} requests wait already: write again when"):
+        with pytest.raises(ConfigError, match=f"^{MAX_WAITING} requests wait already: write again once"):
             harness.warm(b"a")
         harness.warmer.stop()
         harness.warm(b"a")

@@ -383,7 +383,7 @@ OF_GOOGLE = [
     (503, "SlowDown", SourceThrottled, "SlowDown"),
     (403, "AccessDenied", SourceDenied, "roles/storage.objectViewer"),
     (401, "AuthenticationRequired", SourceUnavailable, "renew them"),
-    (400, "UserProjectMissing", SourceUnavailable, "has to pay for it"),
+    (400, "UserProjectMissing", SourceUnavailable, "requires requester pays"),
 ]
 OF_MICROSOFT = [
     (404, "ContainerNotFound", SourceUnavailable, "no such bucket: check its name"),

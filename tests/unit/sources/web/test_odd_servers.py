@@ -99,7 +99,7 @@ def test_another_part_than_was_asked_for_is_refused(headers: list[str]) -> None:
     ("manifest", "said"),
     [
         (answer(b""), "lists no files"),
-        (answer(MANIFEST[:20], length=False), "how long its answers are"),
+        (answer(MANIFEST[:20], length=False), "answers without Content-Length"),
         (answer(b"\xef\xbb\xbf" + MANIFEST), "byte order mark"),
         (answer(MANIFEST.replace(b"\n", b"\r\n")), "line 1 is not"),
     ],

@@ -198,9 +198,8 @@ def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_profile_ends_with_what_to_mount_with() -> None:
     speeds = Speeds(MADE_UP.source, {NO_VIEW: Reads(10, 1_000_000, 0.01)}, 1000)
-    assert advice(speeds, None).startswith(
-        "the source gives 500 files/s: for mount options, name your loader with --loader"
-    )
+    said = "the source gives 500 files/s: for mount options, name your loader with --loader"
+    assert advice(speeds, None).startswith(said)
     assert advice(speeds, MADE_UP) == (
         "your loader makes 500 samples/s of cached originals, the source gives 500 files/s: cache originals alone;"
         " expect 143 samples/s, and 500 with trainer_hook.plan()"

@@ -70,6 +70,8 @@ _COUNTS = ("encoded", "decoded", "augmented")
     type=Number(min=0, min_open=True),
     help="How many samples a second the steps of a machine take, if the function returns no step.",
 )
+@click.option("--network", help="Bytes a second over each machine's network, such as 1.25GB [default: no limit]")
+@click.option("--model", help="Size of the parameters whose gradients machines exchange, such as 100MB [default: none]")
 @click.option("--planned", is_flag=True, help="The training publishes plans, so no worker waits for the source.")
 @json_file
 def profile(
@@ -82,6 +84,8 @@ def profile(
     total: int | None,
     nodes: int,
     rate: float | None,
+    network: str | None,
+    model: str | None,
     planned: bool,
     json_path: Path | None,
 ) -> None:
@@ -104,7 +108,11 @@ def profile(
     except OSError as exc:
         raise explained(mount, exc) from exc
     wanted = Wanted(loader, _chosen_views(views, options), samples, planned, uses, total, nodes, rate)
-    size = float(stats["capacity_bytes"]) if capacity is None else _size(capacity)
+    if network is not None:
+        wanted = replace(wanted, network=_size("--network", network))
+    if model is not None:
+        wanted = replace(wanted, model_bytes=_size("--model", model))
+    size = float(stats["capacity_bytes"]) if capacity is None else _size("--capacity", capacity)
     console = Console(highlight=False, soft_wrap=True)
     speeds, found = _measured(options, size, wanted, console)
     _show_speeds(speeds, console)
@@ -132,13 +140,13 @@ def _measured(
             ) from exc
 
 
-def _size(text: str) -> float:
+def _size(option: str, text: str) -> float:
     from spiderfs.options.units import parse_size
 
     try:
         return float(parse_size(text))
     except ValueError as exc:
-        raise UsageError(f"--capacity {text}: {exc}") from exc
+        raise UsageError(f"{option} {text}: {exc}") from exc
 
 
 def _chosen_views(text: str, options: dict[str, str]) -> tuple[str, ...]:
@@ -160,7 +168,9 @@ def _show_speeds(speeds: Speeds, console: Console) -> None:
     )
     for view, reads in speeds.reads.items():
         name = "originals" if view == NO_VIEW else view
-        console.print(f"cached {name}: {reads.per_s:,.0f} reads/s, {reads.bytes_per_s / _MB:.0f} MB/s, one reader")
+        console.print(
+            f"cached {name}: {reads.per_s:,.0f} reads/s, {reads.bytes_per_s / _MB:.0f} MB/s, {reads.readers} readers"
+        )
 
 
 def _show_profile(found: Profile, console: Console) -> None:
@@ -262,6 +272,7 @@ def _report(options: dict[str, str], speeds: Speeds, found: Profile | None) -> d
     }
     if found is not None:
         plain = ("cache_bytes", "cores", "samples", "workers", "batch", "step_s", "planned", "uses", "nodes")
+        report |= {"network_bandwidth": found.network_bandwidth, "model_bytes": found.model_bytes}
         report |= {name: getattr(found, name) for name in plain}
         report["forms"] = {
             "uncached": found.uncached._asdict(),

@@ -331,6 +331,15 @@ def partition(result: Result) -> str:
     return markdown(["", *names], rows)
 
 
+def figure_8(result: Result) -> str:
+    """Of each split the correlation over the sizes of the data set: of the law, and of equation 9."""
+    names, rows = list(result["settings"]), []
+    for split in result["settings"][names[0]]["splits"]:
+        found = [result["settings"][name]["splits"][split] for name in names]
+        rows.append([split, *(f"{of['pearson']:.2f} ({of['pearson_of_equation_9']:.2f})" for of in found)])
+    return markdown(["E-D-A", *names], rows)
+
+
 # -- trainings
 
 
@@ -563,6 +572,7 @@ TABLES = {
     "jobs-mount": Rendered(jobs_mount, ("jobs_mount",)),
     "stall": Rendered(stall, ("stall",)),
     "partition": Rendered(partition, ("partition",)),
+    "figure-8": Rendered(figure_8, ("partition_sizes",)),
     "train": Rendered(train, ("train",)),
     "loader-workers": Rendered(loader_workers, ("loader_workers",)),
     "equivalence": Rendered(equivalence, ("equivalence",)),

@@ -459,10 +459,33 @@ SAMPLERS = {
 def samplers_10k(result: Result) -> str:
     trainings, rows = Trainings(result), []
     for system, name in SAMPLERS.items():
-        cells = [f"{trainings.fetched(system):.2f}", trainings.times_lru(system), trainings.steps(system)]
+        cells = [f"{trainings.fetched(system):.2f}", trainings.times_lru(system), f"{trainings.steps(system):.1f}"]
         cells.append(spread([run.top1 for run in trainings.of(system)], ".1f", 100))
         rows.append([name, *cells, "" if system == "uniform+plan" else points(trainings.gained(system))])
     return markdown(["", "bytes", "x LRU", "steps", "top-1, %", "minus uniform, points"], rows)
+
+
+def samplers(*results: Result) -> str:
+    """What each sampler saves and costs, and what uniform sampling costs that stops as early."""
+    rows = []
+    for system, name in [*SAMPLERS.items(), ("spider+plan", "`SpiderSampler`")]:
+        for result in results:
+            trainings, extent = Trainings(result), result["extent"]
+            if system.startswith("uniform") or not trainings.of(system):
+                continue
+            setting = f"{extent['training']:,}, {extent['epochs']}, {len(trainings.of(system))}"
+            cells = []
+            for amount in (trainings.fetched, trainings.steps):
+                cells.append(f"{100 * (1 - amount(system) / amount('uniform+plan')):.0f}")
+            cells.append(points(trainings.gained(system)))
+            for lost in (
+                trainings.at_equal(system, lambda run: run.whole),
+                trainings.at_equal(system, lambda run: run.steps),
+            ):
+                cells.append(f"{mean(lost):+.1f}" if lost else "more than was measured")
+            rows.append([name, setting, *cells])
+    headings = ["", "images, epochs, seeds", "saves bytes, %", "saves steps, %", "costs, points (95 %)"]
+    return markdown([*headings, "uniform with as many bytes", "uniform with as many steps"], rows)
 
 
 def full_size(result: Result) -> str:
@@ -577,6 +600,7 @@ TABLES = {
     "loader-workers": Rendered(loader_workers, ("loader_workers",)),
     "equivalence": Rendered(equivalence, ("equivalence",)),
     "samplers-10k": Rendered(samplers_10k, ("samplers-10k",)),
+    "samplers": Rendered(samplers, ("samplers-3k", "samplers-10k", "full_size")),
     "full-size": Rendered(full_size, ("full_size",)),
     "systems": Rendered(systems, ("systems",)),
     "cache-sizes": Rendered(cache_sizes, ("systems",)),

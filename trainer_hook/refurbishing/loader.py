@@ -614,8 +614,8 @@ def refurbish(
     generators that are attributes of a transform. So what was lost is made again as it was.
 
     With `reuse="jobs"` trainings on one mount that call this alike (same files, transforms, and arguments) share what
-    is kept: each of them uses it once, and who comes next makes it again. Each has an order of its own. Without such a
-    mount this is `loader` itself.
+    is kept: each of them uses it once, and who comes next makes it again. Each has an order of its own; with
+    `plan(..., share=True)` they exchange samples as well. Without such a mount this is `loader` itself.
 
     Raises ValueError for a loader that does not shuffle or repeats samples, and for what cannot be split so.
     """
@@ -643,7 +643,7 @@ def refurbish(
     uses = 1 if reuse == JOBS else reuse
     generations = Generations(len(whole), uses, round(kept * len(whole)), seed, order)
     dataset = RefurbishedDataset(whole, halves, keeper, job, generations.kept)
-    shared = None if job is None else SharedPartials(name, job)
+    shared = SharedPartials(keeper.name, job) if job is not None and isinstance(keeper, MountStore) else None
     # The loader may be freed sooner: libraries that run trainings make another one of it.
     weakref.finalize(dataset, keeper.close)
     arguments = {name: getattr(loader, name) for name in _ARGUMENTS if hasattr(loader, name)}

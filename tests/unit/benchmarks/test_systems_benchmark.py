@@ -108,6 +108,7 @@ def test_results_without_newer_settings_can_be_used(
     for system in result["systems"].values():
         for newer in ("radius", "radius_share", "embeddings"):
             del system["configuration"][newer]
+        system["configuration"]["gone"] = 1
     systems.save(path, result)
     kept = systems.measured_in(path, extent, ["spider-paper, released radius"])
     assert kept == [measured["spider-paper"]]

@@ -597,7 +597,6 @@ TABLES = {
     "jobs-mount": Rendered(jobs_mount, ("jobs_mount",)),
     "stall": Rendered(stall, ("stall",)),
     "partition": Rendered(partition, ("partition",)),
-    "figure-8": Rendered(figure_8, ("partition_sizes",)),
     "train": Rendered(train, ("train",)),
     "loader-workers": Rendered(loader_workers, ("loader_workers",)),
     "equivalence": Rendered(equivalence, ("equivalence",)),

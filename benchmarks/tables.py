@@ -333,6 +333,15 @@ def partition(result: Result) -> str:
     return markdown(["", *names], rows)
 
 
+def figure_8(result: Result) -> str:
+    """Of each split the correlation over the sizes of the data set: of the law, and of equation 9."""
+    names, rows = list(result["settings"]), []
+    for split in result["settings"][names[0]]["splits"]:
+        found = [result["settings"][name]["splits"][split] for name in names]
+        rows.append([split, *(f"{of['pearson']:.2f} ({of['pearson_of_equation_9']:.2f})" for of in found)])
+    return markdown(["E-D-A", *names], rows)
+
+
 # -- trainings
 
 
@@ -452,10 +461,35 @@ SAMPLERS = {
 def samplers_10k(result: Result) -> str:
     trainings, rows = Trainings(result), []
     for system, name in SAMPLERS.items():
-        cells = [f"{trainings.fetched(system):.2f}", trainings.times_lru(system), trainings.steps(system)]
+        cells = [f"{trainings.fetched(system):.2f}", trainings.times_lru(system), f"{trainings.steps(system):.1f}"]
         cells.append(spread([run.top1 for run in trainings.of(system)], ".1f", 100))
         rows.append([name, *cells, "" if system == "uniform+plan" else points(trainings.gained(system))])
     return markdown(["", "bytes", "x LRU", "steps", "top-1, %", "minus uniform, points"], rows)
+
+
+def samplers(*results: Result) -> str:
+    """What each sampler saves and costs, and what uniform sampling costs that stops as early."""
+    rows = []
+    for system, name in [*SAMPLERS.items(), ("spider+plan", "`SpiderSampler`")]:
+        for result in results:
+            trainings, extent = Trainings(result), result["extent"]
+            if system.startswith("uniform") or not trainings.of(system):
+                continue
+            setting = f"{extent['training']:,}, {extent['epochs']}, {len(trainings.of(system))}"
+            cells = []
+            for amount in (trainings.fetched, trainings.steps):
+                cells.append(f"{100 * (1 - amount(system) / amount('uniform+plan')):.0f}")
+            cells.append(points(trainings.gained(system)))
+            for lost in (
+                trainings.at_equal(system, lambda run: run.whole),
+                trainings.at_equal(system, lambda run: run.steps),
+            ):
+                cells.append(f"{mean(lost):+.1f}" if lost else "more than was measured")
+            # With as many steps, uniform sampling is what the costs are compared with.
+            cells[-1] = "" if cells[1] == "0" else cells[-1]
+            rows.append([name, setting, *cells])
+    headings = ["", "images, epochs, seeds", "saves bytes, %", "saves steps, %", "costs, points (95 %)"]
+    return markdown([*headings, "uniform with as many bytes", "uniform with as many steps"], rows)
 
 
 def full_size(result: Result) -> str:
@@ -512,6 +546,18 @@ def refurbish(speed: Result, accuracy: Result) -> str:
     return markdown(["", "images/s", "top-1, points (95 %)"], rows)
 
 
+# Times standard in table 1 of Revamper's paper (VGG-16, CIFAR-10), which has no row for balanced eviction alone.
+REVAMPER = {"naive": 4746.91 / 4125.07, "balanced, cache-aware shuffle": 5839.08 / 4125.07}
+
+
+def schedules(result: Result) -> str:
+    rows: list[Row] = []
+    for name, rates in result["images_per_s"].items():
+        times, paper = f"{result['of_standard'][name]:.2f}", REVAMPER.get(name)
+        rows.append([name, f"{median(rates):.0f}", times, "" if paper is None else f"{paper:.2f}"])
+    return markdown(["", "images/s", "x standard", "paper"], rows)
+
+
 # -- documents
 
 
@@ -557,11 +603,13 @@ TABLES = {
     "loader-workers": Rendered(loader_workers, ("loader_workers",)),
     "equivalence": Rendered(equivalence, ("equivalence",)),
     "samplers-10k": Rendered(samplers_10k, ("samplers-10k",)),
+    "samplers": Rendered(samplers, ("samplers-10k", "full_size")),
     "full-size": Rendered(full_size, ("full_size",)),
     "systems": Rendered(systems, ("systems",)),
     "cache-sizes": Rendered(cache_sizes, ("systems",)),
     "radius": Rendered(radius, ("radius",)),
     "refurbish": Rendered(refurbish, ("refurbish_speed", "refurbish_accuracy")),
+    "schedules": Rendered(schedules, ("refurbish_schedules",)),
 }
 
 

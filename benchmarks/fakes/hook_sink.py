@@ -67,7 +67,9 @@ class RecordingSink:
         self.calls.append(("come", trainer))
         self.progress.append((trainer, progress))
 
-    def exchange(self, trainer: Trainer, question: Exchange) -> npt.NDArray[np.uint32]:
+    def exchange(
+        self, trainer: Trainer, question: Exchange, ready: npt.NDArray[np.bool_] | None
+    ) -> npt.NDArray[np.uint32]:
         """What `give` says."""
         self.calls.append(("exchange", trainer))
         self.questions.append((trainer, question))

@@ -6,8 +6,14 @@
 DIR holds train/CLASS/NAME and test/CLASS/NAME; without --data the images are noise around a colour for each class,
 which shows that the program runs and nothing else. Images, random crops, flips and the network are on the device: a GPU
 if there is one. Cache, engine, policy, scorer and sampler are those of a mount, and benchmarks/training/in_process.py
-calls them; there is no mount, and so no time of the source in the seconds. The network is a ResNet-18 with a first
-layer for small images (3 x 3, no max-pool); embeddings get 64 numbers, as the hook sends them.
+calls them; there is no mount, and so no time of the source in the seconds. Embeddings get 64 numbers, as the hook sends
+them. There are two recipes:
+
+    tuned     a first layer for small images (3 x 3, no max-pool); SGD with Nesterov's momentum, weight decay and a
+              one-cycle schedule; batches of 128: some 90 % with uniform sampling
+    papers    the first layers of torchvision, SGD with the rate 0.1 alone and for all epochs, batches of 256: some 78 %
+              in SpiderCache's paper. Its claims are about `--recipe papers --epochs 100 --seeds 3
+              --systems 'uniform,spider-imp,spider-paper, released radius,shade,impact'`
 
 After each epoch the unfinished training is written to the directory STATE. After --minutes the program stops, with
 exit status 3 if something is left to do. The same command goes on, and on a CPU it ends with the very figures that one
@@ -40,7 +46,7 @@ from benchmarks.common.lists import MIN_BY_EPOCH, min_by_epoch
 from benchmarks.common.results import save
 from benchmarks.common.side_by_side import add_jobs, side_by_side
 from benchmarks.training.in_process import Pool, Run, Training
-from benchmarks.training.resnet import BATCH, LEARNING_RATE, QUICK_WIDTH, USUAL_WIDTH, recipe_of
+from benchmarks.training.resnet import LEARNING_RATE, QUICK_WIDTH, RECIPES, USUAL_WIDTH, recipe_of
 from benchmarks.training.saved_training import Done, load_training, save_training
 from benchmarks.training.systems import (
     BY_RADIUS,
@@ -215,10 +221,12 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
         raise RuntimeError(f"choose --width {QUICK_WIDTH} or more")
     if arguments.minutes != float("inf") and arguments.state is None:
         raise RuntimeError("--minutes needs --state DIR, where the unfinished training is kept")
+    recipe = recipe_of(arguments.recipe, width, device)
     settings = {
-        "batch": BATCH,
+        "batch": recipe.batch,
         "learning_rate": LEARNING_RATE,
-        "network": f"ResNet-18 of {width} channels",
+        # Kept results of the tuned recipe have no word for it.
+        "network": f"ResNet-18 of {width} channels" + ("" if arguments.recipe == "tuned" else ", the papers' recipe"),
         "device": device,
         "images": "generated" if arguments.data is None else "read",
     }
@@ -233,7 +241,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> None:
     work = functools.partial(
         trained,
         epochs=extent.epochs,
-        recipe=recipe_of(width, device),
+        recipe=recipe,
         settings=identity(extent, **settings),
         directory=arguments.state,
     )
@@ -271,6 +279,7 @@ def program() -> argparse.ArgumentParser:
     help_text = "where images and network are (default here: %(default)s)"
     parser.add_argument("--device", default=device, metavar="NAME", help=help_text)
     add_plot_scores(parser)
+    parser.add_argument("--recipe", choices=RECIPES, default="tuned", help="how to train (default %(default)s)")
     help_text = f"channels of the first stage (default {USUAL_WIDTH}, quick {QUICK_WIDTH})"
     parser.add_argument("--width", type=int, metavar="N", help=help_text)
     return parser

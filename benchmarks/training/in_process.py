@@ -342,7 +342,7 @@ class Training:
         self.sampler = sampler_named(configuration.sampler, self._samples, seed, epochs, **by_scores)
         self.sampler.bind(cast(HookClient, self.cache), "train")
         self.sampler.offer(self.evaluated)
-        self.steps = Steps(model, epochs, self._samples, recipe.batch, recipe.optimizer)
+        self.steps = Steps(model, epochs, self._samples, recipe.batch, recipe.optimizer, recipe.schedule)
         self._part = replace(
             pool.held_out,
             images=pool.held_out.images[::EVALUATED_SHARE],

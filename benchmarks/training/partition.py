@@ -1,6 +1,7 @@
 """Whether the law of the bottleneck predicts what a partition of the cache among forms is worth.
 
     .venv-dev/bin/python -m benchmarks.training.partition                some eight minutes
+    .venv-dev/bin/python -m benchmarks.training.partition --sizes        along the data set's size (Seneca's figure 8)
     .venv-dev/bin/python -m benchmarks.training.partition --quick        some two minutes, for a look
 
 A PyTorch DataLoader reads images through a mount, as benchmarks.serving.image_loader does: Pillow decodes and crops
@@ -10,6 +11,9 @@ through one mount for each of six splits (`-o forms=`), and through one with for
 BMP views (D), and what the loader gave of some samples (A, made again after three uses): these are chosen among those
 that are shown as originals, as the law has each sample in one form. Mounts are not immutable, for with so few images
 the page cache would hold all that the cache does not.
+
+With --sizes the cache stays as large, and the loader reads a quarter of the images, then half, and so on. The paper
+correlates prediction and measurement of each split over these sizes.
 """
 
 from __future__ import annotations
@@ -88,6 +92,8 @@ class Extent:
 
 
 FULL, QUICK = Extent(480, rounds=3, profiled=256), Extent(120, rounds=3, profiled=64)
+# The sizes of the data set, as shares of all images.
+SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
@@ -221,10 +227,16 @@ def measure_setting(
     setting: Setting, source: Path, names: list[str], scratch: Path, extent: Extent
 ) -> tuple[Profile, list[Row]]:
     """What was profiled, and a row for each split; the last one is that of forms=auto."""
+    with mounted(source, scratch / "p", 1 << 30, setting.latency_ms, f"policy=minio,{line_of(setting)}") as mount:
+        speeds, profile = profiled(mount, scratch, setting, extent.profiled)
+    return profile, measure_splits(setting, source, names, scratch, extent, speeds.record(profile), profile)
+
+
+def measure_splits(
+    setting: Setting, source: Path, names: list[str], scratch: Path, extent: Extent, record: Record, profile: Profile
+) -> list[Row]:
     with ExitStack() as stack:
-        with mounted(source, scratch / "p", 1 << 30, setting.latency_ms, f"policy=minio,{line_of(setting)}") as mount:
-            speeds, profile = profiled(mount, scratch, setting, extent.profiled)
-        record, sizes = speeds.record(profile), profile.sizes(VIEW)
+        sizes = profile.sizes(VIEW)
         data: dict[Split, Partitioned] = {}
         best = None
         for forms in ("auto", *map(str, SHOWN)):
@@ -243,7 +255,7 @@ def measure_setting(
             for split in splits[number % len(splits) :] + splits[: number % len(splits)]:
                 rates[split].append(epoch_rate(data[split], len(names), setting.workers, number + 1))
                 end_loader_workers()
-    return profile, [
+    return [
         Row(
             str(split),
             profile.predicted(split, VIEW).samples_per_s,
@@ -254,10 +266,33 @@ def measure_setting(
     ]
 
 
+def measure_sizes(
+    setting: Setting, source: Path, names: list[str], scratch: Path, extent: Extent
+) -> dict[str, dict[str, Any]]:
+    """For each split its rows at all sizes of the data set, and their correlation."""
+    with mounted(source, scratch / "p", 1 << 30, setting.latency_ms, f"policy=minio,{line_of(setting)}") as mount:
+        speeds, profile = profiled(mount, scratch, setting, extent.profiled)
+    found: dict[str, list[Row]] = {}
+    for share in SHARES:
+        some = names[: round(share * len(names))]
+        part, mounts = scratch / f"{share:.0%}", scratch / f"m{share:.0%}"
+        for name in some:
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            os.link(source / name, part / name)
+        of = replace(profile, samples=len(some))
+        record = replace(speeds.record(of), samples=len(some))
+        for row in measure_splits(setting, part, some, mounts, extent, record, of)[:-1]:
+            found.setdefault(row.split, []).append(row)
+    return {
+        split: {"rows": [asdict(row) for row in rows]}
+        | {name: pearson(rows, of) for name, of in (("pearson", "predicted"), ("pearson_of_equation_9", "equation_9"))}
+        for split, rows in found.items()
+    }
+
+
 def pearson(rows: list[Row], of: str) -> float:
-    """Between prediction and measurement, over the splits without "auto"."""
-    given = rows[:-1]
-    return float(np.corrcoef([getattr(row, of) for row in given], [row.median for row in given])[0, 1])
+    """Between prediction and measurement."""
+    return float(np.corrcoef([getattr(row, of) for row in rows], [row.median for row in rows])[0, 1])
 
 
 def auto_of_best(rows: list[Row]) -> float:
@@ -266,9 +301,10 @@ def auto_of_best(rows: list[Row]) -> float:
 
 
 def judged(rows: list[Row]) -> dict[str, float]:
+    """The last row is that of "auto", which is one of the others again."""
     return {
-        "pearson": pearson(rows, "predicted"),
-        "pearson_of_equation_9": pearson(rows, "equation_9"),
+        "pearson": pearson(rows[:-1], "predicted"),
+        "pearson_of_equation_9": pearson(rows[:-1], "equation_9"),
         "auto_of_best": auto_of_best(rows),
     }
 
@@ -280,18 +316,25 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         source = scratch / "source"
         names = make_images(source, arguments.data, extent.images)
         for name in arguments.settings:
+            if arguments.sizes:
+                of_splits = measure_sizes(SETTINGS[name], source, names, scratch / name.replace(" ", "-"), extent)
+                result["settings"][name] = asdict(SETTINGS[name]) | {"splits": of_splits}
+                continue
             profile, rows = measure_setting(SETTINGS[name], source, names, scratch / "m", extent)
             figures = judged(rows)
             found = {"splits": [asdict(row) for row in rows], **figures, "profile": asdict(profile)}
             result["settings"][name] = asdict(SETTINGS[name]) | found
             for what, figure in figures.items():
                 console.print(f"{name}, {what}: {tables.aimed(figure, LEAST.get(what), '.3f')}", highlight=False)
-    print(tables.partition(result))
+    if arguments.sizes:
+        result["shares"] = SHARES
+    print(tables.figure_8(result) if arguments.sizes else tables.partition(result))
     return result
 
 
 if __name__ == "__main__":
     program = command_line(__doc__, FULL, QUICK)
     add_data(program, HELP)
+    program.add_argument("--sizes", action="store_true", help="measure along the size of the data set")
     add_names(program, "--settings", SETTINGS, "settings (default all)", default=SETTINGS)
     main(run, program)

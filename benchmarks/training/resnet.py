@@ -1,22 +1,22 @@
-"""What full_size.py trains: a ResNet-18 for small images, and how its images, steps and embeddings are made."""
+"""What full_size.py trains: a ResNet-18, and how its images, steps and embeddings are made, by one of two recipes."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.training.training import PIXELS, Block, Recipe
+from benchmarks.training.training import PIXELS, Block, Optimizer, Recipe, Schedule, one_cycle
 from trainer_hook.model.capture import projection
 
-BATCH = 128
 EMBEDDED = 64
 # With momentum 0.9 and a batch of 128 a one-cycle schedule of 30 epochs with this rate is a usual recipe for CIFAR-10.
+# SpiderCache and SHADE train with the rate alone.
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
 PADDING = 4
 MEANS, DEVIATIONS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -24,24 +24,45 @@ MEANS, DEVIATIONS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 USUAL_WIDTH, QUICK_WIDTH = 64, 8
 
 
-def resnet18(classes: int, width: int = USUAL_WIDTH) -> nn.Sequential:
-    """A ResNet-18 (He et al., 2016) for images of 32 x 32; `width` is the number of channels of its first stage."""
+def small_stem(width: int) -> nn.Sequential:
+    """A first layer for images of 32 x 32."""
+    return nn.Sequential(nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+
+
+def torchvision_stem(width: int) -> nn.Sequential:
+    """The first layers of torchvision, which are meant for images of 224 x 224: they halve the image twice."""
+    convolution = nn.Conv2d(3, width, 7, 2, 3, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+
+
+Stem = Callable[[int], nn.Sequential]
+
+
+def resnet18(classes: int, width: int = USUAL_WIDTH, stem: Stem = small_stem) -> nn.Sequential:
+    """A ResNet-18 (He et al., 2016); `width` is the number of channels of its first stage."""
     widths = [width, width, 2 * width, 4 * width, 8 * width]
     stages = [
         layer
         for before, after in itertools.pairwise(widths)
         for layer in (Block(before, after, 1 if before == after else 2, True), Block(after, after, 1, True))
     ]
-    stem = nn.Sequential(nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
-    return nn.Sequential(stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes))
+    return nn.Sequential(stem(width), *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, classes))
 
 
-def on_device(classes: int, width: int, device: str) -> nn.Sequential:
-    return resnet18(classes, width).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+def on_device(classes: int, width: int, device: str, stem: Stem) -> nn.Sequential:
+    return resnet18(classes, width, stem).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, LEARNING_RATE, MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True)
+
+
+def plain_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, LEARNING_RATE)
+
+
+def constant(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
 
 
 def prepared(images: Tensor) -> Tensor:
@@ -80,11 +101,26 @@ def mixed_precision() -> AbstractContextManager[Any]:
     return torch.autocast("cuda", torch.bfloat16)
 
 
-def recipe_of(width: int, device: str) -> Recipe:
+class Kind(NamedTuple):
+    stem: Stem
+    optimizer: Optimizer
+    schedule: Schedule
+    batch: int
+
+
+RECIPES = {
+    "tuned": Kind(small_stem, momentum, one_cycle, 128),
+    "papers": Kind(torchvision_stem, plain_sgd, constant, 256),
+}
+
+
+def recipe_of(name: str, width: int, device: str) -> Recipe:
+    kind = RECIPES[name]
     return Recipe(
-        network=functools.partial(on_device, width=width, device=device),
-        optimizer=momentum,
-        batch=BATCH,
+        network=functools.partial(on_device, width=width, device=device, stem=kind.stem),
+        optimizer=kind.optimizer,
+        schedule=kind.schedule,
+        batch=kind.batch,
         augmented=augmented,
         prepared=prepared,
         embedded=embedded,

@@ -248,8 +248,9 @@ def measured_in(path: Path, extent: Extent, again: Container[str], **others: Any
     if result["extent"] != identity(extent, **others):
         raise RuntimeError(f"{path} is of a measurement of another extent: {result['extent']}")
     for name, saved in result["systems"].items():
-        # Settings that are newer than the file have their defaults in it.
-        saved["configuration"] = json.loads(json.dumps(asdict(Configuration()))) | saved["configuration"]
+        # Settings that are newer than the file have their defaults in it, and those that are gone say nothing.
+        now = json.loads(json.dumps(asdict(Configuration())))
+        saved["configuration"] = now | {of: value for of, value in saved["configuration"].items() if of in now}
         # JSON has no tuples, so the settings are compared in the form in which they come out of a file.
         known = json.loads(json.dumps(asdict((SYSTEMS | WHY)[name]))) if name in SYSTEMS | WHY else None
         if known != saved and name not in again:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 BASELINE = "lru"
 
@@ -65,6 +68,11 @@ class Measured:
         """The bytes fetched in the whole training, the first epoch included."""
         return sum(self.origin)
 
+    @property
+    def steps(self) -> float:
+        """The samples that were trained on, as a multiple of the dataset's."""
+        return sum(epoch.reads_share for epoch in self.epochs)
+
     def settled(self, field: str) -> float:
         """The mean over the second half of the epochs; in the first half impact warms up."""
         values = {"origin": self.origin, "planned": self.planned, "foreseen": self.foreseen}.get(field)
@@ -106,8 +114,9 @@ class Trainings:
         base = [run.whole for run in self.of(BASELINE) if run.seed in seeds]
         return f"{self.fetched(system) / statistics.fmean(base):.2f}" if base else ""
 
-    def steps(self, system: str) -> str:
-        return f"{statistics.fmean(sum(epoch.reads_share for epoch in run.epochs) for run in self.of(system)):.1f}"
+    def steps(self, system: str) -> float:
+        """Samples that were trained on, as multiples of the dataset's."""
+        return statistics.fmean(run.steps for run in self.of(system))
 
     def gained(self, system: str) -> list[float]:
         """The differences of top-1 from that of uniform sampling with the same seed, in points."""
@@ -119,20 +128,34 @@ class Trainings:
         found = [self.at_equal_accuracy(run) for run in self.of(system)]
         return None if None in found else statistics.fmean(filter(None, found))
 
+    def at_equal(self, system: str, amount: Callable[[Measured], float]) -> list[float]:
+        """What uniform sampling loses when it stops at the same `amount`, in points for each seed; none if too soon."""
+        lost = []
+        for run in self.of(system):
+            points = sorted((amount(other), other.top1) for other in self._uniform(run))
+            if len(points) > 1 and amount(run) >= points[0][0]:
+                amounts, top1 = zip(*points, strict=True)
+                lost.append(100 * (float(np.interp(amount(run), amounts, top1)) - top1[-1]))
+        return lost if len(lost) == len(self.of(system)) else []
+
+    def _uniform(self, of: Measured) -> list[Measured]:
+        """The trainings with uniform sampling and a plan, of all lengths, with the seed and the cache of this one."""
+        trainings = (self.of(system, of.cached_share) for system, _ in self.group if _family(system) == "uniform+plan")
+        return [other for ran in trainings for other in ran if other.seed == of.seed]
+
     def at_equal_accuracy(self, of: Measured) -> float | None:
         """The same for one training, by the trainings of its seed."""
-        points = sorted(
-            (other.whole, other.top1)
-            for (system, share), ran in self.group.items()
-            for other in ran
-            if system.partition(",")[0] == "uniform+plan" and share == of.cached_share and other.seed == of.seed
-        )
+        points = sorted((other.whole, other.top1) for other in self._uniform(of))
         if len(points) < 2 or of.top1 < points[0][1]:
             return None
         for (less, lower), (more, higher) in itertools.pairwise(points):
             if lower <= of.top1 <= higher > lower:
                 return less + (more - less) * (of.top1 - lower) / (higher - lower)
         return points[-1][0]
+
+
+def _family(system: str) -> str:
+    return system.partition(",")[0]
 
 
 def plot_scores(result: dict[str, Any], path: Path) -> None:

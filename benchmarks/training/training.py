@@ -187,21 +187,33 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, LEARNING_RATE, weight_decay=0.02)
 
 
+Schedule = Callable[[torch.optim.Optimizer, int], torch.optim.lr_scheduler.LRScheduler]
+
+
+def one_cycle(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, optimizer.param_groups[0]["lr"], steps)
+
+
 class Steps:
-    """The optimizer and the one-cycle schedule, for epochs that may read only a part of the samples.
+    """The optimizer and its schedule, for epochs that may read only a part of the samples.
 
     A short epoch takes fewer steps, and the schedule more of its own with each, so that all trainings of as many epochs
     end with the same learning rate. The highest learning rate is the one with which `optimizer` is made.
     """
 
     def __init__(
-        self, model: nn.Module, epochs: int, samples: int, batch: int = BATCH, optimizer: Optimizer = adamw
+        self,
+        model: nn.Module,
+        epochs: int,
+        samples: int,
+        batch: int = BATCH,
+        optimizer: Optimizer = adamw,
+        schedule: Schedule = one_cycle,
     ) -> None:
         self._each_epoch = -(-samples // batch)
         self._scheduled = 0
         self.optimizer = optimizer(model.parameters())
-        highest = self.optimizer.param_groups[0]["lr"]
-        self._schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, highest, epochs * self._each_epoch)
+        self._schedule = schedule(self.optimizer, epochs * self._each_epoch)
 
     def taken(self, epoch: int, batches: int, of: int) -> None:
         """Note that a batch's step was taken; `of` is the number of steps in this epoch, whose first has number 0."""
@@ -260,6 +272,7 @@ class Recipe:
     network: Callable[[int], nn.Sequential] = small_network
     """Makes the model for so many classes; its last layer is the classifier."""
     optimizer: Optimizer = adamw
+    schedule: Schedule = one_cycle
     batch: int = BATCH
     augmented: Callable[[Tensor], Tensor] = flipped
     """Makes the model's input of images, for a training."""

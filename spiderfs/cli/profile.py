@@ -68,6 +68,8 @@ _COUNTS = ("encoded", "decoded", "augmented")
     type=Number(min=0, min_open=True),
     help="Samples per second that the steps of a machine take, if the function returns no step.",
 )
+@click.option("--network", help="Bytes a second over each machine's network, such as 1.25GB [default: no limit]")
+@click.option("--model", help="Size of the parameters whose gradients machines exchange, such as 100MB [default: none]")
 @click.option("--planned", is_flag=True, help="The training publishes plans, so no worker waits for the source.")
 @json_file
 def profile(
@@ -80,6 +82,8 @@ def profile(
     total: int | None,
     nodes: int,
     rate: float | None,
+    network: str | None,
+    model: str | None,
     planned: bool,
     json_path: Path | None,
 ) -> None:
@@ -93,7 +97,6 @@ def profile(
     from rich.console import Console
 
     from spiderfs.forms.profile import save_record
-    from spiderfs.options.units import parse_size
     from spiderfs.profiling.measure import Wanted
     from spiderfs.profiling.private_mount import settings_in
 
@@ -101,10 +104,11 @@ def profile(
     with explaining(mount):
         options, stats = settings_in(read_control(mount, "config")), read_stats(mount)
     wanted = Wanted(loader, _chosen_views(views, options), samples, planned, uses, total, nodes, rate)
-    try:
-        size = float(stats["capacity_bytes"] if capacity is None else parse_size(capacity))
-    except ValueError as exc:
-        raise UsageError(f"--capacity {capacity}: {exc}") from exc
+    if network is not None:
+        wanted = replace(wanted, network=_size("--network", network))
+    if model is not None:
+        wanted = replace(wanted, model_bytes=_size("--model", model))
+    size = float(stats["capacity_bytes"]) if capacity is None else _size("--capacity", capacity)
     console = Console(highlight=False, soft_wrap=True)
     speeds, found = _measured(options, size, wanted, console)
     source = speeds.source
@@ -114,7 +118,9 @@ def profile(
     )
     for view, reads in speeds.reads.items():
         name = "originals" if view == NO_VIEW else view
-        console.print(f"cached {name}: {reads.per_s:,.0f} reads/s, {reads.bytes_per_s / _MB:.0f} MB/s, one reader")
+        console.print(
+            f"cached {name}: {reads.per_s:,.0f} reads/s, {reads.bytes_per_s / _MB:.0f} MB/s, {reads.readers} readers"
+        )
     if found is not None:
         _show_profile(found, console)
     console.print(advice(speeds, found))
@@ -137,6 +143,15 @@ def _measured(
                 f"reading beside the mount failed at {exc.filename} ({exc.strerror}): see that this user can read all"
                 f" of {options['source']}"
             ) from exc
+
+
+def _size(option: str, text: str) -> float:
+    from spiderfs.options.units import parse_size
+
+    try:
+        return float(parse_size(text))
+    except ValueError as exc:
+        raise UsageError(f"{option} {text}: {exc}") from exc
 
 
 def _chosen_views(text: str, options: dict[str, str]) -> tuple[str, ...]:
@@ -248,6 +263,7 @@ def _report(options: dict[str, str], speeds: Speeds, found: Profile | None) -> d
     }
     if found is not None:
         plain = ("cache_bytes", "cores", "samples", "workers", "batch", "step_s", "planned", "uses", "nodes")
+        report |= {"network_bandwidth": found.network_bandwidth, "model_bytes": found.model_bytes}
         report |= {name: getattr(found, name) for name in plain}
         report["forms"] = {
             "uncached": found.uncached._asdict(),

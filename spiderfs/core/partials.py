@@ -156,6 +156,14 @@ class Turns:
         """A job has gone; what it has had is known until another job needs its place."""
         self._here.discard(job)
 
+    def ready(self, job: str) -> npt.NDArray[np.bool_]:
+        """For each sample, whether a generation is there that this job has not had; none if the job is unknown."""
+        if job not in self._bits:
+            return np.zeros(self.samples, np.bool_)
+        bit = np.uint64(1 << self._bits[job])
+        unused: npt.NDArray[np.bool_] = (self._present != NONE) & (self._had_by & bit == 0)
+        return unused
+
     def take(self, job: str, indices: Indices, new: int) -> tuple[Numbers, Numbers]:
         """The generation of each of these samples that a job is to use now, and the one whose place a new one takes.
 

@@ -7,8 +7,10 @@ resource can do, divided by what a sample is expected to ask of it. A loader's w
 and waits add up, because it prepares one sample after the other. And an augmented sample asks for more than its use:
 after `uses` uses it is made again, from storage, and kept.
 
-The names and equations are those of Seneca's paper ("Preparation Meets Opportunity", section 5.1), whose own prediction
-is a mean over the four places (equation 9, `benchmarks/training/equation_9.py`).
+The names and terms are those of Seneca's paper ("Preparation Meets Opportunity", section 5.1), whose own prediction is
+a mean over the four places (equation 9, `benchmarks/training/equation_9.py`). The paper's cache is on other machines.
+Here each node has its own, so its network carries what it reads from storage, and the gradients. PCIe has no term: the
+measured rate of the steps includes it.
 """
 
 from __future__ import annotations
@@ -119,6 +121,10 @@ class Demand(NamedTuple):
     storage_bytes: float = 0.0
     other_cpu_s: float = 0.0
     """CPU seconds of processes that share the cores with the workers: the mount's, and the training's main process."""
+    cache_s: float = 0.0
+    """Seconds for which the sample's bytes take all that a node's cache can give (1 / B_cache, by form)."""
+    network_bytes: float = 0.0
+    """Bytes over a node's network: the sample's own, and its share of the gradients of a step (C_nw / batch)."""
 
 
 _NOTHING = Demand()
@@ -129,13 +135,15 @@ class Capacities:
     """What all nodes together can do; infinite where nothing is known of a limit.
 
     `workers` are the loader's, `cores` those on which they and the mount run, `device_rate` is the samples a second
-    that steps take.
+    that steps take, `caches` one for each node, `network_bandwidth` bytes a second.
     """
 
     workers: float
     cores: float
     device_rate: float = float("inf")
     storage_bandwidth: float = float("inf")
+    caches: float = float("inf")
+    network_bandwidth: float = float("inf")
 
 
 class Prediction(NamedTuple):
@@ -171,6 +179,8 @@ def bottleneck(
         "cores": expected(lambda demand: demand.cpu_s + demand.other_cpu_s),
         "device_rate": 1.0,
         "storage_bandwidth": expected(lambda demand: demand.storage_bytes),
+        "caches": expected(lambda demand: demand.cache_s),
+        "network_bandwidth": expected(lambda demand: demand.network_bytes),
     }
     rates = {name: getattr(capacities, name) / amount for name, amount in asked.items() if amount > 0}
     slowest = min(rates, key=lambda name: float(rates[name]))

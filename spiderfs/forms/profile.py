@@ -40,11 +40,12 @@ NO_LIMIT = float("inf")
 
 
 class Reads(NamedTuple):
-    """How many files were read whole, their bytes, and how long that took."""
+    """How many files were read whole, their bytes, how long that took, and how many readers read at a time."""
 
     files: int
     bytes: int
     seconds: float
+    readers: int = 1
 
     @property
     def per_s(self) -> float:
@@ -85,7 +86,8 @@ class Profile:
     """All that was measured, and for which training.
 
     `uses` is as in `bottleneck`, `planned` whether it publishes plans. It runs on `nodes` machines like this one, each
-    with such a cache, loader and steps of its own, and all with one source.
+    with such a cache, loader and steps of its own, and all with one source. The network of each brings
+    `network_bandwidth` bytes a second, and all exchange the gradients of a model of `model_bytes` after each step.
     """
 
     cache_bytes: float
@@ -104,6 +106,8 @@ class Profile:
     planned: bool = False
     uses: float = 1.0
     nodes: int = 1
+    network_bandwidth: float | None = None
+    model_bytes: float = 0.0
 
     @property
     def making(self) -> Cost:
@@ -120,6 +124,19 @@ class Profile:
         """Samples a second that the workers of a node make of cached originals."""
         return min(max(1, self.workers), self.cores) / self.encoded.cost.cpu_s
 
+    @property
+    def gradient_bytes(self) -> float:
+        """What a ring-reduce moves over a node's network for a sample; the paper's C_nw is that of a batch."""
+        return 2 * (self.nodes - 1) / self.nodes * self.model_bytes / self.batch
+
+    def _cache_s(self, form: Form) -> float:
+        """Seconds of a node's cache for a sample of this form; 0 without reads by as many readers as workers."""
+        known = [of.reads for of in (self.encoded, *self.views.values()) if of.reads is not None]
+        found = [reads for reads in known if reads.readers >= self.workers]
+        if form.reads in found:
+            return 1 / form.reads.per_s
+        return form.sample_bytes / max(reads.bytes_per_s for reads in found) if found else 0.0
+
     def sizes(self, view: str | None) -> FormSizes:
         decoded = self.views[view].sample_bytes if view is not None else NO_LIMIT
         return FormSizes(self.encoded.sample_bytes, decoded, self.augmented.sample_bytes)
@@ -131,12 +148,18 @@ class Profile:
 
     def demands(self, view: str | None) -> Places[Demand]:
         """What a sample asks for in each place; with a plan no one waits for the source, which only has to keep up."""
-        uncached = self._demand(self.uncached)._replace(storage_bytes=self.encoded.sample_bytes)
+        read_bytes, gradient_bytes = self.encoded.sample_bytes, self.gradient_bytes
+        uncached = self._demand(self.uncached)._replace(
+            storage_bytes=read_bytes, network_bytes=read_bytes + gradient_bytes
+        )
         if self.planned:
             uncached = uncached._replace(wait_s=self.encoded.cost.wait_s)
-        decoded = self.views[view].cost if view is not None else self.uncached
-        augmented, encoded = self._demand(self.augmented.cost), self._demand(self.encoded.cost)
-        return Places(augmented, self._demand(decoded), encoded, uncached)
+        decoded = self.views[view] if view is not None else Form(read_bytes, None, self.uncached)
+
+        def cached(form: Form) -> Demand:
+            return self._demand(form.cost)._replace(cache_s=self._cache_s(form), network_bytes=gradient_bytes)
+
+        return Places(cached(self.augmented), cached(decoded), cached(self.encoded), uncached)
 
     def _demand(self, cost: Cost) -> Demand:
         # Without workers, the process that takes the steps makes the samples too, one after the other.
@@ -149,6 +172,8 @@ class Profile:
             cores=self.nodes * self.cores,
             device_rate=self.nodes * self.device_rate if self.workers else NO_LIMIT,
             storage_bandwidth=self.source.bytes_per_s,
+            caches=self.nodes,
+            network_bandwidth=self.nodes * (self.network_bandwidth or NO_LIMIT),
         )
 
     def predicted(self, split: Split, view: str | None) -> Prediction:

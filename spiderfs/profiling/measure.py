@@ -184,7 +184,7 @@ def _read_all(files: list[Path], readers: int) -> Reads:
     begin_s = time.perf_counter()
     with ThreadPoolExecutor(readers) as pool:
         total = sum(pool.map(lambda path: len(path.read_bytes()), files))
-    return Reads(len(files), total, time.perf_counter() - begin_s)
+    return Reads(len(files), total, time.perf_counter() - begin_s, readers)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,8 @@ class Wanted:
     """What to measure: the loader as `module:function`, the views, and how many samples at most.
 
     `total` is how many samples the training has; None: those of the loader, or of the source if there is no loader.
-    `rate` is how many samples a second its steps take, if the loader comes without a step.
+    `rate` is how many samples a second its steps take, if the loader comes without a step. `network` and `model_bytes`
+    are as in `Profile`.
     """
 
     loader: str | None
@@ -203,6 +204,8 @@ class Wanted:
     total: int | None = None
     nodes: int = 1
     rate: float | None = None
+    network: float | None = None
+    model_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -253,13 +256,14 @@ def measure(
                 raise UsageError(f"{options['source']} has no files to read: name a mount of a data set")
             source = source_speed(files, int(options["fetches"]))
             samples = wanted.total or (sum(1 for _ in _walk(mount.root)) if loader is None else loader.samples)
-            speeds = Speeds(source, {NO_VIEW: cached_reads(files[:_READ_AGAIN], 1)}, samples)
+            readers = 1 if loader is None else max(1, loader.workers)
+            speeds = Speeds(source, {NO_VIEW: cached_reads(files[:_READ_AGAIN], readers)}, samples)
         say("originals")
         found = None if loader is None else _originals(loader, _fastest(uncached).cost, speeds, cache_bytes, wanted)
         for view in wanted.views:
             say(f"the view {view}")
             with private_mount(options, above, view) as mount:
-                speeds.reads[view] = cached_reads(files_below(mount.root, _READ_AGAIN), 1)
+                speeds.reads[view] = cached_reads(files_below(mount.root, _READ_AGAIN), readers)
                 if process is not None and found is not None:
                     found.views[view] = _decoded(process.open(mount), speeds.reads[view], wanted)
     return speeds, found
@@ -299,6 +303,8 @@ def _originals(loader: Loader, uncached: Cost, speeds: Speeds, cache_bytes: floa
         planned=wanted.planned,
         uses=wanted.uses,
         nodes=wanted.nodes,
+        network_bandwidth=wanted.network,
+        model_bytes=wanted.model_bytes,
     )
 
 

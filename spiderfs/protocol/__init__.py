@@ -272,7 +272,7 @@ class Exchange(Message, kind="exchange"):
     """Ask which samples to take in place of `wanted`, the next ones of the plan.
 
     `position` samples of the epoch have been dispatched; the last of them were `dispatched`, since the question before.
-    The loop has taken `taken` of them.
+    The loop has taken `taken` of them. `store` and `job` are those of `partials`, if jobs share partial samples too.
     """
 
     list: str
@@ -282,8 +282,11 @@ class Exchange(Message, kind="exchange"):
     taken: int
     dispatched: Uint32s
     wanted: Uint32s
+    store: str | None = None
+    job: str | None = None
 
     def check(self, limits: Limits) -> None:
+        demand((self.store is None) == (self.job is None), "give store and job, or neither")
         demand(len(self.wanted) <= limits.batch, f"{len(self.wanted)} wanted samples", "too-large")
         demand(len(self.dispatched) <= self.position, f"{len(self.dispatched)} samples of {self.position} dispatched")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 import trainer_hook
 from spiderfs.protocol import Exchange
+from trainer_hook.loader.exchange import like, why_not_replaced
+from trainer_hook.refurbishing.sampler import RefurbishedDraw, SharedDraw
 
 WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
 
@@ -206,8 +209,18 @@ def test_a_refurbished_loader_is_refused(tmp_path: Path) -> None:
     plain = make(shuffle=True)
     plain.dataset.transform = None  # type: ignore[attr-defined]
     loader = trainer_hook.refurbish(plain, split=halves, store=tmp_path)
-    with pytest.raises(ValueError, match="made again"):
+    with pytest.raises(ValueError, match='refurbish with reuse="jobs"'):
         trainer_hook.plan(tmp_path, loader, share=True)
+
+
+def test_a_draw_whose_generation_the_mount_assigns_changes_places() -> None:
+    drawn = [SharedDraw(index, 7) for index in (3, 1)]
+    assert why_not_replaced([drawn]) is None
+    made = like(drawn, [5, 9])
+    assert (made, [type(one) for one in made], [one.epoch for one in made]) == ([5, 9], [SharedDraw] * 2, [7, 7])
+    assert why_not_replaced([[RefurbishedDraw(3, 0)]]) is not None
+    again = pickle.loads(pickle.dumps(made[0]))
+    assert (again, again.epoch) == (5, 7)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tiny_training import SIZE, Network, Numbered, features, loader, recorded
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from trainer_hook import ImpactSampler, SpiderSampler, lightning_callback, plan
+from trainer_hook import ImpactSampler, InfoBatchSampler, SpiderSampler, lightning_callback, plan
 
 BATCHES = 7  # of 50 samples in eights
 WORKERS: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}
@@ -282,6 +282,28 @@ def test_a_checkpoint_of_another_list_begins_its_epoch_again(
     again = trainer(daemon.mount, lightning_callback(daemon.mount), max_epochs=1)
     again.fit(Read(), loader(Numbered(40)), loader(shuffle=False), ckpt_path=checkpoint, weights_only=False)
     assert "begins again" in caplog.text
+
+
+def test_losses_are_weighted(daemon: HookDaemon, tmp_path: Path) -> None:
+    """The module multiplies its losses; an InfoBatchSampler gets the losses from the callback's hook."""
+    callback, sampler = lightning_callback(daemon.mount), InfoBatchSampler(SIZE, epochs=100)
+    weighted: list[int] = []
+
+    class Weighted(Module):
+        def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+            losses = nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="none")
+            hook = callback.attachment.hook
+            weights = hook.weights()
+            assert weights.tolist() == sampler.weights(hook.indices).tolist()
+            weighted.append(int((weights == 2).sum()))
+            return (losses * weights).mean()
+
+    drawn = loader(shuffle=False, sampler=sampler)
+    trainer(tmp_path, callback, max_epochs=4).fit(Weighted(Network()), drawn, loader(shuffle=False))
+    assert sum(weighted[:BATCHES]) == 0
+    assert sum(weighted[BATCHES:]) > 10
+    # Later epochs are shorter.
+    assert len(weighted) < 4 * BATCHES
 
 
 @pytest.mark.parametrize("loading", [{}, WORKERS])

@@ -59,6 +59,7 @@ def test_a_loader_is_profiled_beside_the_mount(tmp_path: Path) -> None:
         opens = mount.metric("opens")
         words = [SPIDERFS, "profile", mount.point, "--loader", "my_training:make", "--view", "bmp256"]
         words += ["--samples", "12", "--uses", "2", "--nodes", "2", "--json", tmp_path / "p.json"]
+        words += ["--network", "1GB", "--model", "4MB"]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         told = json.loads((tmp_path / "p.json").read_text())
@@ -66,6 +67,7 @@ def test_a_loader_is_profiled_beside_the_mount(tmp_path: Path) -> None:
         assert beside(mount.cache.parent) == []
     assert told["source"]["latency_s"] >= 0.02
     assert (told["samples"], told["workers"], told["batch"], told["uses"], told["nodes"]) == (24, 1, 4, 2, 2)
+    assert (told["network_bandwidth"], told["model_bytes"]) == (1e9, 4e6)
     forms = told["forms"]
     assert forms["uncached"]["wait_s"] >= 0.02 > forms["encoded"]["wait_s"]
     # 256 x 307 pixels of three bytes, and the file's head.

@@ -93,7 +93,7 @@ def test_augmented_samples_have_their_part_and_no_more(
     with mounted(source, place, capacity=CAPACITY, forms=forms, policy="minio", **options) as mount:
         loader = refurbished(mount)
         assert isinstance(loader.dataset._store, MountStore)  # type: ignore[attr-defined]
-        kept = {index for index in range(len(PHOTOS)) if loader.sampler._generations.is_kept(index)}  # type: ignore[attr-defined]
+        kept = {index for index in range(len(PHOTOS)) if loader.sampler._generations.kept[index]}  # type: ignore[attr-defined]
         room_bytes = min(0.9, int(forms.split("-")[2]) / 100) * CAPACITY
         assert 0.8 * room_bytes < len(kept) * PARTIAL_BYTES < room_bytes
         before = epoch_of(loader)

@@ -399,11 +399,21 @@ class HookClient:
         return message.scores if isinstance(message, Scores) and len(message.scores) else None
 
     def exchange(
-        self, name: str, epoch: int, position: int, taken: int, dispatched: Sequence[int], wanted: Sequence[int]
+        self,
+        name: str,
+        epoch: int,
+        position: int,
+        taken: int,
+        dispatched: Sequence[int],
+        wanted: Sequence[int],
+        partials: tuple[str, str] | None = None,
     ) -> Callable[[float], Sequence[int] | None]:
-        """Send an `Exchange`; returns a function that waits this many seconds for the answer (None: there is none)."""
-        indices = np.array(dispatched, np.uint32), np.array(wanted, np.uint32)
-        wait = self._question(lambda number: Exchange(name, number, epoch, position, taken, *indices))
+        """Send an `Exchange`; returns a function that waits this many seconds for the answer (None: there is none).
+
+        `partials` are the store and the job by which jobs share partial samples.
+        """
+        indices, shared = (np.array(dispatched, np.uint32), np.array(wanted, np.uint32)), partials or ()
+        wait = self._question(lambda number: Exchange(name, number, epoch, position, taken, *indices, *shared))
 
         def given(timeout_s: float) -> Sequence[int] | None:
             message = wait(timeout_s)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from trainer_hook.connection.client import HookClient
 from trainer_hook.loader.epoch_order import EpochOrder, Indices
 from trainer_hook.loader.repeating import is_repeating
-from trainer_hook.refurbishing.sampler import RefurbishSampler
+from trainer_hook.refurbishing.sampler import RefurbishSampler, SharedDraw, SharedPartials
 from trainer_hook.samplers.epoch import EpochSampler, PoolSampler
 
 log = logging.getLogger("trainer_hook")
@@ -33,7 +33,7 @@ ANSWER_S = 0.1
 class Exchanging:
     """`drawn` is the epoch as a copy of the sampler drew it; None if the epoch goes on in a saved order.
 
-    `handed` is called with each batch that is handed on.
+    `handed` is called with each batch that is handed on. `partials` is where jobs share partial samples.
     """
 
     client: HookClient
@@ -42,6 +42,7 @@ class Exchanging:
     order: EpochOrder
     drawn: Indices | None
     handed: Callable[[list[int]], None]
+    partials: SharedPartials | None = None
     taken = 0
     """How many samples of the epoch the loop has taken."""
 
@@ -101,7 +102,9 @@ class Exchanging:
             return
         wanted = self.order.coming(count)
         position = self.order.position
-        self._given = self.client.exchange(self.name, self.epoch, position, self.taken, dispatched, wanted)
+        self._given = self.client.exchange(
+            self.name, self.epoch, position, self.taken, dispatched, wanted, self.partials
+        )
 
 
 def like(drawn: Any, batch: Sequence[int]) -> Any:
@@ -110,6 +113,8 @@ def like(drawn: Any, batch: Sequence[int]) -> Any:
         return type(drawn)(like(one, [index]) for one, index in zip(drawn, batch, strict=False))
     if type(drawn) is int:
         return batch[0]
+    if isinstance(drawn, SharedDraw):
+        return SharedDraw(batch[0], drawn.epoch)
     if isinstance(drawn, np.generic):
         return type(drawn)(batch[0])
     made = drawn.new_tensor(batch) if isinstance(drawn, torch.Tensor) else np.array(batch, drawn.dtype)
@@ -137,7 +142,7 @@ def repeats(order: Indices) -> bool:
 
 
 # `int` itself is plain too, but an object of a subclass of it may say more than its number.
-_KINDS = (np.integer, np.ndarray, torch.Tensor)
+_KINDS = (np.integer, np.ndarray, torch.Tensor, SharedDraw)
 
 
 def refuse_repetition(loader: DataLoader[Any]) -> None:
@@ -149,10 +154,10 @@ def refuse_repetition(loader: DataLoader[Any]) -> None:
         raise ValueError(f"share=True: a {type(loader).__name__} repeats its sampler for ever: leave share out")
     for owner in (loader, loader.batch_sampler):
         sampler = getattr(owner, "sampler", None)
-        if isinstance(sampler, RefurbishSampler):
+        if isinstance(sampler, RefurbishSampler) and sampler.shared is None:
             raise ValueError(
-                "share=True: the order of a refurbished loader says what is made again, so its samples cannot be "
-                "exchanged: leave share out"
+                "share=True: the order of a loader that was refurbished for one job says what is made again: leave "
+                'share out, or refurbish with reuse="jobs"'
             )
         if isinstance(sampler, PoolSampler):
             raise ValueError("share=True: PoolSampler draws neighbours near each other: leave share out, or shuffle")

@@ -480,7 +480,8 @@ class Planner:
         if self._shares:
             assert iteration.job_order is not None
             exchanged, handed = EpochOrder(own, self._samples), iteration.job_order.handed
-            iteration.exchanging = Exchanging(self._client, self._name, self._epoch, exchanged, drawn, handed)
+            partials = getattr(getattr(self._index_sampler, "sampler", None), "shared", None)
+            iteration.exchanging = Exchanging(self._client, self._name, self._epoch, exchanged, drawn, handed, partials)
             iteration.replace = iteration.exchanging.batch
             return exchanged.order
         if progress is not None:

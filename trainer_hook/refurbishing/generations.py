@@ -35,23 +35,20 @@ class Generations:
         self._reuse = reuse
         self._order_seed = [seed, _ORDER] if order == 0 else [seed, _ORDER, order]
         places = np.random.default_rng([seed, _PLACES]).permutation(samples)
-        self._is_kept: npt.NDArray[np.bool_] = places < kept
+        self.kept: npt.NDArray[np.bool_] = places < kept
+        """For each sample, whether later epochs use what an epoch makes of it."""
         # Neighbouring places are renewed in different epochs, so each epoch renews a `reuse`-th of any part.
         self._shift: Indices = places % reuse
 
-    def is_kept(self, index: int) -> bool:
-        """Whether later epochs use what this epoch makes of a sample."""
-        return bool(self._is_kept[index])
-
     def of_epoch(self, epoch: int) -> Indices:
         """The generation of each sample in an epoch."""
-        return np.where(self._is_kept, (epoch + self._shift) // self._reuse, epoch)
+        return np.where(self.kept, (epoch + self._shift) // self._reuse, epoch)
 
     def renewed(self, epoch: int) -> npt.NDArray[np.bool_]:
         """Whether each sample is made again in an epoch: all of them in the first one."""
         if epoch == 0:
             return np.ones(self.samples, bool)
-        renewed: npt.NDArray[np.bool_] = ~self._is_kept | ((epoch + self._shift) % self._reuse == 0)
+        renewed: npt.NDArray[np.bool_] = ~self.kept | ((epoch + self._shift) % self._reuse == 0)
         return renewed
 
     def order(self, epoch: int, rank: int = 0, world_size: int = 1) -> Indices:
@@ -64,7 +61,7 @@ class Generations:
         """
         rng = np.random.default_rng([*self._order_seed, epoch])
         shuffled = rng.permutation(self.samples)[: self.samples // world_size * world_size]
-        renewed, kept = self.renewed(epoch)[shuffled], self._is_kept[shuffled]
+        renewed, kept = self.renewed(epoch)[shuffled], self.kept[shuffled]
         kinds = (shuffled[renewed & kept], shuffled[renewed & ~kept], shuffled[~renewed])
         # Dealt out one kind after the other, each kind is equally many samples for each rank, give or take one.
         ends = np.cumsum([0, *map(len, kinds)])

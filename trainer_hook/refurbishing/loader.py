@@ -46,6 +46,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.utils.data import (
@@ -63,7 +64,7 @@ from trainer_hook.connection.sample_list import samples_of
 from trainer_hook.isolation import generators_kept
 from trainer_hook.ranks import from_all_ranks, from_first_rank, rank_and_world
 from trainer_hook.refurbishing.generations import Generations
-from trainer_hook.refurbishing.sampler import RefurbishedDraw, RefurbishSampler
+from trainer_hook.refurbishing.sampler import RefurbishedDraw, RefurbishSampler, SharedDraw, SharedPartials
 from trainer_hook.refurbishing.stores import Missing, MountStore, PartialStore, StoreUnusable, mount_of, pickled
 
 Generator = np.random.Generator | np.random.RandomState | random.Random | torch.Generator
@@ -524,14 +525,17 @@ class RefurbishedDataset(Dataset[Any]):
     """A data set whose samples are kept half way.
 
     Everything else that is asked of it is answered by the data set that it is made of. `job` is that of the training if
-    it shares samples with others.
+    it shares samples with others, of which those in `kept` are kept.
     """
 
-    def __init__(self, whole: Any, split: SplitDataset, store: Store, job: str | None = None) -> None:
+    def __init__(
+        self, whole: Any, split: SplitDataset, store: Store, job: str | None, kept: npt.NDArray[np.bool_]
+    ) -> None:
         self._whole = whole
         self._split = split
         self._store = store
         self._job = job
+        self._kept = kept
 
     def __getattr__(self, name: str) -> Any:
         # A copy that is being unpickled has no attributes yet.
@@ -562,16 +566,15 @@ class RefurbishedDataset(Dataset[Any]):
 
     def _in_turn(self, job: str, indices: Sequence[int]) -> Sequence[int]:
         """The same draws with the generations that this job is to use next."""
-        draws = [index for index in indices if isinstance(index, RefurbishedDraw)]
+        draws = [index for index in indices if isinstance(index, SharedDraw)]
         if len(draws) < len(indices):
             return indices
         assert isinstance(self._store, MountStore)
-        # Where samples are used once, the generation of a draw is the epoch.
         # New ones have a number from 1 on, and below 2^63.
-        digest = hashlib.blake2b(f"{job} {draws[0].generation}".encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(f"{job} {draws[0].epoch}".encode(), digest_size=8).digest()
         new = 1 | int.from_bytes(digest, "little") >> 1
-        shared = iter(self._store.turns([int(draw) for draw in draws if draw.keeps], new))
-        return [next(shared) if draw.keeps else RefurbishedDraw(draw, new, keeps=False) for draw in draws]
+        shared = iter(self._store.turns([int(draw) for draw in draws if self._kept[draw]], new))
+        return [next(shared) if self._kept[draw] else RefurbishedDraw(draw, new, keeps=False) for draw in draws]
 
 
 def refurbish(
@@ -605,8 +608,8 @@ def refurbish(
     generators that are attributes of a transform. So what was lost is made again as it was.
 
     With `reuse="jobs"` trainings on one mount that call this alike (same files, transforms, and arguments) share what
-    is kept: each of them uses it once, and who comes next makes it again. Each has an order of its own. Without such a
-    mount this is `loader` itself.
+    is kept: each of them uses it once, and who comes next makes it again. Each has an order of its own; with
+    `plan(..., share=True)` they exchange samples as well. Without such a mount this is `loader` itself.
 
     Raises ValueError for a loader that does not shuffle or repeats samples, and for what cannot be split so.
     """
@@ -633,7 +636,8 @@ def refurbish(
         return loader
     uses = 1 if reuse == JOBS else reuse
     generations = Generations(len(whole), uses, round(kept * len(whole)), seed, order)
-    dataset = RefurbishedDataset(whole, halves, keeper, job)
+    dataset = RefurbishedDataset(whole, halves, keeper, job, generations.kept)
+    shared = SharedPartials(keeper.name, job) if job is not None and isinstance(keeper, MountStore) else None
     # The loader may be freed sooner: libraries that run trainings make another one of it.
     weakref.finalize(dataset, keeper.close)
     arguments = {name: getattr(loader, name) for name in _ARGUMENTS if hasattr(loader, name)}
@@ -641,7 +645,7 @@ def refurbish(
         # With these, torch refuses a loader without workers.
         for name in ("prefetch_factor", "persistent_workers", "multiprocessing_context"):
             arguments.pop(name, None)
-    return DataLoader(dataset, sampler=RefurbishSampler(generations, ranks), **arguments)
+    return DataLoader(dataset, sampler=RefurbishSampler(generations, ranks, shared), **arguments)
 
 
 def _store(

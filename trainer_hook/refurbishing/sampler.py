@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DistributedSampler
 
@@ -34,6 +34,30 @@ class RefurbishedDraw(int):
         return RefurbishedDraw, (int(self), self.generation, self.keeps, self.replaces)
 
 
+class SharedDraw(int):
+    """An index of a data set whose partial samples jobs share: the mount assigns the generation when a worker asks.
+
+    So a draw says nothing but its sample and its epoch, and jobs may exchange it.
+    """
+
+    epoch: int
+
+    def __new__(cls, index: int, epoch: int) -> SharedDraw:
+        draw = super().__new__(cls, index)
+        draw.epoch = epoch
+        return draw
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedDraw, (int(self), self.epoch)
+
+
+class SharedPartials(NamedTuple):
+    """The store in which jobs share partial samples, and this training's job there (`protocol.PartialSamples`)."""
+
+    store: str
+    job: str
+
+
 class RefurbishSampler(DistributedSampler[int]):
     """Draws each sample once an epoch, so that each batch has the same share of samples that are made again.
 
@@ -41,8 +65,17 @@ class RefurbishSampler(DistributedSampler[int]):
     """
 
     # Nothing of what torch's sampler does is needed, and its attributes would be fixed before the ranks are known.
-    def __init__(self, generations: Generations, ranks: tuple[int, int] | None = None) -> None:
-        """`ranks` is this rank and the number of ranks, if they are others than torch.distributed says."""
+    def __init__(
+        self,
+        generations: Generations,
+        ranks: tuple[int, int] | None = None,
+        shared: SharedPartials | None = None,
+    ) -> None:
+        """`ranks` is this rank and the number of ranks, if they are others than torch.distributed says.
+
+        `shared` is where jobs share the partial samples; None if they do not.
+        """
+        self.shared = shared
         self._generations = generations
         self._ranks = ranks
         self._next, self._taken = 0, 0
@@ -83,7 +116,11 @@ class RefurbishSampler(DistributedSampler[int]):
             )
         epoch, taken = self._next, self._taken
         self._next, self._taken = epoch + 1, 0
+        order = self._generations.order(epoch, self.rank, self.num_replicas)[taken:].tolist()
+        if self.shared is not None:
+            yield from (SharedDraw(index, epoch) for index in order)
+            return
         generation = self._generations.of_epoch(epoch)
-        for index in self._generations.order(epoch, self.rank, self.num_replicas)[taken:].tolist():
+        for index in order:
             number = int(generation[index])
-            yield RefurbishedDraw(index, number, self._generations.is_kept(index), number - 1 if number else None)
+            yield RefurbishedDraw(index, number, bool(self._generations.kept[index]), number - 1 if number else None)

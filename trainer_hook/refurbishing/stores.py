@@ -307,7 +307,7 @@ class MountStore:
 
         A sample may have `most_bytes`. `job` is that of the training if it shares them with others (`turns`).
         """
-        self._mount, self._paths, self._name = mount, paths, name
+        self._mount, self._paths, self.name = mount, paths, name
         self._begun = PartialSamples("trainer_hook", name, wanted_bytes, job, None if job is None else len(paths))
         self._line: MountConnection | None = None
         self._client: Client | None = None
@@ -384,7 +384,7 @@ class MountStore:
         return answer
 
     def _inode(self, index: int, generation: int) -> int:
-        return partial_inode(self._name, os.stat(self._paths[index]).st_ino, generation)
+        return partial_inode(self.name, os.stat(self._paths[index]).st_ino, generation)
 
     def connect(self) -> MountConnection:
         """This process's connection, which is made at its first use; raises StoreUnusable."""

@@ -19,6 +19,11 @@ The choice for one wanted sample (`ask`):
    has the same probability. If there is none, one that is just being fetched;
 3. the sample itself, which will be fetched.
 
+If jobs share partial samples too (`core/partials.py`), a sample is also cached for a rank while its job has not had the
+present generation: it is **ready**. (In Seneca a sample that is cached in any form is a candidate.) A generation is
+ready from when another job begins to make it; a job that is given it before it is kept makes it for itself. For a list
+of a million samples, a question takes the manager 4 ms longer.
+
 Labels play no part, for the rank reads the sample that it is given, under its own name and label. (To take candidates
 of the same label first saved nothing, and made an order less like a uniform shuffle.)
 
@@ -168,6 +173,18 @@ class SharingRank:
         """What was dispatched and not taken yet, in order."""
         self.candidates = Groups(samples)
         """Cached samples that are pending for the rank."""
+        self.ready = self.ready_pending = np.empty(0, np.int64)
+        """Samples that were ready for the rank's job at its last question, and those of them that were pending."""
+
+    @property
+    def choice(self) -> int:
+        """How many candidates the rank has; some are counted twice, in both forms."""
+        return len(self.candidates) + len(self.ready_pending)
+
+    def is_ready(self, sample: int) -> bool:
+        # A search in an empty array takes 3 microseconds.
+        at = int(np.searchsorted(self.ready, sample)) if len(self.ready) else 0
+        return at < len(self.ready) and bool(self.ready[at] == sample)
 
 
 class SharedList:
@@ -257,16 +274,20 @@ class SharedList:
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def ask(self, rank_id: Hashable, wanted: Sequence[int]) -> list[int]:
+    def ask(self, rank_id: Hashable, wanted: Sequence[int], ready: npt.NDArray[np.bool_] | None = None) -> list[int]:
         """Choose and reserve a sample for each of these, which the rank has not read; see the module's rules.
 
-        If the rank does not share the list (any more), the answer is what it wants; so it is for samples that are not
-        pending for the rank.
+        `ready` says of each sample whether it is ready for the rank's job. If the rank does not share the list (any
+        more), the answer is what it wants; so it is for samples that are not pending for the rank.
         """
         rank = self.ranks.get(rank_id)
         if rank is None:
             return list(wanted)
         self._withdraw(rank)
+        if ready is not None:
+            rank.ready = np.flatnonzero(ready)
+            pending = np.frombuffer(rank.state, np.uint8)[rank.ready] == _PENDING
+            rank.ready_pending = rank.ready[pending]
         # What is cached or coming is reserved first, so that it is not given in the place of another one of the batch.
         found = [self._itself(rank, sample) for sample in wanted]
         answer = [
@@ -322,7 +343,7 @@ class SharedList:
         """Reserve the wanted sample if it is cached or coming, or never cached; None if it is to be fetched."""
         if rank.state[sample] != _PENDING:
             return sample
-        at_hand = self._held[sample] or sample in self._coming
+        at_hand = self._held[sample] or sample in self._coming or rank.is_ready(sample)
         if not at_hand and self._cacheable(self.keys[sample]):
             return None
         rank.counts.itself += 1
@@ -334,11 +355,7 @@ class SharedList:
         if rank.state[wanted] != _PENDING:
             # The question names it twice, and it was reserved for the first time.
             return wanted
-        given = None
-        if self.active and self.chance() < self.exchanged_share:
-            given = rank.candidates.drawn(_CANDIDATES, self.chance())
-            if given is None:
-                given = next((sample for sample in self._coming if rank.state[sample] == _PENDING), None)
+        given = self._candidate(rank) if self.active and self.chance() < self.exchanged_share else None
         if given is None:
             self._reserve(rank, wanted)
             self._comes(wanted)
@@ -346,6 +363,17 @@ class SharedList:
         rank.in_place.add(given)
         self._reserve(rank, given)
         return given
+
+    def _candidate(self, rank: SharingRank) -> int | None:
+        cached = rank.candidates.members(_CANDIDATES)
+        for _ in range(_DRAWS if len(rank.ready_pending) else 1):
+            at = int(self.chance() * rank.choice)
+            if at < len(cached):
+                return cached[at]
+            # Of those that were ready, some have been chosen since.
+            if rank.choice and rank.state[rank.ready_pending[at - len(cached)]] == _PENDING:
+                return int(rank.ready_pending[at - len(cached)])
+        return next((sample for sample in self._coming if rank.state[sample] == _PENDING), None)
 
     def _reserve(self, rank: SharingRank, sample: int) -> None:
         rank.state[sample] = _RESERVED
@@ -420,12 +448,12 @@ class SharedList:
         """
         if not self.active:
             return None
-        short = [(rank_id, rank) for rank_id, rank in self.ranks.items() if len(rank.candidates) < ready(rank_id)]
-        for rank_id, rank in sorted(short, key=lambda one: len(one[1].candidates)):
+        short = [(rank_id, rank) for rank_id, rank in self.ranks.items() if rank.choice < ready(rank_id)]
+        for rank_id, rank in sorted(short, key=lambda one: one[1].choice):
             for pending_ranks in reversed(self._wanting.numbers()):
                 for _ in range(_DRAWS):
                     sample = self._wanting.drawn(pending_ranks, self.chance())
-                    if sample is not None and rank.state[sample] == _PENDING:
+                    if sample is not None and rank.state[sample] == _PENDING and not rank.is_ready(sample):
                         return rank_id, sample
         return None
 

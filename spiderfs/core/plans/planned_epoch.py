@@ -1,8 +1,8 @@
 """The plan of one epoch of one reader, and which of its positions are pending.
 
 A **position** is the number of a draw in its epoch. A position is **pending** until the reader opens its sample for it.
-It is **served** if its sample waits for the reader outside of the cache (in the kernel's pages); then the cache
-need not keep the sample for it.
+It is **served** if its sample waits for the reader outside of the cache (in the kernel's pages, or as a partial
+sample); then the cache need not keep the sample for it.
 """
 
 from __future__ import annotations
@@ -87,6 +87,9 @@ class PlannedEpoch:
         """Note that a position is not served any more. Returns the file of the sample."""
         self._served.discard(position)
         return self.key(position)
+
+    def is_served(self, position: int) -> bool:
+        return position in self._served
 
     def pending(self, position: int) -> bool:
         """Whether no open has used up this position."""

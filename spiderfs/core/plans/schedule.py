@@ -359,9 +359,11 @@ class PlannedReader(Paced):
         changed = []
         for position in range(self.taken, taken):
             if self.epoch.pending(position):
+                # In a mount that reports opens, what waits outside of the cache is a partial sample: no file is opened.
+                is_partial = self._opens_are_reported and self.epoch.is_served(position)
                 key = self._use_up(position)
                 changed.append(key)
-                if not key:
+                if not key or is_partial:
                     continue
                 was_in_hand = position < self._reported_from
                 known = position >= self._known_from and not was_in_hand

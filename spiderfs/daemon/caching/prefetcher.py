@@ -296,7 +296,8 @@ class Prefetcher:
                 return
             _, (position, inode), reader = min(waiting, key=lambda candidate: candidate[0])
             backend = backends[reader]
-            node = self._missing(inode, backend)
+            epoch, place = reader.located(position)
+            node = None if epoch.is_served(place) else self._missing(inode, backend)
             if node is not None:
                 if not backend.has_room():
                     return

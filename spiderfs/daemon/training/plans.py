@@ -68,8 +68,18 @@ class Sharing:
         self._before: dict[str, Exchanged] = {}
         """By job, what was exchanged in epochs and by trainers that are over."""
 
-    def ask(self, rank: Rank, job: str, known_list: KnownList, question: Exchange) -> npt.NDArray[np.uint32]:
-        """What the rank is to take, one sample for each that it wants; empty if it is to go on as it planned."""
+    def ask(
+        self,
+        rank: Rank,
+        job: str,
+        known_list: KnownList,
+        question: Exchange,
+        ready: npt.NDArray[np.bool_] | None = None,
+    ) -> npt.NDArray[np.uint32]:
+        """What the rank is to take, one sample for each that it wants; empty if it is to go on as it planned.
+
+        `ready` is as in `SharedList.ask`.
+        """
         reader = self._engine.schedule.readers.get(rank)
         first = question.position - len(question.dispatched)
         if reader is None or reader.epoch.number != question.epoch or reader.epoch.repeats:
@@ -87,8 +97,11 @@ class Sharing:
             counts.saved_bytes += 0 if member is None else member.size
         known.dispatched = question.position
         self._take(rank, question.taken)
-        given = shared.ask(rank, question.wanted.tolist())
+        given = shared.ask(rank, question.wanted.tolist(), ready)
         self._put(reader.epoch, question.position, given)
+        for position, sample in enumerate(given if ready is not None else (), question.position):
+            if ready is not None and ready[sample]:
+                self._engine.served(reader.epoch, position)
         for owner, other in self._readers(shared):
             other.exchanges = shared.active and owner in self._exchanging
         return np.array(given, np.uint32)
@@ -254,9 +267,16 @@ class Plans:
         self.report_unseen(now_s)
         self._wake_prefetcher()
 
-    def exchange(self, rank: Rank, job: str, known_list: KnownList, question: Exchange) -> npt.NDArray[np.uint32]:
+    def exchange(
+        self,
+        rank: Rank,
+        job: str,
+        known_list: KnownList,
+        question: Exchange,
+        ready: npt.NDArray[np.bool_] | None = None,
+    ) -> npt.NDArray[np.uint32]:
         """What a rank is to take in the places of the samples that come next; see `Sharing.ask`."""
-        given = self.sharing.ask(rank, job, known_list, question)
+        given = self.sharing.ask(rank, job, known_list, question, ready)
         self._wake_prefetcher()
         return given
 

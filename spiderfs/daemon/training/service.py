@@ -415,14 +415,16 @@ class Training:
                 Progressed(number, job_dataset.job_dataset_id, progress.epoch, progress.dispatched, progress.taken)
             )
 
-    def exchange(self, trainer: Trainer, question: Exchange) -> npt.NDArray[np.uint32]:
+    def exchange(
+        self, trainer: Trainer, question: Exchange, ready: npt.NDArray[np.bool_] | None = None
+    ) -> npt.NDArray[np.uint32]:
         rank = (self.trainers.number_of(trainer), question.list)
         job_dataset = self.trainers.job_dataset_of(trainer, question.list)
         if self._note_news is not None:
             keys = job_dataset.list.inodes[job_dataset.list.one_of_file[question.dispatched]]
             first = question.position - len(keys)
             self._note_news(Dispatched(rank[0], job_dataset.job_dataset_id, question.epoch, first, keys))
-        return self.plans.exchange(rank, trainer.job_id, job_dataset.list, question)
+        return self.plans.exchange(rank, trainer.job_id, job_dataset.list, question, ready)
 
     async def scores(self, trainer: Trainer, name: str) -> npt.NDArray[np.float32]:
         return self.scoring.to_draw_by(self.trainers.job_dataset_of(trainer, name))

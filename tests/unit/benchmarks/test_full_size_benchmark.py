@@ -36,7 +36,7 @@ def resnet() -> ModuleType:
 def small(resnet: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The small network in place of a ResNet, which takes most of the time and is saved alike."""
     training = importlib.import_module("benchmarks.training.training")
-    monkeypatch.setattr(resnet, "on_device", lambda classes, width, device: training.small_network(classes))
+    monkeypatch.setattr(resnet, "on_device", lambda classes, width, device, stem: training.small_network(classes))
 
 
 def arguments(full_size: ModuleType, path: Path, **chosen: Any) -> Namespace:
@@ -44,6 +44,7 @@ def arguments(full_size: ModuleType, path: Path, **chosen: Any) -> Namespace:
         "extent": full_size.Extent(EPOCHS, 480, 100, 1),
         "device": "cpu",
         "jobs": 1,
+        "recipe": "tuned",
         "width": 8,
         "quick": False,
         "data": None,
@@ -153,3 +154,19 @@ def test_the_network_is_a_resnet_of_eighteen_layers(resnet: ModuleType) -> None:
     assert model[:-3](images).shape == (2, 512, 4, 4)
     assert model(images).shape == (2, 10)
     assert resnet.embedded(model[:-1](images)).shape == (2, 64)
+
+
+def test_the_papers_recipe_is_torchvisions_network_with_a_constant_rate(resnet: ModuleType) -> None:
+    model = resnet.resnet18(10, stem=resnet.torchvision_stem)
+    # As torchvision.models.resnet18(num_classes=10) has.
+    assert sum(parameter.numel() for parameter in model.parameters()) == 11_181_642
+    assert model[:-3](torch.zeros(2, 3, 32, 32)).shape == (2, 512, 1, 1)
+    training = importlib.import_module("benchmarks.training.training")
+    recipe = resnet.recipe_of("papers", 8, "cpu")
+    steps = training.Steps(torch.nn.Linear(1, 1), 2, 512, recipe.batch, recipe.optimizer, recipe.schedule)
+    for epoch in range(2):
+        for batch in (1, 2):
+            steps.optimizer.step()
+            steps.taken(epoch, batch, 2)
+            assert steps.optimizer.param_groups[0]["lr"] == 0.1
+    assert {steps.optimizer.defaults[of] for of in ("momentum", "weight_decay")} == {0}

@@ -108,6 +108,7 @@ def test_results_without_newer_settings_can_be_used(
     for system in result["systems"].values():
         for newer in ("radius", "radius_share", "embeddings"):
             del system["configuration"][newer]
+        system["configuration"]["gone"] = 1
     systems.save(path, result)
     kept = systems.measured_in(path, extent, ["spider-paper, released radius"])
     assert kept == [measured["spider-paper"]]
@@ -184,3 +185,10 @@ def test_equal_accuracy_lies_between_trainings_of_different_length(measured: dic
     for top1, fetched in ((0.5, (whole.whole + half.whole) / 2), (0.7, whole.whole), (0.3, None)):
         assert trainings.at_equal_accuracy(replace(measured["lru"], top1=top1)) == fetched
     assert trainings.at_equal_accuracy(replace(measured["lru"], seed=2)) is None
+    between = replace(short, system="echo 2", epochs=[*short.epochs, longest.epochs[-1]])
+    trainings = report.Trainings(result_of([longest, short, between]))
+    part = (between.whole - short.whole) / (longest.whole - short.whole)
+    lost = 100 * (1 - part) * (short.top1 - longest.top1)
+    assert trainings.at_equal("echo 2", lambda run: run.whole) == [pytest.approx(lost)]
+    # Nothing is known of uniform sampling that stops sooner than it was measured.
+    assert trainings.at_equal("echo 2", lambda run: run.whole if run.system != "echo 2" else 0.0) == []

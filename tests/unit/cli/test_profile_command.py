@@ -50,7 +50,8 @@ def test_what_cannot_be_profiled_is_refused_in_one_line(here: Path, tmp_path: Pa
     assert "no spiderfs mount is at" in refusal(tmp_path)
     assert "it has jpeg256, " in refusal(here, "--view", "jpeg257")
     assert "tiny" in refusal(here, "--view", "none,small")
-    assert "--capacity much" in refusal(here, "--capacity", "much")
+    for option in ("--capacity", "--network", "--model"):
+        assert f"{option} much" in refusal(here, option, "much")
     assert "a mount to measure by failed" in refusal(here, "--view", "none")
 
 

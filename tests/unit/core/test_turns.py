@@ -32,6 +32,8 @@ def test_each_job_uses_what_is_there_once_and_then_it_is_replaced():
     # All have had it: whoever comes next makes another one in its place.
     assert take(turns, "b", [1], 21) == [(21, 10)]
     assert take(turns, "a", [1, 2], 11) == [(21, 0), (20, 0)]
+    assert turns.ready("a").tolist() == turns.ready("nobody").tolist() == [False] * SAMPLES
+    assert np.flatnonzero(turns.ready("c")).tolist() == [0, 1, 2]
     # A job that comes again before the others does not get the same.
     assert take(turns, "a", [1], 12) == [(12, 21)]
 

@@ -35,10 +35,10 @@ rate = st.floats(1, 1e6)
 bandwidth = st.floats(1e3, 1e12)
 cost = st.floats(0, 1)
 amount = st.floats(0, 1e7)
-DEMAND = st.builds(Demand, st.floats(1e-6, 1), cost, amount, cost)
+DEMAND = st.builds(Demand, st.floats(1e-6, 1), cost, amount, cost, cost, amount)
 DEMANDS = st.builds(Places, DEMAND, DEMAND, DEMAND, DEMAND)
 COUNTS = st.builds(Places, *[st.floats(0, 1e6)] * 3, st.floats(1, 1e6))
-CAPACITIES = st.builds(Capacities, st.floats(1, 64), st.floats(1, 64), rate, bandwidth)
+CAPACITIES = st.builds(Capacities, st.floats(1, 64), st.floats(1, 64), rate, bandwidth, st.floats(1, 8), bandwidth)
 
 
 @given(SPLITS, st.floats(0, 1e12), st.floats(0, 0.5), st.floats(1, 1e7), SIZES)

@@ -70,6 +70,28 @@ def test_machines_add_cores_and_caches_and_share_the_source() -> None:
     assert stepping == (pytest.approx(40), "device_rate")
 
 
+def test_a_cache_gives_no_more_than_it_was_measured_to_give() -> None:
+    slow = replace(MADE_UP, cache_bytes=200e6, encoded=replace(MADE_UP.encoded, reads=Reads(10, 1_000_000, 0.1, 2)))
+    assert slow.predicted(ENCODED, None) == (pytest.approx(100), "caches")
+    assert replace(slow, nodes=3).predicted(ENCODED, None) == (pytest.approx(300), "caches")
+    # Augmented samples, of which no reads were measured, come as fast by the byte: 10 MB a second.
+    used = replace(slow, uses=1e9, cache_bytes=1e9)
+    assert used.predicted(AUGMENTED, None) == (pytest.approx(10e6 / 150e3), "caches")
+    # Fewer readers than workers say nothing of what the cache gives to all of them.
+    assert replace(slow, workers=3).predicted(ENCODED, None).bottleneck == "workers"
+
+
+def test_the_network_brings_originals_from_the_source_and_gradients() -> None:
+    narrow = replace(MADE_UP, planned=True, network_bandwidth=10e6)
+    # Half of the samples are cached on the machine itself.
+    assert narrow.predicted(ENCODED, None) == (pytest.approx(10e6 / 50e3), "network_bandwidth")
+    two = replace(narrow, nodes=2, model_bytes=5e6, cache_bytes=200e6)
+    # A ring of two moves the model's size once for each batch of 10.
+    assert two.gradient_bytes == pytest.approx(0.5e6)
+    assert two.predicted(ENCODED, None) == (pytest.approx(2 * 10e6 / 0.5e6), "network_bandwidth")
+    assert replace(narrow, model_bytes=5e6).gradient_bytes == 0
+
+
 def test_steps_are_a_limit_and_add_up_with_the_samples_where_there_are_no_workers() -> None:
     slow = replace(MADE_UP, step_s=1.0)
     assert slow.predicted(ENCODED, None) == (pytest.approx(10), "device_rate")

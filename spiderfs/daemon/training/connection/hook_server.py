@@ -348,8 +348,13 @@ class HookSink(Protocol):
     def progressed(self, trainer: Trainer, progress: Progress) -> None:
         """A trainer is so far in a plan of a declared list; the plan, and what was said before, may come later."""
 
-    def exchange(self, trainer: Trainer, question: Exchange) -> npt.NDArray[np.uint32]:
-        """One sample of a declared list for each that is wanted, or none; the plan may come later."""
+    def exchange(
+        self, trainer: Trainer, question: Exchange, ready: npt.NDArray[np.bool_] | None
+    ) -> npt.NDArray[np.uint32]:
+        """One sample of a declared list for each that is wanted, or none; the plan may come later.
+
+        `ready` says of each sample whether the job can use a partial sample of it.
+        """
 
     async def scores(self, trainer: Trainer, name: str) -> npt.NDArray[np.float32]:
         """One score a sample, finite and >= 0; empty while there are none."""
@@ -409,8 +414,10 @@ class Connection:
         count: Callable[[str, int], None],
         limits: ServerLimits,
         declared_bytes: DeclaredBytes,
+        partials: PartialKeeper | None = None,
     ) -> None:
         self.stream = stream
+        self._partials = partials
         self._sink = sink
         self._count = count
         self._limits = limits
@@ -582,7 +589,11 @@ class Connection:
                 samples = _length(trainer, message.list)
                 _check_indices(samples, message.wanted)
                 _check_indices(samples, message.dispatched)
-                await self.answer(Given(message.list, message.request, self._sink.exchange(trainer, message)))
+                ready = None if self._partials is None else self._partials.ready(message)
+                if ready is not None and len(ready) != samples:
+                    raise ProtocolError(f"partial samples of {len(ready)} samples, and a list of {samples}", "index")
+                given = self._sink.exchange(trainer, message, ready)
+                await self.answer(Given(message.list, message.request, given))
             case ScoresRequest():
                 _length(trainer, message.list)
                 scores = await self._sink.scores(trainer, message.list)
@@ -734,7 +745,7 @@ class HookServer:
                 return listener
 
     async def _serve_one(self, stream: trio.SocketStream) -> None:
-        connection = Connection(stream, self._sink, self._count, self._limits, self.declared_bytes)
+        connection = Connection(stream, self._sink, self._count, self._limits, self.declared_bytes, self._partials)
         self._connections += 1
         try:
             if await self._admitted(connection):

@@ -19,13 +19,28 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from spiderfs.core.partials import MOST_JOBS, Partials
 from spiderfs.core.partials import Turns as SharedTurns
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.errors import ProtocolError, SpiderfsError
-from spiderfs.protocol import Decoder, Error, Goodbye, Keep, Limits, Message, Ok, PartialSamples, Room, Turn, Turns
+from spiderfs.protocol import (
+    Decoder,
+    Error,
+    Exchange,
+    Goodbye,
+    Keep,
+    Limits,
+    Message,
+    Ok,
+    PartialSamples,
+    Room,
+    Turn,
+    Turns,
+)
 from spiderfs.protocol.partials import FIRST_PARTIAL, read_sealed
 from spiderfs.store.store import Content, ContentKey
 
@@ -89,6 +104,11 @@ class PartialKeeper:
         if len(turn.indices) and int(turn.indices.max()) >= shared.samples:
             raise ProtocolError(f"sample {int(turn.indices.max())} of {shared.samples}", "index")
         return Turns(*shared.take(begun.job, turn.indices, int(turn.generation[0])))
+
+    def ready(self, question: Exchange) -> npt.NDArray[np.bool_] | None:
+        """For each sample whether the job can use a generation that is there; None if it shares no partial samples."""
+        shared = self._turns.get(question.store or "")
+        return None if shared is None or question.job is None else shared.ready(question.job)
 
     @property
     def _section(self) -> Partials:

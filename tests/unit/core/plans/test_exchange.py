@@ -73,6 +73,29 @@ def test_a_job_may_have_what_another_one_is_about_to_fetch() -> None:
     assert shared.ask("b", [5]) == [0]
 
 
+def test_a_ready_partial_sample_is_at_hand_and_a_candidate() -> None:
+    shared, ready = shared_list(), np.zeros(SAMPLES, np.bool_)
+    two_jobs(shared)
+    ready[[0, 4]] = True
+    assert shared.ask("a", [0, 1], ready) == [0, 4]
+    shared.dispatched("a", [0, 4])
+    # The list has nothing else that is at hand, and what was given is given once.
+    assert shared.ask("a", [2], ready) == [2]
+    # For the other job nothing is ready but what this one is about to fetch.
+    assert shared.ask("b", [0], np.zeros(SAMPLES, np.bool_)) == [2]
+
+
+def test_what_is_ready_is_not_fetched_ahead() -> None:
+    shared = shared_list()
+    two_jobs(shared)
+    ready = np.arange(len(shared)) > 0
+    shared.ask("a", [], ready)
+    shared.ask("b", [], ready)
+    assert shared.due(lambda rank_id: len(shared) - 1) is None
+    found = {shared.due(lambda rank_id: len(shared)) for _ in range(50)} - {None}
+    assert {sample for _, sample in found} <= {0}
+
+
 def test_a_sample_that_is_wanted_twice_is_reserved_once() -> None:
     shared = shared_list()
     two_jobs(shared)

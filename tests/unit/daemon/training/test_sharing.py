@@ -74,6 +74,18 @@ def test_two_jobs_are_given_what_is_cached(mount: Mount) -> None:
     assert (readers[A].exchanges, readers[B].exchanges) == (True, True)
 
 
+def test_a_partial_sample_that_is_given_is_not_wanted_in_the_cache(mount: Mount) -> None:
+    mount.ask(A, [0])
+    ready = np.arange(FILES) == 3
+    question = Exchange(B[1], 1, 0, 0, 0, np.zeros(0, np.uint32), np.array([3, 4], np.uint32), "store", "job")
+    assert mount.sharing.ask(B, "job 2", mount.list, question, ready)[0] == 3
+    epoch = mount.engine.schedule.readers[B].epoch
+    assert (epoch.is_served(0), epoch.is_served(1)) == (True, False)
+    # Its file is not opened, and that does not count against the plan.
+    mount.engine.progressed(*B, 0, 2, 1, 1.0)
+    assert mount.engine.unseen(100.0, B[0]) == []
+
+
 def test_a_plan_is_put_right_when_an_answer_was_not_taken(mount: Mount) -> None:
     mount.ask(A, [0])
     mount.ask(B, [5])

@@ -32,6 +32,7 @@ from spiderfs.options.model import Options
 from spiderfs.packages.format import DIRECTORY
 from spiderfs.shared.flights import MANAGER, Flights
 from spiderfs.shared.layout import DATA_FILE, EXTENTS_FILE, EXTENTS_MAP_FILE, CacheLayout, RunLayout
+from spiderfs.shared.read_log import ReadLog
 from spiderfs.shared.slots import Notice, SharedSlots
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.in_flight import InFlight
@@ -134,6 +135,7 @@ class MountContext:
     asked_by_peers: SharedSlots = field(default_factory=lambda: SharedSlots(_ASKED_SAMPLES))
     """The versions that other nodes have asked for: they are read from the source, and from no other node."""
     touches: Touches = field(default_factory=Touches)
+    read_log: ReadLog = field(default_factory=partial(ReadLog, 1))
     spare_nodes: SharedRows = field(default_factory=SharedRows)
     timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
     supervisor_pid: int = field(default_factory=os.getpid)
@@ -291,9 +293,9 @@ class MountContext:
             in_flight=in_flight,
         )
         lister = Lister(catalogue, client, since_s=self.mounted_at_s, mountpoint=os.fsencode(self.options.mountpoint))
-        return Supply(
-            content, records, client, catalogue, lister, fetcher, counters, views, Grids(self.layout.run.grids)
-        )
+        grids = Grids(self.layout.run.grids)
+        read_log = self.read_log.of_worker(process - 1) if is_worker else self.read_log
+        return Supply(content, records, client, catalogue, lister, fetcher, counters, views, grids, read_log)
 
     def _client(self, counters: Counters, read: Read) -> SourceClient:
         # A source that is a mount of spiderfs has control files too.
@@ -373,6 +375,7 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
         unstored=UnstoredBytes(memory.unstored),
         lately=UnstoredBytes(memory.recent),
         members=members,
+        read_log=ReadLog(options.workers, options.mountpoint),
     )
 
 

@@ -133,7 +133,7 @@ class MountContext:
     members: Members | None = None
     """The nodes that share out the samples, by the option `peers`."""
     asked_by_peers: SharedSlots = field(default_factory=lambda: SharedSlots(_ASKED_SAMPLES))
-    """The versions that other nodes have asked for: they are read from the source, and from no other node."""
+    """Those of `members`: the versions that other nodes have asked for. They are read from the source alone."""
     touches: Touches = field(default_factory=Touches)
     read_log: ReadLog = field(default_factory=partial(ReadLog, 1))
     spare_nodes: SharedRows = field(default_factory=SharedRows)
@@ -344,9 +344,9 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
     forms.fingerprint(forms.shown)
     listener = open_run_directory(layout.run)
     slow = SlowSettings.in_memory(**options.slow_settings())
-    members, shared_identity = None, identity_between_nodes(opened)
+    members, shared_identity, asked_by_peers = None, identity_between_nodes(opened), SharedSlots(_ASKED_SAMPLES)
     if options.peers:
-        members = Members(1 + options.workers, shared_identity)
+        members = Members(1 + options.workers, shared_identity, asked_by_peers)
         # The addresses of a name are found by the manager: a name server may take its time.
         if not live_name(options.peers):
             members.change(weights_of(options.peers), (own_url(options.peers, options.peer_self),))
@@ -375,6 +375,7 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
         unstored=UnstoredBytes(memory.unstored),
         lately=UnstoredBytes(memory.recent),
         members=members,
+        asked_by_peers=asked_by_peers,
         read_log=ReadLog(options.workers, options.mountpoint),
     )
 

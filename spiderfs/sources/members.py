@@ -17,14 +17,14 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from spiderfs.core.homes import GROUPS, Homes
+from spiderfs.core.homes import GROUPS, STRIPE_BLOCKS, Homes, stripe_key
 from spiderfs.errors import ConfigError
 from spiderfs.sources.node_names import Node, as_named, is_server
 from spiderfs.sources.source import HASH_MASK
@@ -82,9 +82,11 @@ class Members(Homes):
     `members` has the URLs by their places, empty where no one is, as this process has read them last (`nodes`).
     """
 
-    def __init__(self, processes: int = 1, identity: str = "") -> None:
-        """So many `processes` count what they have. `identity` is that of the source between nodes."""
-        self.own = OWN
+    def __init__(self, processes: int = 1, identity: str = "", asked: Container[int] = ()) -> None:
+        """So many `processes` count what they have. `identity` is that of the source between nodes; other nodes have
+        asked this one for the stripes in `asked`.
+        """
+        self.own, self._asked = OWN, asked
         self.identity, self.salt = identity, salt_of(identity)
         self.members = [""]
         self._drawn_for: object = None
@@ -103,6 +105,12 @@ class Members(Homes):
     def is_remote(self, key: object) -> bool:
         assert isinstance(key, int)
         return self._home_of[key % GROUPS] != OWN
+
+    def passes(self, number: int, block: int) -> bool:
+        place = self.home(key := stripe_key(number, (block - 1) // STRIPE_BLOCKS))
+        # A server keeps no parts of files. What others ask for whose home is down, this node keeps in its place.
+        is_of_node = OWN != place < len(self.members) and not is_server(self.members[place])
+        return is_of_node and key not in self._asked
 
     @property
     def has_own(self) -> bool:

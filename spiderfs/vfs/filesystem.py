@@ -19,6 +19,7 @@ import stat
 from collections.abc import Callable
 from functools import partial
 
+from spiderfs.core.homes import key_at
 from spiderfs.errors import (
     AccessDenied,
     InvalidArgument,
@@ -36,7 +37,7 @@ from spiderfs.errors import (
 from spiderfs.linux import steady_clock
 from spiderfs.shared.read_log import Read
 from spiderfs.shared.slots import SharedSlots
-from spiderfs.sources.peers import asked_version, key_at
+from spiderfs.sources.peers import asked_version
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import UNKNOWN, Delivery, Source, SourceStat
 from spiderfs.store.store import ContentKey

@@ -24,12 +24,12 @@ from typing import TypeVar
 import trio
 
 from spiderfs.core.events import FETCHED, HIT, OPENED, UNSTORED
+from spiderfs.core.homes import STRIPE_BLOCKS, key_at
 from spiderfs.errors import SourceError, StoreError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import Patience
-from spiderfs.sources.peers import STRIPE_BYTES, key_at
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.vfs.answer_types import Caller, EventSink
 from spiderfs.vfs.catalogue import Node
@@ -59,7 +59,6 @@ _AHEAD_TIMES = 8
 # While its reader waits, a window doubles up to this many blocks: a reader that stops wastes no more than 64 MiB, with
 # what the kernel reads ahead. A part is about a seventh of the window: so many requests a source answers at a time.
 _MOST_WINDOW, _PARTS_A_WINDOW = 56, 7
-_STRIPE_BLOCKS = STRIPE_BYTES // BLOCK_BYTES
 # Blocks that are remembered as touched, 4 MiB of memory for 256 GiB of files; and ends of READs, as many as readers in
 # order read side by side. With more ends, more random reads would be taken for reads in order. These are primes, since
 # offsets are multiples of powers of two.
@@ -114,7 +113,7 @@ class _Window:
     @property
     def part_blocks(self) -> int:
         """A power of two up to a stripe: a part of two stripes would make the reader of one wait for another node."""
-        return 1 << max(1, min(self.blocks // _PARTS_A_WINDOW, _STRIPE_BLOCKS)).bit_length() - 1
+        return 1 << max(1, min(self.blocks // _PARTS_A_WINDOW, STRIPE_BLOCKS)).bit_length() - 1
 
 
 class ReadAhead:

@@ -131,7 +131,7 @@ class ReadMarks:
                 raise
             self.is_on = False
             log.warning(
-                "no ranges are learned, for %s does not say what was read (%s): give ranges, or mount with binding=kernel",
+                "no ranges are learned: %s does not say what was read (%s): give ranges, or mount with binding=kernel",
                 os.fsdecode(self._root),
                 exc.strerror,
             )

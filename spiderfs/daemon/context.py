@@ -59,6 +59,7 @@ from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.large_files import Touches
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
+from spiderfs.vfs.parts import ComingBlocks
 from spiderfs.vfs.redirects import PendingReads
 from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
@@ -135,6 +136,7 @@ class MountContext:
     asked_by_peers: SharedSlots = field(default_factory=lambda: SharedSlots(_ASKED_SAMPLES))
     """Those of `members`: the versions that other nodes have asked for. They are read from the source alone."""
     touches: Touches = field(default_factory=Touches)
+    coming_blocks: ComingBlocks = field(default_factory=ComingBlocks)
     read_log: ReadLog = field(default_factory=partial(ReadLog, 1))
     spare_nodes: SharedRows = field(default_factory=SharedRows)
     timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)

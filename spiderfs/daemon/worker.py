@@ -143,7 +143,7 @@ def _read_ahead(nursery: trio.Nursery, context: MountContext, supply: Supply, re
         # At most 64 workers.
         room_blocks = context.memory.parts // BLOCK_BYTES // options.workers
         lock = FetchLock(context.layout.run.fetch_lock)
-        parts = Parts(nursery, supply, supply.content, lock, reading.read, room_blocks)
+        parts = Parts(nursery, supply, supply.content, lock, reading.read, room_blocks, coming=context.coming_blocks)
     return ReadAhead(nursery, supply.fetcher, supply.counters, options.read_ahead, parts)
 
 

@@ -28,6 +28,7 @@ from spiderfs.core.homes import STRIPE_BLOCKS, key_at
 from spiderfs.errors import SourceError, StoreError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
+from spiderfs.protocol.extents import PAGE_BYTES
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import Patience
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
@@ -64,6 +65,8 @@ _MOST_WINDOW, _PARTS_A_WINDOW = 56, 7
 # offsets are multiples of powers of two.
 _TOUCHED, _ENDS = 262_139, 251
 _NUMBERS = (1 << 63) - 1
+# Around a page that is read alone, and how many of these windows are remembered: 8 MiB.
+_WINDOW_BYTES, _WINDOWS = 64 << 10, 128
 
 
 class Touches:
@@ -247,6 +250,8 @@ class LargeFiles(Part):
         self._touches = touches
         self._redirects = redirects
         self._events = events
+        self._read_log = supply.read_log
+        self._windows: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         # For files that the kernel reads by itself: when the policies were last told so, and up to which block.
         self._passed: dict[int, tuple[float, int]] = {}
 
@@ -330,10 +335,26 @@ class LargeFiles(Part):
             first = (block - 1) * BLOCK_BYTES
             its = min(offset + size, first + BLOCK_BYTES) - max(offset, first)
             self._touches.touch(ContentKey(node.inode, block), its)
-        piece = await self._on_demand.read_uncached(node, offset, size)
+        if size > PAGE_BYTES or not self._read_log.is_kept(self._now()):
+            piece = await self._on_demand.read_uncached(node, offset, size)
+        else:
+            piece = await self._page_of_window(node, offset, size)
         for block in blocks:
             self._note_block(node, block, UNSTORED)
         return piece
+
+    async def _page_of_window(self, node: Node, offset: int, size: int) -> bytes:
+        """A page, read with others around it: while READs say what a sample has, the kernel adds none to them."""
+        window = (node.inode, offset // _WINDOW_BYTES)
+        begin = window[1] * _WINDOW_BYTES
+        payload = self._windows.pop(window, None)
+        if payload is None:
+            length = min(_WINDOW_BYTES, node.stat.size - begin)
+            payload = await self._on_demand.read_uncached(node, begin, length)
+        self._windows[window] = payload
+        if len(self._windows) > _WINDOWS:
+            self._windows.popitem(last=False)
+        return payload[offset - begin : offset - begin + size]
 
     async def _part_piece(self, node: Node, block: int, offset: int, size: int, patience: Patience) -> bytes | None:
         """Bytes of a block that has come, or is coming, in a part; None if it must be looked for as a block alone."""

@@ -11,7 +11,7 @@ A DataLoader with two workers reads a file whose source is `--latency-ms` away, 
 
 `direct` waits that long for each sample and reads it from the local file: one request a sample, whose bytes take no
 time. `planned` is a mount that has the plan and room for a fifth of the wanted bytes; `immutable` the same with
--o immutable. After each batch the kernel forgets the file's pages. Each sample is compared with the source's. "Fetched"
+-o immutable. `learned` gives no ranges: the first epoch finds them out. After each batch the kernel forgets the file's pages. Each sample is compared with the source's. "Fetched"
 is for each byte that the samples of an epoch have together.
 """
 
@@ -140,7 +140,7 @@ KINDS = {
     "parquet": Kind(make_parquet, open_parquet, lambda place, _: parquet_row_groups([place / "rows.parquet"])),
     "arrow": Kind(make_arrow, open_arrow, arrow_ranges),
 }
-WAYS = {"direct": "", "planned": "", "immutable": "immutable=on"}
+WAYS = {"direct": "", "planned": "", "immutable": "immutable=on", "learned": ""}
 
 
 class Samples(Dataset[int]):
@@ -194,14 +194,16 @@ class Shuffled(Sampler[int]):
         return iter(order)
 
 
-def epochs(kind: str, place: Path, extent: Extent, wait_s: float, planned: bool, right: list[int]) -> list[Epoch]:
+def epochs(kind: str, place: Path, extent: Extent, wait_s: float, way: str, right: list[int]) -> list[Epoch]:
     dataset = Samples(kind, place, extent.samples, wait_s)
     loader = DataLoader(
         dataset, BATCH, sampler=Shuffled(extent.samples), num_workers=WORKERS, collate_fn=list, persistent_workers=True
     )
     found = []
-    plan = trainer_hook.plan(place, loader, ranges=KINDS[kind].ranges(place, extent.samples)) if planned else None
-    if plan is not None:
+    planned, plan = way != "direct", None
+    if planned:
+        ranges = "learn" if way == "learned" else KINDS[kind].ranges(place, extent.samples)
+        plan = trainer_hook.plan(place, loader, ranges=ranges)
         time.sleep(1.0)
     for _ in range(extent.epochs):
         before, began = counts(place)["origin_bytes"] if planned else 0, time.perf_counter()
@@ -233,12 +235,12 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             for way in arguments.ways:
                 wait_s = extent.latency_ms / 1000
                 if way == "direct":
-                    figures[way] = epochs(kind, source, extent, wait_s, False, right)
+                    figures[way] = epochs(kind, source, extent, wait_s, way, right)
                     continue
                 capacity = int(CACHED_SHARE * wanted)
                 place = scratch / f"{kind}-{way}"
                 with mounted(source, place, capacity, extent.latency_ms, WAYS[way] or "immutable=off") as mount:
-                    figures[way] = epochs(kind, mount, extent, 0.0, True, right)
+                    figures[way] = epochs(kind, mount, extent, 0.0, way, right)
             result["kinds"][kind] = {way: [of._asdict() for of in found] for way, found in figures.items()}
             result["kinds"][kind]["wanted_bytes"] = wanted
     print(tables.planned_ranges(result))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 import mmap
 import struct
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +18,14 @@ KEPT_S = 60.0
 # The READs that each worker remembers: of a sample of 32 MiB, if the kernel asks for one page at a time.
 _READS = 8192
 _COUNT, _UNTIL = struct.Struct("@Q"), struct.Struct("@d")
+# When, the file, where it begins and ends, the process and the thread.
 _READ = struct.Struct("@dQQQII")
 
 
 class Read(NamedTuple):
-    thread: int
     inode: int
+    own: bool
+    """Whether the thread that asks has made it."""
     begin: int
     end: int
 
@@ -54,44 +55,40 @@ class ReadLog:
         _UNTIL.pack_into(self._until, 0, now_s + KEPT_S)
         return begins
 
-    def note(self, now_s: float, process: int, read: Read) -> None:
+    def note(self, now_s: float, inode: int, begin: int, end: int, process: int, thread: int) -> None:
         (count,) = _COUNT.unpack_from(self._own)
-        numbers = (read.inode, read.begin, read.end, process, read.thread)
-        _READ.pack_into(self._own, _at(count), now_s, *numbers)
+        _READ.pack_into(self._own, _at(count), now_s, inode, begin, end, process, thread)
         _COUNT.pack_into(self._own, 0, count + 1)
 
-    def since(self, begin_s: float, process: int) -> list[Read] | None:
-        """What a process has read since then, in no order; None if the log has not kept all of it."""
+    def since(self, begin_s: float, process: int, thread: int) -> list[Read] | None:
+        """What a process has read since then; None if the log has not kept all of it. `thread` is the one that asks."""
         found: list[Read] = []
         for ring in self._rings:
             (count,) = _COUNT.unpack_from(ring)
             number = count
             while number and count - number < _READS:
-                noted_s, inode, begin, end, of, thread = _READ.unpack_from(ring, _at(number - 1))
+                noted_s, inode, begin, end, its_process, its_thread = _READ.unpack_from(ring, _at(number - 1))
                 if noted_s < begin_s:
                     break
                 number -= 1
-                if of == process:
-                    found.append(Read(thread, inode, begin, end))
+                if its_process == process:
+                    found.append(Read(inode, its_thread == thread, begin, end))
             # What was written meanwhile may lie in the place of what was read here.
             if number and _COUNT.unpack_from(ring)[0] - number >= _READS:
                 return None
-        return found
+        return merged(found)
 
 
 def _at(number: int) -> int:
     return _COUNT.size + number % _READS * _READ.size
 
 
-def merged(reads: Iterable[Read], thread: int) -> Iterator[tuple[Read, bool]]:
-    """The same bytes in as few pieces as can be; each with whether this thread has read it."""
-    ordered = sorted((read.inode, read.thread == thread, read.begin, read.end) for read in reads)
-    for (inode, own), pieces in groupby(ordered, lambda piece: piece[:2]):
-        begin = end = -1
-        for _, _, further, until in pieces:
-            if further > end:
-                if end > begin:
-                    yield Read(thread, inode, begin, end), own
-                begin = further
-            end = max(end, until)
-        yield Read(thread, inode, begin, end), own
+def merged(reads: Iterable[Read]) -> list[Read]:
+    """The same bytes in as few pieces as can be."""
+    found: list[Read] = []
+    for read in sorted(reads):
+        if found and found[-1][:2] == read[:2] and read.begin <= found[-1].end:
+            found[-1] = found[-1]._replace(end=max(found[-1].end, read.end))
+        else:
+            found.append(read)
+    return found

@@ -35,7 +35,6 @@ from spiderfs.errors import (
     Stale,
 )
 from spiderfs.linux import steady_clock
-from spiderfs.shared.read_log import Read
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.peers import asked_version
 from spiderfs.sources.single_flight import SingleFlight
@@ -432,8 +431,8 @@ class Filesystem(Part):
             return await self._control.read(handle, offset, size)
         self._counters.add("reads")
         if self._read_log.is_kept(now_s := self._now()):
-            read = Read(caller.pid, handle, offset, offset + size)
-            self._read_log.note(now_s, self._redirects.process_of(caller.pid), read)
+            process = self._redirects.process_of(caller.pid)
+            self._read_log.note(now_s, handle, offset, offset + size, process, caller.pid)
         piece: memoryview | bytes | None
         if inode & PROVISIONAL:
             piece = await self._provisional_files.read(inode, handle, offset, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import NO_READ_AHEAD_KIB, set_read_ahead
 from spiderfs.protocol.reads import READS_XATTR, ReadBytes, encoded
 from spiderfs.shared.bypass_terms import CLIENT_XATTR
-from spiderfs.shared.read_log import merged
+from spiderfs.shared.read_log import Read
 from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Member
 from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, Node
@@ -71,29 +72,26 @@ class Xattrs(Part):
         return value
 
     async def _reads(self, since: str, caller: Caller) -> bytes:
-        """What the caller's process has read of large files since then; see `protocol/reads.py`."""
+        """What the caller's process has read since then; see `protocol/reads.py`."""
         if not caller.pid:
-            # No one can say whose process it is.
+            # It is of a foreign pid namespace, so its READs are not known.
             raise NoAttribute(READS_XATTR)
         if self._read_log.keep(self._now()):
             # Pages that the kernel adds to what a reader wants are not what a sample has.
             await trio.to_thread.run_sync(set_read_ahead, self._read_log.mountpoint, NO_READ_AHEAD_KIB)
-        now_s, found = self._now(), []
+        reads: list[Read] | None = None if since else []
         if since:
-            try:
-                reads = self._read_log.since(float(since[1:]), self._redirects.process_of(caller.pid))
-            except ValueError:
-                reads = None
-            if reads is None:
-                raise NoAttribute(READS_XATTR)
-            for read, own in merged(reads, caller.pid):
-                node = self._catalogue.known(read.inode)
-                if node is not None and read.begin < node.stat.size:
-                    found.append(ReadBytes(node.path, read.begin, min(read.end, node.stat.size), own))
-        value = encoded(now_s, found)
-        if value is None:
+            with contextlib.suppress(ValueError):
+                process = self._redirects.process_of(caller.pid)
+                reads = self._read_log.since(float(since[1:]), process, caller.pid)
+        if reads is None:
             raise NoAttribute(READS_XATTR)
-        return value
+        found = []
+        for inode, own, begin, end in reads:
+            node = self._catalogue.known(inode)
+            if node is not None and begin < node.stat.size:
+                found.append(ReadBytes(own, begin, min(end, node.stat.size), node.path))
+        return encoded(self._now(), found)
 
     # -- what spiderfs says of a file
 

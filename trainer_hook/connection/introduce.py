@@ -152,13 +152,9 @@ class _Connection:
 
     def has_another(self, declared: Declaration, loader: object) -> bool:
         """Whether another list of this name is in use; what is learned of two loaders are two lists."""
-        own = (use for use in self.uses if use.declaration.split == declared.split)
-        return any(
-            use.declaration.paths != declared.paths
-            or use.declaration.learns != declared.learns
-            or (declared.learns and use.loader() is not loader)
-            for use in own
-        )
+        own = ((use.declaration, use.loader()) for use in self.uses if use.declaration.split == declared.split)
+        given = declared.paths, declared.learns and loader
+        return any((other.paths, other.learns and other_loader) != given for other, other_loader in own)
 
     def end(self, use: Introduced) -> None:
         """End a use; the list is withdrawn with its last use."""

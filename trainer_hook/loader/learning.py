@@ -2,14 +2,14 @@
 
 The data set gets a class whose `__getitem__` asks the mount, before and after it has read, which READs this process
 has made meanwhile (`spiderfs/protocol/reads.py`). So any library may read the sample, in threads of its own too, and
-the loader may fetch ahead and have workers: the mark is set where the sample is read. A sample that is read while
+the loader may have workers and fetch ahead: the mark is set where the sample is read. A sample that is read while
 another one is, as for a mosaic, keeps its bytes to itself.
 
 What the kernel has in its page cache it reads without a READ, so one epoch may not see all of a sample. Later epochs
 add what they see, until a sample has been read without anything new: then it is **settled**, and no longer marked.
 
 `ReadMarks` notes, in each process that reads. `LearnedRanges` takes that over, in the process of the plan. Between them
-are two files in memory, which processes that were started by fork, spawn or forkserver open by the same path.
+are two files in memory, which processes open that were not forked.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class ReadMarks:
         self._records = os.open(records, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         with open(settled, "rb") as file:
             self._settled = mmap.mmap(file.fileno(), samples, access=mmap.ACCESS_READ)
-        # Of each thread that reads a sample: which one, and since when.
-        self._reading = threading.local()
-        # Whether each of them was alone with that in its process all the time.
+        # Of each thread: which sample it reads, and the time of its last mark.
+        self._thread = threading.local()
+        # The threads that read samples, by process, and whether each was alone with that all the time.
         self._alone: dict[tuple[int, int], bool] = {}
         self._mapped: set[bytes] = set()
         self.is_on = True
@@ -78,25 +78,24 @@ class ReadMarks:
         """What `read` gives, which reads the sample with this index; notes what that took from files of the mount."""
         if self.is_settled(index):
             return read()
-        now, thread = self._reading.__dict__, _thread()
-        outer, outermost = now.get("sample"), thread not in self._alone
-        if outermost:
+        now, thread = self._thread.__dict__, _thread()
+        outer, is_outermost = now.get("sample"), thread not in self._alone
+        if is_outermost:
             # A forked process has what other threads of its parent have left.
             others = [other for other in list(self._alone) if other[0] == thread[0]]
-            self._alone.update(dict.fromkeys(others, False))
-            self._alone[thread] = not others
+            self._alone.update({thread: not others} | dict.fromkeys(others, False))
         self.mark(outer)
         sample = now["sample"] = operator.index(index)
-        is_whole = False
+        # A sample that cannot be read, or is interrupted, is not known.
+        done = None
         try:
             found = read()
-            is_whole = True
+            done = sample
             return found
         finally:
-            # A sample that could not be read, or was interrupted, is not known.
             now["sample"] = outer
-            self.mark(sample if is_whole else None)
-            if outermost:
+            self.mark(done)
+            if is_outermost:
                 del self._alone[thread]
 
     def mark(self, sample: int | None = None) -> None:
@@ -106,35 +105,30 @@ class ReadMarks:
             self.is_on &= not self._boundary.broken
 
     def _mark(self, sample: int | None) -> None:
-        now = self._reading.__dict__
-        since = "" if sample is None or "since" not in now else f".{now['since']}"
+        now = self._thread.__dict__
         try:
             try:
-                value = os.getxattr(self._root, READS_XATTR + since)
+                value = os.getxattr(self._root, READS_XATTR if sample is None else f"{READS_XATTR}.{now['since']}")
             except OSError as exc:
-                if exc.errno != errno.ENODATA or not since:
+                if exc.errno not in (errno.ENODATA, errno.ERANGE) or sample is None:
                     raise
-                # More than the mount remembers.
+                # More than the mount remembers, or an attribute can have.
                 sample, value = None, os.getxattr(self._root, READS_XATTR)
             now["since"], reads = decoded(value)
             if sample is not None:
                 # While other threads read samples too, only the READs of this one are known to be of its sample.
                 mine = [read for read in reads if read.own or self._alone[_thread()]]
-                rows = b"".join(b"%d %d %s\0" % (read.begin, read.end, read.path) for read in mine)
+                rows = b"".join(b"%d %d %s\0" % read[1:] for read in mine)
                 os.write(self._records, _HEAD.pack(sample, len(rows)) + rows)
-                new = {os.path.join(self._root, read.path) for read in mine} - self._mapped
-                if new:
+                if new := {os.path.join(self._root, read.path) for read in mine} - self._mapped:
                     self._mapped |= new
                     read_no_pages_around(new)
         except OSError as exc:
             if by_signal_handler(exc):
                 raise
             self.is_on = False
-            log.warning(
-                "no ranges are learned: %s does not say what was read (%s): give ranges, or mount with binding=kernel",
-                os.fsdecode(self._root),
-                exc.strerror,
-            )
+            text = "no ranges are learned: %s does not say what is read (%s): give ranges, or mount with binding=kernel"
+            log.warning(text, os.fsdecode(self._root), exc.strerror)
 
 
 def _thread() -> tuple[int, int]:
@@ -142,7 +136,7 @@ def _thread() -> tuple[int, int]:
 
 
 def _opened(root: bytes, samples: int, records: str, settled: str) -> ReadMarks | None:
-    """The marks in another process; None where the plan's process is not there."""
+    """The marks in another process; None where the plan's process is not there, or has closed the plan."""
     try:
         is_ours = os.readlink(records).startswith("/memfd:spiderfs-")
         return ReadMarks(root, samples, records, settled) if is_ours else None
@@ -153,67 +147,57 @@ def _opened(root: bytes, samples: int, records: str, settled: str) -> ReadMarks 
 class LearnedRanges:
     """What is known of the samples of a data set, in a mount with this root, which is a real path."""
 
-    def __init__(self, root: str | os.PathLike[str], samples: int) -> None:
+    def __init__(self, root: str, samples: int) -> None:
         self._root, self.samples = os.fsencode(root), samples
-        self._records, self._settled_fd = (os.memfd_create(f"spiderfs-{what}") for what in ("reads", "settled"))
-        os.ftruncate(self._settled_fd, samples)
-        self._settled = np.frombuffer(mmap.mmap(self._settled_fd, samples), np.uint8)
-        paths = (f"/proc/{os.getpid()}/fd/{fd}" for fd in (self._records, self._settled_fd))
-        self.marks = ReadMarks(self._root, samples, *paths)
-        self._files: dict[bytes, int] = {}
+        self._files = [os.memfd_create(f"spiderfs-{what}") for what in ("reads", "settled")]
+        os.ftruncate(self._files[1], samples)
+        self._settled = np.frombuffer(mmap.mmap(self._files[1], samples), np.uint8)
+        self.marks = ReadMarks(self._root, samples, *(f"/proc/{os.getpid()}/fd/{fd}" for fd in self._files))
+        self._paths: dict[bytes, int] = {}
+        # Sample, file, begin and end of each range.
         self._rows = np.empty((0, 4), np.int64)
         # How many bytes of each sample were known when `take` last returned True, and how many are.
         self._planned = self._known = np.zeros(samples, np.int64)
 
     def __del__(self) -> None:
-        os.close(self._records)
-        os.close(self._settled_fd)
+        for fd in self._files:
+            os.close(fd)
 
     def __str__(self) -> str:
         return f"learned {np.count_nonzero(self._known):,} of {self.samples:,} samples"
 
     def take(self) -> bool:
-        """Take over what was read since the last time; whether it is worth another plan."""
-        rows, read = self._noted()
-        self._rows = merged_rows(np.concatenate([self._rows, rows]))
+        """Take over what was read since the last time; returns whether that is worth another plan."""
+        text = os.pread(self._files[0], os.fstat(self._files[0]).st_size, 0)
+        # What is noted in this moment is lost, and seen again in the next epoch.
+        os.ftruncate(self._files[0], 0)
+        rows, read, at = [], [], 0
+        while at < len(text):
+            sample, size = _HEAD.unpack_from(text, at)
+            at += _HEAD.size + size
+            read.append(sample)
+            for begin, end, path in (row.split(b" ", 2) for row in text[at - size : at].split(b"\0")[:-1]):
+                rows.append((sample, self._paths.setdefault(path, len(self._paths)), int(begin), int(end)))
+        self._rows = merged_rows(np.concatenate([self._rows, np.array(rows, np.int64).reshape(-1, 4)]))
         lengths = (self._rows[:, 3] - self._rows[:, 2]).astype(np.float64)
         known = np.bincount(self._rows[:, 0], lengths, self.samples).astype(np.int64)
         self._settled[read] = (self._known[read] > 0) & (known[read] == self._known[read])
         self._known = known
-        more = np.count_nonzero(known > self._planned)
         # A plan begins with a list, which costs the mount some 5 us a range.
-        if more <= np.count_nonzero(self._planned) // 100:
+        if np.count_nonzero(known > self._planned) <= np.count_nonzero(self._planned) // 100:
             return False
         self._planned = known
         return True
 
-    def _noted(self) -> tuple[Numbers, Numbers]:
-        """What was noted since the last time: sample, file, begin and end of each range; and the samples."""
-        text = os.pread(self._records, os.fstat(self._records).st_size, 0)
-        # What a worker notes in this moment is lost, and read again later.
-        os.ftruncate(self._records, 0)
-        rows, samples, at = [], [], 0
-        while at < len(text):
-            sample, size = _HEAD.unpack_from(text, at)
-            at += _HEAD.size + size
-            samples.append(sample)
-            for row in text[at - size : at].split(b"\0")[:-1]:
-                begin, end, path = row.split(b" ", 2)
-                rows.append((sample, self._files.setdefault(path, len(self._files)), int(begin), int(end)))
-        return np.array(rows, np.int64).reshape(-1, 4), np.array(samples, np.int64)
-
     def ranges(self) -> SampleRanges:
         sample, files, begins, ends = self._rows.T
-        paths = [os.path.join(self._root, path) for path in self._files]
-        counts = np.bincount(sample, minlength=self.samples)
-        return SampleRanges(paths, files, begins, ends - begins, first_of(counts))
+        paths = [os.path.join(self._root, path) for path in self._paths]
+        return SampleRanges(paths, files, begins, ends - begins, first_of(np.bincount(sample, minlength=self.samples)))
 
 
 def merged_rows(rows: Numbers) -> Numbers:
     """The same bytes in as few rows as can be (sample, file, begin, end), in order."""
     rows = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
-    if not len(rows):
-        return rows
     new = np.ones(len(rows), bool)
     new[1:] = (rows[1:, :2] != rows[:-1, :2]).any(axis=1)
     # How far the rows of one file of one sample have come, with the places of the ends in place of the ends.
@@ -222,7 +206,7 @@ def merged_rows(rows: Numbers) -> Numbers:
     until = ends[np.maximum.accumulate(file + place) - file]
     new[1:] |= rows[1:, 2] > until[:-1]
     first = np.flatnonzero(new)
-    return np.column_stack([rows[first, :3], until[np.append(first[1:], len(rows)) - 1]])
+    return np.column_stack([rows[first, :3], until[np.append(first[1:], len(rows))[: len(first)] - 1]])
 
 
 def observe(dataset: Any, marks: ReadMarks) -> None:
@@ -246,14 +230,14 @@ def observe(dataset: Any, marks: ReadMarks) -> None:
             self.__class__ = own
         return _observed, (marks, make, arguments), *rest
 
-    observed: dict[str, Any] = {"__getitem__": getitem, "__reduce_ex__": reduce, _MARK: kind}
+    observed = {"__getitem__": getitem, "__reduce_ex__": reduce, _MARK: kind, "__module__": kind.__module__}
     if hasattr(kind, "__getitems__"):
         observed["__getitems__"] = getitems
     try:
-        dataset.__class__ = type(kind.__name__, (kind,), observed | {"__module__": kind.__module__})
+        dataset.__class__ = type(kind.__name__, (kind,), observed)
     except TypeError:
         raise ValueError(
-            f'ranges="learn": reads of a {kind.__name__} cannot be observed: give a data set of a class of your own'
+            f"ranges='learn': reads of a {kind.__name__} cannot be observed: give a data set of a class of your own"
         ) from None
 
 

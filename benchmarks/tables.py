@@ -211,7 +211,7 @@ def planned_ranges(result: Result) -> str:
     for kind, name in KINDS.items():
         found = result["kinds"].get(kind, {})
         later_s = {way: sum(one["seconds"] for one in epochs[1:]) for way, epochs in found.items() if way in WAYS}
-        cells = [""] * (2 + len(WAYS))
+        cells = [""] * (3 + len(WAYS))
         if "direct" in found:
             rate = mean(samples / one["seconds"] for one in found["direct"][1:])
             ratios = (aimed(later_s["direct"] / later_s[way], 5, ".1f") if way in later_s else "" for way in WAYS[1:])

@@ -11,8 +11,8 @@ A DataLoader with two workers reads a file whose source is `--latency-ms` away, 
 
 `direct` waits that long for each sample and reads it from the local file: one request a sample, whose bytes take no
 time. `planned` is a mount that has the plan and room for a fifth of the wanted bytes; `immutable` the same with
--o immutable. `learned` gives no ranges: the first epoch finds them out. After each batch the kernel forgets the file's pages. Each sample is compared with the source's. "Fetched"
-is for each byte that the samples of an epoch have together.
+-o immutable. `learned` gives no ranges: the first epoch finds them out. After each batch the kernel forgets the file's
+pages. Each sample is compared with the source's. "Fetched" is for each byte that the samples of an epoch have together.
 """
 
 from __future__ import annotations

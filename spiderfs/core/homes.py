@@ -4,8 +4,6 @@ Each node draws a number for each sample, and the highest one wins (rendezvous h
 weighted as by Schindelhauer and Schomaker, 2005). So all nodes with one list of members agree without a message, each
 member is the home of a share in proportion to its weight, and when a member comes or goes only its own share moves.
 
-Each STRIPE_BLOCKS of a large file have a home of their own. A node keeps none of the stripes of others that it reads.
-
 The numbers are drawn for 2^16 groups of samples and not for each one: a home is looked up for every member of a cache.
 The samples of a group have the same last bits in their keys, which must be hashes.
 """
@@ -13,31 +11,14 @@ The samples of a group have the same last bits in their keys, which must be hash
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Mapping
 from copy import copy
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 GROUPS = 1 << 16
 _MIXED = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-
-
-STRIPE_BLOCKS = 8
-STRIPE_BYTES = STRIPE_BLOCKS << 20
-_STRIPE, _HASH_MASK = struct.Struct("<QQ"), (1 << 63) - 1
-
-
-def stripe_key(number: int, stripe: int) -> int:
-    """The number by which a stripe of the version with this `number` has its home."""
-    return xxhash.xxh3_64_intdigest(_STRIPE.pack(number, stripe)) & _HASH_MASK if stripe else number
-
-
-def key_at(number: int, offset: int) -> int:
-    """As `stripe_key`, of the stripe that has the byte at this offset."""
-    return stripe_key(number, offset // STRIPE_BYTES)
 
 
 class Homes:
@@ -88,8 +69,8 @@ class Homes:
         return self._home[key % GROUPS] != self.own
 
     def passes(self, number: int, block: int) -> bool:
-        """Whether a block of a large file, counted from 1, is for another node to keep."""
-        return self.is_remote(stripe_key(number, (block - 1) // STRIPE_BLOCKS))
+        """Whether a block, counted from 1, of the large file with this number is another node's to keep."""
+        return False
 
     def rank(self, key: object) -> float:
         """A number that stands for a sample alone: a home keeps those with the highest ones."""

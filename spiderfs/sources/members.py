@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from spiderfs.core.homes import GROUPS, STRIPE_BLOCKS, Homes, stripe_key
+from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.errors import ConfigError
 from spiderfs.sources.node_names import Node, as_named, is_server
 from spiderfs.sources.source import HASH_MASK
@@ -39,6 +39,18 @@ _NONE_OF = 100
 _LIST_BYTES = 1 << 20
 # The number of the edition, how long its text is, and a checksum: a text that is half written is not trusted.
 _HEADER = struct.Struct("@QII")
+
+
+# So many blocks of a large file have a home of their own.
+STRIPE_BLOCKS = 8
+STRIPE_BYTES = STRIPE_BLOCKS << 20
+_KEY = struct.Struct("<QQ")
+
+
+def key_at(number: int, offset: int) -> int:
+    """The number by which the bytes at an offset of the version with this `number` have their home."""
+    stripe = offset // STRIPE_BYTES
+    return xxhash.xxh3_64_intdigest(_KEY.pack(number, stripe)) & HASH_MASK if stripe else number
 
 
 def salt_of(identity: str) -> int:
@@ -107,7 +119,7 @@ class Members(Homes):
         return self._home_of[key % GROUPS] != OWN
 
     def passes(self, number: int, block: int) -> bool:
-        place = self.home(key := stripe_key(number, (block - 1) // STRIPE_BLOCKS))
+        place = self.home(key := key_at(number, (block - 1) // STRIPE_BLOCKS * STRIPE_BYTES))
         # A server keeps no parts of files. What others ask for whose home is down, this node keeps in its place.
         is_of_node = OWN != place < len(self.members) and not is_server(self.members[place])
         return is_of_node and key not in self._asked

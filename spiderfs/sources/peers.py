@@ -43,9 +43,8 @@ from collections.abc import Container, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from spiderfs.core.homes import STRIPE_BYTES, key_at
 from spiderfs.errors import SourceError, SourceTimeout, SourceUnavailable, SourceUnreachable
-from spiderfs.sources.members import FIELDS, OWN, Members, mark_of
+from spiderfs.sources.members import FIELDS, OWN, STRIPE_BYTES, Members, key_at, mark_of
 from spiderfs.sources.node_names import Node, is_server
 from spiderfs.sources.redis_client import KEPT_S, SLOTS, RedisClient, errors, key_of, slot_of
 from spiderfs.sources.source import STREAMED_BYTES, FromPeer, Source, Version, streamed, version_hash

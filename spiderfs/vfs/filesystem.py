@@ -19,7 +19,6 @@ import stat
 from collections.abc import Callable
 from functools import partial
 
-from spiderfs.core.homes import key_at
 from spiderfs.errors import (
     AccessDenied,
     InvalidArgument,
@@ -36,6 +35,7 @@ from spiderfs.errors import (
 )
 from spiderfs.linux import steady_clock
 from spiderfs.shared.slots import SharedSlots
+from spiderfs.sources.members import key_at
 from spiderfs.sources.peers import asked_version
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import UNKNOWN, Delivery, Source, SourceStat

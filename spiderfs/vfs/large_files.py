@@ -24,13 +24,13 @@ from typing import TypeVar
 import trio
 
 from spiderfs.core.events import FETCHED, HIT, OPENED, UNSTORED
-from spiderfs.core.homes import STRIPE_BLOCKS, key_at
 from spiderfs.errors import SourceError, StoreError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
 from spiderfs.protocol.extents import PAGE_BYTES
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import Patience
+from spiderfs.sources.members import STRIPE_BLOCKS, key_at
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.vfs.answer_types import Caller, EventSink
 from spiderfs.vfs.catalogue import Node

@@ -13,7 +13,7 @@ from test_engine import SAMPLE_KEYS, EngineAgainstModel, size_of
 
 from benchmarks.common.lists import Following
 from spiderfs.core.engine import BLOCKS, NOTHING, Changes, Engine
-from spiderfs.core.homes import GROUPS, Homes, key_at
+from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.core.plans import schedule
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.plans.schedule import AWAITED
@@ -370,6 +370,17 @@ def test_what_the_next_epoch_names_stays_longer_than_what_it_does_not(monkeypatc
     assert list(engine._foresight.eviction_order()) == [7, 4, 3, 9]
 
 
+def test_blocks_for_other_nodes_are_kept_only_if_the_user_has_pinned_them() -> None:
+    class EveryThird(Homes):
+        def passes(self, number: int, block: int) -> bool:
+            return block % 3 > 0
+
+    engine = Engine(LRU(), 30, homes=EveryThird({"here": 1.0}, "here"))
+    assert [block for block in range(1, 10) if engine.block_read((7, block), 1).keep] == [3, 6, 9]
+    engine.pin(7, 1)
+    assert engine.block_read((7, 1), 1).keep
+
+
 def test_a_home_keeps_its_own_samples_by_their_hashes_and_others_for_a_moment() -> None:
     homes = Homes({"here": 1.0, "there": 1.0}, "here")
     groups = [group for group in range(9999) if not homes.is_remote(group)]
@@ -388,14 +399,6 @@ def test_a_home_keeps_its_own_samples_by_their_hashes_and_others_for_a_moment() 
     engine.wanted("a", other, 0.0)
     assert engine.place(own[1], 10) == Changes(((own[1], SAMPLES),), (other,)), "it was read"
     assert list(engine._foresight.eviction_order()) == [own[1], own[5], own[7]]
-    kept = {stripe: engine.block_read((own[0], 8 * stripe + 3), 1).keep for stripe in range(20)}
-    assert {stripe for stripe in kept if kept[stripe]} == {
-        stripe for stripe in kept if not homes.is_remote(key_at(own[0], stripe << 23))
-    }
-    assert set(map(bool, kept.values())) == {True, False}
-    engine.pin(own[0], 1)
-    remote = next(stripe for stripe in kept if not kept[stripe])
-    assert engine.block_read((own[0], 8 * remote + 3), 1).keep, "the user has pinned it"
     # A cache that was filled before there were homes.
     engine.restore([(other, 10, SAMPLES), (own[0], 10, SAMPLES)], {})
     assert engine.resize(10, 0).drop == (other,)

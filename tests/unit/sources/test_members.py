@@ -12,11 +12,11 @@ import pytest
 from test_peer_source import CONTENT, HERE, TIMEOUT_S, Peer
 
 from benchmarks.fakes import MemorySource
-from spiderfs.core.homes import GROUPS, Homes, key_at
+from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.errors import ConfigError
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources import members as module
-from spiderfs.sources.members import FIELDS, Members, PeerStatus
+from spiderfs.sources.members import FIELDS, Members, PeerStatus, key_at
 from spiderfs.sources.node_names import (
     MISSED,
     Node,

@@ -54,12 +54,11 @@ from spiderfs.store.spare_records import SharedRows, SpareRecords
 from spiderfs.store.store import BLOCK_BYTES, Content, Records
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY
-from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.fetch_lock import ComingBlocks, FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.large_files import Touches
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
-from spiderfs.vfs.parts import ComingBlocks
 from spiderfs.vfs.redirects import PendingReads
 from spiderfs.vfs.shown_views import ShownViews
 from spiderfs.vfs.unstored_bytes import UnstoredBytes
@@ -280,7 +279,7 @@ class MountContext:
         fetcher = Fetcher(
             client,
             content,
-            FetchLock(self.layout.run.fetch_lock),
+            FetchLock(self.layout.run.fetch_lock, self.coming_blocks),
             full_disk,
             counters,
             alone=is_worker and self.options.workers == 1,

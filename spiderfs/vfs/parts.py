@@ -8,10 +8,9 @@ while, even if its records are evicted before the reader comes to them. A read t
 limit goes on in the reading process. So the lock stays until that has ended, too; then what has no record is freed.
 What a process leaves that dies, the next sweep frees.
 
-Other workers see in shared memory (`coming`) which blocks are coming in parts, and which of these are written. They
-read such a block under a lock of their own. A block is not shown any more before it can be freed: before its records
-are made, and before its part has failed. What a worker has left there that died means nothing, for no fetch lock is
-held, and whoever takes that lock next withdraws it first.
+Other workers see in shared memory (`fetch_lock.py`) which blocks are coming in parts, and which of these are written.
+They read such a block under a lock of their own. A block is withdrawn there before it can be freed: before its records
+are made, and before its part has failed.
 
 **Limits.** `room_blocks` may be on their way ahead of the readers of this process together, and as many are remembered
 behind. If a source takes long for a part, its readers get no longer ones. Each block of a part must come within one
@@ -34,12 +33,11 @@ from spiderfs.core.rooms import landing_room
 from spiderfs.errors import SourceError, StoreError, StoreFull
 from spiderfs.linux import steady_clock
 from spiderfs.linux.worker_threads import WorkerThreads
-from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.client import SourceClient
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.fetch_lock import ComingBlocks, FetchLock
 from spiderfs.vfs.fetcher import REST_S, Fetched
 from spiderfs.vfs.on_demand import Supply
 
@@ -48,38 +46,8 @@ log = logging.getLogger(__name__)
 # A part that takes longer says that the source is slow.
 _LONG_S = 1.0
 _OWN_BYTES = struct.Struct("<Q")
-# Two slots for each block of all parts that are coming: 128 MiB, and what readers wait for. Of two blocks in one slot
-# one is not shown.
-_COMING = 1021
 # How soon a block of another worker's part is looked for again.
 _LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
-
-
-class ComingBlocks(SharedSlots):
-    """The blocks that come in parts, and which are written; make it before the processes are forked."""
-
-    def __init__(self) -> None:
-        # Each has a slot as one that comes, and another as one that is written. With a flag in a slot, a reader might
-        # see the flag of the block that had the slot before.
-        super().__init__(_COMING, "QQ")
-
-    def show(self, key: ContentKey, is_written: bool) -> None:
-        self.put(_number(key, is_written), *key)
-
-    def withdraw(self, *keys: ContentKey) -> None:
-        for key in keys:
-            self.discard(_number(key, False))
-            self.discard(_number(key, True))
-
-    def is_written(self, key: ContentKey) -> bool | None:
-        """None: it comes in no part."""
-        if self.get(_number(key, True)) == key:
-            return True
-        return False if self.get(_number(key, False)) == key else None
-
-
-def _number(key: ContentKey, is_written: bool) -> int:
-    return 2 * ((key.inode + key.block * 1_000_003) % (1 << 62)) + 1 + is_written
 
 
 class FilePart(Fetched):
@@ -184,14 +152,11 @@ class Parts:
         read: Callable[..., Awaitable[bytes]],
         room_blocks: int,
         clock: Callable[[], float] = steady_clock.now,
-        coming: ComingBlocks | None = None,
     ) -> None:
-        """`read` is `ReadProcess`'s. `fetch_lock` must not be the fetcher's, or it would not exclude that. `coming` is
-        that of all workers.
-        """
+        """`read` is `ReadProcess`'s. `fetch_lock` must not be the fetcher's, or it would not exclude that."""
         self._nursery, self._content, self._fetch_lock, self._read = nursery, content, fetch_lock, read
         self._client, self._fetcher, self._counters, self._now = supply.client, supply.fetcher, supply.counters, clock
-        self._room_blocks, self._coming = room_blocks, coming or ComingBlocks()
+        self._room_blocks, self._coming = room_blocks, fetch_lock.coming
         self._landing = WorkerThreads(1)
         self._parts: dict[ContentKey, FilePart] = {}
         # Those that have come, and are remembered.
@@ -226,10 +191,7 @@ class Parts:
         keys: list[ContentKey] = []
         for key in (ContentKey(node.inode, block) for block in blocks):
             is_here = key in self._parts or self._fetcher.stored(key) or self._client.timeouts.has(key)
-            if is_here or self._fetch_lock.held(key):
-                break
-            self._coming.withdraw(key)
-            if not self._fetch_lock.try_hold(key):
+            if is_here or not self._fetch_lock.try_hold(key):
                 break
             # Another process may have stored it and let go since this transaction began.
             self._content.end_read()
@@ -277,8 +239,9 @@ class Parts:
         except StoreError:
             return None
         with open(fd, "rb", buffering=0), contextlib.suppress(OSError):
-            # It may have been withdrawn, and freed, before it was held here.
-            if self._coming.is_written(key):
+            # It may have been withdrawn, and freed, before it was held here. In this order: whoever holds the lock of a
+            # fetch by now in the place of one that died has withdrawn its blocks before.
+            if self._fetch_lock.held(key) and self._coming.is_written(key):
                 piece = os.pread(fd, size, (key.block - 1) * BLOCK_BYTES + offset)
                 return piece if len(piece) == size else None
         return None

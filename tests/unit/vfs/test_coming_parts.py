@@ -26,10 +26,10 @@ from spiderfs.sources.source import SourceStat, Version
 from spiderfs.store.content import LmdbContent, RecordWriter
 from spiderfs.store.store import BLOCK_BYTES, ContentKey, Keep
 from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.fetch_lock import FetchLock
+from spiderfs.vfs.fetch_lock import ComingBlocks, FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.large_files import ReadAhead
-from spiderfs.vfs.parts import ComingBlocks, FilePart, Parts
+from spiderfs.vfs.parts import FilePart, Parts
 
 INODE, BLOCKS = 100_000, 40
 SIZE = BLOCKS * BLOCK_BYTES + 4099
@@ -67,12 +67,12 @@ class Harness:
         row = self.counters.row(0)
         limits = SourceLimits(timeout_s=timeout_s, attempts=1)
         client = SourceClient(self.source, limits, rng=random.Random(1), on_event=lambda event: None)
-        locks = (FetchLock(directory / "fetch.lock") for _ in range(2))
+        self.coming = ComingBlocks()
+        locks = (FetchLock(directory / "fetch.lock", self.coming) for _ in range(3))
         self.fetcher = Fetcher(client, self.content, next(locks), Episode(directory / "full-disk"), row)
         self.supply: Any = SimpleNamespace(client=client, fetcher=self.fetcher, counters=row)
         self.lock = next(locks)
-        self.coming = ComingBlocks()
-        self.another_lock = FetchLock(directory / "fetch.lock")
+        self.another_lock = next(locks)
         self.plain = directory / "content/blocks" / f"{INODE}"
         attributes = SourceStat(stat.S_IFREG | 0o644, 0, 0, SIZE, self.source.version.mtime_ns)
         self.node = Node(INODE, b"large", attributes)
@@ -92,8 +92,8 @@ class Harness:
             with trio.fail_after(20):
                 async with trio.open_nursery() as nursery:
                     shared = nursery, self.supply, self.content
-                    self.parts = Parts(*shared, self.lock, self.reading.read, ROOM, coming=self.coming)
-                    self.another = Parts(*shared, self.another_lock, self.reading.read, ROOM, coming=self.coming)
+                    self.parts = Parts(*shared, self.lock, self.reading.read, ROOM)
+                    self.another = Parts(*shared, self.another_lock, self.reading.read, ROOM)
                     self.ahead = ReadAhead(nursery, self.fetcher, self.supply.counters, 4, self.parts)
                     nursery.start_soon(self.reading.attend)
                     await test(self)
@@ -185,13 +185,17 @@ def test_another_worker_reads_a_block_once_it_is_written(harness: Callable[..., 
 
 def test_what_a_worker_has_left_that_died_is_not_taken_for_a_block(harness: Callable[..., Harness]) -> None:
     async def test(h: Harness) -> None:
-        key = ContentKey(INODE, 2)
-        h.coming.show(key, True)
-        assert await h.another.piece_of_another(key, 0, 10, trio.current_time() + 9, print) is None
+        keys = [ContentKey(INODE, block) for block in range(1, 5)]
+        for key in keys:
+            h.coming.show(key, True)
+        assert await h.another.piece_of_another(keys[1], 0, 10, trio.current_time() + 9, print) is None
         part = h.begin(1, 3)
-        assert h.coming.is_written(key) is False
+        assert [h.coming.is_written(key) for key in keys] == [False, False, False, True]
         h.source.give()
         assert await part.settled() == FETCHED
+        # So it is where a block comes alone.
+        await h.fetcher.fetch(h.node, 4)
+        assert h.coming.is_written(keys[3]) is None
 
     harness().run(test)
 

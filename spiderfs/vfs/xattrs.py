@@ -73,8 +73,8 @@ class Xattrs(Part):
 
     async def _reads(self, since: str, caller: Caller) -> bytes:
         """What the caller's process has read since then; see `protocol/reads.py`."""
-        if not caller.pid:
-            # It is of a foreign pid namespace, so its READs are not known.
+        if not caller.pid or caller.uid not in (0, os.getuid()):
+            # Of a process of a foreign pid namespace no READs are known. Others may not change the mount's read-ahead.
             raise NoAttribute(READS_XATTR)
         if self._read_log.keep(self._now()):
             # Pages that the kernel adds to what a reader wants are not what a sample has.

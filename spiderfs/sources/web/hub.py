@@ -270,7 +270,7 @@ class HubSource(WebSource):
         commit, e_tag, size = "", "", ""
         for _ in range(_HOPS):
             own = origin(url) == self._origin
-            asked = {"headers": self._token.headers(), "quota": "resolve"} if own else {}
+            asked: dict[str, Any] = {"headers": self._token.headers(), "quota": "resolve"} if own else {}
             coming = answers.enter_context(self._web.coming(url, **asked, **question))
             answer = coming[0]
             if own:

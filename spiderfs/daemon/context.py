@@ -54,7 +54,7 @@ from spiderfs.store.spare_records import SharedRows, SpareRecords
 from spiderfs.store.store import BLOCK_BYTES, Content, Records
 from spiderfs.vfs.catalogue import TABLES, Catalogue
 from spiderfs.vfs.control_files import CONTROL_DIRECTORY
-from spiderfs.vfs.fetch_lock import ComingBlocks, FetchLock
+from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.large_files import Touches
 from spiderfs.vfs.lister import Lister
@@ -135,7 +135,6 @@ class MountContext:
     asked_by_peers: SharedSlots = field(default_factory=lambda: SharedSlots(_ASKED_SAMPLES))
     """Those of `members`: the versions that other nodes have asked for. They are read from the source alone."""
     touches: Touches = field(default_factory=Touches)
-    coming_blocks: ComingBlocks = field(default_factory=ComingBlocks)
     read_log: ReadLog = field(default_factory=partial(ReadLog, 1))
     spare_nodes: SharedRows = field(default_factory=SharedRows)
     timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
@@ -279,7 +278,7 @@ class MountContext:
         fetcher = Fetcher(
             client,
             content,
-            FetchLock(self.layout.run.fetch_lock, self.coming_blocks),
+            FetchLock(self.layout.run.fetch_lock),
             full_disk,
             counters,
             alone=is_worker and self.options.workers == 1,

@@ -142,7 +142,7 @@ def _read_ahead(nursery: trio.Nursery, context: MountContext, supply: Supply, re
     if isinstance(supply.content, LmdbContent):
         # At most 64 workers.
         room_blocks = context.memory.parts // BLOCK_BYTES // options.workers
-        lock = FetchLock(context.layout.run.fetch_lock, context.coming_blocks)
+        lock = FetchLock(context.layout.run.fetch_lock)
         parts = Parts(nursery, supply, supply.content, lock, reading.read, room_blocks)
     return ReadAhead(nursery, supply.fetcher, supply.counters, options.read_ahead, parts)
 

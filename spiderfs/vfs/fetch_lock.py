@@ -3,9 +3,6 @@
 The lock of a key lies at an offset drawn from the key. The kernel frees the locks of a process that dies. If two keys
 have one offset, a fetch of one waits for that of the other, and `held` takes one for the other; nothing worse happens.
 A thread that waits for a lock does so with a descriptor of its own (`linux/range_lock.py`).
-
-Beside them, `ComingBlocks` shows which blocks come in parts (`parts.py`). It means something while the lock is held:
-what a process has left there that died is withdrawn by whoever takes the lock next, before that.
 """
 
 from __future__ import annotations
@@ -14,50 +11,15 @@ import os
 from pathlib import Path
 
 from spiderfs.linux.range_lock import lock_shared, locked, try_lock, unlock
-from spiderfs.shared.slots import SharedSlots
 from spiderfs.store.store import ContentKey
 
 _LOCK_OFFSETS = (1 << 62) - 1
 
 
-# Two slots for each block of all parts that are coming: 128 MiB, and what readers wait for. Of two blocks in one slot
-# one is not shown.
-_COMING = 1021
-
-
-class ComingBlocks(SharedSlots):
-    """The blocks that come in parts, and which are written; make it before the processes are forked."""
-
-    def __init__(self) -> None:
-        # Each has a slot as one that comes, and another as one that is written. With a flag in a slot, a reader might
-        # see the flag of the block that had the slot before.
-        super().__init__(_COMING, "QQ")
-
-    def show(self, key: ContentKey, is_written: bool) -> None:
-        self.put(_number(key, is_written), *key)
-
-    def withdraw(self, *keys: ContentKey) -> None:
-        for key in keys:
-            self.discard(_number(key, False))
-            self.discard(_number(key, True))
-
-    def is_written(self, key: ContentKey) -> bool | None:
-        """None: it comes in no part."""
-        if self.get(_number(key, True)) == key:
-            return True
-        return False if self.get(_number(key, False)) == key else None
-
-
-def _number(key: ContentKey, is_written: bool) -> int:
-    return 2 * ((key.inode + key.block * 1_000_003) % (1 << 62)) + 1 + is_written
-
-
 class FetchLock:
     """A lock per key between the processes of a mount; a process that only wants to know uses `held` alone."""
 
-    def __init__(self, path: Path, coming: ComingBlocks | None = None) -> None:
-        """`coming` is that of all processes."""
-        self.coming = coming or ComingBlocks()
+    def __init__(self, path: Path) -> None:
         # Make it after a fork: a process that inherits the descriptor shares its locks. It is a number and no file of
         # Python's, which warns if a collector of cycles ends it before its owner.
         try:
@@ -72,8 +34,6 @@ class FetchLock:
 
     def try_hold(self, key: ContentKey) -> bool:
         """Take the key's lock unless another process holds it."""
-        if key.block and not self.held(key):
-            self.coming.withdraw(key)
         return try_lock(self._descriptor, _offset(key), 1)
 
     def let_go(self, key: ContentKey) -> None:

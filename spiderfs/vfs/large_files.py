@@ -404,12 +404,6 @@ class LargeFiles(Part):
         if self._fetcher.locked(key):
             # It comes, in a part of another worker.
             self._read_ahead.waited(node, block)
-            if (parts := self._read_ahead.parts) is not None:
-                started, note = time.perf_counter(), partial(self._note_block, node, block)
-                early = await parts.piece_of_another(key, offset, size, patience.until, note)
-                self._counters.add("stall_microseconds", int((time.perf_counter() - started) * 1e6))
-                if early is not None:
-                    return memoryview(early)
         fetched = await self._on_demand.fetch(node, block, patience=patience)
         self._touches.forget(key)
         fetched.when_settled(partial(self._note_block, node, block))

@@ -6,11 +6,8 @@ block can be read once it is written, long before its part has come and has reco
 A lock keeps the bytes of a part on the disk while anything is written there, and until its last block is read, for a
 while, even if its records are evicted before the reader comes to them. A read that was given up because of its time
 limit goes on in the reading process. So the lock stays until that has ended, too; then what has no record is freed.
-What a process leaves that dies, the next sweep frees.
-
-Other workers see in shared memory (`fetch_lock.py`) which blocks are coming in parts, and which of these are written.
-They read such a block under a lock of their own. A block is withdrawn there before it can be freed: before its records
-are made, and before its part has failed.
+Other processes wait for each block as for any fetch (`fetch_lock.py`) and find its record. What a process leaves that
+dies, the next sweep frees.
 
 **Limits.** `room_blocks` may be on their way ahead of the readers of this process together, and as many are remembered
 behind. If a source takes long for a part, its readers get no longer ones. Each block of a part must come within one
@@ -19,7 +16,6 @@ time limit after the block before it: what is on its way when a line becomes slo
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import struct
@@ -28,7 +24,7 @@ from functools import partial
 
 import trio
 
-from spiderfs.core.events import FETCHED, HIT, REFUSED, UNSTORED
+from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
 from spiderfs.core.rooms import landing_room
 from spiderfs.errors import SourceError, StoreError, StoreFull
 from spiderfs.linux import steady_clock
@@ -37,7 +33,7 @@ from spiderfs.sources.client import SourceClient
 from spiderfs.store.content import LmdbContent
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.fetch_lock import ComingBlocks, FetchLock
+from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import REST_S, Fetched
 from spiderfs.vfs.on_demand import Supply
 
@@ -46,16 +42,12 @@ log = logging.getLogger(__name__)
 # A part that takes longer says that the source is slow.
 _LONG_S = 1.0
 _OWN_BYTES = struct.Struct("<Q")
-# How soon a block of another worker's part is looked for again.
-_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
 
 
 class FilePart(Fetched):
     """The blocks `keys` of one file, as a `Destination`."""
 
-    def __init__(
-        self, node: Node, keys: list[ContentKey], fd: int, is_ahead: bool, client: SourceClient, coming: ComingBlocks
-    ) -> None:
+    def __init__(self, node: Node, keys: list[ContentKey], fd: int, is_ahead: bool, client: SourceClient) -> None:
         """`fd` is of the store's file, with a lock on the blocks; the part closes it. `is_ahead`: no one waited for it
         when it began.
         """
@@ -69,10 +61,7 @@ class FilePart(Fetched):
         """Set when a reader has come through all of it, or others need the room."""
         self.limit = trio.CancelScope()
         """What ends its fetch in time."""
-        self._fd, self._client, self._coming = fd, client, coming
-        self._is_shown = True
-        for key in keys:
-            coming.show(key, False)
+        self._fd, self._client = fd, client
         self._written = self._writers = 0
         self._changed = trio.Event()
 
@@ -87,10 +76,7 @@ class FilePart(Fetched):
         if blocks > self._written:
             self.limit.deadline = self._client.patience().until
         # The last block can be read once the fetch is accounted for.
-        blocks = min(blocks, len(self.keys) - 1)
-        for key in self.keys[self._written : blocks] if self._is_shown else ():
-            self._coming.show(key, True)
-        self.advance(blocks)
+        self.advance(min(blocks, len(self.keys) - 1))
 
     def ended(self) -> None:
         self._writers -= 1
@@ -124,11 +110,6 @@ class FilePart(Fetched):
         while self._writers:
             await self._changed.wait()
 
-    def withdraw(self) -> None:
-        """Show the blocks to no other worker from now on."""
-        self._is_shown = False
-        self._coming.withdraw(*self.keys)
-
     def advance(self, blocks: int = 0, has_failed: bool = False) -> None:
         """Note how many blocks are written, of which there are never fewer, or that not all will be."""
         self._written, self.has_failed = max(self._written, blocks), self.has_failed or has_failed
@@ -156,7 +137,7 @@ class Parts:
         """`read` is `ReadProcess`'s. `fetch_lock` must not be the fetcher's, or it would not exclude that."""
         self._nursery, self._content, self._fetch_lock, self._read = nursery, content, fetch_lock, read
         self._client, self._fetcher, self._counters, self._now = supply.client, supply.fetcher, supply.counters, clock
-        self._room_blocks, self._coming = room_blocks, fetch_lock.coming
+        self._room_blocks = room_blocks
         self._landing = WorkerThreads(1)
         self._parts: dict[ContentKey, FilePart] = {}
         # Those that have come, and are remembered.
@@ -207,51 +188,11 @@ class Parts:
             log.debug("no part of inode %d: %s", node.inode, exc)
             self._let_go(keys)
             return 0
-        part = FilePart(node, keys, fd, is_ahead, self._client, self._coming)
+        part = FilePart(node, keys, fd, is_ahead, self._client)
         self._parts.update(dict.fromkeys(keys, part))
         self.in_flight += len(keys)
         self._nursery.start_soon(self._bring, node, part)
         return len(keys)
-
-    async def piece_of_another(
-        self, key: ContentKey, offset: int, size: int, until: float, note: Callable[[int], None]
-    ) -> bytes | None:
-        """Bytes of a block from another worker's part, once it is written; None when that has ended, or time is up.
-
-        `note` is called with where the block lies when the part has ended.
-        """
-        pause_s = _LOOK_S
-        # None may be open during a wait.
-        self._content.end_read()
-        while (is_written := self._coming.is_written(key)) is not None and self._fetch_lock.held(key):
-            if is_written and (piece := self._shown_piece(key, offset, size)):
-                self._nursery.start_soon(self._note_when_landed, key, note)
-                return piece
-            if trio.current_time() >= until:
-                break
-            await trio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
-        return None
-
-    def _shown_piece(self, key: ContentKey, offset: int, size: int) -> bytes | None:
-        try:
-            fd = self._content.hold_blocks(key.inode, key.block, 1)
-        except StoreError:
-            return None
-        with open(fd, "rb", buffering=0), contextlib.suppress(OSError):
-            # It may have been withdrawn, and freed, before it was held here. In this order: whoever holds the lock of a
-            # fetch by now in the place of one that died has withdrawn its blocks before.
-            if self._fetch_lock.held(key) and self._coming.is_written(key):
-                piece = os.pread(fd, size, (key.block - 1) * BLOCK_BYTES + offset)
-                return piece if len(piece) == size else None
-        return None
-
-    async def _note_when_landed(self, key: ContentKey, note: Callable[[int], None]) -> None:
-        while self._fetch_lock.held(key):
-            await trio.sleep(_LONGEST_LOOK_S)
-        self._content.end_read()
-        note(HIT if self._fetcher.stored(key) else UNSTORED)
-        self._content.end_read()
 
     async def _bring(self, node: Node, part: FilePart) -> None:
         began_s = trio.current_time()
@@ -282,10 +223,7 @@ class Parts:
         """Have a part read and landed; where its blocks lie then, as `core.events` has it."""
         try:
             read = partial(self._read, node.path, part.offset, part.length, node.version, to=part)
-            try:
-                reply = await self._client.ask(read, partial(setattr, part, "limit"))
-            finally:
-                part.withdraw()
+            reply = await self._client.ask(read, partial(setattr, part, "limit"))
             (own_bytes,) = _OWN_BYTES.unpack_from(reply)
             self._counters.add("origin_reads", bool(own_bytes))
             self._counters.add("origin_bytes", own_bytes)

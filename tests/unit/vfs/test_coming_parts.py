@@ -16,7 +16,7 @@ import trio
 
 from benchmarks.common.sources import patterned
 from benchmarks.fakes import MemorySource
-from spiderfs.core.events import FETCHED, HIT, REFUSED
+from spiderfs.core.events import FETCHED, REFUSED
 from spiderfs.errors import SourceChanged, StoreFull
 from spiderfs.linux.range_lock import try_lock
 from spiderfs.metrics import SharedCounters
@@ -26,7 +26,7 @@ from spiderfs.sources.source import SourceStat, Version
 from spiderfs.store.content import LmdbContent, RecordWriter
 from spiderfs.store.store import BLOCK_BYTES, ContentKey, Keep
 from spiderfs.vfs.catalogue import Node
-from spiderfs.vfs.fetch_lock import ComingBlocks, FetchLock
+from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.large_files import ReadAhead
 from spiderfs.vfs.parts import FilePart, Parts
@@ -67,12 +67,10 @@ class Harness:
         row = self.counters.row(0)
         limits = SourceLimits(timeout_s=timeout_s, attempts=1)
         client = SourceClient(self.source, limits, rng=random.Random(1), on_event=lambda event: None)
-        self.coming = ComingBlocks()
-        locks = (FetchLock(directory / "fetch.lock", self.coming) for _ in range(3))
+        locks = (FetchLock(directory / "fetch.lock") for _ in range(2))
         self.fetcher = Fetcher(client, self.content, next(locks), Episode(directory / "full-disk"), row)
         self.supply: Any = SimpleNamespace(client=client, fetcher=self.fetcher, counters=row)
         self.lock = next(locks)
-        self.another_lock = next(locks)
         self.plain = directory / "content/blocks" / f"{INODE}"
         attributes = SourceStat(stat.S_IFREG | 0o644, 0, 0, SIZE, self.source.version.mtime_ns)
         self.node = Node(INODE, b"large", attributes)
@@ -91,9 +89,7 @@ class Harness:
         async def main() -> None:
             with trio.fail_after(20):
                 async with trio.open_nursery() as nursery:
-                    shared = nursery, self.supply, self.content
-                    self.parts = Parts(*shared, self.lock, self.reading.read, ROOM)
-                    self.another = Parts(*shared, self.another_lock, self.reading.read, ROOM)
+                    self.parts = Parts(nursery, self.supply, self.content, self.lock, self.reading.read, ROOM)
                     self.ahead = ReadAhead(nursery, self.fetcher, self.supply.counters, 4, self.parts)
                     nursery.start_soon(self.reading.attend)
                     await test(self)
@@ -148,73 +144,6 @@ def test_blocks_can_be_read_while_the_part_is_coming(harness: Callable[..., Harn
         assert not h.plain.exists()
 
     harness().run(test)
-
-
-def test_another_worker_reads_a_block_once_it_is_written(harness: Callable[..., Harness]) -> None:
-    async def test(h: Harness) -> None:
-        part, key, noted = h.begin(1, 3), ContentKey(INODE, 2), list[int]()
-        early: list[bytes | None] = []
-
-        async def read(block: int) -> None:
-            until_s = trio.current_time() + 10
-            early.append(await h.another.piece_of_another(ContentKey(INODE, block), 100, 5000, until_s, noted.append))
-
-        assert await h.another.piece_of_another(key, 0, 10, trio.current_time(), noted.append) is None, "no time"
-        assert await h.another.piece_of_another(ContentKey(INODE, 4), 0, 10, trio.current_time() + 9, print) is None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(read, 2)
-            await trio.sleep(0.05)
-            assert not early
-            h.source.give(2)
-        assert early == [patterned(BLOCK_BYTES + 100, BLOCK_BYTES + 5100)]
-        assert not noted
-        # One that waits for a block that has landed meanwhile finds it in the store.
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(read, 3)
-            h.source.give()
-        assert early[1:] == [None]
-        assert await part.settled() == FETCHED
-        await until(lambda: noted)
-        assert noted == [HIT]
-        # What is evicted then is not given any more, though the worker of the part holds it.
-        h.content.apply(part.keys, ())
-        assert h.coming.is_written(key) is None
-
-    harness().run(test)
-
-
-def test_what_a_worker_has_left_that_died_is_not_taken_for_a_block(harness: Callable[..., Harness]) -> None:
-    async def test(h: Harness) -> None:
-        keys = [ContentKey(INODE, block) for block in range(1, 5)]
-        for key in keys:
-            h.coming.show(key, True)
-        assert await h.another.piece_of_another(keys[1], 0, 10, trio.current_time() + 9, print) is None
-        part = h.begin(1, 3)
-        assert [h.coming.is_written(key) for key in keys] == [False, False, False, True]
-        h.source.give()
-        assert await part.settled() == FETCHED
-        # So it is where a block comes alone.
-        await h.fetcher.fetch(h.node, 4)
-        assert h.coming.is_written(keys[3]) is None
-
-    harness().run(test)
-
-
-def test_a_part_that_has_failed_shows_nothing(harness: Callable[..., Harness]) -> None:
-    async def test(h: Harness) -> None:
-        part, key = h.begin(1, 3), ContentKey(INODE, 1)
-        h.source.give(1)
-        await part.wait_for(1)
-        assert h.coming.is_written(key)
-        await part.settled()
-        assert part.has_failed
-        assert h.coming.is_written(key) is None
-        # The source still gives what was given up.
-        h.source.give()
-        await until(lambda: h.parts.in_flight == 0)
-        assert h.coming.is_written(key) is None
-
-    harness(timeout_s=0.3).run(test)
 
 
 def test_a_part_that_was_given_up_is_held_until_its_writer_has_ended(harness: Callable[..., Harness]) -> None:

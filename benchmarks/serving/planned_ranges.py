@@ -144,11 +144,12 @@ WAYS = {"direct": "", "planned": "", "immutable": "immutable=on", "learned": ""}
 
 
 class Samples(Dataset[int]):
-    """Gives the checksum of each sample, and has the kernel forget the file after every batch."""
+    """Gives the checksum of each sample, and has the kernel forget the file after as many as a batch has."""
 
     def __init__(self, kind: str, place: Path, samples: int, wait_s: float) -> None:
         self._kind, self._place, self._samples, self._wait_s = kind, place, samples, wait_s
         self._read: Callable[[int], bytes] | None = None
+        self._kept = 0
 
     def __len__(self) -> int:
         return self._samples
@@ -160,7 +161,11 @@ class Samples(Dataset[int]):
         for index in indices:
             time.sleep(self._wait_s)
             found.append((index, zlib.crc32(self._read(index))))
-        forget(self._place)
+        # While ranges are learned, samples are read one by one.
+        self._kept += len(found)
+        if self._kept >= BATCH:
+            self._kept = 0
+            forget(self._place)
         return found
 
 

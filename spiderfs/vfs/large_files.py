@@ -331,14 +331,16 @@ class LargeFiles(Part):
 
     async def _read_piece(self, node: Node, offset: int, size: int, blocks: range) -> bytes:
         """Read what was asked for and keep nothing of it, but remember how much of these blocks was wanted."""
-        for block in blocks:
+        learning = self._read_log.is_kept(self._now())
+        # While ranges are learned, no block becomes worth its whole: the plan will name extents.
+        for block in () if learning else blocks:
             first = (block - 1) * BLOCK_BYTES
             its = min(offset + size, first + BLOCK_BYTES) - max(offset, first)
             self._touches.touch(ContentKey(node.inode, block), its)
-        if size > PAGE_BYTES or not self._read_log.is_kept(self._now()):
-            piece = await self._on_demand.read_uncached(node, offset, size)
-        else:
+        if learning and size <= PAGE_BYTES:
             piece = await self._page_of_window(node, offset, size)
+        else:
+            piece = await self._on_demand.read_uncached(node, offset, size)
         for block in blocks:
             self._note_block(node, block, UNSTORED)
         return piece

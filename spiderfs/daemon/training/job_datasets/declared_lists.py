@@ -163,7 +163,8 @@ class DeclaredLists:
         with self._declaring(job_dataset_id):
             paths, has_ranges = samples.paths, DIRECTORY in samples.text
             if has_ranges:
-                inodes = await inodes_of_extents(paths, self._supply, self._sample_max_bytes)
+                release = self._cache.release_blocks
+                inodes = await inodes_of_extents(paths, self._supply, self._sample_max_bytes, release)
             else:
                 inodes = await inodes_of(paths, self._supply.catalogue, self._supply.lister)
             # What has no path lies outside of the mount, which has been said.

@@ -189,7 +189,7 @@ def test_later_epochs_are_planned_by_what_the_first_has_read(mount: Mounted, kin
         assert mount.metric("origin_bytes") < fetched + 1.3 * 2 * wanted
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["spawn", pytest.param("forkserver", marks=pytest.mark.thorough)])
 def test_workers_that_are_not_forked_learn_too(mount: Mounted, context: str) -> None:
     data = Windows(mount.point / "one.bin")
     loader = DataLoader(

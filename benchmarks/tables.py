@@ -210,21 +210,25 @@ WAYS = ("direct", "planned", "immutable")
 
 def planned_ranges(result: Result) -> str:
     rows, samples = [], result["extent"]["samples"]
+    with_learned = any("learned" in found for found in result["kinds"].values())
     for kind, name in KINDS.items():
         found = result["kinds"].get(kind, {})
         later_s = {way: sum(one["seconds"] for one in epochs[1:]) for way, epochs in found.items() if way in WAYS}
-        cells = [""] * (1 + len(WAYS))
+        cells = [""] * (2 + len(WAYS))
         if "direct" in found:
             rate = mean(samples / one["seconds"] for one in found["direct"][1:])
             ratios = (aimed(later_s["direct"] / later_s[way], 5, ".1f") if way in later_s else "" for way in WAYS[1:])
-            cells = [f"{rate:.0f}", *ratios]
+            cells = [f"{rate:.0f}", *ratios, "", ""]
         if "planned" in found:
             fetched = [one["fetched_bytes"] / found["wanted_bytes"] for one in found["planned"]]
-            cells = [*cells[:3], f"{fetched[0]:.2f}", f"{mean(fetched[1:]):.2f}"]
+            cells[3:] = f"{fetched[0]:.2f}", f"{mean(fetched[1:]):.2f}"
+        if "planned" in found and "learned" in found:
+            planned_s, learned_s = (mean(one["seconds"] for one in found[way][2:]) for way in ("planned", "learned"))
+            cells.append(aimed(planned_s / learned_s, 0.8))
         if found:
             rows.append([name, *cells])
     headings = ["", "direct, samples/s", "planned, x direct", "immutable, x direct", "bytes, first epoch", "later"]
-    return markdown(headings, rows)
+    return markdown([*headings, *["learned, x planned, third epoch"] * with_learned], rows)
 
 
 LOADERS = {"opened mount": ("spiderfs", None), "**immutable**": ("immutable", 0.97)}

@@ -44,7 +44,7 @@ class HookOptions:
     """Embeddings that are wider than this are projected to this many numbers."""
     embeddings: Literal["unit", "raw"] = "unit"
     """Whether embeddings are scaled to length 1; a mount with `embeddings=raw` needs `raw`."""
-    ranges: SampleRanges | Iterable[Any] | None = None
+    ranges: SampleRanges | Iterable[Any] | Literal["learn"] | None = None
     """See `trainer_hook.plan`. With ranges no embeddings or losses are sent: there are no scores for parts of files."""
     lookahead: int | None = None
     """The number of further batches that the loop takes before the model sees a batch.

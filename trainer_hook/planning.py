@@ -6,19 +6,20 @@ import logging
 import os
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import DataLoader
 
 from trainer_hook.connection.introduce import Introduced, introduce, when_collected
-from trainer_hook.connection.sample_list import Sample
+from trainer_hook.connection.sample_list import Sample, learned_declaration
 from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.accelerate import drawing_loader
 from trainer_hook.loader.exchange import refuse_repetition, takes_part
 from trainer_hook.loader.following import Follower
 from trainer_hook.loader.iterating import Listener
+from trainer_hook.loader.learning import LearnedRanges, observe, release
 from trainer_hook.loader.planner import Planner
-from trainer_hook.ranges.sample_ranges import SampleRanges
+from trainer_hook.ranges.sample_ranges import SampleGrid, SampleRanges
 
 log = logging.getLogger("trainer_hook")
 
@@ -43,7 +44,16 @@ class Planning:
         self._connection = introduced.connection
         drawing = drawing_loader(loader)
         # A list without files has no plan.
-        publish = publish and bool(declared.paths)
+        publish = publish and (bool(declared.paths) or declared.learns)
+        self._learned: LearnedRanges | None = None
+        if declared.learns and publish:
+            self._learned = LearnedRanges(self._connection.key[1], len(drawing.dataset))  # type: ignore[arg-type]
+            try:
+                observe(drawing.dataset, self._learned.marks)
+            except ValueError:
+                self._release(0.0)
+                raise
+            self._learned.marks.mark()
         if share and declared.grid is not None:
             log.warning("the loader's samples are not exchanged: ranges of files cannot be exchanged: leave share out")
             share = False
@@ -56,6 +66,7 @@ class Planning:
             boundary=boundary,
             names=declared.paths,
             grid=declared.grid,
+            new_grid=self._new_grid,
             first_epoch=first_epoch,
             share=takes_part(share and publish, declared.paths),
         )
@@ -72,8 +83,20 @@ class Planning:
             self._is_open = False
             self._call_off()
             self.follower.undo()
+            if self._learned is not None and (loader := self.follower.loader()) is not None:
+                release(loader.dataset)
             self.planner.close()
             self._release(timeout_s)
+
+    def _new_grid(self) -> SampleGrid | None:
+        """The extents of the ranges that are learned, if they are worth another list, which is declared then."""
+        if self._learned is None or not self._learned.take():
+            return None
+        _, root, _ = self._connection.key
+        declared = learned_declaration(self._learned.ranges(), root, self.planner.list)
+        log.info("%s", self)
+        self._connection.client.declare(declared)
+        return declared.grid
 
     def state_dict(self, done: bool = True) -> dict[str, Any]:
         """What the job has consumed of the epoch, and the rest; empty between epochs.
@@ -95,7 +118,8 @@ class Planning:
 
     def __repr__(self) -> str:
         _, root, _ = self._connection.key
-        return f"Planning({root}, {len(self.planner.names):,} samples, job {self._connection.hello.job})"
+        known = f"{self.planner.samples:,} samples" if self._learned is None else f"{self._learned}"
+        return f"Planning({root}, {known}, job {self._connection.hello.job})"
 
     def __enter__(self) -> Planning:
         return self
@@ -111,7 +135,7 @@ def plan(
     loader: DataLoader[Any],
     *,
     samples: Iterable[Sample] | None = None,
-    ranges: SampleRanges | Iterable[Any] | None = None,
+    ranges: SampleRanges | Iterable[Any] | Literal["learn"] | None = None,
     split: str = "train",
     socket: str | os.PathLike[str] | None = None,
     client_name: str = "torch",
@@ -127,7 +151,9 @@ def plan(
 
     If samples are parts of large files, give `ranges` in place of `samples`: (path, offset, length), or a list of
     these, for each index of the data set; `trainer_hook.ranges` makes them for common formats. A data set of Hugging
-    Face `datasets` needs neither. Ranges cannot be exchanged (`share`).
+    Face `datasets` needs neither. With `ranges="learn"` the mount finds out in the first epoch which bytes each sample
+    has, and plans the later ones; `repr` of the plan says of how many samples that is known. Call this before the
+    loader starts its workers. Ranges cannot be exchanged (`share`).
 
     When an epoch begins, a copy of the sampler draws it, and the sampler itself draws the same batches as without a
     plan. If a sampler shares its state with such a copy, its epochs are not planned, and that is logged.

@@ -11,8 +11,8 @@ A DataLoader with two workers reads a file whose source is `--latency-ms` away, 
 
 `direct` waits that long for each sample and reads it from the local file: one request a sample, whose bytes take no
 time. `planned` is a mount that has the plan and room for a fifth of the wanted bytes; `immutable` the same with
--o immutable. After each batch the kernel forgets the file's pages. Each sample is compared with the source's. "Fetched"
-is for each byte that the samples of an epoch have together.
+-o immutable. `learned` gives no ranges: the first epoch finds them out. After each batch the kernel forgets the file's
+pages. Each sample is compared with the source's. "Fetched" is for each byte that the samples of an epoch have together.
 """
 
 from __future__ import annotations
@@ -140,15 +140,16 @@ KINDS = {
     "parquet": Kind(make_parquet, open_parquet, lambda place, _: parquet_row_groups([place / "rows.parquet"])),
     "arrow": Kind(make_arrow, open_arrow, arrow_ranges),
 }
-WAYS = {"direct": "", "planned": "", "immutable": "immutable=on"}
+WAYS = {"direct": "", "planned": "", "immutable": "immutable=on", "learned": ""}
 
 
 class Samples(Dataset[int]):
-    """Gives the checksum of each sample, and has the kernel forget the file after every batch."""
+    """Gives the checksum of each sample, and has the kernel forget the file after as many as a batch has."""
 
     def __init__(self, kind: str, place: Path, samples: int, wait_s: float) -> None:
         self._kind, self._place, self._samples, self._wait_s = kind, place, samples, wait_s
         self._read: Callable[[int], bytes] | None = None
+        self._kept = 0
 
     def __len__(self) -> int:
         return self._samples
@@ -160,7 +161,11 @@ class Samples(Dataset[int]):
         for index in indices:
             time.sleep(self._wait_s)
             found.append((index, zlib.crc32(self._read(index))))
-        forget(self._place)
+        # While ranges are learned, samples are read one by one.
+        self._kept += len(found)
+        if self._kept >= BATCH:
+            self._kept = 0
+            forget(self._place)
         return found
 
 
@@ -194,14 +199,16 @@ class Shuffled(Sampler[int]):
         return iter(order)
 
 
-def epochs(kind: str, place: Path, extent: Extent, wait_s: float, planned: bool, right: list[int]) -> list[Epoch]:
+def epochs(kind: str, place: Path, extent: Extent, wait_s: float, way: str, right: list[int]) -> list[Epoch]:
     dataset = Samples(kind, place, extent.samples, wait_s)
     loader = DataLoader(
         dataset, BATCH, sampler=Shuffled(extent.samples), num_workers=WORKERS, collate_fn=list, persistent_workers=True
     )
     found = []
-    plan = trainer_hook.plan(place, loader, ranges=KINDS[kind].ranges(place, extent.samples)) if planned else None
-    if plan is not None:
+    planned, plan = way != "direct", None
+    if planned:
+        ranges = "learn" if way == "learned" else KINDS[kind].ranges(place, extent.samples)
+        plan = trainer_hook.plan(place, loader, ranges=ranges)
         time.sleep(1.0)
     for _ in range(extent.epochs):
         before, began = counts(place)["origin_bytes"] if planned else 0, time.perf_counter()
@@ -233,12 +240,12 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             for way in arguments.ways:
                 wait_s = extent.latency_ms / 1000
                 if way == "direct":
-                    figures[way] = epochs(kind, source, extent, wait_s, False, right)
+                    figures[way] = epochs(kind, source, extent, wait_s, way, right)
                     continue
                 capacity = int(CACHED_SHARE * wanted)
                 place = scratch / f"{kind}-{way}"
                 with mounted(source, place, capacity, extent.latency_ms, WAYS[way] or "immutable=off") as mount:
-                    figures[way] = epochs(kind, mount, extent, 0.0, True, right)
+                    figures[way] = epochs(kind, mount, extent, 0.0, way, right)
             result["kinds"][kind] = {way: [of._asdict() for of in found] for way, found in figures.items()}
             result["kinds"][kind]["wanted_bytes"] = wanted
     print(tables.planned_ranges(result))

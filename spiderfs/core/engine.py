@@ -183,6 +183,8 @@ class Engine:
             return NOTHING
         if self._pin_fits(key, size):
             return self._move(key, size, PINS)
+        if self.homes is not None and self.homes.passes(*key):  # type: ignore[misc]
+            return NOTHING
         blocks_bytes, blocks_share = self.section_bytes[BLOCKS], self._blocks_share()
         over_budget = self.used_bytes + size - self.budget_bytes
         own = self._oldest_blocks(min(over_budget, blocks_bytes + size - blocks_share))

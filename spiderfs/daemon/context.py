@@ -31,6 +31,7 @@ from spiderfs.options.model import Options
 from spiderfs.packages import DIRECTORY
 from spiderfs.protocol.requests import socket_address
 from spiderfs.shared.layout import DATA_FILE, EXTENTS_FILE, EXTENTS_MAP_FILE, CacheLayout, RunLayout
+from spiderfs.shared.read_log import ReadLog
 from spiderfs.shared.shared_memory import MANAGER, Flights, Notice, SharedSlots
 from spiderfs.sources.client import Read, SourceClient, SourceLimits
 from spiderfs.sources.in_flight import InFlight
@@ -130,8 +131,9 @@ class MountContext:
     members: Members | None = None
     """The nodes that share out the samples, by the option `peers`."""
     asked_by_peers: SharedSlots = field(default_factory=lambda: SharedSlots(_ASKED_SAMPLES))
-    """The versions that other nodes have asked for: they are read from the source, and from no other node."""
+    """Those of `members`: the versions that other nodes have asked for. They are read from the source alone."""
     touches: Touches = field(default_factory=Touches)
+    read_log: ReadLog = field(default_factory=partial(ReadLog, 1))
     spare_nodes: SharedRows = field(default_factory=SharedRows)
     timeouts: RecentTimeouts = field(default_factory=RecentTimeouts)
     supervisor_pid: int = field(default_factory=os.getpid)
@@ -289,9 +291,9 @@ class MountContext:
             in_flight=in_flight,
         )
         lister = Lister(catalogue, client, since_s=self.mounted_at_s, mountpoint=os.fsencode(self.options.mountpoint))
-        return Supply(
-            content, records, client, catalogue, lister, fetcher, counters, views, Grids(self.layout.run.grids)
-        )
+        grids = Grids(self.layout.run.grids)
+        read_log = self.read_log.of_worker(process - 1) if is_worker else self.read_log
+        return Supply(content, records, client, catalogue, lister, fetcher, counters, views, grids, read_log)
 
     def _client(self, counters: Counters, read: Read) -> SourceClient:
         # A source that is a mount of spiderfs has control files too.
@@ -340,9 +342,9 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
     forms.fingerprint(forms.shown)
     listener = open_run_directory(layout.run)
     slow = SlowSettings.in_memory(**options.slow_settings())
-    members, shared_identity = None, identity_between_nodes(opened)
+    members, shared_identity, asked_by_peers = None, identity_between_nodes(opened), SharedSlots(_ASKED_SAMPLES)
     if options.peers:
-        members = Members(1 + options.workers, shared_identity)
+        members = Members(1 + options.workers, shared_identity, asked_by_peers)
         # The addresses of a name are found by the manager: a name server may take its time.
         if not live_name(options.peers):
             members.change(weights_of(options.peers), (own_url(options.peers, options.peer_self),))
@@ -371,6 +373,8 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
         unstored=UnstoredBytes(memory.unstored),
         lately=UnstoredBytes(memory.recent),
         members=members,
+        asked_by_peers=asked_by_peers,
+        read_log=ReadLog(options.workers, options.mountpoint),
     )
 
 

@@ -266,7 +266,7 @@ class Operations:
     async def getxattr(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         (size,) = wire.unpacked(wire.FIRST_WORD, body)
         name = os.fsdecode(bytes(body[wire.GETXATTR_IN_BYTES : -1]))
-        return _sized(await self._fs.getxattr(inode, name), size)
+        return _sized(await self._fs.getxattr(inode, name, caller), size)
 
     async def nothing(self, inode: int, body: memoryview, caller: Caller, number: int) -> Body:
         return b""

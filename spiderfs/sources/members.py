@@ -17,7 +17,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +39,18 @@ _NONE_OF = 100
 _LIST_BYTES = 1 << 20
 # The number of the edition, how long its text is, and a checksum: a text that is half written is not trusted.
 _HEADER = struct.Struct("@QII")
+
+
+# So many blocks of a large file have a home of their own.
+STRIPE_BLOCKS = 8
+STRIPE_BYTES = STRIPE_BLOCKS << 20
+_KEY = struct.Struct("<QQ")
+
+
+def key_at(number: int, offset: int) -> int:
+    """The number by which the bytes at an offset of the version with this `number` have their home."""
+    stripe = offset // STRIPE_BYTES
+    return xxhash.xxh3_64_intdigest(_KEY.pack(number, stripe)) & HASH_MASK if stripe else number
 
 
 def salt_of(identity: str) -> int:
@@ -82,9 +94,11 @@ class Members(Homes):
     `members` has the URLs by their places, empty where no one is, as this process has read them last (`nodes`).
     """
 
-    def __init__(self, processes: int = 1, identity: str = "") -> None:
-        """So many `processes` count what they have. `identity` is that of the source between nodes."""
-        self.own = OWN
+    def __init__(self, processes: int = 1, identity: str = "", asked: Container[int] = ()) -> None:
+        """So many `processes` count what they have. `identity` is that of the source between nodes; other nodes have
+        asked this one for the stripes in `asked`.
+        """
+        self.own, self._asked = OWN, asked
         self.identity, self.salt = identity, salt_of(identity)
         self.members = [""]
         self._drawn_for: object = None
@@ -103,6 +117,12 @@ class Members(Homes):
     def is_remote(self, key: object) -> bool:
         assert isinstance(key, int)
         return self._home_of[key % GROUPS] != OWN
+
+    def passes(self, number: int, block: int) -> bool:
+        place = self.home(key := key_at(number, (block - 1) // STRIPE_BLOCKS * STRIPE_BYTES))
+        # A server keeps no parts of files. What others ask for whose home is down, this node keeps in its place.
+        is_of_node = OWN != place < len(self.members) and not is_server(self.members[place])
+        return is_of_node and key not in self._asked
 
     @property
     def has_own(self) -> bool:

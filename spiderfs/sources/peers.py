@@ -35,7 +35,6 @@ import queue
 import re
 import socket
 import ssl
-import struct
 import threading
 import time
 import urllib.parse
@@ -44,13 +43,11 @@ from collections.abc import Container, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-import xxhash
-
 from spiderfs.errors import SourceError, SourceTimeout, SourceUnavailable, SourceUnreachable
-from spiderfs.sources.members import FIELDS, OWN, Members, mark_of
+from spiderfs.sources.members import FIELDS, OWN, STRIPE_BYTES, Members, key_at, mark_of
 from spiderfs.sources.node_names import Node, is_server
 from spiderfs.sources.redis_client import KEPT_S, SLOTS, RedisClient, errors, key_of, slot_of
-from spiderfs.sources.source import HASH_MASK, STREAMED_BYTES, FromPeer, Source, Version, streamed, version_hash
+from spiderfs.sources.source import STREAMED_BYTES, FromPeer, Source, Version, streamed, version_hash
 from spiderfs.sources.web.asking import Line, Web, left_s
 
 log = logging.getLogger(__name__)
@@ -59,14 +56,6 @@ log = logging.getLogger(__name__)
 FAILURES, PAUSE_S, LONGEST_PAUSE_S = 3, 1.0, 30.0
 # How many times as long a question may take that is asked of a peer which has just answered another one, or is late.
 LONGER = 4.0
-STRIPE_BYTES = 8 << 20
-_KEY = struct.Struct("<QQ")
-
-
-def key_at(number: int, offset: int) -> int:
-    """The number by which the bytes at an offset of the version with this `number` have their home."""
-    stripe = offset // STRIPE_BYTES
-    return xxhash.xxh3_64_intdigest(_KEY.pack(number, stripe)) & HASH_MASK if stripe else number
 
 
 class Asked(NamedTuple):

@@ -35,7 +35,8 @@ from spiderfs.errors import (
 )
 from spiderfs.linux import steady_clock
 from spiderfs.shared.shared_memory import SharedSlots
-from spiderfs.sources.peers import asked_version, key_at
+from spiderfs.sources.members import key_at
+from spiderfs.sources.peers import asked_version
 from spiderfs.sources.single_flight import SingleFlight
 from spiderfs.sources.source import UNKNOWN, Delivery, Source, SourceStat
 from spiderfs.store.store import ContentKey
@@ -102,6 +103,7 @@ class Filesystem(Part):
         """
         super().__init__(supply, clock)
         self._asked_by_peers, self._source_salt = asked_by_peers, source_salt
+        self._read_log = supply.read_log
         self._flights = SingleFlight(supply.client.timeouts)
         self._read_ahead = read_ahead
         self._walk_ahead = walk_ahead
@@ -428,6 +430,9 @@ class Filesystem(Part):
         if is_control_handle(handle):
             return await self._control.read(handle, offset, size)
         self._counters.add("reads")
+        if self._read_log.is_kept(now_s := self._now()):
+            process = self._redirects.process_of(caller.pid)
+            self._read_log.note(now_s, handle, offset, offset + size, process, caller.pid)
         piece: memoryview | bytes | None
         if inode & PROVISIONAL:
             piece = await self._provisional_files.read(inode, handle, offset, size)
@@ -497,10 +502,10 @@ class Filesystem(Part):
     async def listxattr(self, inode: int) -> list[str]:
         return [] if self._control.owns(inode) else await self._xattrs.names(inode)
 
-    async def getxattr(self, inode: int, name: str) -> bytes:
+    async def getxattr(self, inode: int, name: str, caller: Caller = _NO_ONE) -> bytes:
         if self._control.owns(inode):
             raise NoAttribute(name)
-        return await self._xattrs.value(inode, name)
+        return await self._xattrs.value(inode, name, caller)
 
 
 def _no_entry(timeout_s: float) -> Entry:

@@ -27,9 +27,10 @@ from spiderfs.core.events import FETCHED, HIT, OPENED, UNSTORED
 from spiderfs.errors import SourceError, StoreError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import Counters
+from spiderfs.protocol.extents import PAGE_BYTES
 from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.sources.client import Patience
-from spiderfs.sources.peers import STRIPE_BYTES, key_at
+from spiderfs.sources.members import STRIPE_BLOCKS, key_at
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 from spiderfs.vfs.answer_types import Caller, EventSink
 from spiderfs.vfs.catalogue import Node
@@ -59,12 +60,13 @@ _AHEAD_TIMES = 8
 # While its reader waits, a window doubles up to this many blocks: a reader that stops wastes no more than 64 MiB, with
 # what the kernel reads ahead. A part is about a seventh of the window: so many requests a source answers at a time.
 _MOST_WINDOW, _PARTS_A_WINDOW = 56, 7
-_STRIPE_BLOCKS = STRIPE_BYTES // BLOCK_BYTES
 # Blocks that are remembered as touched, 4 MiB of memory for 256 GiB of files; and ends of READs, as many as readers in
 # order read side by side. With more ends, more random reads would be taken for reads in order. These are primes, since
 # offsets are multiples of powers of two.
 _TOUCHED, _ENDS = 262_139, 251
 _NUMBERS = (1 << 63) - 1
+# Around a page that is read alone, and how many of these windows are remembered: 8 MiB.
+_WINDOW_BYTES, _WINDOWS = 64 << 10, 128
 
 
 class Touches:
@@ -114,7 +116,7 @@ class _Window:
     @property
     def part_blocks(self) -> int:
         """A power of two up to a stripe: a part of two stripes would make the reader of one wait for another node."""
-        return 1 << max(1, min(self.blocks // _PARTS_A_WINDOW, _STRIPE_BLOCKS)).bit_length() - 1
+        return 1 << max(1, min(self.blocks // _PARTS_A_WINDOW, STRIPE_BLOCKS)).bit_length() - 1
 
 
 class ReadAhead:
@@ -248,6 +250,8 @@ class LargeFiles(Part):
         self._touches = touches
         self._redirects = redirects
         self._events = events
+        self._read_log = supply.read_log
+        self._windows: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         # For files that the kernel reads by itself: when accesses were last recorded for them, and up to which block.
         self._passed: dict[int, tuple[float, int]] = {}
 
@@ -327,14 +331,32 @@ class LargeFiles(Part):
 
     async def _read_piece(self, node: Node, offset: int, size: int, blocks: range) -> bytes:
         """Read what was asked for and keep nothing of it, but remember how much of these blocks was wanted."""
-        for block in blocks:
+        learning = self._read_log.is_kept(self._now())
+        # While ranges are learned, no block becomes worth its whole: the plan will name extents.
+        for block in () if learning else blocks:
             first = (block - 1) * BLOCK_BYTES
             its = min(offset + size, first + BLOCK_BYTES) - max(offset, first)
             self._touches.touch(ContentKey(node.inode, block), its)
-        piece = await self._on_demand.read_uncached(node, offset, size)
+        if learning and size <= PAGE_BYTES:
+            piece = await self._page_of_window(node, offset, size)
+        else:
+            piece = await self._on_demand.read_uncached(node, offset, size)
         for block in blocks:
             self._note_block(node, block, UNSTORED)
         return piece
+
+    async def _page_of_window(self, node: Node, offset: int, size: int) -> bytes:
+        """A page, read with others around it: while READs say what a sample has, the kernel adds none to them."""
+        window = (node.inode, offset // _WINDOW_BYTES)
+        begin = window[1] * _WINDOW_BYTES
+        payload = self._windows.pop(window, None)
+        if payload is None:
+            length = min(_WINDOW_BYTES, node.stat.size - begin)
+            payload = await self._on_demand.read_uncached(node, begin, length)
+        self._windows[window] = payload
+        if len(self._windows) > _WINDOWS:
+            self._windows.popitem(last=False)
+        return payload[offset - begin : offset - begin + size]
 
     async def _part_piece(self, node: Node, block: int, offset: int, size: int, patience: Patience) -> bytes | None:
         """Bytes of a block that has come, or is coming, in a part; None if it must be looked for as a block alone."""

@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -26,6 +27,7 @@ from spiderfs.errors import (
 )
 from spiderfs.metrics import Counters
 from spiderfs.protocol.extents import file_of
+from spiderfs.shared.read_log import ReadLog
 from spiderfs.sources.client import Patience, SourceClient
 from spiderfs.sources.ranges import Grids
 from spiderfs.sources.source import Delivery
@@ -55,6 +57,7 @@ class Supply:
     views: ShownViews | None = None
     """Where the mount shows views; see `Fetcher`."""
     grids: Grids = field(default_factory=Grids)
+    read_log: ReadLog = field(default_factory=partial(ReadLog, 1))
 
 
 class Part:

@@ -153,6 +153,11 @@ class Redirects:
         """The trainer that a thread belongs to; None if it belongs to none, or cannot be identified."""
         return self._identity(thread).trainer
 
+    def process_of(self, thread: int) -> int:
+        """The process of a thread; the thread's own number where that cannot be found out."""
+        status = self._identity(thread).status
+        return thread if status is None else status.process
+
     def credentials_of(self, thread: int, uid: int, gid: int) -> Credentials | None:
         """The rights of a thread that the kernel says has this user and group; None where they cannot be found out."""
         status = self._identity(thread).status

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+import trio
+
 from spiderfs.errors import NoAttribute, StoreError
 from spiderfs.linux import steady_clock
+from spiderfs.linux.mounts import NO_READ_AHEAD_KIB, set_read_ahead
+from spiderfs.protocol.reads import READS_XATTR, ReadBytes, encoded
 from spiderfs.shared.published import CLIENT_XATTR
+from spiderfs.shared.read_log import Read
 from spiderfs.store.store import BLOCK_BYTES, LANDING, ContentKey, Member
+from spiderfs.vfs.answer_types import Caller
 from spiderfs.vfs.catalogue import ROOT_INODE, Node
 from spiderfs.vfs.on_demand import Part, Supply
 from spiderfs.vfs.redirects import Redirects
@@ -37,18 +44,21 @@ class Xattrs(Part):
         self._redirects = redirects
         self._client_terms = client_terms
         self._settings = settings
+        self._read_log = supply.read_log
 
     async def names(self, inode: int) -> list[str]:
         """Those of the source alone: a program that copies a file with its attributes must not copy the cache's."""
         names = await self._client.listxattr(self._catalogue.node(inode).path)
         return [name for name in names if name.startswith("user.") and not name.startswith(_PREFIX)]
 
-    async def value(self, inode: int, name: str) -> bytes:
+    async def value(self, inode: int, name: str, caller: Caller) -> bytes:
         """Raises NoAttribute."""
         if not name.startswith("user."):
             raise NoAttribute(name)
         if inode == ROOT_INODE and name == CLIENT_XATTR:
             return os.fsencode(self._client_terms)
+        if inode == ROOT_INODE and (name + ".").startswith(READS_XATTR + "."):
+            return await self._reads(name.removeprefix(READS_XATTR), caller)
         node = self._catalogue.node(inode)
         if name.startswith(_PREFIX) and node.is_regular:
             render = _OWN.get(name.removeprefix(_PREFIX))
@@ -60,6 +70,28 @@ class Xattrs(Part):
         if value is None:
             raise NoAttribute(name)
         return value
+
+    async def _reads(self, since: str, caller: Caller) -> bytes:
+        """What the caller's process has read since then; see `protocol/reads.py`."""
+        if not caller.pid or caller.uid not in (0, os.getuid()):
+            # Of a process of a foreign pid namespace no READs are known. Others may not change the mount's read-ahead.
+            raise NoAttribute(READS_XATTR)
+        if self._read_log.keep(self._now()):
+            # Pages that the kernel adds to what a reader wants are not what a sample has.
+            await trio.to_thread.run_sync(set_read_ahead, self._read_log.mountpoint, NO_READ_AHEAD_KIB)
+        reads: list[Read] | None = None if since else []
+        if since:
+            with contextlib.suppress(ValueError):
+                process = self._redirects.process_of(caller.pid)
+                reads = self._read_log.since(float(since[1:]), process, caller.pid)
+        if reads is None:
+            raise NoAttribute(READS_XATTR)
+        found = []
+        for inode, own, begin, end in reads:
+            node = self._catalogue.known(inode)
+            if node is not None and begin < node.stat.size:
+                found.append(ReadBytes(own, begin, min(end, node.stat.size), node.path))
+        return encoded(self._now(), found)
 
     # -- what spiderfs says of a file
 

@@ -585,6 +585,14 @@ def test_a_large_file_leaves_the_source_once_for_nodes_that_read_it_side_by_side
         # No node is asked for more than its own part.
         assert all(node.mount.metric("origin_bytes") < 0.7 * size for node in members)
 
+        def kept() -> list[int]:
+            return [node.mount.stats()["sections"]["blocks"]["bytes"] for node in members]
+
+        # And none keeps the others' parts.
+        eventually(lambda: sum(kept()) > 0.9 * size, what="blocks")
+        assert sum(kept()) <= size
+        assert min(kept()) > 0
+
 
 def test_the_stripes_of_a_node_that_is_killed_are_fetched_once_by_another(tmp_path: Path) -> None:
     size, piece = 160 << 20, 1 << 20

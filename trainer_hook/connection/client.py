@@ -182,6 +182,11 @@ class ListsAndPlans:
         return following
 
     def declare(self, declaration: Declaration) -> None:
+        before = self._declarations.get(declaration.name, declaration)
+        if before.paths != declaration.paths:
+            # The numbers in its plans are of entries of the list before.
+            for key in [key for key in list(self._plans) if key[0] == declaration.name]:
+                self._plans.pop(key, None)
         self._declarations[declaration.name] = declaration
         self._undeclared.append(declaration.name)
 

@@ -20,8 +20,16 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from spiderfs.protocol import Hello, ProtocolError, encode
+from spiderfs.protocol.requests import address_of
 from trainer_hook.connection.client import QUEUE_BATCHES, HookClient, root_of, socket_finder
-from trainer_hook.connection.sample_list import Declaration, Sample, declaration, found_declaration, range_declaration
+from trainer_hook.connection.sample_list import (
+    Declaration,
+    Sample,
+    declaration,
+    found_declaration,
+    learned_declaration,
+    range_declaration,
+)
 from trainer_hook.ranges.sample_ranges import SampleRanges
 from trainer_hook.ranks import count_of, rank_and_world, shared_store
 
@@ -141,10 +149,11 @@ class _Connection:
         """Whether a hook uses this connection, and not plans alone."""
         return any(use.declaration.sends_batches for use in self.uses)
 
-    def has_another(self, declared: Declaration) -> bool:
-        """Whether another list of this name is in use."""
-        own = (use.declaration for use in self.uses if use.declaration.split == declared.split)
-        return any(other.paths != declared.paths for other in own)
+    def has_another(self, declared: Declaration, loader: object) -> bool:
+        """Whether another list of this name is in use; what is learned of two loaders are two lists."""
+        own = ((use.declaration, use.loader()) for use in self.uses if use.declaration.split == declared.split)
+        given = declared.paths, declared.learns and loader
+        return any((other.paths, other.learns and other_loader) != given for other, other_loader in own)
 
     def end(self, use: Introduced) -> None:
         """End a use; the list is withdrawn with its last use."""
@@ -182,7 +191,7 @@ def introduce(
     loader: DataLoader[Any] | None,
     *,
     samples: Iterable[Sample] | None,
-    ranges: SampleRanges | Iterable[Any] | None = None,
+    ranges: SampleRanges | Iterable[Any] | str | None = None,
     split: str,
     socket: str | os.PathLike[str] | None,
     client_name: str,
@@ -203,12 +212,16 @@ def introduce(
         declared = found or declaration(dataset, root.path, root.directory, split, split, samples, is_mount=is_mount)
     elif samples is not None:
         raise ValueError("samples and ranges: give ranges alone where samples are ranges of files")
+    elif isinstance(ranges, str):
+        declared = _learning(ranges, dataset, root.path, split, is_mount)
     else:
         length = len(dataset) if isinstance(dataset, Sized) else None
         declared = range_declaration(SampleRanges.of(ranges), length, root.path, split)
     key = (os.getpid(), root.path, "" if socket is None else os.fspath(socket))
     connection = _connections.get(key)
-    if connection is not None and (connection.has_another(declared) or (job is not None and connection.learned)):
+    if connection is not None and (
+        connection.has_another(declared, loader) or (job is not None and connection.learned)
+    ):
         # End the uses of loaders that were freed without a close, such as those of earlier folds (k-fold validation).
         # A model and its hook refer to each other, so only the garbage collector frees them.
         gc.collect()
@@ -227,7 +240,7 @@ def introduce(
         client = HookClient(socket_finder(root.directory, socket), hello, queue_batches=queue_batches)
         connection = _connections[key] = _Connection(key, client, hello)
     else:
-        if connection.has_another(declared):
+        if connection.has_another(declared, loader):
             raise ValueError(
                 f"another loader's list is called {split!r}: close its plan or hook, or give this one another split="
             )
@@ -242,6 +255,17 @@ def introduce(
     )
     connection.client.declare(replace(declared, sends_batches=sends_batches))
     return use
+
+
+def _learning(ranges: str, dataset: object, root: str, split: str, is_mount: bool) -> Declaration:
+    """The list of a data set of whose samples nothing is known yet; raises ValueError where nothing can be learned."""
+    if ranges != "learn":
+        raise ValueError(f"ranges={ranges!r}: give a list of (path, offset, length), or 'learn'")
+    if address_of(root) is not None:
+        raise ValueError(f"ranges='learn': {root} is no mount: give a directory in a mount")
+    if not isinstance(dataset, Sized) or not len(dataset):
+        raise ValueError("ranges='learn': the data set has no samples")
+    return replace(learned_declaration(SampleRanges.none(len(dataset)), root, split), learns=is_mount)
 
 
 def when_collected(owner: object, release: Callable[[float], None]) -> Callable[[], object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,8 @@ class Declaration:
     """Whether batches of the list will be sent."""
     grid: SampleGrid | None = None
     """The extents of files that are the list's entries, where samples are ranges."""
+    learns: bool = False
+    """Whether the ranges are learned: the list has none at first, and others take its place (`learned_declaration`)."""
 
     @property
     def targets(self) -> npt.NDArray[np.int32] | None:
@@ -131,6 +133,13 @@ def found_declaration(dataset: Any, root: str | os.PathLike[str], name: str, *, 
         log.warning("the reads of the list %r are not planned: %s; give ranges= if you know them", name, reason)
     real, names = _names_below(root, ranges.paths)
     return _of_grid(name, real, SampleGrid(ranges, names))
+
+
+def learned_declaration(ranges: SampleRanges, root: str | os.PathLike[str], name: str) -> Declaration:
+    """The list of a data set whose samples' ranges are learned, with those that are known."""
+    ranges = _inside(root, ranges)
+    real, names = _names_below(root, ranges.paths)
+    return replace(_of_grid(name, real, SampleGrid(ranges, names)), learns=True)
 
 
 def _inside(root: str | os.PathLike[str], ranges: SampleRanges) -> SampleRanges:

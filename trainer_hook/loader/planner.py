@@ -109,7 +109,8 @@ class Planner:
 
     `names` are those of the list. With `publish` false, nothing is drawn beforehand and nothing is published; a
     EpochSampler still gets its scores and its position. With `draw_ahead` the sampler draws its next epoch before the
-    current one has ended. The first epoch has the number `first_epoch`.
+    current one has ended. The first epoch has the number `first_epoch`. `grid` has the extents of samples that are
+    ranges; before each epoch `new_grid` gives one that has taken its place, if there is one.
     """
 
     def __init__(
@@ -125,12 +126,13 @@ class Planner:
         first_epoch: int = 0,
         share: bool = False,
         grid: SampleGrid | None = None,
+        new_grid: Callable[[], SampleGrid | None] = lambda: None,
     ) -> None:
         self._client = client
         self.boundary = boundary
-        self._grid = grid
-        self.names, self._samples = names, len(names) if grid is None else grid.samples
-        self._name = name
+        self._grid, self._new_grid = grid, new_grid
+        self.names, self.samples = names, len(names) if grid is None else grid.samples
+        self.list = name
         self._index_sampler = index_sampler_of(loader)
         self._repeats = is_repeating(loader)
         self._dataset = loader.dataset
@@ -193,7 +195,7 @@ class Planner:
     @functools.cached_property
     def _list(self) -> dict[str, Any]:
         """What a state says of its list. To hash a million names takes a tenth of a second."""
-        return {"samples": self._samples, "names": hash_of(self.names)}
+        return {"samples": self.samples, "names": hash_of(self.names)}
 
     @property
     def batches_left(self) -> int | None:
@@ -410,7 +412,7 @@ class Planner:
             if places is not None:
                 dispatched = int(places[min(dispatched, iteration.planned)])
                 taken = int(places[min(taken, iteration.planned)])
-            self._client.set_progress(self._name, dispatched, taken)
+            self._client.set_progress(self.list, dispatched, taken)
 
     def _withdraw(self) -> None:
         """Publish an empty plan for this epoch: nothing more of it will be read."""
@@ -433,6 +435,10 @@ class Planner:
                 self._shares = False
                 log.warning("the loader's samples are not exchanged: %s", reason)
             self._epoch += 1
+            if (grid := self._new_grid()) is not None:
+                # What is published of later epochs names extents of the other grid.
+                self._grid = grid
+                self._foreseen.clear()
             self._current.epoch = self._epoch
             self._current.order = own = self._order_to_read(self._current, order)
             self._current.planned = len(own)
@@ -445,6 +451,9 @@ class Planner:
     def _send_plan(self, epoch: int, begun: PlannedPass | None, order: Indices) -> None:
         """Publish what an epoch reads, from where `begun` is; None: the epoch has not begun."""
         taken = 0 if begun is None else begun.taken
+        if self._grid is not None and not self._grid.paths:
+            # No range is known yet.
+            return
         if self._grid is not None:
             places = self._grid.positions(order)
             if begun is not None:
@@ -453,10 +462,10 @@ class Planner:
                 self._give_up("its samples are more extents of files than a plan may have")
                 return
             taken, order = int(places[taken]), self._grid.draws(order)
-        self._client.plan(Plan(self._name, epoch, taken, begun is not None, order))
+        self._client.plan(Plan(self.list, epoch, taken, begun is not None, order))
 
     def _has_all(self, order: Indices) -> bool:
-        return not len(order) or int(order.max()) < self._samples
+        return not len(order) or int(order.max()) < self.samples
 
     def _order_to_read(self, iteration: PlannedPass, order: Indices) -> Indices:
         """What this rank reads in this pass: its sampler's draws, or its share of the rest of an epoch that goes on."""
@@ -474,14 +483,14 @@ class Planner:
             before, own = progress.order[: progress.consumed], share_of_rank(progress.order[progress.consumed :])
             own = own[: len(own) // self._whole * self._whole]
         if self.sampler is None:
-            self._number = number_of_run(self._name) if self._number is None else self._number
+            self._number = number_of_run(self.list) if self._number is None else self._number
             number = self._number, self._epoch
-            iteration.job_order = JobOrder(self._name, before, own, sampler_epoch, number, exchanges=self._shares)
+            iteration.job_order = JobOrder(self.list, before, own, sampler_epoch, number, exchanges=self._shares)
         if self._shares:
             assert iteration.job_order is not None
-            exchanged, handed = EpochOrder(own, self._samples), iteration.job_order.handed
+            exchanged, handed = EpochOrder(own, self.samples), iteration.job_order.handed
             partials = getattr(getattr(self._index_sampler, "sampler", None), "shared", None)
-            iteration.exchanging = Exchanging(self._client, self._name, self._epoch, exchanged, drawn, handed, partials)
+            iteration.exchanging = Exchanging(self._client, self.list, self._epoch, exchanged, drawn, handed, partials)
             iteration.replace = iteration.exchanging.batch
             return exchanged.order
         if progress is not None:

@@ -292,6 +292,11 @@ class CacheControl:
             self._evict(going)
             self._content.release(going)
 
+    def release_blocks(self, inode: int) -> None:
+        """As `release`, of what the cache has of a large file, unless that is pinned."""
+        if inode not in self.engine.pins:
+            self.release(self._content.keys(inode))
+
     def _evict(self, keys: Iterable[ContentKey]) -> None:
         for key in self.engine.evict(_engine_key(key) for key in keys).drop:
             self._note(Lost(key))

@@ -15,6 +15,7 @@ has a text of the server's.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import math
@@ -26,7 +27,7 @@ import ssl
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from email.message import Message
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -41,10 +42,8 @@ from spiderfs.sources.object_source import (
     ObjectSource,
     lacks_descriptors,
 )
-from spiderfs.sources.source import SourceStat, Version
+from spiderfs.sources.source import STREAMED_BYTES, SourceStat, Version
 
-# What arrives at once of a body, at most.
-_PIECE_BYTES = 1 << 20
 # So much of the body of an error is read, for the connection's sake; the connection of a longer one is closed.
 _ERROR_BYTES = 1 << 16
 # No server is left alone for longer, whatever it says: the windows of the Hugging Face Hub are five minutes.
@@ -71,11 +70,11 @@ Headers = Message | Mapping[str, str]
 
 
 class Answer(NamedTuple):
-    """One answer; of an error or a redirect there is no body."""
+    """One answer; of an error or a redirect there is no body, nor of a part that comes piece by piece."""
 
     status: int
     headers: Headers
-    body: bytes
+    body: bytes = b""
 
     @property
     def ok(self) -> bool:
@@ -102,13 +101,17 @@ class WebSource(ObjectSource):
         if offset >= end:
             self._check(path, version)
             return b""
-        extent = None if offset == 0 and end == version.size else (offset, end)
-        body = self._bytes(path, extent, version)
+        body = b"".join(self.stream(path, offset, length, version))
         if len(body) != end - offset:
             raise SourceUnavailable(f"{os.fsdecode(path)}: {len(body)} bytes came and not {end - offset}")
         return body
 
-    def _bytes(self, path: bytes, extent: tuple[int, int] | None, version: Version) -> bytes:
+    def stream(self, path: bytes, offset: int, length: int, version: Version) -> Iterator[bytes]:
+        """As `Streams.stream`, by one GET."""
+        end = min(offset + length, version.size)
+        return self._pieces(path, None if offset == 0 and end == version.size else (offset, end), version)
+
+    def _pieces(self, path: bytes, extent: tuple[int, int] | None, version: Version) -> Iterator[bytes]:
         """The bytes of a file, or those from one offset up to another, of just this version; raises SourceError."""
         raise NotImplementedError
 
@@ -201,7 +204,13 @@ class Web:
         self._rests_until: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def get(
+    def get(self, url: str, headers: Mapping[str, str] | None = None, **question: Any) -> Answer:
+        """The answer to the question that `coming` asks; it takes at most the time-out unless that says otherwise."""
+        with self.coming(url, headers, **{"within_s": self._timeout_s} | question) as (answer, pieces):
+            return answer._replace(body=b"".join(pieces))
+
+    @contextlib.contextmanager
+    def coming(
         self,
         url: str,
         headers: Mapping[str, str] | None = None,
@@ -211,11 +220,12 @@ class Web:
         within_s: float | None = None,
         form: Mapping[str, str] | None = None,
         quota: str = "",
-    ) -> Answer:
-        """The answer to a GET, or to the POST of a `form`; `extent` asks for the bytes from one offset up to another.
+    ) -> Iterator[tuple[Answer, Iterator[bytes]]]:
+        """The answer to a GET, or to the POST of a `form`, and its body piece by piece, until the `with` block ends.
 
-        The whole answer takes at most `within_s` (default: the time-out). `quota` names what the server counts
-        together. Raises SourceUnavailable, SourceThrottled, and SourceChanged for a body of more than `most_bytes`.
+        `extent` asks for the bytes from one offset up to another; without it the body is one piece. The whole answer
+        takes at most `within_s` (default: the time-out for each piece that it may have). `quota` names what the server
+        counts together. Raises SourceUnavailable, SourceThrottled, and SourceChanged for more than `most_bytes`.
         """
         host = urlsplit(url).hostname or "it"
         quota = quota or host
@@ -226,28 +236,24 @@ class Web:
             asked["Range"] = f"bytes={extent[0]}-{extent[1] - 1}"
         if form is not None:
             asked["Content-Type"] = "application/x-www-form-urlencoded"
-        until = time.monotonic() + (self._timeout_s if within_s is None else within_s)
-        _, _, place = url.partition("://")[2].partition("/")
+        pieces_at_most = 1 if extent is None else max(1, -(-most_bytes // STREAMED_BYTES))
+        until = time.monotonic() + (self._timeout_s * pieces_at_most if within_s is None else within_s)
         try:
-            while True:
-                line, again = self._line(url, until)
-                connection, kept = line.connection, False
-                try:
-                    connection.sock.settimeout(min(self._timeout_s, left_s(until)))
-                    connection.response_class = partial(_Response, silence_s=self._timeout_s, until=until)  # type: ignore[assignment]
-                    body, method = (None, "GET") if form is None else (urlencode(form), "POST")
-                    connection.request(method, f"{line.prefix}/{place}", body, {**asked, **line.headers})
-                    with connection.getresponse() as response:
-                        answer = self._answer(response, host, quota, extent, most_bytes)
-                        # After a word of 1xx the answer is yet to come.
-                        kept = response.length == 0 and not response.will_close and response.status >= 200
-                    return answer
-                except ConnectionError:
-                    # The server may just have ended a connection that was kept, which says nothing of it.
-                    if not again:
-                        raise
-                finally:
-                    self._give_back(url, line, kept)
+            line, response = self._response(url, asked, form, until)
+            kept = False
+            try:
+                with response:
+                    answer = self._answer(response, host, quota, extent)
+                    pieces = self._body(response, host, most_bytes) if answer.ok else iter(())
+                    if extent is None:
+                        # How long it is may not be known before it has come.
+                        answer = answer._replace(body=b"".join(pieces))
+                        pieces = iter((answer.body,))
+                    yield answer, pieces
+                    # After a word of 1xx the answer is yet to come.
+                    kept = response.length == 0 and not response.will_close and response.status >= 200
+            finally:
+                self._give_back(url, line, kept)
         except (http.client.HTTPException, OSError, ValueError) as exc:
             if lacks_descriptors(exc):
                 raise SourceThrottled(f"{host}: {NO_DESCRIPTORS}") from None
@@ -256,24 +262,39 @@ class Web:
             kind = SourceTimeout if isinstance(exc, TimeoutError) else SourceUnavailable
             raise kind(f"{host}: {_TROUBLES.get(name, f'the answer broke off ({name})')}") from None
 
+    def _response(
+        self, url: str, asked: Mapping[str, str], form: Mapping[str, str] | None, until: float
+    ) -> tuple[Line, http.client.HTTPResponse]:
+        _, _, place = url.partition("://")[2].partition("/")
+        body, method = (None, "GET") if form is None else (urlencode(form), "POST")
+        while True:
+            line, again = self._line(url, until)
+            connection = line.connection
+            try:
+                connection.sock.settimeout(min(self._timeout_s, left_s(until)))
+                connection.response_class = partial(_Response, silence_s=self._timeout_s, until=until)  # type: ignore[assignment]
+                connection.request(method, f"{line.prefix}/{place}", body, {**asked, **line.headers})
+                return line, connection.getresponse()
+            except BaseException as exc:
+                self._give_back(url, line, kept=False)
+                # The server may just have ended a connection that was kept, which says nothing of it.
+                if not again or not isinstance(exc, ConnectionError):
+                    raise
+
     def _answer(
-        self,
-        response: http.client.HTTPResponse,
-        host: str,
-        quota: str,
-        extent: tuple[int, int] | None,
-        most_bytes: int,
+        self, response: http.client.HTTPResponse, host: str, quota: str, extent: tuple[int, int] | None
     ) -> Answer:
         status, headers = response.status, response.headers
         if status not in (200, 206):
             if (response.length or 0) <= _ERROR_BYTES:
-                self._body(response, host, _ERROR_BYTES)
+                for _ in self._body(response, host, _ERROR_BYTES):
+                    pass
             if status in _THROTTLED:
                 self._rest(quota, headers)
                 raise SourceThrottled(f"{host} is asked for too much at a time ({status})")
             if status >= 500:
                 raise SourceUnavailable(f"{host} has failed ({status})")
-            return Answer(status, headers, b"")
+            return Answer(status, headers)
         if extent is not None and status == 200:
             raise SourceUnavailable(
                 f"{host} gives no parts of files: raise sample_max_bytes, so that none is asked for"
@@ -284,19 +305,17 @@ class Web:
                 raise SourceUnavailable(f"{host} gives another part of a file than it was asked for")
         if response.length is None and not response.chunked:
             raise SourceUnavailable(f"{host} sends answers without Content-Length: configure it to send it")
-        return Answer(status, headers, self._body(response, host, most_bytes))
+        return Answer(status, headers)
 
-    def _body(self, response: http.client.HTTPResponse, host: str, most_bytes: int) -> bytes:
+    def _body(self, response: http.client.HTTPResponse, host: str, most_bytes: int) -> Iterator[bytes]:
         size = response.length or 0
-        if size <= most_bytes and response.length is not None:
-            return response.read()
-        pieces: list[bytes] = []
-        while size <= most_bytes and (piece := response.read1(_PIECE_BYTES)):
-            pieces.append(piece)
-            size += len(piece)
+        while size <= most_bytes and (piece := response.read(STREAMED_BYTES)):
+            size += 0 if response.length is not None else len(piece)
+            yield piece
         if size > most_bytes:
             raise SourceChanged(f"{host} gives more than the {most_bytes} bytes that were asked for")
-        return b"".join(pieces)
+        if response.length:
+            raise http.client.IncompleteRead(b"", response.length)
 
     def _rest(self, quota: str, headers: Headers) -> None:
         said = headers.get("Retry-After", "")

@@ -16,6 +16,7 @@ again after the hub has refused it: `HF_TOKEN`, or the file in which `hf auth lo
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -142,6 +143,9 @@ class _Link(NamedTuple):
     version: Version
 
 
+_Coming = tuple[Answer, Iterator[bytes]]
+
+
 class HubSource(WebSource):
     """What `hf://datasets/NAME[@REVISION][/PATH]` names; raises ConfigError for another text, and asks nothing yet."""
 
@@ -227,39 +231,48 @@ class HubSource(WebSource):
             raise SourceChanged(f"{os.fsdecode(path)}: no longer a file, or larger than it was")
         return found, self.read(path, 0, found.size, found.version)
 
-    def _bytes(self, path: bytes, extent: tuple[int, int] | None, version: Version) -> bytes:
+    def _pieces(self, path: bytes, extent: tuple[int, int] | None, version: Version) -> Iterator[bytes]:
         most_bytes = version.size if extent is None else extent[1] - extent[0]
         question = {"extent": extent, "most_bytes": most_bytes}
-        link = self._links.get(path)
-        answer = self._by_link(path, link, question) if link else None
-        if link is None or answer is None:
-            link, answer = self._by_hub(path, question)
-        if link.version != version:
-            # Another version, or a hub that names its contents differently from its tree, or not at all.
-            self._check(path, version)
-        is_page = "text/html" in answer.headers.get("Content-Type", "") and not path.endswith((b".htm", b".html"))
-        if is_page and version.tag not in _tags_of(answer.body):
-            raise SourceUnavailable(f"{self._where}: a page of HTML came for a file: check HF_ENDPOINT and proxies")
-        return answer.body
+        with contextlib.ExitStack() as answers:
+            link = self._links.get(path)
+            coming = self._by_link(path, link, question, answers) if link else None
+            if link is None or coming is None:
+                link, coming = self._by_hub(path, question, answers)
+            if link.version != version:
+                # Another version, or a hub that names its contents differently from its tree, or not at all.
+                self._check(path, version)
+            answer, pieces = coming
+            if "text/html" in answer.headers.get("Content-Type", "") and not path.endswith((b".htm", b".html")):
+                pieces = iter([body := b"".join(pieces)])
+                if version.tag not in _tags_of(body):
+                    raise SourceUnavailable(
+                        f"{self._where}: a page of HTML came for a file: check HF_ENDPOINT and proxies"
+                    )
+            yield from pieces
 
-    def _by_link(self, path: bytes, link: _Link, question: dict[str, Any]) -> Answer | None:
+    def _by_link(
+        self, path: bytes, link: _Link, question: dict[str, Any], answers: contextlib.ExitStack
+    ) -> _Coming | None:
         """What the server of contents answers to an earlier redirect; None if that has expired."""
         kept = False
         try:
-            answer = self._web.get(link.url, **question)
-            kept = answer.ok
+            coming = answers.enter_context(self._web.coming(link.url, **question))
+            kept = coming[0].ok
         finally:
             if not kept:
                 self._links.pop(path, None)
-        return answer if kept else None
+        return coming if kept else None
 
-    def _by_hub(self, path: bytes, question: dict[str, Any]) -> tuple[_Link, Answer]:
+    def _by_hub(self, path: bytes, question: dict[str, Any], answers: contextlib.ExitStack) -> tuple[_Link, _Coming]:
         """What the hub answers, or the server to which it redirects."""
         url = f"{self._hub}/datasets/{self._place.name}/resolve/{self._shown}/{quote(self._full(path))}"
         commit, e_tag, size = "", "", ""
         for _ in range(_HOPS):
             own = origin(url) == self._origin
-            answer = self._get(url, quota="resolve", **question) if own else self._web.get(url, **question)
+            asked: dict[str, Any] = {"headers": self._token.headers(), "quota": "resolve"} if own else {}
+            coming = answers.enter_context(self._web.coming(url, **asked, **question))
+            answer = coming[0]
             if own:
                 commit = answer.headers.get("X-Repo-Commit") or commit
                 e_tag = answer.headers.get("X-Linked-Etag") or answer.headers.get("ETag") or e_tag
@@ -286,7 +299,7 @@ class HubSource(WebSource):
                     self._links[path] = link
                     if len(self._links) > _KEPT_LINKS:
                         self._links.popitem(last=False)
-            return link, answer
+            return link, coming
         raise SourceUnavailable(f"{self._where}: the hub redirects without end")
 
     # -- the hub

@@ -16,6 +16,7 @@ A manifest that was less than two seconds old when it was fetched is fetched aga
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -80,7 +81,8 @@ class ManifestSource(WebSource):
         listed = self.stat(path)
         if listed == DIRECTORY:
             raise SourceChanged(f"{os.fsdecode(path)}: no longer a file")
-        answer = self._get(path, None, most_bytes, listed.version)
+        with self._coming(path, None, most_bytes, listed.version) as (answer, _):
+            pass
         packed = answer.headers.get("Content-Encoding")
         if packed and answer.size != listed.size:
             raise SourceUnavailable(
@@ -88,21 +90,26 @@ class ManifestSource(WebSource):
             )
         return self._found(answer, listed.tag), answer.body
 
-    def _bytes(self, path: bytes, extent: tuple[int, int] | None, version: Version) -> bytes:
-        answer = self._get(path, extent, version.size if extent is None else extent[1] - extent[0], version)
-        found = self._found(answer, version.tag).version
-        if found != version and self.stat(path).version == version:
-            text = "%s: the server gives other versions than the manifest lists, for example of %r: write it again"
-            self.warn_once(text, self._url, os.fsdecode(path))
-        self._check(path, version, found)
-        return answer.body
+    def _pieces(self, path: bytes, extent: tuple[int, int] | None, version: Version) -> Iterator[bytes]:
+        most_bytes = version.size if extent is None else extent[1] - extent[0]
+        with self._coming(path, extent, most_bytes, version) as (answer, pieces):
+            found = self._found(answer, version.tag).version
+            if found != version and self.stat(path).version == version:
+                text = "%s: the server gives other versions than the manifest lists, for example of %r: write it again"
+                self.warn_once(text, self._url, os.fsdecode(path))
+            self._check(path, version, found)
+            yield from pieces
 
-    def _get(self, path: bytes, extent: tuple[int, int] | None, most_bytes: int, version: Version) -> Answer:
+    @contextlib.contextmanager
+    def _coming(
+        self, path: bytes, extent: tuple[int, int] | None, most_bytes: int, version: Version
+    ) -> Iterator[tuple[Answer, Iterator[bytes]]]:
         if not all(map(is_name, os.fsdecode(path).split("/"))):
             raise SourceNotFound(f"{os.fsdecode(path)}: no file can have this name")
-        answer = self._web.get(self._below + quote(path), extent=extent, most_bytes=most_bytes)
-        if answer.ok:
-            return answer
+        with self._web.coming(self._below + quote(path), extent=extent, most_bytes=most_bytes) as (answer, pieces):
+            if answer.ok:
+                yield answer, pieces
+                return
         if answer.status == 416:
             raise SourceChanged(f"{os.fsdecode(path)}: shorter than it was")
         # The manifest decides which files there are.

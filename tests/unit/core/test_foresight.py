@@ -370,6 +370,17 @@ def test_what_the_next_epoch_names_stays_longer_than_what_it_does_not(monkeypatc
     assert list(engine._foresight.eviction_order()) == [7, 4, 3, 9]
 
 
+def test_blocks_for_other_nodes_are_kept_only_if_the_user_has_pinned_them() -> None:
+    class EveryThird(Homes):
+        def passes(self, number: int, block: int) -> bool:
+            return block % 3 > 0
+
+    engine = Engine(LRU(), 30, homes=EveryThird({"here": 1.0}, "here"))
+    assert [block for block in range(1, 10) if engine.block_read((7, block), 1).keep] == [3, 6, 9]
+    engine.pin(7, 1)
+    assert engine.block_read((7, 1), 1).keep
+
+
 def test_a_home_keeps_its_own_samples_by_their_hashes_and_others_for_a_moment() -> None:
     homes = Homes({"here": 1.0, "there": 1.0}, "here")
     groups = [group for group in range(9999) if not homes.is_remote(group)]

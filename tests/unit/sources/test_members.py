@@ -16,7 +16,7 @@ from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.errors import ConfigError
 from spiderfs.shared.shared_memory import SharedSlots
 from spiderfs.sources import members as module
-from spiderfs.sources.members import FIELDS, Members, PeerStatus
+from spiderfs.sources.members import FIELDS, Members, PeerStatus, key_at
 from spiderfs.sources.node_names import (
     MISSED,
     Node,
@@ -101,6 +101,22 @@ def test_what_a_server_has_no_room_for_is_at_home_here() -> None:
     assert not members.change(weights, {"here"}, {one: node._replace(room=0)})
     assert members.change(weights, {"here"})
     assert homes_of(members) == before
+
+
+def test_blocks_of_other_nodes_pass_unless_their_home_is_a_server_or_is_down() -> None:
+    server, number, asked = "redis://n1/set", (1 << 40) | 77, SharedSlots(64)
+    members = Members(asked=asked)
+    assert not members.passes(number, 1), "before the homes are known"
+    members.change({A: 1.0, B: 1.0, server: 1.0}, {A})
+    keys = {block: key_at(number, (block - 1) << 20) for block in range(1, 161)}
+    home = {block: members.home(key) for block, key in keys.items()}
+    of_b = {block for block, place in home.items() if members.members[place] == B}
+    assert {block for block in keys if members.passes(number, block)} == of_b
+    assert 0 < len(of_b) < len(keys)
+    # Other nodes ask this one, for B does not answer.
+    stripe = min(of_b)
+    asked.put(keys[stripe])
+    assert {block for block in of_b if not members.passes(number, block)} == set(range(stripe, stripe + 8))
 
 
 @pytest.mark.parametrize(

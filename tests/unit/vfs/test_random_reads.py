@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.fakes import Bare, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.errors import SourceTimeout, SourceUnavailable, Stale
+from spiderfs.linux import steady_clock
 from spiderfs.sources.client import SourceLimits
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
@@ -78,6 +79,27 @@ def test_a_block_is_fetched_once_pieces_of_half_of_it_were_read(tmp_path: Path) 
         assert await harness.brings(block(20.7), PIECE) == [0, 0]
         assert harness.bare.counters.value("block_reads") == 10
         assert harness.bare.counters.value("block_hits") == 1
+
+    run(tmp_path, test)
+
+
+def test_while_ranges_are_learned_pages_come_with_others_and_no_block_is_bought(tmp_path: Path) -> None:
+    window, page = 64 << 10, 4096
+
+    async def test(harness: Harness) -> None:
+        harness.bare.filesystem._read_log.keep(steady_clock.now())
+        await touch_half(harness, 20)
+        assert await harness.brings(block(20.6), PIECE) == [1, PIECE]
+        assert await harness.brings(block(30.5), page) == [1, window]
+        for at in (window - page, page, 3 * page):
+            assert await harness.brings(block(30.5) + at, page) == [0, 0]
+        assert await harness.brings(block(30.5) + window, page) == [1, window]
+        # The last window is shorter, and the last page too.
+        end = len(CONTENT) // page * page
+        assert await harness.brings(end, page) == [1, len(CONTENT) - end // window * window]
+        for number in range(128):
+            await harness.brings(block(12) + number * window, page)
+        assert await harness.brings(block(30.5), page) == [1, window]
 
     run(tmp_path, test)
 

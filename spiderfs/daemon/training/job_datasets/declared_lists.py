@@ -33,6 +33,7 @@ from spiderfs.daemon.training.trainer import (
     leave_out_contradictions,
 )
 from spiderfs.errors import ProtocolError
+from spiderfs.linux import steady_clock
 from spiderfs.linux.mounts import NO_READ_AHEAD_KIB, READ_AHEAD_KIB, set_read_ahead
 from spiderfs.protocol import Hello
 from spiderfs.protocol.extents import DIRECTORY
@@ -109,6 +110,8 @@ MAX_SAMPLES = 32_000_000
 # All ranks of a job share its job datasets, so the trainers of 256 connections, with 8 lists each, seldom have half as
 # many; the others are about to leave.
 MAX_JOB_DATASETS = 1024
+# Stands for a list whose ranges are not known yet. No job dataset has such an id.
+_LEARNING = "learning"
 # How many samples are forgotten, or looked at, between two chances for other tasks, in some milliseconds.
 _AT_A_TIME = 10_000
 
@@ -129,7 +132,7 @@ class DeclaredLists:
     ) -> None:
         self._supply = supply
         self._sample_max_bytes, self._mountpoint = sample_max_bytes, mountpoint
-        # Lists of ranges that are in memory; "": perhaps some that an earlier manager of this mount had.
+        # Lists of ranges that are in memory; "": perhaps some that an earlier manager of this mount had; `_LEARNING`.
         self._of_ranges = {""}
         self._began_s = math.inf
         self._cache = cache
@@ -160,7 +163,8 @@ class DeclaredLists:
         with self._declaring(job_dataset_id):
             paths, has_ranges = samples.paths, DIRECTORY in samples.text
             if has_ranges:
-                inodes = await inodes_of_extents(paths, self._supply, self._sample_max_bytes)
+                release = self._cache.release_blocks
+                inodes = await inodes_of_extents(paths, self._supply, self._sample_max_bytes, release)
             else:
                 inodes = await inodes_of(paths, self._supply.catalogue, self._supply.lister)
             # What has no path lies outside of the mount, which has been said.
@@ -291,6 +295,11 @@ class DeclaredLists:
         self._began_s = min(self._began_s, now)
         if now - self._began_s >= grace_s:
             await self._forget_ranges("")
+        if self._supply.read_log.is_kept(steady_clock.now()):
+            # Samples' ranges are being learned, and a worker has made the read-ahead small.
+            self._of_ranges.add(_LEARNING)
+        else:
+            await self._forget_ranges(_LEARNING)
         self._unused_since = {
             job_dataset.job_dataset_id: self._unused_since.get(job_dataset.job_dataset_id, now)
             for job_dataset in self._job_datasets

@@ -6,7 +6,7 @@ import logging
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,13 @@ log = logging.getLogger(__name__)
 _AT_A_TIME = 2000
 
 
-async def inodes_of_extents(paths: Sequence[bytes], supply: Supply, sample_max_bytes: int) -> npt.NDArray[np.uint64]:
+async def inodes_of_extents(
+    paths: Sequence[bytes], supply: Supply, sample_max_bytes: int, release_blocks: Callable[[int], None]
+) -> npt.NDArray[np.uint64]:
     """The inode of each extent, 0 for one without a file; workers find those extents in READs from now on.
 
-    A file of up to `sample_max_bytes` is read as a whole, so it stands for each of its extents.
+    A file of up to `sample_max_bytes` is read as a whole, so it stands for each of its extents. Of a larger one, blocks
+    are released: no one reads them any more, and what learns ranges has read many.
     """
     inodes = np.zeros(len(paths), np.uint64)
     of_files: defaultdict[bytes, list[tuple[int, Extent]]] = defaultdict(list)
@@ -47,6 +50,7 @@ async def inodes_of_extents(paths: Sequence[bytes], supply: Supply, sample_max_b
         if dentry.stat.size <= sample_max_bytes:
             inodes[numbers] = dentry.inode
             continue
+        release_blocks(dentry.inode)
         extents = [extent for _, extent in members]
         inodes[numbers] = await trio.to_thread.run_sync(_record, supply, dentry.below(parent), extents)
     return inodes

@@ -146,6 +146,21 @@ def test_what_landed_is_kept() -> None:
     assert harness.counted("events_folded", "admitted", "evicted", "landing_lost") == [3, 3, 0, 0]
 
 
+def test_released_blocks_are_the_next_to_leave_unless_their_file_is_pinned() -> None:
+    harness = Harness(capacity=4000)
+    for block in (1, 2):
+        harness.fetched(7, 8, block=block)
+    harness.cache.pin(8, 1000)
+    harness.cache.release_blocks(7)
+    harness.cache.release_blocks(8)
+    harness.check()
+    assert (harness.kept(BLOCKS), harness.kept(PINS)) == ([], [8, 8])
+    assert {member.key.inode for member in harness.content.members() if member.section == LANDING} == {7}
+    harness.fetched(*range(20, 26))
+    harness.check()
+    assert not harness.content.keys(7)
+
+
 def test_blocks_go_into_their_own_section() -> None:
     harness = Harness()
     harness.fetched(7, block=2)

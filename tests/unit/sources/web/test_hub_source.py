@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import subprocess
@@ -296,9 +297,10 @@ def test_a_server_without_tls_is_not_asked_for_contents_of_one_with_it(
 
     class _Redirecting:
         def get(self, url: str, *_: object, **__: object) -> object:
-            if "revision" in url:
-                return module.Answer(200, {}, answers["revision"])
-            return module.Answer(302, {"Location": "http://contents/x"}, b"")
+            return module.Answer(200, {}, answers["revision"])
+
+        def coming(self, url: str, *_: object, **__: object) -> contextlib.AbstractContextManager[object]:
+            return contextlib.nullcontext((module.Answer(302, {"Location": "http://contents/x"}), iter(())))
 
         def close(self) -> None:
             pass

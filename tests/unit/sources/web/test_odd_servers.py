@@ -14,7 +14,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from spiderfs.errors import SourceUnavailable
+from benchmarks.common.sources import patterned
+from spiderfs.errors import SourceChanged, SourceUnavailable
 from spiderfs.sources import object_source
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import open_source
@@ -36,7 +37,7 @@ def answer(body: bytes, *headers: str, status: str = "200 OK", length: bool = Tr
 
 
 @contextlib.contextmanager
-def serving(give: Callable[[str], bytes], drip_s: float = 0.0) -> Iterator[str]:
+def serving(give: Callable[[str], bytes | Iterator[bytes]], drip_s: float = 0.0) -> Iterator[str]:
     """The URL of a server that sends just these bytes for each path."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -50,9 +51,10 @@ def serving(give: Callable[[str], bytes], drip_s: float = 0.0) -> Iterator[str]:
             with connection, contextlib.suppress(OSError):
                 words = give(unquote(connection.recv(65536).split(b" ")[1].decode()))
                 if not drip_s:
-                    connection.sendall(words)
+                    for piece in (words,) if isinstance(words, bytes) else words:
+                        connection.sendall(piece)
                     return
-                for byte in words:
+                for byte in b"".join(words) if not isinstance(words, bytes) else words:
                     connection.sendall(bytes([byte]))
                     time.sleep(drip_s)
 
@@ -93,6 +95,59 @@ def test_another_part_than_was_asked_for_is_refused(headers: list[str]) -> None:
     file = answer(CONTENT[:4], *headers, status="206 Partial Content")
     with of_manifest(file) as source, pytest.raises(SourceUnavailable, match="another part"):
         source.read(b"a.jpg", 2, 4, VERSION)
+
+
+SIZE = 4 << 20
+PARTS = Version(SIZE, VERSION.mtime_ns)
+
+
+@contextlib.contextmanager
+def of_parts(given: Callable[[bytes], Iterator[bytes]]) -> Iterator[ManifestSource]:
+    """A file of 4 MiB, of which a server gives all but the first byte; `given` makes the pieces of its answer."""
+    part = f"Content-Range: bytes 1-{SIZE - 1}/{SIZE}"
+    file, manifest = answer(patterned(1, SIZE), part, status="206 Partial Content"), answer(b"a\t4194304\t1700000000\n")
+    with (
+        serving(lambda path: manifest if path == "/m.tsv" else given(file)) as url,
+        contextlib.closing(ManifestSource(f"{url}/m.tsv", StoreSettings(timeout_s=1))) as source,
+    ):
+        yield source
+
+
+def test_a_part_is_given_while_it_comes() -> None:
+    has_begun = threading.Event()
+
+    def given(file: bytes) -> Iterator[bytes]:
+        yield file[: 2 << 20]
+        assert has_begun.wait(10)
+        yield file[2 << 20 :]
+
+    with of_parts(given) as source:
+        pieces = source.stream(b"a", 1, SIZE - 1, PARTS)
+        first = next(pieces)
+        has_begun.set()
+        assert first + b"".join(pieces) == patterned(1, SIZE)
+
+
+@pytest.mark.parametrize("ends", ["broken off", "silent"])
+def test_a_part_that_does_not_come_to_its_end_is_none(ends: str) -> None:
+    has_failed = threading.Event()
+
+    def given(file: bytes) -> Iterator[bytes]:
+        yield file[: 3 << 20]
+        if ends == "silent":
+            has_failed.wait(10)
+
+    with of_parts(given) as source:
+        pieces = source.stream(b"a", 1, SIZE - 1, PARTS)
+        assert next(pieces) == patterned(1, (1 << 20) + 1)
+        with pytest.raises(SourceUnavailable, match="broke off" if ends == "broken off" else "not answered in time"):
+            list(pieces)
+        has_failed.set()
+
+
+def test_a_part_of_another_version_gives_no_piece() -> None:
+    with of_parts(lambda file: iter([file])) as source, pytest.raises(SourceChanged):
+        next(source.stream(b"a", 1, SIZE - 1, PARTS._replace(mtime_ns=5 * 10**9)))
 
 
 @pytest.mark.parametrize(

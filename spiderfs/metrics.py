@@ -190,6 +190,8 @@ GAUGES = (
 # What the sections hold, one value each; which sections there are depends on the policy.
 SECTION_BYTES = Definition("section_bytes", "Bytes of file content by section of the cache")
 
+# Of each directory of the cache.
+DIRECTORY_UP = Definition("cache_dir_up", "0 if a directory of the cache is left out, else 1")
 # Of what serves the metrics of several mounts.
 MOUNT_UP = Definition("up", "1 while the mount answers, else 0")
 # What other nodes' caches gave, one value for each `peer`; none of it is in `origin_bytes`.
@@ -282,11 +284,13 @@ class _Snapshot(Collector):
         gauges: Mapping[str, float],
         sections: Mapping[str, int],
         peers: Mapping[str, Mapping[str, int]],
+        directories: Mapping[str, bool],
     ) -> None:
         self._shared = shared
         self._gauges = gauges
         self._sections = sections
         self._peers = peers
+        self._directories = directories
 
     def collect(self) -> list[Metric]:
         families: list[Metric] = []
@@ -311,6 +315,10 @@ class _Snapshot(Collector):
             for url, values in self._peers.items():
                 family.add_metric([url], values[definition.name.removeprefix("peer_")])
             families.append(family)
+        directory = GaugeMetricFamily(f"spiderfs_{DIRECTORY_UP.name}", DIRECTORY_UP.help, labels=["directory"])
+        for path, up in self._directories.items():
+            directory.add_metric([path], up)
+        families += [directory] if self._directories else []
         for definition in HISTOGRAMS:
             counts, total = self._shared.histogram(definition.name)
             cumulative, buckets = 0, []
@@ -328,6 +336,10 @@ def prometheus_text(
     gauges: Mapping[str, float],
     sections: Mapping[str, int],
     peers: Mapping[str, Mapping[str, int]] | None = None,
+    directories: Mapping[str, bool] | None = None,
 ) -> bytes:
-    """All metrics in Prometheus' text format; `peers` has the values of each other node by its URL."""
-    return generate_latest(_Snapshot(shared, gauges, sections, peers or {}))
+    """All metrics in Prometheus' text format.
+
+    `peers` has the values of each other node by its URL; `directories`, whether each of the cache is in use.
+    """
+    return generate_latest(_Snapshot(shared, gauges, sections, peers or {}, directories or {}))

@@ -79,11 +79,14 @@ def start(
     """Mount (`fake`: check the options), and return the exit status; with `foreground`, once the mount has ended."""
     from spiderfs.linux.mounts import check_fuse_available
     from spiderfs.options.model import Options
-    from spiderfs.options.paths import capacity_remark
+    from spiderfs.options.paths import capacity_remark, missing_remark
 
     checked = Options.load(options, toml, source, mountpoint, warn)
     check_fuse_available(checked.allow_other)
-    warn(capacity_remark(checked.capacity, checked.cache_dir))
+    warn(capacity_remark(checked.capacity, *checked.cache_dir.all))
+    if not foreground:
+        # In the foreground the log says it.
+        warn(missing_remark(checked.cache_dir.others))
     if fake:
         return 0
     from spiderfs.daemon import supervisor

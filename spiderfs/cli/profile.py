@@ -103,6 +103,8 @@ def profile(
         options, stats = settings_in(read_control(mount, "config")), read_stats(mount)
     except OSError as exc:
         raise explained(mount, exc) from exc
+    # The first of several directories.
+    options["cache_dir"] = stats["cache_dir"]
     wanted = Wanted(loader, _chosen_views(views, options), samples, planned, uses, total, nodes, rate)
     size = float(stats["capacity_bytes"]) if capacity is None else _size(capacity)
     console = Console(highlight=False, soft_wrap=True)

@@ -29,6 +29,7 @@ from spiderfs.cli.main import main
 from spiderfs.metrics import (
     BUCKETS_US,
     COUNTERS,
+    DIRECTORY_UP,
     GAUGES,
     HISTOGRAMS,
     MOUNT_UP,
@@ -181,7 +182,7 @@ def counters() -> str:
 
 
 def gauges() -> str:
-    return _metrics((*GAUGES, SECTION_BYTES, MOUNT_UP, PEER_UP))
+    return _metrics((*GAUGES, SECTION_BYTES, DIRECTORY_UP, MOUNT_UP, PEER_UP))
 
 
 def histograms() -> str:

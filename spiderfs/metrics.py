@@ -191,6 +191,8 @@ GAUGES = (
 # What the sections hold, one value each; which sections there are depends on the policy.
 SECTION_BYTES = Definition("section_bytes", "Bytes of file content by section of the cache")
 
+# Of each directory of the cache.
+DIRECTORY_UP = Definition("cache_dir_up", "0 if a directory of the cache is left out, else 1")
 # Of what serves the metrics of several mounts.
 MOUNT_UP = Definition("up", "1 while the mount answers, else 0")
 # Reads from other nodes' caches, one value for each `peer`; `origin_bytes` has none of them.
@@ -289,8 +291,12 @@ def prometheus_text(
     gauges: Mapping[str, float],
     sections: Mapping[str, int],
     peers: Mapping[str, Mapping[str, int]] | None = None,
+    directories: Mapping[str, bool] | None = None,
 ) -> bytes:
-    """All metrics in Prometheus' text format; `peers` has the values of each other node by its URL."""
+    """All metrics in Prometheus' text format.
+
+    `peers` has the values of each other node by its URL; `directories`, whether each of the cache is in use.
+    """
     totals = shared.totals()
     families: list[Metric] = [
         *(CounterMetricFamily(f"spiderfs_{of.name}", of.help, value=totals[of.name]) for of in COUNTERS),
@@ -305,6 +311,11 @@ def prometheus_text(
         family = kind(f"spiderfs_{definition.name}", definition.help, labels=["peer"])
         for url, values in (peers or {}).items():
             family.add_metric([url], values[definition.name.removeprefix("peer_")])
+        families.append(family)
+    if directories:
+        family = GaugeMetricFamily(f"spiderfs_{DIRECTORY_UP.name}", DIRECTORY_UP.help, labels=["directory"])
+        for path, up in directories.items():
+            family.add_metric([path], up)
         families.append(family)
     bounds = (*(str(us / 1e6) for us in BUCKETS_US), "+Inf")
     for definition in HISTOGRAMS:

@@ -49,7 +49,7 @@ from spiderfs.daemon.training.job_datasets.several_nodes import SeveralNodes
 from spiderfs.daemon.training.job_datasets.trainers import Trainers
 from spiderfs.daemon.training.trainer import KnownList, SampleList, Trainer
 from spiderfs.metrics import SharedCounters
-from spiderfs.options.model import Options
+from spiderfs.options.model import CacheDirectories, Options
 from spiderfs.protocol import Batch, Hello
 
 WIDTH, CLASSES = 64, 20
@@ -110,7 +110,8 @@ class Node:
     def __init__(self, place: Path, server: str, ranks: Sequence[int], of: int, labels: npt.NDArray[np.int32]) -> None:
         self.counters = SharedCounters(1)
         row, count = self.counters.row(0), len(labels)
-        options = Options(source=place / "source", mountpoint=place / "point", cache_dir=place / "cache")
+        cache_dir = CacheDirectories(place / "cache")
+        options = Options(source=place / "source", mountpoint=place / "point", cache_dir=cache_dir)
         cache = CacheControl(MemoryContent(), options.policy, options.large_share, row)
         cache.restore(count // 5, None)
         job_datasets, trainers = JobDatasets(), Trainers(lambda attached: None, lambda: False)

@@ -3,10 +3,11 @@
     .venv-dev/bin/python -m benchmarks.serving.client            about three minutes
     .venv-dev/bin/python -m benchmarks.serving.client --quick    for a look
 
-All ways of reading take turns round by round; a ratio is the median of the ratios within a round. Every reader is a
-process that is forked for the run and reads every file once, in an order of its own. "new" is the first pass of a new
-process, which maps the cache's pages while it reads; "again" is its second pass, as in the loader workers of a second
-epoch. CPU is the time of the readers plus that of the daemon, which is notified of every open either way.
+"served" is a source without a mount (`spiderfs serve`). All ways of reading take turns round by round; a ratio is the
+median of the ratios within a round. Every reader is a process that is forked for the run and reads every file once, in
+an order of its own. "new" is the first pass of a new process, which maps the cache's pages while it reads; "again" is
+its second pass, as in the loader workers of a second epoch. CPU is the time of the readers plus that of the daemon,
+which is notified of every open either way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -25,13 +27,16 @@ from benchmarks import tables
 from benchmarks.common.command import command_line, main
 from benchmarks.common.interruption import scratch_directory
 from benchmarks.common.results import plain_table
-from benchmarks.serving.peers import mounted
+from benchmarks.serving.peers import Mounted, mounted, served
 from benchmarks.serving.readers import open_read_close, read_all
 from benchmarks.serving.serve import READER_COUNTS, Run, made_files, measure, paths_below
 from spiderfs import client
+from spiderfs.protocol.requests import SCHEME
 
 PASSES = {"new": 0, "again": 1}
-TARGET = 0.5  # of native, for read_bytes
+# Of native, for read_bytes, over a mount and of a source that is served without one.
+TARGETS = {"client.read_bytes": 0.5, "served": 0.6}
+SERVED = "benchmark"
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,10 @@ def _built_in_open(path: bytes) -> int:
         return len(file.read())
 
 
+def _served(root_bytes: int, path: bytes) -> int:
+    return len(client.read_bytes(b"%s%s%s" % (SCHEME.encode(), SERVED.encode(), path[root_bytes:])))
+
+
 # The ways to read: from which system, and by which function.
 WAYS: dict[str, tuple[str, Callable[[bytes], int]]] = {
     "native": ("native", open_read_close),
@@ -77,13 +86,19 @@ def measured(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         files = made_files(scratch / "src", extent.files, extent.size)
         os.sync()
         peers = {name: stack.enter_context(mounted(name, files.root, scratch)) for name in ("native", "spiderfs")}
-        for peer in peers.values():
-            read_all(paths_below(peer, files), 1, seed=0)
+        pid = stack.enter_context(served(SERVED, files.root, scratch / "served"))
+        # Its paths are those of the source, in whose place the address is put at each read.
+        peers["served"] = Mounted("served", files.root, pid)
+        ways: dict[str, tuple[str, Callable[[bytes], int]]]
+        ways = {**WAYS, "served": ("served", partial(_served, len(os.fsencode(files.root))))}
+        for way in ("native", "mount", "served"):
+            where, read = ways[way]
+            read_all(paths_below(peers[where], files), 1, seed=0, read=read)
         for readers in READER_COUNTS:
             for process, rehearsals in PASSES.items():
-                runs: dict[str, list[Run]] = {way: [] for way in WAYS}
+                runs: dict[str, list[Run]] = {way: [] for way in ways}
                 for number in range(1, extent.rounds + 1):
-                    for way, (where, read) in WAYS.items():
+                    for way, (where, read) in ways.items():
                         runs[way].append(measure(peers[where], files, readers, number, read, rehearsals))
                 rates = {way: [run.files_per_s for run in found] for way, found in runs.items()}
                 for way, found in runs.items():
@@ -92,7 +107,7 @@ def measured(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
                     cpu_us = (1000 * of[f"{whose}_cpu_s_per_1000"] for whose in ("client", "daemon"))
                     cells.append("+".join(f"{one:.0f}" for one in cpu_us))
                     of_native = tables.rounds(rates[way], rates["native"])
-                    cells.append(tables.aimed(of_native, TARGET if way == "client.read_bytes" else None))
+                    cells.append(tables.aimed(of_native, TARGETS.get(way)))
                     cells.append(f"{tables.rounds(rates[way], rates['mount']):.2f}")
                     shown.add_row(str(readers), process, way, *cells)
                 found_runs = {way: [asdict(run) for run in found] for way, found in runs.items()}

@@ -16,10 +16,13 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.common.mounts import SPIDERFS, is_mounted
 from benchmarks.serving.process_cost import process_tree
+from spiderfs import client
+from spiderfs.protocol.requests import ENVIRONMENT, SCHEME
 
 START_PATIENCE_S = 30.0
 STOP_PATIENCE_S = 15.0
@@ -101,34 +104,67 @@ def mounted(name: str, source: Path, scratch: Path, options: str = "") -> Iterat
 
 
 @contextmanager
+def served(name: str, source: Path, scratch: Path, options: str = "") -> Iterator[int]:
+    """Serve `source` as spiderfs://NAME, without a mount, while the context lasts; gives the daemon's process ID.
+
+    Raises RuntimeError, with the end of the daemon's log, if it does not serve.
+    """
+    scratch.mkdir(parents=True)
+    os.environ[ENVIRONMENT] = os.fspath(scratch / "sockets")
+    chosen = f"capacity={SPIDERFS_CAPACITY},cache_dir={scratch / 'cache'}"
+    command = [str(SPIDERFS), "serve", str(source), "--name", name, "--foreground", "-o", chosen]
+    log = scratch / "log"
+    daemon = _started([*command, "-o", options], log)
+    try:
+        _wait_until(partial(_answers, name), daemon, log)
+        yield daemon.pid
+    finally:
+        daemon.terminate()
+        daemon.wait(STOP_PATIENCE_S)
+        del os.environ[ENVIRONMENT]
+
+
+@contextmanager
 def shown(name: str, command: list[str], mountpoint: Path, log_path: Path) -> Iterator[Mounted]:
     """Run the daemon `command` while the context lasts; it shows a directory at `mountpoint`, which is made first.
 
     Raises RuntimeError, with the end of the daemon's log, if the daemon does not mount.
     """
     mountpoint.mkdir(parents=True)
+    daemon = _started(command, log_path)
+    try:
+        _wait_until(lambda: is_mounted(mountpoint), daemon, log_path)
+        yield Mounted(name, mountpoint, daemon.pid)
+    finally:
+        _stop(daemon, mountpoint)
+
+
+def _answers(name: str) -> bool:
+    try:
+        client.listdir(f"{SCHEME}{name}")
+    except OSError:
+        return False
+    return True
+
+
+def _started(command: list[str], log_path: Path) -> subprocess.Popen[bytes]:
     with open(log_path, "wb") as log:
         # The daemon has a session of its own, so that Ctrl-C reaches us alone and we stop the daemons in order.
-        daemon = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    try:
-        _wait_until_mounted(daemon, mountpoint, log_path)
-        yield Mounted(name, mountpoint, daemon.pid)
-    finally:
-        _stop(daemon, mountpoint)
 
 
-def _wait_until_mounted(daemon: subprocess.Popen[bytes], mountpoint: Path, log_path: Path) -> None:
+def _wait_until(begun: Callable[[], bool], daemon: subprocess.Popen[bytes], log_path: Path) -> None:
     deadline = time.monotonic() + START_PATIENCE_S
-    while not is_mounted(mountpoint):
+    while not begun():
         if daemon.poll() is not None or time.monotonic() > deadline:
             said = log_path.read_text(errors="replace")[-2000:]
-            raise RuntimeError(f"{daemon.args!r} did not mount; it said:\n{said}")
+            raise RuntimeError(f"{daemon.args!r} did not begin; it said:\n{said}")
         time.sleep(0.02)
 
 

@@ -26,7 +26,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,10 +43,12 @@ from benchmarks.common.results import plain_table
 from benchmarks.common.sources import make_older, write_patterned
 from benchmarks.common.walking import index, walk
 from benchmarks.serving import process_cost
-from benchmarks.serving.peers import Mounted, install_missing, mounted
+from benchmarks.serving.peers import Mounted, install_missing, mounted, served
 from benchmarks.serving.readers import READ_BYTES, open_read_close, read_all
 from benchmarks.serving.serve import drop_pages, made_files, paths_below
+from spiderfs import client
 from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Progress, Samples, encode
+from spiderfs.protocol.requests import SCHEME
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.slow import SlowSettings, SlowSource
 from spiderfs.sources.source import Version
@@ -66,6 +68,7 @@ EPOCHS = {
     "immutable planned to a fifth": ("immutable", ",capacity=20%", True),
 }
 PLANNED = ("planned", "immutable planned")
+SERVED = "benchmark"
 LOADERS = 8
 # Files that each of them has been given beside the one that it reads; how often they report to the mount how far they
 # are.
@@ -242,7 +245,8 @@ def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
 
     In "direct", the same loader workers ask the same slow source themselves, once for each file; the processor time
     there is their own, so the last column says what multiple of it a mount's daemon needs. A mount that is
-    "planned" gets the order when the epoch begins. All systems know names and attributes beforehand, as from an index.
+    "planned" gets the order when the epoch begins. "served planned" has no mount: `spiderfs.client` reads. All systems
+    know names and attributes beforehand, as from an index.
     """
     files = made_files(scratch / "source", extent, 112_000)
     os.sync()
@@ -271,8 +275,25 @@ def epoch(scratch: Path, extent: int, rounds: int, say: Callable[[str], None]) -
                 row["epoch"].append(loaders(names, reading(peer), come))
                 # What pushes ahead is a process that begins with the plan.
                 row["cpu_us"].append((process_cost.cpu_seconds(peer.processes()) - before_s) / len(names) * 1e6)
+        with served(SERVED, files.root, scratch / f"s-{number}", f"source.latency_ms={LATENCY_MS}") as pid:
+            url = f"{SCHEME}{SERVED}"
+            for name in names:
+                client.stat(f"{url}/{name}")
+            before_s = process_cost.cpu_seconds(process_cost.process_tree(pid))
+            with published_at(client.read_bytes(f"{url}/.spiderfs/hook"), [names]) as begin:
+                row = figures.setdefault("served planned", {"epoch": [], "cpu_us": []})
+                read = partial(_read_served, url)
+                row["epoch"].append(loaders(names, read, begin(0)))
+                cost_s = process_cost.cpu_seconds(process_cost.process_tree(pid)) - before_s
+                row["cpu_us"].append(cost_s / len(names) * 1e6)
         say(f"round {number + 1} of {rounds}")
+    ratio = tables.rounds(figures["served planned"]["epoch"], figures["planned"]["epoch"])
+    say(f"served planned / planned: {ratio:.2f}")
     return figures
+
+
+def _read_served(url: str, name: str) -> int:
+    return len(client.read_bytes(f"{url}/{name}"))
 
 
 def children_seconds() -> float:
@@ -327,9 +348,14 @@ def published(mount: Path, order: list[str]) -> Iterator[Come]:
         yield begin(0)
 
 
+def published_epochs(mount: Path, orders: list[list[str]]) -> AbstractContextManager[Callable[[int], Come]]:
+    """Publish the orders of several epochs of the same files; call what this gives when an epoch begins."""
+    return published_at((mount / ".spiderfs" / "hook").read_bytes(), orders)
+
+
 @contextmanager
-def published_epochs(mount: Path, orders: list[list[str]]) -> Iterator[Callable[[int], Come]]:
-    """Publish the orders of several epochs of the same files; call what this gives when an epoch begins.
+def published_at(hook_file: bytes, orders: list[list[str]]) -> Iterator[Callable[[int], Come]]:
+    """Publish them at the socket that the content of `.spiderfs/hook` names; else as `published_epochs`.
 
     A client of the hook protocol needs no more; trainer_hook does it for PyTorch (docs/reference/hook-protocol.md).
     """
@@ -354,7 +380,7 @@ def published_epochs(mount: Path, orders: list[list[str]]) -> Iterator[Callable[
                 send(Plan("train", later, 0, False, indices[later]))
             return lambda dispatched, taken: send(Progress("train", epoch, dispatched, taken))
 
-        hook.connect(os.fsdecode((mount / ".spiderfs" / "hook").read_bytes().rstrip(b"\n")))
+        hook.connect(os.fsdecode(hook_file.rstrip(b"\n")))
         send(Hello("workloads", "workloads"))
         receive()
         send(Samples("train", "train", len(names), 0, np.zeros(len(names), np.int32), np.frombuffer(paths, np.uint8)))

@@ -20,6 +20,7 @@ from spiderfs.errors import MountError, UsageError
 from spiderfs.linux.mounts import canonical, spiderfs_mounts
 from spiderfs.options.units import round_size
 from spiderfs.shared.layout import CacheLayout
+from spiderfs.store.disks import Disks
 
 # mkfs(8) leaves this directory where a whole disk is the cache.
 _NAMES = {*CacheLayout.FILES, *CacheLayout.DIRECTORIES, "lost+found"}
@@ -74,7 +75,7 @@ def _list(directories: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _places() -> list[Path]:
-    """Every cache directory that this user can find."""
+    """Every cache directory that this user can find, with those that a cache has on other disks."""
     own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     with contextlib.suppress(RuntimeError):  # a user without a home
         own = own.expanduser()
@@ -83,7 +84,8 @@ def _places() -> list[Path]:
         # A mount that hangs, or is of another version.
         with contextlib.suppress(OSError, KeyError):
             found.add(Path(str(read_stats(mount)["cache_dir"])))
-    return sorted(found)
+    disks = [Disks.of_store(CacheLayout(place).content) for place in found]
+    return sorted(found.union(cache.directory(number) for cache in disks for number in cache.numbers))
 
 
 def _described(directory: Path) -> Cache:

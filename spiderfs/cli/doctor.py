@@ -40,7 +40,6 @@ from spiderfs.linux.process_table import ended_by_signals, signals_wait
 # What needs more than `spiderfs --help` is imported where it is used.
 if TYPE_CHECKING:
     from spiderfs.options.model import Options
-    from spiderfs.options.units import Capacity
 
 # What each limit is on, its flag of ulimit, and the least that suffices; None: LMDB maps the whole cache, so no limit
 # does. A worker has a file open for each request at the source, and distributions allow 1,024.
@@ -104,6 +103,8 @@ def _show(finding: Finding) -> None:
 
 
 def _findings(place: str | None, mount: Mount | None, given: tuple[str, ...]) -> Iterator[Finding]:
+    from spiderfs.options.paths import capacity_remark, missing_remark
+
     options = None
     if place is not None and mount is None:
         options = yield from _chosen(place, given)
@@ -113,9 +114,14 @@ def _findings(place: str | None, mount: Mount | None, given: tuple[str, ...]) ->
     if mount is not None:
         yield from _one_mount(mount)
     elif options is not None:
-        yield from _cache(options.cache_dir, options.capacity)
+        yield from _cache(options.cache_dir.first, capacity_remark(options.capacity, *options.cache_dir.all))
+        if remark := missing_remark(options.cache_dir.others):
+            yield Finding("cache", "wrong", remark)
+        for directory in options.cache_dir.others:
+            if not missing_remark([directory]):
+                yield from _cache(directory, "")
         if isinstance(options.source, Path):
-            yield from _source(options.source, options.cache_dir)
+            yield from _source(options.source, options.cache_dir.first)
 
 
 def _machine() -> Iterator[Finding]:
@@ -160,6 +166,7 @@ def _mounted(there: Iterable[Mount]) -> Iterator[Finding]:
 
 def _one_mount(mount: Mount) -> Iterator[Finding]:
     """What one mount has met, and what lies under it."""
+    from spiderfs.options.paths import capacity_remark
     from spiderfs.options.units import Capacity
     from spiderfs.profiling.private_mount import settings_in
 
@@ -177,7 +184,15 @@ def _one_mount(mount: Mount) -> Iterator[Finding]:
     for url, peer in stats["peers"].items():
         if peer.get("remark"):
             yield Finding("peers", "wrong", f"{printable(url)} {peer['remark']}")
-    yield from _cache(Path(stats["cache_dir"]), Capacity(max(1, stats["capacity_bytes"]), "bytes"))
+    # A mount of an earlier version does not say it.
+    for found in stats.get("cache_dirs", ()):
+        directory = Path(found["directory"])
+        if found["left_out"]:
+            said = f"{directory} was missing at the mount, or has failed since: see to its disk, then mount again"
+            yield Finding("cache", "wrong", said)
+        else:
+            part = Capacity(max(1, found["capacity_bytes"]), "bytes")
+            yield from _cache(directory, capacity_remark(part, directory))
     if options["source"].startswith("/"):
         yield from _source(Path(options["source"]), Path(stats["cache_dir"]))
 
@@ -246,9 +261,9 @@ def _kernel(allow_other: bool) -> Iterator[Finding]:
         yield Finding("passthrough", "ok", "cached large files are read by the kernel itself, unless immutable")
 
 
-def _cache(directory: Path, capacity: Capacity) -> Iterator[Finding]:
-    """The disk of the cache."""
-    from spiderfs.options.paths import capacity_remark, nearest_directory
+def _cache(directory: Path, remark: str) -> Iterator[Finding]:
+    """A disk of the cache; `remark` is on its room."""
+    from spiderfs.options.paths import nearest_directory
     from spiderfs.options.units import round_size
 
     there = nearest_directory(directory)
@@ -265,7 +280,7 @@ def _cache(directory: Path, capacity: Capacity) -> Iterator[Finding]:
         yield Finding("cache", "note", said)
     else:
         yield Finding("cache", "ok", f"{directory} lies on {kind}, where {round_size(free)} are free")
-    if remark := capacity_remark(capacity, directory):
+    if remark:
         yield Finding("capacity", "note", remark)
 
 

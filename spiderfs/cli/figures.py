@@ -17,7 +17,7 @@ from spiderfs.shared.escapes import escaped
 Figures = Mapping[str, Any]
 
 # The components that rows below show in their own words.
-_LAID_OUT = ("sections", "pins", "forms", "jobs", "plans", "fetches_ahead", "peers", "cluster", "metrics")
+_LAID_OUT = ("sections", "cache_dirs", "pins", "forms", "jobs", "plans", "fetches_ahead", "peers", "cluster", "metrics")
 # Numbers that name something.
 _NAMES = ("pid", "pids", "port", "trainer")
 # Of more peers those are shown that fail most, unless all are asked for.
@@ -81,6 +81,11 @@ def _sections(stats: Figures) -> Iterator[Row]:
             records = counted(number(found, "entries"), "record")
             yield Row(f"  {name}", f"{round_size(number(found, 'bytes'))}, {records}")
     yield Row("on disk", round_size(number(stats, "disk_bytes")))
+    directories = stats.get("cache_dirs", [])
+    for found in directories if len(directories) > 1 else ():
+        text = f"{round_size(number(found, 'used_bytes'))} of {round_size(number(found, 'capacity_bytes'))}"
+        is_out = bool(found["left_out"])
+        yield Row("  directory", f"{found['directory']}: {'left out, see doctor' if is_out else text}", bad=is_out)
 
 
 def _forms(stats: Figures) -> Iterator[Row]:

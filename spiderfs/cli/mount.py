@@ -105,11 +105,14 @@ def start(
     """Mount (`fake`: check the options), and return the exit status; with `foreground`, once the mount has ended."""
     from spiderfs.linux.mounts import check_fuse_available
     from spiderfs.options.model import Options
-    from spiderfs.options.paths import capacity_remark
+    from spiderfs.options.paths import capacity_remark, missing_remark
 
     checked = Options.load(options, toml, source, mountpoint, warn)
     check_fuse_available(checked.allow_other)
-    warn(capacity_remark(checked.capacity, checked.cache_dir))
+    warn(capacity_remark(checked.capacity, *checked.cache_dir.all))
+    if not foreground:
+        # In the foreground the log says it.
+        warn(missing_remark(checked.cache_dir.others))
     if fake:
         return 0
     from spiderfs.daemon import supervisor
@@ -181,7 +184,7 @@ def serve(source: str | None, name: str, options: tuple[str, ...], toml: Path | 
     Programs of this user and of root read it with spiderfs.client or fsspec. `spiderfs umount spiderfs://NAME` ends it.
     """
     from spiderfs.options.model import Options
-    from spiderfs.options.paths import capacity_remark
+    from spiderfs.options.paths import capacity_remark, missing_remark
     from spiderfs.protocol.requests import check_name, socket_of
 
     try:
@@ -189,7 +192,10 @@ def serve(source: str | None, name: str, options: tuple[str, ...], toml: Path | 
     except ValueError as exc:
         raise ConfigError(f"--name: {exc}") from exc
     checked = Options.load(options, toml, source, socket_of(name), warn, is_mount=False)
-    warn(capacity_remark(checked.capacity, checked.cache_dir))
+    warn(capacity_remark(checked.capacity, *checked.cache_dir.all))
+    if not foreground:
+        # In the foreground the log says it.
+        warn(missing_remark(checked.cache_dir.others))
     from spiderfs.daemon import supervisor
     from spiderfs.serve.socket_kernel import listen
 

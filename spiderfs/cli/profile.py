@@ -103,6 +103,8 @@ def profile(
     mount = find_mount(mountpoint)
     with explaining(mount):
         options, stats = settings_in(read_control(mount, "config")), read_stats(mount)
+    # The first of several directories.
+    options["cache_dir"] = stats["cache_dir"]
     wanted = Wanted(loader, _chosen_views(views, options), samples, planned, uses, total, nodes, rate)
     if network is not None:
         wanted = replace(wanted, network=_size("--network", network))

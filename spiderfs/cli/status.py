@@ -116,7 +116,9 @@ def config(mountpoint: str, changes: tuple[str, ...]) -> None:
             write_control(mount, "config", f"{change}\n")
             name, _, value = change.partition("=")
             if name.strip() == "capacity":
-                warn(capacity_remark(Capacity.parse(value), Path(read_stats(mount)["cache_dir"])))
+                stats = read_stats(mount)
+                others = [Path(found["directory"]) for found in stats.get("cache_dirs", [])[1:]]
+                warn(capacity_remark(Capacity.parse(value), Path(stats["cache_dir"]), *others))
         text = "" if changes else read_control(mount, "config")
     except OSError as exc:
         if exc.errno == errno.EINVAL:

@@ -12,16 +12,19 @@ directories above are trusted, unless everybody could have made such a directory
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from spiderfs.errors import ConfigError, MountError
 from spiderfs.linux.mounts import mounted_at
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.store import environment
+
+log = logging.getLogger(__name__)
 
 PRIVATE_UMASK = 0o077
 CHOOSE_ANOTHER = "choose another one with -o cache_dir=DIR"
@@ -37,9 +40,11 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path.parent), path.name)
 
 
-def open_cache_directory(path: Path) -> int:
-    """A descriptor of the directory's lock file; makes what is missing. `path` is real. Raises ConfigError.
+def open_cache_directory(path: Path, is_first: bool = True) -> int:
+    """A descriptor of the directory's lock file. `path` is real. Raises ConfigError.
 
+    The first directory of a cache is made if it is missing. The others are not: without its disk, a directory would be
+    made on the disk that has the mount point.
     From here on all files that this process and its children make are their user's alone.
     """
     os.umask(PRIVATE_UMASK)
@@ -50,7 +55,8 @@ def open_cache_directory(path: Path) -> int:
                 f"(-o cache_dir={os.path.realpath(path)})"
             )
         _check_above(path)
-        path.mkdir(parents=True, exist_ok=True)
+        if is_first:
+            path.mkdir(parents=True, exist_ok=True)
         # All goes by the descriptor, so that the directory that was checked is the one that is closed to others.
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -63,12 +69,12 @@ def open_cache_directory(path: Path) -> int:
         raise ConfigError(f"the cache directory {path} cannot be used ({exc.strerror}): {CHOOSE_ANOTHER}") from exc
 
 
-def lock_cache_directory(path: Path, mountpoint: Path) -> int:
+def lock_cache_directory(path: Path, mountpoint: Path, is_first: bool = True) -> int:
     """The descriptor by which this process and its children have the directory, for the mount at `mountpoint`.
 
     Raises ConfigError, and MountError where another mount has it, which says whose.
     """
-    lock = open_cache_directory(path)
+    lock = open_cache_directory(path, is_first)
     try:
         # Children inherit it, so the next mount waits for the last of them.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -199,6 +205,22 @@ def _all_of(path: Path) -> Iterator[Path]:
 def _raise(exc: OSError) -> None:
     if not isinstance(exc, FileNotFoundError):
         raise exc
+
+
+def lock_other_directories(paths: Iterable[Path], mountpoint: Path, identity: str) -> dict[Path, int]:
+    """The descriptors by which this process has the other directories of a cache, without those that cannot be used.
+
+    Raises MountError where another mount, or another source, has one.
+    """
+    locks = {}
+    for path in paths:
+        try:
+            locks[path] = lock_cache_directory(path, mountpoint, is_first=False)
+        except ConfigError as exc:
+            log.warning("the cache goes without %s until the next mount: %s", path, exc)
+            continue
+        bind_to_source(CacheLayout(path), identity)
+    return locks
 
 
 def bind_to_source(layout: CacheLayout, identity: str) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ from spiderfs.sources.slow import SlowSettings, SlowSource
 from spiderfs.sources.source import Source
 from spiderfs.store import environment
 from spiderfs.store.content import LmdbContent, RecordWriter
+from spiderfs.store.disks import Disks
 from spiderfs.store.records import LmdbRecords
 from spiderfs.store.spare_records import SharedRows, SpareRecords
 from spiderfs.store.store import BLOCK_BYTES, Content, Records
@@ -87,6 +88,7 @@ _PASSING_SAMPLES = 1 << 12
 class MountContext:
     options: Options
     layout: CacheLayout
+    disks: Disks
     source: Source
     slow: SlowSettings
     """What makes the source slow and unreliable, for experiments."""
@@ -182,6 +184,7 @@ class MountContext:
         No one may have it open. Raises MountError.
         """
         wiped = environment.claim(self.layout.store)
+        self.disks.bind()
         archives = f" {self.options.archives}".encode() if self.options.archives else b""
         bind_to_view(self.layout, self.forms.of_root + archives)
         return wiped
@@ -222,7 +225,7 @@ class MountContext:
             originals = PeerSource(
                 self.source, self.members, options.peer_timeout, longest_s, peer_counts, self.asked_by_peers
             )
-        writer = RecordWriter(self.layout.content)
+        writer = RecordWriter(self.layout.content, self.disks)
         # The manager may never read anything.
         connect = self.connect if row != MANAGER_ROW else lambda: None
         source = ViewSource(originals, self.forms, makers, options.sample_max_bytes, counters.add)
@@ -311,12 +314,12 @@ class MountContext:
     def open_content(self) -> LmdbContent:
         """Open the store, only for reading if its disk cannot be written; raises StoreError if there is no store."""
         try:
-            return LmdbContent(self.layout.content)
+            return LmdbContent(self.layout.content, disks=self.disks)
         except StoreError as exc:
             log.warning(
                 "%s: the mount continues, and puts nothing into the cache; free the disk or make it writable", exc
             )
-            return LmdbContent(self.layout.content, readonly=True)
+            return LmdbContent(self.layout.content, readonly=True, disks=self.disks)
 
     def open_records(self) -> SpareRecords:
         """Open the records of names: on the disk if it can be read, else in memory alone."""
@@ -328,12 +331,14 @@ class MountContext:
         return SpareRecords(None, TABLES, self.spare_nodes)
 
 
-def create_context(options: Options, opened: OpenedSource) -> MountContext:
+def create_context(options: Options, opened: OpenedSource, missing: Collection[Path] = ()) -> MountContext:
     """Make the context of a mount of this source; raises ConfigError, MountError.
 
-    The caller must hold the cache directory's lock and have claimed the store.
+    The caller must hold the locks of the cache directories, but for those that are `missing`.
     """
-    layout = CacheLayout(options.cache_dir)
+    layout = CacheLayout(options.cache_dir.first)
+    others, gone = ([CacheLayout(path).content for path in paths] for paths in (options.cache_dir.others, missing))
+    disks = Disks(layout.content, others, gone)
     partition = chosen_partition(options, layout.profile)
     forms = Forms(
         options.recipes, options.shown_form, partition.view_share, partial(_fingerprint, options), steady_clock.now()
@@ -353,6 +358,7 @@ def create_context(options: Options, opened: OpenedSource) -> MountContext:
     return MountContext(
         options=options,
         layout=layout,
+        disks=disks,
         source=_with_archives(RangeSource(_with_names(SlowSource(opened, slow), options)), options, layout.archives),
         slow=slow,
         identity=opened.identity,

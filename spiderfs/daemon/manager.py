@@ -250,6 +250,7 @@ class Manager:
                 "pid": context.supervisor_pid,
                 "uptime_s": steady_clock.now() - context.mounted_at_s,
                 "disk_bytes": self._content.file_bytes(),
+                "cache_dirs": self._content.disks(),
                 "known_files": self._catalogue.known_files(),
                 "source_bytes": survey.source_bytes if survey.done else None,
                 "source_reachable": context.counters.source_reachable(),
@@ -292,6 +293,7 @@ class Manager:
     async def run(self, nursery: trio.Nursery) -> None:
         """Begin with what the store has, start all tasks, and wait for SIGTERM."""
         try:
+            self._content.fit(self._capacity.budget_bytes)
             self._cache.restore(self._capacity.budget_bytes, self._catalogue.fact(_STATE_FACT))
         except StoreError as exc:
             # `reconcile` takes stock as soon as the disk allows it.
@@ -373,7 +375,8 @@ class Manager:
         while True:
             # A worker that was killed may have written what it could not record any more.
             before, restarts = restarts, self._context.counters.totals()["worker_restarts"]
-            await trio.to_thread.run_sync(self._free, restarts != before)
+            if await trio.to_thread.run_sync(self._free, restarts != before):
+                self._cache.reconcile()
             self._cache.engine.compare_paces(steady_clock.now())
             await self._training.keep_house()
             self._memory.check()
@@ -383,9 +386,14 @@ class Manager:
             self._reserve_room_for_names()
             await trio.sleep(HOUSEKEEPING_INTERVAL_S)
 
-    def _free(self, killed: bool) -> None:
-        """Give the disk back what blocks took that were dropped while they were in use, in a thread."""
+    def _free(self, killed: bool) -> bool:
+        """Give the disk back what blocks took that were dropped while they were in use, in a thread.
+
+        Returns whether records were dropped, because a disk has failed.
+        """
+        dropped = False
         try:
+            dropped = self._content.fit(self._content.usage().capacity_bytes)
             if killed:
                 self._content.sweep()
             self._content.free()
@@ -395,6 +403,7 @@ class Manager:
             self._content.reserve()
         except OSError as exc:
             log.debug("no room to keep for making room: %s", exc)
+        return dropped
 
     def _reserve_room_for_names(self) -> None:
         try:

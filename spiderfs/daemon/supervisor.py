@@ -25,11 +25,17 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from spiderfs.daemon.background import detach, notify_systemd, start_logging
-from spiderfs.daemon.cache_directory import bind_to_source, lock_cache_directory, real_path, same_file
+from spiderfs.daemon.cache_directory import (
+    bind_to_source,
+    lock_cache_directory,
+    lock_other_directories,
+    real_path,
+    same_file,
+)
 from spiderfs.daemon.context import FIRST_WORKER_ROW, MANAGER_ROW, SUPERVISOR_ROW, MountContext, create_context
 from spiderfs.daemon.deaths import MANAGER, Deaths, live, name_of
 from spiderfs.daemon.guard import Guard
@@ -43,7 +49,7 @@ from spiderfs.fuse.kernel import Kernel
 from spiderfs.linux import mounts
 from spiderfs.linux.memory import allow_open_files
 from spiderfs.linux.process_table import end_with_parent, ended_status
-from spiderfs.options.model import Options
+from spiderfs.options.model import CacheDirectories, Options
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.sources.open import open_source
 from spiderfs.store import environment
@@ -117,11 +123,13 @@ def run(options: Options, foreground: bool, attach: Attach = mounting) -> int:
 
 def _serve(options: Options, foreground: bool, report: Callable[[str], None], attach: Attach) -> None:
     # From here on the directory is named by its real path, which no later change of a link can lead somewhere else.
-    options = options.model_copy(update={"cache_dir": real_path(options.cache_dir)})
+    first, *others = map(real_path, options.cache_dir.all)
+    options = options.model_copy(update={"cache_dir": CacheDirectories(first, tuple(others))})
     allow_open_files()
-    lock = lock_cache_directory(options.cache_dir, options.mountpoint)
-    log_place = start_logging(options.log_level, options.log_file, options.cache_dir, foreground)
-    layout = CacheLayout(options.cache_dir)
+    lock = lock_cache_directory(first, options.mountpoint)
+    start_log = partial(start_logging, options.log_level, options.log_file, first, foreground)
+    log_place = start_log()
+    layout = CacheLayout(first)
     if options.trace is not None:
         # Here the user gets one line about a trace that cannot be written; the manager only goes on without a trace.
         TraceWriter(options.trace, options.number_for_traces()).close()
@@ -130,7 +138,8 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None], at
     # What is cached belongs to the place where the source is found to be now; all processes of the mount ask there.
     source = open_source(options.source, options.store_settings)
     bind_to_source(layout, source.identity)
-    context = create_context(options, source)
+    locks = lock_other_directories(others, options.mountpoint, source.identity)
+    context = create_context(options, source, [path for path in others if path not in locks])
     rebuilt = context.claim_store()
     if rebuilt:
         log.warning("the cache starts empty: %s", rebuilt)
@@ -140,8 +149,7 @@ def _serve(options: Options, foreground: bool, report: Callable[[str], None], at
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     kernel = attach(options)
     connection = mounts.open_abort(options.mountpoint)
-    start_log = partial(start_logging, options.log_level, options.log_file, options.cache_dir, foreground)
-    Supervisor(context, kernel, connection, lock, log_place, start_log).run(report)
+    Supervisor(context, kernel, connection, lock, log_place, start_log, list(locks.values())).run(report)
 
 
 class Supervisor:
@@ -153,9 +161,13 @@ class Supervisor:
         lock: int,
         log_place: str,
         start_log: Callable[[], str],
+        other_locks: Collection[int] = (),
     ) -> None:
-        """`connection`: see `mounts.open_abort`. `lock`: the descriptor of the cache directory's lock."""
-        self._lock = lock
+        """`connection`: see `mounts.open_abort`. `lock`: the descriptor of the cache directory's lock.
+
+        `other_locks`: those of its directories on other disks.
+        """
+        self._lock, self._other_locks = lock, other_locks
         self._log_place = log_place
         self._start_log = start_log
         self._context = context
@@ -204,6 +216,9 @@ class Supervisor:
             return
         if not end_with_parent(supervisor):
             os._exit(1)
+        # They are the supervisor's alone, and so end with it.
+        for lock in self._other_locks:
+            os.close(lock)
         if index == MANAGER:
             live(partial(manage, self._context, self._kernel))
         live(partial(work, self._context, self._kernel, index, again))
@@ -317,6 +332,7 @@ class Supervisor:
         log.warning("the cache is damaged and is built again")
         self._end_all_and_start_again()
         environment.wipe(self._context.layout.store)
+        self._context.disks.bind()
         self._forget_what_inodes_mean()
 
     def _forget_what_inodes_mean(self) -> None:
@@ -335,6 +351,7 @@ class Supervisor:
     def _look_for_cache(self) -> None:
         """If the cache directory or a part of it was deleted or moved, begin again with what is left."""
         context = self._context
+        context.disks.look()
         missing = context.lost_part(self._lock)
         if missing is None:
             self._cache_is_lost = False
@@ -342,7 +359,7 @@ class Supervisor:
         try:
             if not same_file(context.layout.lock, self._lock):
                 lost = self._lock
-                self._lock = lock_cache_directory(context.options.cache_dir, context.options.mountpoint)
+                self._lock = lock_cache_directory(context.layout.cache, context.options.mountpoint)
                 os.close(lost)
                 self._guard.follow(self._lock)
             self._log_place = self._start_log()
@@ -370,10 +387,13 @@ class Supervisor:
         self._end_children(signal.SIGKILL, KILLED_S, workers)
         self._end_children(signal.SIGTERM, SAVE_S)
         try:
-            environment.release(self._context.layout.store)
+            disks = self._context.disks
+            environment.release(self._context.layout.store, [disks.places[number] for number in disks.numbers[1:]])
         except OSError as exc:
             log.warning("the cache could not be written to disk (%s): it is built again after a power loss", exc)
         self._context.source.close()
+        for lock in self._other_locks:
+            os.close(lock)
         # Children that the source still holds would hold it too.
         fcntl.flock(self._lock, fcntl.LOCK_UN)
 

@@ -40,6 +40,8 @@ from spiderfs.options.types import (
     Archives,
     Budget,
     BytesPerSecond,
+    CacheDirectories,
+    CachePlaces,
     Endpoint,
     Forms,
     Index,
@@ -73,6 +75,7 @@ from spiderfs.views.recipe import NO_VIEW, ORIGINAL, READY, Recipe
 __all__ = [
     "AUTO",
     "ONE_FORM",
+    "CacheDirectories",
     "Capacity",
     "OptionRow",
     "Options",
@@ -155,8 +158,9 @@ class Options(BaseModel):
         "/nfs/imagenet",
     )
     mountpoint: AbsolutePath = option("where to show it", "/mnt/imagenet")
-    cache_dir: AbsolutePath = basic(
-        "directory of the cache, on a local disk; one mount at a time may use it",
+    cache_dir: CachePlaces = basic(
+        "directory of the cache, on a local disk; one on each of several disks, with : between them (in TOML a list);"
+        " one mount at a time may use them",
         "/scratch/spiderfs",
         default_text="/var/cache/spiderfs/HASH as root, else ~/.cache/spiderfs/HASH",
     )
@@ -674,13 +678,13 @@ class Options(BaseModel):
             for field, advice in ONLY_OF_MOUNTS.items():
                 if getattr(options, field) != Options.model_fields[field].default:
                     raise ConfigError(f"{field} needs a mount, and there is none: {advice}")
-        check_paths(options.source, options.mountpoint if is_mount else None, options.cache_dir)
+        check_paths(options.source, options.mountpoint if is_mount else None, options.cache_dir.all)
         if is_url(options.source):
             store = open_source(options.source, options.store_settings)
             try:
                 check_source_answers(options.source, lambda: store.stat(b""))
             except SourceAway as exc:
-                if warn is None or not knows_names_of(options.cache_dir, store.identity):
+                if warn is None or not knows_names_of(options.cache_dir.first, store.identity):
                     raise
                 warn(f"{exc}; until it answers, the mount shows cached names")
         return options
@@ -731,7 +735,8 @@ def option_name(field: str) -> str:
 
 def _all_defaults() -> Options:
     """Options with all defaults and made-up paths, for questions whose answer does not depend on paths."""
-    return Options(source=Path("/source"), mountpoint=Path("/mountpoint"), cache_dir=Path("/cache"))
+    places = CacheDirectories(Path("/cache"))
+    return Options(source=Path("/source"), mountpoint=Path("/mountpoint"), cache_dir=places)
 
 
 def _field_of(name: str, origin: str) -> str:

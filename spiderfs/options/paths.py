@@ -10,7 +10,7 @@ import select
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from spiderfs.errors import ConfigError, SourceAway, SourceUnavailable, SpiderfsError
@@ -60,19 +60,35 @@ def on_one_disk(source: Path, cache_dir: Path) -> bool:
     return source.stat().st_dev == nearest_directory(cache_dir).stat().st_dev
 
 
-def capacity_remark(capacity: Capacity, cache_dir: Path) -> str:
-    """Why this capacity can hardly be meant, as a line for the user; empty if there is no reason to think so."""
+def capacity_remark(capacity: Capacity, cache_dir: Path, *others: Path) -> str:
+    """Why this capacity can hardly be meant, as a line for the user; empty if there is no reason to think so.
+
+    `others` are the cache's directories on other disks.
+    """
     size = capacity.budget_bytes(0)
     if capacity.bare and size < 1 << 20:
         return f"capacity={capacity} is {size} bytes: write a size with its unit, such as 20GiB"
-    total, _, free = shutil.disk_usage(nearest_directory(cache_dir))
+    # Those on one disk have its room together, and one that is missing has none.
+    places = [nearest_directory(cache_dir), *(other for other in others if other.is_dir())]
+    disks = {place.stat().st_dev: shutil.disk_usage(place) for place in places}.values()
+    total, _, free = map(sum, zip(*disks, strict=True))
     # A cache that was kept has taken some of the disk already.
     kept = CacheLayout(cache_dir).store.is_dir()
-    room, what = (total, "of the whole disk") if kept else (free, "that are free on the disk")
+    disk = "disks" if others else "disk"
+    room, what = (total, f"of the whole {disk}") if kept else (free, f"that are free on the {disk}")
     # A total of 0 is that of no disk: the mount says in its own words that it cannot be used.
     if capacity.unit == "percent" or size <= room or not total:
         return ""
-    return f"capacity={capacity} is more than the {round_size(room)} {what} of {cache_dir}: the cache will hold less"
+    shown = ", ".join(map(str, (cache_dir, *others)))
+    return f"capacity={capacity} is more than the {round_size(room)} {what} of {shown}: the cache will hold less"
+
+
+def missing_remark(others: Iterable[Path]) -> str:
+    """Which directories of a cache are left out, as a line for the user; empty if there is none."""
+    missing = [str(place) for place in others if not os.access(place, os.W_OK | os.X_OK)]
+    if not missing:
+        return ""
+    return f"the cache goes without {', '.join(missing)}: mount the disk, and create a directory that you may write to"
 
 
 def check_source_name(source: str) -> None:
@@ -144,27 +160,28 @@ def knows_names_of(cache_dir: Path, identity: str) -> bool:
         return False
 
 
-def check_paths(source: Path | str, mountpoint: Path | None, cache_dir: Path) -> None:
-    """Raise ConfigError or MountError unless source, mount point and cache directory can be used together.
+def check_paths(source: Path | str, mountpoint: Path | None, cache_dirs: Iterable[Path]) -> None:
+    """Raise ConfigError or MountError unless source, mount point and cache directories can be used together.
 
     Without a mount, `mountpoint` is None.
     """
     mountpoint = canonical(mountpoint) if mountpoint is not None else None
-    cache_dir = Path(os.path.realpath(cache_dir))
     lies_in = [("mount point", mountpoint)] if mountpoint is not None else []
     if isinstance(source, Path):
         source = Path(os.path.realpath(source))
         lies_in.insert(0, ("source", source))
         _check_apart(source, mountpoint)
-    for name, path in lies_in:
-        if cache_dir.is_relative_to(path):
-            raise ConfigError(f"cache_dir={cache_dir} lies inside the {name}: choose a directory outside {path}")
-    try:
-        in_the_way = cache_dir.exists() and not cache_dir.is_dir()
-    except OSError as exc:
-        raise ConfigError(f"cache_dir={cache_dir} cannot be used ({exc.strerror}): choose another directory") from exc
-    if in_the_way:
-        raise ConfigError(f"cache_dir={cache_dir} is not a directory: choose or create another one")
+    for cache_dir in map(Path, map(os.path.realpath, cache_dirs)):
+        for name, path in lies_in:
+            if cache_dir.is_relative_to(path):
+                raise ConfigError(f"cache_dir={cache_dir} lies inside the {name}: choose a directory outside {path}")
+        try:
+            in_the_way = cache_dir.exists() and not cache_dir.is_dir()
+        except OSError as exc:
+            reason = f"cannot be used ({exc.strerror}): choose another directory"
+            raise ConfigError(f"cache_dir={cache_dir} {reason}") from exc
+        if in_the_way:
+            raise ConfigError(f"cache_dir={cache_dir} is not a directory: choose or create another one")
     if mountpoint is not None:
         check_mountable(mountpoint)
     if isinstance(source, Path):

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator
@@ -24,6 +24,8 @@ from spiderfs.views.recipe import Recipe, format_recipes, parse_recipes
 ONE_FORM, AUTO = "none", "auto"
 # The words of `-o archives=`.
 ARCHIVES, NESTED = ("tar", "zip"), "nested"
+# What lies between two paths: a path may have colons too.
+_NEXT_PATH = re.compile(r":(?=[/~])")
 # The name of a data set, at a server that several share.
 _DATA_SET = r"[\w.-]+"
 
@@ -50,6 +52,37 @@ def _absolute(value: object) -> object:
         except RuntimeError:
             raise ValueError("the home directory for ~ is unknown: write the path without it") from None
     return value
+
+
+class CacheDirectories(NamedTuple):
+    """The directories of one cache, each on a disk of its own."""
+
+    first: Path
+    """It has all but the contents of files that lie on the other disks."""
+    others: tuple[Path, ...] = ()
+
+    def __str__(self) -> str:
+        return ":".join(map(str, self.all))
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        return (self.first, *self.others)
+
+
+def _cache_directories(value: object) -> CacheDirectories:
+    """A path, several absolute ones with : between them, or a list of paths."""
+    if isinstance(value, CacheDirectories):
+        return value
+    parts = _NEXT_PATH.split(value) if isinstance(value, str) else value if isinstance(value, list) else [value]
+    found = [_absolute(part) for part in parts]
+    paths = [path for path in found if isinstance(path, Path)]
+    if not paths or len(paths) < len(found):
+        raise ValueError(
+            "this is not the path of a directory: write it like /nvme0/cache, or /nvme0/cache:/nvme1/cache"
+        )
+    if len(set(paths)) < len(paths):
+        raise ValueError("a directory is named twice: name one on each disk")
+    return CacheDirectories(paths[0], tuple(paths[1:]))
 
 
 def _source(value: object) -> object:
@@ -191,6 +224,7 @@ def _usable_index(name: str) -> str:
 _written_or_none = PlainSerializer(lambda value: value or "none")
 # pydantic runs BeforeValidators from right to left, so `_or` sees the value first.
 AbsolutePath = Annotated[Path, BeforeValidator(_absolute), PlainSerializer(str)]
+CachePlaces = Annotated[CacheDirectories, PlainValidator(_cache_directories), PlainSerializer(str)]
 # A directory is a Path, an object store the str of its URL.
 SourceName = Annotated[Path | str, BeforeValidator(_source), PlainSerializer(str)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_absolute), _or("none"), _written_or("none")]

@@ -461,7 +461,7 @@ def bench(options: Options, workers: int, report: Callable[[str], None]) -> Benc
         ways = _ways(
             epoch, memory, copied, tried, lambda way: stack.enter_context(_mounted(epoch, way, options, share))
         )
-        one_disk = not faults and not is_url(named) and on_one_disk(Path(named), options.cache_dir)
+        one_disk = not faults and not is_url(named) and on_one_disk(Path(named), options.cache_dir.first)
         known = (named, len(files), listing.bytes, listing.whole, workers, share, str(options.capacity))
         return _rounds(ways, steps, lambda speeds: BenchFindings(*known, images, len(epoch.files), one_disk, speeds))
 
@@ -518,7 +518,7 @@ def _mounted(epoch: _RepeatedReads, way: str, options: Options, share: float) ->
     given = {row.name: row.value for row in options.as_table()}
     capacity = str(max(1 << 20, int(share * sum(file.version.size for file in epoch.files))))
     view, policy = (way if way in READY else NO_VIEW), ("lru" if way == LRU else "spider")
-    with private_mount(given, options.cache_dir.parent, view, policy=policy, capacity=capacity) as mount:
+    with private_mount(given, options.cache_dir.first.parent, view, policy=policy, capacity=capacity) as mount:
         learn_names(mount.root, epoch.files)
         with nullcontext() if way == LRU else closing(PlanPublisher(mount.root, epoch.files)) as plan:
             yield _Mounted(epoch, Way(str(mount.root)), plan, share)

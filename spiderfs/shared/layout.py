@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 # In the store's directory.
-IN_USE_FILE, FORMAT_FILE, VIEW_FILE = "in-use", "format", "view"
+IN_USE_FILE, FORMAT_FILE, VIEW_FILE, DISKS_FILE = "in-use", "format", "view", "disks"
 # In the directory of one of the store's two environments. LMDB itself has chosen the first name.
 DATA_FILE, BLOCKS_DIRECTORY, RESERVE_FILE = "data.mdb", "blocks", "reserve"
 EXTENTS_FILE, EXTENTS_MAP_FILE = "extents", "extents.map"
+# In its counterpart in another directory of the cache, which has no environment.
+DISK_FILE = "disk"
 
 _CLIENT_PIPE, _BACKING_FILE = "client-", "passthrough-"
 # A handle of a control file has its top bit set, and so 16 digits.

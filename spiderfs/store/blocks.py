@@ -3,6 +3,9 @@
 Block n lies at the same place in this file as in the file of the source. So once all blocks are in the cache, the cache
 has the whole content as a plain file, and the kernel can read that file without asking anybody.
 
+Of several disks, the file stays on one until its last block is dropped. Its inode decides on which it is made. Disks
+may come and go later, so a process that needs the file looks on each.
+
 LMDB's records say which blocks are in the cache; bytes without a record mean nothing. Locks on the range of a block
 keep records and bytes together (`linux/range_lock.py`):
 
@@ -36,6 +39,8 @@ from pathlib import Path
 
 from spiderfs.errors import StoreError
 from spiderfs.linux.range_lock import lock_shared, try_lock
+from spiderfs.shared.layout import BLOCKS_DIRECTORY
+from spiderfs.store.disks import Disks
 from spiderfs.store.environment import translated_disk_errors
 from spiderfs.store.store import BLOCK_BYTES, ContentKey
 
@@ -59,23 +64,25 @@ _HANDED_OUT = _OWN | stat.S_ISVTX
 class BlockFiles:
     """Call `read` and `forget` in one thread only; all other methods may be called in any thread."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, disks: Disks) -> None:
+        self._disks = disks
         self._open: OrderedDict[int, int] = OrderedDict()
 
     def can_free(self) -> bool:
-        """Whether holes can be punched into files here; raises StoreFull, StoreError."""
-        with translated_disk_errors():
-            self.directory.mkdir(mode=0o700, exist_ok=True)
-            with open(self.directory / "probe", "wb") as probe:
-                try:
-                    _punch(probe.fileno(), 1)
-                except OSError as exc:
-                    if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
-                        raise
-                    return False
-                finally:
-                    (self.directory / "probe").unlink(missing_ok=True)
+        """Whether holes can be punched into files on all disks; raises StoreFull, StoreError."""
+        for number in self._disks.numbers:
+            directory = self._directory(number)
+            with translated_disk_errors(), self._disks.watched(number):
+                directory.mkdir(mode=0o700, exist_ok=True)
+                with open(directory / "probe", "wb") as probe:
+                    try:
+                        _punch(probe.fileno(), 1)
+                    except OSError as exc:
+                        if exc.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                            raise
+                        return False
+                    finally:
+                        (directory / "probe").unlink(missing_ok=True)
         return True
 
     # -- reading
@@ -84,7 +91,8 @@ class BlockFiles:
         """The bytes at this place; fewer bytes, or none, if the file or a part of it is missing."""
         try:
             return os.pread(self._opened(inode), length, offset)
-        except OSError:
+        except OSError as exc:
+            self._disks.failed(self.disk_of(inode), exc)
             return b""
 
     def forget(self, inode: int) -> None:
@@ -141,8 +149,8 @@ class BlockFiles:
         held: dict[int, int] = {}
         too_far = set()
         try:
-            with translated_disk_errors():
-                for key, payload in blocks:
+            for key, payload in blocks:
+                with translated_disk_errors(), self._disks.watched(self.disk_of(key.inode)):
                     if not self._write(held, key, payload):
                         too_far.add(key)
             yield too_far
@@ -183,7 +191,7 @@ class BlockFiles:
 
         It does not wait: raises StoreError, too, if they are being freed.
         """
-        with translated_disk_errors():
+        with translated_disk_errors(), self._disks.watched(self.disk_of(inode)):
             return self._locked_file(inode, first, count, waits=False)
 
     def fill(self, inode: int, offset: int, pieces: Iterable[bytes]) -> Iterator[memoryview]:
@@ -191,13 +199,14 @@ class BlockFiles:
 
         The last block may be shorter; each is valid until the next. Raises StoreFull, StoreError.
         """
-        with translated_disk_errors():
+        number = self.disk_of(inode)
+        with translated_disk_errors(), self._disks.watched(number):
             fd = os.open(self._path(inode), os.O_WRONLY | os.O_CLOEXEC)
         block, size = memoryview(bytearray(BLOCK_BYTES)), 0
         try:
             for piece in pieces:
                 # As they come: whole blocks out of one buffer took three times as much of the kernel's time on ext4.
-                with translated_disk_errors():
+                with translated_disk_errors(), self._disks.watched(number):
                     _write(fd, piece, offset)
                 offset += len(piece)
                 rest = memoryview(piece)
@@ -237,10 +246,7 @@ class BlockFiles:
 
     def inodes(self) -> list[int]:
         """The inodes of all files, in no order."""
-        try:
-            return [int(name) for name in os.listdir(self.directory) if name.isdecimal()]
-        except FileNotFoundError:
-            return []
+        return [int(path.name) for path in self._all_files() if path.name.isdecimal()]
 
     def stray(self, inode: int, recorded: set[int]) -> list[int]:
         """The blocks that have bytes and no record; for an empty file without records, block 1."""
@@ -267,18 +273,33 @@ class BlockFiles:
 
     def disk_bytes(self) -> int:
         total = 0
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.directory) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    total += entry.stat().st_blocks * _STAT_BLOCK_BYTES
+        for path in self._all_files():
+            with contextlib.suppress(FileNotFoundError):
+                total += path.stat().st_blocks * _STAT_BLOCK_BYTES
         return total
 
     def close(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
 
+    def disk_of(self, inode: int) -> int:
+        """The disk on which the file lies, or would be made."""
+        if not self._disks.several:
+            return 0
+        on = (number for number in self._disks.numbers if os.path.exists(self._directory(number) / str(inode)))
+        found = next(on, None)
+        return self._disks.home(inode) if found is None else found
+
     def _path(self, inode: int) -> Path:
-        return self.directory / str(inode)
+        return self._directory(self.disk_of(inode)) / str(inode)
+
+    def _directory(self, number: int) -> Path:
+        return self._disks.places[number] / BLOCKS_DIRECTORY
+
+    def _all_files(self) -> Iterator[Path]:
+        for number in self._disks.numbers:
+            with contextlib.suppress(OSError):
+                yield from self._directory(number).iterdir()
 
 
 class Freeing:

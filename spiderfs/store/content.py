@@ -23,7 +23,7 @@ from pathlib import Path
 import lmdb
 
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
-from spiderfs.shared.layout import BLOCKS_DIRECTORY, EXTENTS_FILE, EXTENTS_MAP_FILE, RESERVE_FILE
+from spiderfs.shared.layout import RESERVE_FILE
 from spiderfs.store.blocks import BlockFiles
 from spiderfs.store.checksums import (
     ALL_PIECES,
@@ -36,9 +36,11 @@ from spiderfs.store.checksums import (
     verified,
     verified_by_another,
 )
+from spiderfs.store.disks import Disks
 from spiderfs.store.environment import open_environment, translate, translated_errors
-from spiderfs.store.extents import CHUNK_BYTES, ExtentFile, Extents, Lease
+from spiderfs.store.extents import ExtentsOfDisks, Lease, is_chunked
 from spiderfs.store.rows import (
+    DISKS_AT,
     INODE,
     KEY,
     SEQUENCE,
@@ -46,6 +48,7 @@ from spiderfs.store.rows import (
     MemberRow,
     block_count,
     blocks_of,
+    count,
     is_block,
     key_of,
     read_usage,
@@ -77,8 +80,11 @@ MOST_KEPT_SHARE = 0.1
 class LmdbContent:
     """The store of one cache directory; see `Content` for the contract and `store.py` for the theory."""
 
-    def __init__(self, path: Path, readonly: bool = False) -> None:
-        """`readonly` is for a disk that cannot be written to: then all calls that write raise StoreError."""
+    def __init__(self, path: Path, readonly: bool = False, disks: Disks | None = None) -> None:
+        """`readonly` is for a disk that cannot be written to: then all calls that write raise StoreError.
+
+        `disks` are those that all processes of a mount share, by default what the store's file says.
+        """
         self._env = open_environment(path, TABLES, readonly)
         with translated_errors():
             self._content, self._member, self._queue, self._meta, self._holes = (
@@ -86,8 +92,9 @@ class LmdbContent:
                 for name in (b"content", b"member", b"queue", b"meta", b"holes")
             )
         self._reader: lmdb.Transaction | None = None
-        self.extents = Extents(path / EXTENTS_FILE, path / EXTENTS_MAP_FILE, readonly)
-        self._files = BlockFiles(path / BLOCKS_DIRECTORY)
+        self._disks = disks or Disks.of_store(path)
+        self.extents = ExtentsOfDisks(self._disks, readonly)
+        self._files = BlockFiles(self._disks)
         self._reserve = path / RESERVE_FILE
         self._can_free: bool | None = None  # None: it has not mattered yet
         self._told_too_far = False
@@ -201,17 +208,18 @@ class LmdbContent:
                 if lease is not None:
                     self.extents.write(lease, payload)
             rows = [
-                (KEY.pack(*key), len(payload), _value(key, payload, lease))
+                (KEY.pack(*key), len(payload), _value(key, payload, lease), lease.disk if lease else 0)
                 for (key, payload), lease in zip(records, leases, strict=True)
             ]
             with (
                 self._files.writing(blocks if takes_blocks else ()) as too_far,
                 self._changing() as (txn, usage, freed),
             ):
-                landed = [
-                    (takes_blocks or not key.block) and key not in too_far and self._land(txn, usage, freed, *row)
-                    for (key, _), row in zip(records, rows, strict=True)
-                ]
+                landed = []
+                for (key, _), (packed, size, value, disk) in zip(records, rows, strict=True):
+                    takes = (takes_blocks or not key.block) and key not in too_far
+                    disk = self._files.disk_of(key.inode) if key.block else disk
+                    landed.append(takes and self._land(txn, usage, freed, packed, size, value, disk))
         except StoreError:
             self.extents.free(given)
             self.free_unrecorded([key for key, _ in blocks])
@@ -247,8 +255,8 @@ class LmdbContent:
                 if txn.get(packed, db=self._member) is not None:
                     landed.append(None)
                 else:
-                    section = sections.get(key, LANDING)
-                    landed.append(self._enter(txn, usage, freed, packed, size, record, section))
+                    section, disk = sections.get(key, LANDING), self._disk_of(key, record)
+                    landed.append(self._enter(txn, usage, freed, packed, size, record, section, disk))
         for (key, _, record), taken in zip(records, landed, strict=True):
             if taken and key.block:
                 self._sound.add(key, ALL_PIECES)
@@ -272,11 +280,29 @@ class LmdbContent:
         return False not in self.land_kept(records, {}, ())
 
     def _leases(self, records: Sequence[tuple[ContentKey, bytes]]) -> list[Lease | None]:
-        """Chunks for those payloads that are not stored in their rows; raises StoreFull, StoreError."""
-        chunked = [not key.block and is_chunked(len(payload)) for key, payload in records]
-        sizes = [len(payload) for (_, payload), is_large in zip(records, chunked, strict=True) if is_large]
-        leases = iter(self.extents.lease(sizes) if sizes else ())
-        return [next(leases) if is_large else None for is_large in chunked]
+        leases = iter(self.lease([len(payload) for key, payload in records if not key.block]))
+        return [None if key.block else next(leases) for key, _ in records]
+
+    def lease(self, sizes: Sequence[int]) -> list[Lease | None]:
+        """Chunks for whole files of these sizes, None for one that lies in its row; raises StoreFull, StoreError."""
+        return self.extents.lease(sizes, self._used() if self._disks.several else {}) if sizes else []
+
+    def _usage(self, txn: lmdb.Transaction) -> list[int]:
+        return read_usage(txn, self._meta, max(self._disks.places) + 1 if self._disks.several else 0)
+
+    def _used(self) -> dict[int, int]:
+        """The bytes on each disk that there is or was; empty if there was never more than one."""
+        with translated_errors(), self._env.begin(self._meta) as txn:
+            of_disks = self._usage(txn)[DISKS_AT:]
+        return dict(enumerate(map(sum, zip(of_disks[::2], of_disks[1::2], strict=True))))
+
+    def _disk_of(self, key: ContentKey, record: bytes) -> int:
+        """The disk on which a payload lies."""
+        if not self._disks.several:
+            return 0
+        if key.block:
+            return self._files.disk_of(key.inode)
+        return 0 if _is_inline(record) else _lease_of(KEY.pack(*key), record).disk
 
     def free_unrecorded(self, keys: list[ContentKey]) -> None:
         """Free the bytes of those of these blocks that have no records and that no one holds."""
@@ -303,14 +329,37 @@ class LmdbContent:
         packed: bytes,
         size: int,
         value: bytes,
+        disk: int,
     ) -> bool:
         """Land a record; `freed` gets the chunks that are free once the transaction is over."""
-        if txn.get(packed, db=self._member) is not None:
+        if (record := txn.get(packed, db=self._member)) is not None:
             # A version never changes, so this is a repair of damaged bytes of the same size.
-            self._drop_chunks(txn, freed, packed, size)
+            before = MemberRow.of(packed, bytes(record))
+            if disk != before.disk:
+                self._remove(txn, usage, freed, packed)
+                return self._enter(txn, usage, freed, packed, size, value, before.section, disk)
+            self._drop_chunks(txn, freed, packed, before)
             txn.put(packed, value, db=self._content)
             return True
-        return self._enter(txn, usage, freed, packed, size, value, LANDING)
+        return self._enter(txn, usage, freed, packed, size, value, LANDING, disk)
+
+    def _has_room(self, txn: lmdb.Transaction, usage: list[int], freed: list[Lease], disk: int, size: int) -> bool:
+        """Whether a disk's part of the capacity takes a record; what has landed there makes room for it."""
+        if not self._disks.several:
+            return True
+        landing, kept = DISKS_AT + 2 * disk, DISKS_AT + 2 * disk + 1
+        room = self._disks.parts(usage[4]).get(disk, 0) - size
+        if usage[kept] > room:
+            return False
+        if usage[landing] + usage[kept] > room:
+            with txn.cursor(self._queue) as cursor:
+                queued = [unsealed(bytes(place), bytes(packed)) for place, packed in cursor]
+            for packed in queued:
+                # An absent row is as damaged as one that does not match its seal.
+                row = MemberRow.of(packed, bytes(txn.get(packed, b"", db=self._member)))
+                if row.disk == disk and usage[landing] + usage[kept] > room:
+                    self._remove(txn, usage, freed, packed)
+        return True
 
     def _enter(
         self,
@@ -321,22 +370,23 @@ class LmdbContent:
         size: int,
         value: bytes,
         section: str,
+        disk: int,
     ) -> bool:
         """Put a record that is not there into a section, unless there is no room beside what is kept."""
-        if usage[2] + size > usage[4]:
+        if usage[2] + size > usage[4] or not self._has_room(txn, usage, freed, disk, size):
             return False
         self._shrink_landing(txn, usage, freed, usage[4] - size)
-        landing, sequence = section == LANDING, usage[5]
-        usage[0 if landing else 2] += size
-        usage[1 if landing else 3] += 1
+        sequence = usage[5]
+        row = MemberRow(size, sequence, 0.0, section, disk)
+        count(usage, row, 1)
         usage[5] += 1
         txn.put(packed, value, db=self._content)
         if is_block(packed):
             txn.delete(packed, db=self._holes)
             self._count_block(txn, packed, 1)
-        txn.put(packed, MemberRow(size, sequence, 0.0, section).stored(packed), db=self._member)
+        txn.put(packed, row.stored(packed), db=self._member)
         place = SEQUENCE.pack(sequence)
-        if landing and not txn.put(place, sealed(place, packed), db=self._queue, append=True):
+        if section == LANDING and not txn.put(place, sealed(place, packed), db=self._queue, append=True):
             raise StoreCorrupt("the cache is damaged (something has landed after what lands now)")
         return True
 
@@ -368,11 +418,10 @@ class LmdbContent:
                 before = MemberRow.of(packed, bytes(record))
                 if before.section == LANDING:
                     txn.delete(SEQUENCE.pack(before.sequence), db=self._queue)
-                    usage[0] -= before.size
-                    usage[1] -= 1
-                    usage[2] += before.size
-                    usage[3] += 1
-                txn.put(packed, MemberRow(before.size, usage[5], score, section).stored(packed), db=self._member)
+                after = MemberRow(before.size, usage[5], score, section, before.disk)
+                count(usage, before, -1)
+                count(usage, after, 1)
+                txn.put(packed, after.stored(packed), db=self._member)
                 usage[5] += 1
         self.extents.free(freed)
         self.free(FREED_AT_ONCE)
@@ -391,7 +440,7 @@ class LmdbContent:
         """
         freed: list[Lease] = []
         with translated_errors(), self._env.begin(write=True) as txn:
-            usage = read_usage(txn, self._meta)
+            usage = self._usage(txn)
             yield txn, usage, freed
             write_usage(txn, usage, self._meta)
             self.extents.take_over(freed)
@@ -405,12 +454,11 @@ class LmdbContent:
                     continue
                 # The record keeps its sequence number, which is lower than those of all records that landed later.
                 place = SEQUENCE.pack(before.sequence)
-                txn.put(packed, before._replace(score=0.0, section=LANDING).stored(packed), db=self._member)
+                after = before._replace(score=0.0, section=LANDING)
+                txn.put(packed, after.stored(packed), db=self._member)
                 txn.put(place, sealed(place, packed), db=self._queue)
-                usage[0] += before.size
-                usage[1] += 1
-                usage[2] -= before.size
-                usage[3] -= 1
+                count(usage, before, -1)
+                count(usage, after, 1)
 
     def set_capacity(self, capacity_bytes: int) -> None:
         try:
@@ -419,9 +467,30 @@ class LmdbContent:
             self._spend_reserve()
             while not self._set_capacity(capacity_bytes, _DROPPED_AT_A_TIME):
                 pass
+        self.fit(capacity_bytes)
         with contextlib.suppress(StoreError):
             self.extents.trim()
         self.free(FREED_AT_ONCE)
+
+    def fit(self, capacity_bytes: int) -> bool:
+        """Drop what lies on disks that are left out, and what a disk has beyond its part of this capacity.
+
+        Returns whether there was any. Raises StoreFull, StoreError.
+        """
+        parts, used = self._disks.parts(capacity_bytes), self._used()
+        excess = {disk: size - parts.get(disk, 0) for disk, size in used.items() if size > parts.get(disk, 0)}
+        for rows in self._member_rows() if excess else ():
+            going = []
+            for packed, row in rows:
+                if excess.get(row.disk, 0) > 0:
+                    excess[row.disk] -= row.size
+                    going.append(key_of(packed))
+            if going:
+                self.apply(going, ())
+        if used and not self._disks.several:
+            with self._changing() as (_, usage, _):
+                del usage[DISKS_AT:]
+        return bool(excess)
 
     def _set_capacity(self, capacity_bytes: int, limit: int | None = None) -> bool:
         """Set the capacity and drop up to `limit` records of landing; returns whether that was enough."""
@@ -451,8 +520,9 @@ class LmdbContent:
                 raise StoreCorrupt("the cache is damaged (something is in the queue that has not landed)")
         return True
 
-    def _drop_chunks(self, txn: lmdb.Transaction, freed: list[Lease], packed: bytes, size: int) -> None:
-        if size > CHUNK_BYTES and not is_block(packed) and (value := txn.get(packed, db=self._content)) is not None:
+    def _drop_chunks(self, txn: lmdb.Transaction, freed: list[Lease], packed: bytes, row: MemberRow) -> None:
+        chunked = (row.disk or is_chunked(row.size)) and not is_block(packed)
+        if chunked and (value := txn.get(packed, db=self._content)) is not None:
             with contextlib.suppress(StoreCorrupt):
                 freed.append(_lease_of(packed, bytes(value)))
 
@@ -461,17 +531,15 @@ class LmdbContent:
         record = txn.get(packed, db=self._member)
         if record is None:
             return False
-        size, sequence, _, section = MemberRow.of(packed, bytes(record))
-        landing = section == LANDING
-        queued = landing and txn.delete(SEQUENCE.pack(sequence), db=self._queue)
-        self._drop_chunks(txn, freed, packed, size)
+        row = MemberRow.of(packed, bytes(record))
+        queued = row.section == LANDING and txn.delete(SEQUENCE.pack(row.sequence), db=self._queue)
+        self._drop_chunks(txn, freed, packed, row)
         txn.delete(packed, db=self._content)
         txn.delete(packed, db=self._member)
         if is_block(packed):
             txn.put(packed, sealed(packed, b""), db=self._holes)
             self._count_block(txn, packed, -1)
-        usage[0 if landing else 2] -= size
-        usage[1 if landing else 3] -= 1
+        count(usage, row, -1)
         return bool(queued)
 
     def _count_block(self, txn: lmdb.Transaction, packed: bytes, change: int) -> None:
@@ -522,11 +590,11 @@ class LmdbContent:
         import numpy as np
 
         abandoned = self.extents.abandoned()
-        if not len(abandoned):
+        if not abandoned:
             return
         # The processes are dead, so the rows that they have committed are there. Rows that others drop meanwhile do no
         # harm: their chunks are free then, and no longer a dead process's.
-        is_named = np.zeros(int(abandoned.max()) + 1, np.bool_)
+        is_named = {disk: np.zeros(int(chunks.max()) + 1, np.bool_) for disk, chunks in abandoned.items()}
         start = b""
         while True:
             with translated_errors(), self._env.begin(self._content) as txn, txn.cursor() as cursor:
@@ -537,12 +605,14 @@ class LmdbContent:
             for packed, value in rows:
                 if not is_block(packed) and not _is_inline(value):
                     with contextlib.suppress(StoreCorrupt):
-                        for first, count in _lease_of(packed, value).runs:
-                            is_named[first : first + count] = True
+                        lease = _lease_of(packed, value)
+                        for first, length in lease.runs if lease.disk in is_named else ():
+                            is_named[lease.disk][first : first + length] = True
             start = rows[-1][0] + b"\0"
             # A million rows must not hold up the event loop of this process, which wants the interpreter too.
             time.sleep(_SWEEP_PAUSE_S)
-        self.extents.settle(abandoned, np.flatnonzero(is_named))
+        for disk, chunks in abandoned.items():
+            self.extents.files[disk].settle(chunks, np.flatnonzero(is_named[disk]))
 
     def _dropped(self, limit: int | None) -> list[tuple[int, list[int]]]:
         """The blocks in `holes`, by file; without the files that were handed out and still have records."""
@@ -588,6 +658,10 @@ class LmdbContent:
             yield row.member(packed)
 
     def each_member(self) -> Iterator[Member]:
+        return (row.member(packed) for rows in self._member_rows() for packed, row in rows)
+
+    def _member_rows(self) -> Iterator[list[tuple[bytes, MemberRow]]]:
+        """The rows of all records in the order of their keys, read in pieces."""
         start = b""
         while True:
             with translated_errors(), self._env.begin(self._member) as txn, txn.cursor() as cursor:
@@ -595,13 +669,27 @@ class LmdbContent:
                 rows = list(itertools.islice(cursor, _MEMBERS_AT_A_TIME)) if more else []
             if not rows:
                 return
-            yield from (MemberRow.of(packed, stored).member(packed) for packed, stored in rows)
+            yield [(packed, MemberRow.of(packed, stored)) for packed, stored in rows]
             # The least key behind the last one.
             start = rows[-1][0] + b"\0"
 
     def usage(self) -> Usage:
         with translated_errors(), self._env.begin(self._meta) as txn:
             return Usage(*read_usage(txn, self._meta)[:5])
+
+    def disks(self) -> list[dict[str, object]]:
+        """The directories of the cache: the bytes and the part of the capacity of each, and whether it is left out."""
+        usage, used, disks = self.usage(), self._used(), self._disks
+        parts = disks.parts(usage.capacity_bytes)
+        return [
+            {
+                "directory": str(disks.directory(number)),
+                "used_bytes": used.get(number, usage.used_bytes),
+                "capacity_bytes": parts.get(number, 0),
+                "left_out": number not in parts,
+            }
+            for number in disks.places
+        ]
 
     def file_bytes(self) -> int:
         """The bytes on disk of LMDB's pages, free pages included, and of all blocks."""
@@ -627,9 +715,10 @@ class LmdbContent:
 class RecordWriter:
     """Makes records for a store whose rows another process writes; for any thread."""
 
-    def __init__(self, path: Path) -> None:
-        self._extents = ExtentFile(path / EXTENTS_FILE)
-        self._blocks = BlockFiles(path / BLOCKS_DIRECTORY)
+    def __init__(self, path: Path, disks: Disks | None = None) -> None:
+        """`disks`: see `LmdbContent`."""
+        disks = disks or Disks.of_store(path)
+        self._extents, self._blocks = ExtentsOfDisks(disks), BlockFiles(disks)
 
     def __call__(self, payload: bytes, lease: bytes) -> bytes:
         """The header of a payload, which is written into the chunks of a packed lease, or else follows its header.
@@ -651,11 +740,6 @@ class RecordWriter:
             records.append(header(block))
             came(len(records))
         return b"".join(records)
-
-
-def is_chunked(size: int) -> bool:
-    """Whether a payload of this size lies in chunks, and not in its row."""
-    return size > CHUNK_BYTES
 
 
 def chunked_record(key: ContentKey, head: bytes, lease: Lease) -> bytes:
@@ -681,7 +765,7 @@ def _lease_of(packed: bytes, record: bytes) -> Lease:
 
 
 def file_piece(
-    key: ContentKey, record: memoryview, extents: ExtentFile, offset: int = 0, size: int | None = None
+    key: ContentKey, record: memoryview, extents: ExtentsOfDisks, offset: int = 0, size: int | None = None
 ) -> memoryview | None:
     """Bytes [offset, offset + size) of a whole file by its record; None if a piece fails its checksum."""
     if _is_inline(record):

@@ -7,10 +7,10 @@ from pathlib import Path
 import lmdb
 
 from spiderfs.errors import StoreDamaged
-from spiderfs.shared.layout import EXTENTS_FILE
 from spiderfs.store.content import file_piece
+from spiderfs.store.disks import Disks
 from spiderfs.store.environment import open_environment, translate, translated_errors
-from spiderfs.store.extents import ExtentFile
+from spiderfs.store.extents import ExtentsOfDisks
 from spiderfs.store.rows import KEY, TABLES
 from spiderfs.store.store import ContentKey
 
@@ -25,7 +25,7 @@ class ContentReader:
         self._env = open_environment(path, TABLES, readonly=True)
         with translated_errors():
             self._content = self._env.open_db(b"content", create=False)
-        self._extents = ExtentFile(path / EXTENTS_FILE, readonly=True)
+        self._extents = ExtentsOfDisks(Disks.of_store(path), readonly=True)
 
     def has(self, inode: int) -> bool:
         with translated_errors(), self._env.begin(self._content, buffers=True) as txn:

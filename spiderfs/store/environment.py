@@ -25,7 +25,7 @@ import shutil
 import signal
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import lmdb
@@ -182,9 +182,12 @@ def _word(path: Path, absent: str) -> str:
     return word if word.isascii() and word.isprintable() else ""
 
 
-def release(directory: Path) -> None:
-    """Flush the store to disk and remove the marker: what is there now survives a power loss."""
-    for environment in _environments(directory):
+def release(directory: Path, others: Iterable[Path] = ()) -> None:
+    """Flush the store to disk and remove the marker: what is there now survives a power loss.
+
+    `others` are directories with contents on other disks.
+    """
+    for environment in (*_environments(directory), *others):
         patterns = (DATA_FILE, f"{EXTENTS_FILE}*", f"{BLOCKS_DIRECTORY}/*")
         for path in (path for pattern in patterns for path in environment.glob(pattern)):
             fd = os.open(path, os.O_RDONLY)

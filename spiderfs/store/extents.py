@@ -21,7 +21,7 @@ import errno
 import os
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from spiderfs.errors import StoreCorrupt, StoreError
 from spiderfs.linux.range_lock import lock_exclusive, locked, try_lock, unlock
+from spiderfs.shared.layout import EXTENTS_FILE, EXTENTS_MAP_FILE
+from spiderfs.store.disks import Disks
 from spiderfs.store.environment import NO_ROOM, translated_disk_errors
 
 if TYPE_CHECKING:
@@ -62,13 +64,18 @@ class Lease(NamedTuple):
     """Chunks for one file: pairs of the first chunk of a run and how many there are, in the order of the bytes."""
 
     runs: tuple[tuple[int, int], ...]
+    disk: int = 0
 
     def packed(self) -> bytes:
-        return b"".join(_RUN.pack(*run) for run in self.runs)
+        # A byte more than the runs says that the disk is not the first one.
+        return b"".join(_RUN.pack(*run) for run in self.runs) + (bytes([self.disk]) if self.disk else b"")
 
     @classmethod
     def unpacked(cls, packed: bytes) -> Lease:
-        return cls(tuple(_RUN.iter_unpack(packed)))
+        beyond = len(packed) % _RUN.size
+        if not beyond:
+            return cls(tuple(_RUN.iter_unpack(packed)))
+        return cls(tuple(_RUN.iter_unpack(packed[:-beyond])), int.from_bytes(packed[-beyond:]))
 
     def pieces(self, offset: int, length: int) -> Iterator[tuple[int, int]]:
         """Where bytes [offset, offset + length) of the file lie: places in the file of chunks, and lengths."""
@@ -82,14 +89,15 @@ class Lease(NamedTuple):
                 offset -= run_bytes if offset >= run_bytes else 0
 
 
-class ExtentFile:
-    """The chunks alone, for who reads and writes them; in any thread."""
+class Extents:
+    """The chunks of one disk, and their map; in any thread."""
 
-    def __init__(self, path: Path, readonly: bool = False) -> None:
-        self._path = path
+    def __init__(self, path: Path, map_path: Path, readonly: bool = False) -> None:
+        self._path, self._map_path = path, map_path
         self._flags = os.O_RDONLY if readonly else os.O_RDWR | os.O_CREAT
-        self._fd = -1
-        self._opening = threading.Lock()
+        self._fd = self._map_fd = -1
+        self._owner = self._at = 0
+        self._opening, self._changing = threading.Lock(), threading.Lock()
 
     @property
     def fd(self) -> int:
@@ -109,29 +117,9 @@ class ExtentFile:
                     done, place, length = done + written, place + written, length - written
 
     def read(self, lease: Lease, offset: int, length: int) -> bytes:
-        """The bytes at this place of the file; fewer, or none, where the disk gives no more."""
-        try:
-            parts = [os.pread(self.fd, size, place) for place, size in lease.pieces(offset, length)]
-        except (OSError, StoreError):
-            return b""
+        """The bytes at this place of the file; fewer at the end of the chunks. Raises OSError, StoreError."""
+        parts = [os.pread(self.fd, size, place) for place, size in lease.pieces(offset, length)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-class Extents(ExtentFile):
-    """The chunks and their map."""
-
-    def __init__(self, path: Path, map_path: Path, readonly: bool = False) -> None:
-        super().__init__(path, readonly)
-        self._map_path = map_path
-        self._map_fd = -1
-        self._owner = 0
-        self._at = 0
-        self._changing = threading.Lock()
 
     def lease(self, sizes: Sequence[int]) -> list[Lease]:
         """Chunks for files of these sizes, theirs until they are freed; raises StoreFull, StoreError."""
@@ -230,10 +218,10 @@ class Extents(ExtentFile):
             return 0
 
     def close(self) -> None:
-        super().close()
-        if self._map_fd >= 0:
-            os.close(self._map_fd)
-            self._map_fd = -1
+        for fd in (self._fd, self._map_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._map_fd = -1
 
     # -- the map
 
@@ -309,6 +297,101 @@ class Extents(ExtentFile):
             os.pwrite(self._map_fd, bytes(more), _MAP_AT + count)
             os.pwrite(self._map_fd, _COUNT.pack(count + more), 0)
             return
+
+
+class ExtentsOfDisks:
+    """The chunks on all disks, of which one that fails is left out; for any thread. See `Extents`."""
+
+    def __init__(self, disks: Disks, readonly: bool = False) -> None:
+        self._disks = disks
+        self.files = {
+            number: Extents(place / EXTENTS_FILE, place / EXTENTS_MAP_FILE, readonly)
+            for number, place in disks.places.items()
+        }
+
+    def lease(
+        self, sizes: Sequence[int], used: Mapping[int, int] | None = None, full: frozenset[int] = frozenset()
+    ) -> list[Lease | None]:
+        """Chunks for files of these sizes, None for one that lies in its row; raises StoreFull, StoreError.
+
+        `used` is the bytes on each disk. Nothing goes to those that are `full`.
+        """
+        if not self._disks.several:
+            chunked = [size for size in sizes if is_chunked(size)]
+            own = iter(self.files[0].lease(chunked) if chunked else ())
+            return [next(own) if is_chunked(size) else None for size in sizes]
+        chosen = self._disks.spread(sizes, used or {}, full)
+        leases: list[Lease | None] = [None] * len(sizes)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.free, leases)
+            for number in sorted(set(chosen)):
+                places = [at for at, disk in enumerate(chosen) if disk == number and (number or is_chunked(sizes[at]))]
+                mine, found = [sizes[at] for at in places], list[Lease | None]()
+                try:
+                    with self._disks.watched(number):
+                        found += [it._replace(disk=number) for it in self.files[number].lease(mine)] if mine else []
+                except StoreError:
+                    if not set(self._disks.numbers) - full - {number}:
+                        raise
+                    found += self.lease(mine, used, full | {number})
+                for at, lease in zip(places, found, strict=True):
+                    leases[at] = lease
+            on_failure.pop_all()
+        return leases
+
+    def write(self, lease: Lease, payload: bytes) -> None:
+        with self._disks.watched(lease.disk):
+            self.files[lease.disk].write(lease, payload)
+
+    def read(self, lease: Lease, offset: int, length: int) -> bytes:
+        """The bytes at this place of the file; fewer, or none, where the disk gives no more."""
+        if lease.disk and not self._disks.has(lease.disk):
+            return b""
+        try:
+            return self.files[lease.disk].read(lease, offset, length)
+        except (OSError, StoreError) as exc:
+            self._disks.failed(lease.disk, exc)
+            return b""
+
+    def free(self, leases: Iterable[Lease | None]) -> None:
+        for number, mine in self._by_disk(leases):
+            self.files[number].free(mine)
+
+    def take_over(self, leases: Iterable[Lease]) -> None:
+        for number, mine in self._by_disk(leases):
+            # What another disk loses must keep no row from being dropped.
+            with contextlib.suppress(StoreError) if number else contextlib.nullcontext(), self._disks.watched(number):
+                self.files[number].take_over(mine)
+
+    def _by_disk(self, leases: Iterable[Lease | None]) -> list[tuple[int, list[Lease]]]:
+        given = [it for it in leases if it is not None and (not it.disk or self._disks.has(it.disk))]
+        if not self._disks.several:
+            return [(0, given)] if given else []
+        return [(number, mine) for number in self._disks.numbers if (mine := [it for it in given if it.disk == number])]
+
+    def abandoned(self) -> dict[int, Chunks]:
+        """The chunks that dead processes had leased, by disk."""
+        found = {}
+        for number in self._disks.numbers:
+            with self._disks.watched(number):
+                found[number] = self.files[number].abandoned()
+        return {number: chunks for number, chunks in found.items() if len(chunks)}
+
+    def trim(self) -> None:
+        for number in self._disks.numbers:
+            self.files[number].trim()
+
+    def disk_bytes(self) -> int:
+        return sum(self.files[number].disk_bytes() for number in self._disks.numbers)
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+
+
+def is_chunked(size: int) -> bool:
+    """Whether a payload of this size lies in chunks on the first disk, and not in its row."""
+    return size > CHUNK_BYTES
 
 
 def _runs(leases: Iterable[Lease]) -> Iterator[tuple[int, int]]:

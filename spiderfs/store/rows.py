@@ -14,12 +14,15 @@ import lmdb
 import xxhash
 
 from spiderfs.errors import StoreCorrupt
-from spiderfs.store.store import ContentKey, Member
+from spiderfs.store.store import LANDING, ContentKey, Member
 
 KEY = struct.Struct(">QI")
 _MEMBER = struct.Struct("<QQf")  # size, sequence number, score; the section's name follows
+# Behind the section's name, unless the disk is the first one.
+_DISK_FOLLOWS = b"\0"
 SEQUENCE = struct.Struct(">Q")
-_USAGE = struct.Struct("<6Q")
+DISKS_AT = 6
+"""Where the figures of disks begin in the usage."""
 _USAGE_KEY = b"usage"
 INODE = struct.Struct(">Q")
 _BLOCK_COUNT = struct.Struct("<I")
@@ -48,17 +51,19 @@ class MemberRow(NamedTuple):
     sequence: int
     score: float
     section: str
+    disk: int = 0
 
     @classmethod
     def of(cls, packed: bytes, stored: bytes) -> MemberRow:
         """Unpack the row that is stored under this key; raises StoreCorrupt."""
         value = unsealed(packed, stored)
         size, sequence, score = _MEMBER.unpack_from(value)
-        return cls(size, sequence, score, value[_MEMBER.size :].decode())
+        section, _, disk = value[_MEMBER.size :].partition(_DISK_FOLLOWS)
+        return cls(size, sequence, score, section.decode(), int.from_bytes(disk))
 
     def stored(self, packed: bytes) -> bytes:
         value = _MEMBER.pack(self.size, self.sequence, self.score) + self.section.encode()
-        return sealed(packed, value)
+        return sealed(packed, value + _DISK_FOLLOWS + bytes([self.disk]) if self.disk else value)
 
     def member(self, packed: bytes) -> Member:
         return Member(key_of(packed), self.size, self.section, self.score)
@@ -88,16 +93,32 @@ def write_block_count(txn: lmdb.Transaction, packed_inode: bytes, count: int, me
         txn.delete(packed_inode, db=meta)
 
 
-def read_usage(txn: lmdb.Transaction, meta: lmdb._Database) -> list[int]:
-    """Landing bytes and entries, kept bytes and entries, capacity, next sequence number."""
+def read_usage(txn: lmdb.Transaction, meta: lmdb._Database, disks: int = 0) -> list[int]:
+    """Landing bytes and entries, kept bytes and entries, capacity, next sequence number.
+
+    In a store that has or had several disks follow the landing bytes and the kept bytes of each, of at least `disks`.
+    """
     stored = txn.get(_USAGE_KEY, db=meta)
-    return [0] * 6 if stored is None else list(_USAGE.unpack(unsealed(_USAGE_KEY, bytes(stored))))
+    packed = bytes(8 * DISKS_AT) if stored is None else unsealed(_USAGE_KEY, bytes(stored))
+    usage = list(struct.unpack(f"<{len(packed) // 8}Q", packed))
+    if disks and len(usage) == DISKS_AT:
+        usage += usage[0], usage[2]
+    return usage + [0] * (DISKS_AT + 2 * disks - len(usage))
 
 
 def write_usage(txn: lmdb.Transaction, usage: list[int], meta: lmdb._Database) -> None:
     if min(usage) < 0:
         raise StoreCorrupt("the cache is damaged (it holds less than nothing)")
-    txn.put(_USAGE_KEY, sealed(_USAGE_KEY, _USAGE.pack(*usage)), db=meta)
+    txn.put(_USAGE_KEY, sealed(_USAGE_KEY, struct.pack(f"<{len(usage)}Q", *usage)), db=meta)
+
+
+def count(usage: list[int], row: MemberRow, times: int) -> None:
+    """Count a record as one more or one less: `times` is 1 or -1."""
+    is_kept = row.section != LANDING
+    usage[2 * is_kept] += times * row.size
+    usage[2 * is_kept + 1] += times
+    if len(usage) > DISKS_AT:
+        usage[DISKS_AT + 2 * row.disk + is_kept] += times * row.size
 
 
 def blocks_of(

@@ -28,6 +28,7 @@ from spiderfs.store import blocks as block_files
 from spiderfs.store.blocks import BlockFiles
 from spiderfs.store.checksums import PIECE_BYTES, header
 from spiderfs.store.content import FREED_AT_ONCE, LmdbContent, RecordWriter
+from spiderfs.store.disks import Disks
 from spiderfs.store.environment import claim, release, wipe
 from spiderfs.store.store import BLOCK_BYTES, ContentKey, Keep
 
@@ -63,7 +64,7 @@ def land_all_of_it(content: LmdbContent, inode: int = FILE) -> Path:
 
 
 def plain(content: LmdbContent, inode: int = FILE) -> Path:
-    return content._files.directory / str(inode)
+    return content._files._path(inode)
 
 
 def disk_bytes(path: Path) -> int:
@@ -314,7 +315,7 @@ def test_a_mapping_that_outlives_its_plain_file_keeps_its_bytes(content: LmdbCon
 
 
 def test_freeing_too_late_leaves_the_next_file_of_that_name(tmp_path: Path) -> None:
-    files = BlockFiles(tmp_path)
+    files = BlockFiles(Disks(tmp_path))
     key = ContentKey(7, 1)
     assert files.can_free()
     with files.writing([(key, b"x" * BLOCK_BYTES)]):
@@ -361,7 +362,7 @@ def test_what_a_killed_process_had_written_is_swept(content: LmdbContent) -> Non
     reader, writer = os.pipe()
 
     def write_and_wait() -> None:
-        files = BlockFiles(path.parent)
+        files = BlockFiles(Disks(path.parent.parent))
         with files.writing([(ContentKey(FILE, 5), payload(5)), (ContentKey(8, 1), payload(6))]):
             os.write(writer, b"x")
             signal.pause()

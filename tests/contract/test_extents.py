@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from spiderfs.errors import StoreCorrupt, StoreError, StoreFull
 from spiderfs.shared.layout import EXTENTS_FILE, EXTENTS_MAP_FILE
 from spiderfs.store import extents
-from spiderfs.store.content import LmdbContent, RecordWriter, chunked_record, is_chunked
+from spiderfs.store.content import LmdbContent, RecordWriter, chunked_record
 from spiderfs.store.content_reader import ContentReader
-from spiderfs.store.extents import CHUNK_BYTES, Extents, Lease
+from spiderfs.store.extents import CHUNK_BYTES, Extents, Lease, is_chunked
 from spiderfs.store.rows import KEY
 from spiderfs.store.store import ContentKey, Keep
 

@@ -42,16 +42,25 @@ class Disk:
             (self.point / "probe").touch()
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
+@contextlib.contextmanager
+def made_disk(directory: Path) -> Iterator[Disk]:
+    """A disk below a directory; skips the test where none can be made."""
     try:
-        made = Disk(tmp_path)
+        made = Disk(directory)
     except (OSError, subprocess.CalledProcessError) as exc:
         pytest.skip(f"no disk can be made here: {exc}")
-    yield made
-    with contextlib.suppress(subprocess.CalledProcessError):
-        as_root("umount", made.point)
-    detach(made.point)
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            as_root("umount", made.point)
+        detach(made.point)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with made_disk(tmp_path) as made:
+        yield made
 
 
 @pytest.mark.parametrize("workers", [1, 2])

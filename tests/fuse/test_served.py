@@ -26,6 +26,7 @@ from random import Random
 import fsspec
 import pytest
 import torch
+import yaml
 from mounting import eventually, run_spiderfs, settle
 from ordinary_user import UID, let_everybody_in
 from reading import write_files
@@ -473,6 +474,36 @@ def test_an_ordinary_user_in_a_user_namespace_without_dev_fuse(source: Path, tmp
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "read without FUSE\n"), done.stderr + _log(place)
+
+
+def test_the_sidecar_of_the_examples_serves_its_pod(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = Path(__file__).resolve().parents[2] / "docs/examples/containers/sidecar.yaml"
+    pod = yaml.safe_load(example.read_text())["spec"]
+    (cache, sidecar), (training,) = pod["initContainers"], pod["containers"]
+    # A volume that all users may write to.
+    (volume := tmp_path / "cache").mkdir()
+    volume.chmod(0o777)
+
+    def here(argument: str) -> str:
+        replaced = argument.replace("/cache", str(volume)).replace("/source", str(source)).replace("200GiB", "200MiB")
+        return f"{replaced},log_file={tmp_path}/log" if "cache_dir" in replaced else replaced
+
+    (variable,) = sidecar["env"]
+    assert training["env"] == [variable]
+    monkeypatch.setenv(variable["name"], here(variable["value"]))
+    subprocess.run([here(word) for word in cache["command"]], check=True)
+    arguments = [here(argument) for argument in sidecar["args"] if argument != "--foreground"]
+    url = training["command"][-1]
+    done = run_spiderfs(*arguments)
+    try:
+        assert done.returncode == 0, done.stderr
+        _, *probe = sidecar["startupProbe"]["exec"]["command"]
+        assert run_spiderfs(*probe).returncode == 0
+        assert client.read_bytes(f"{url}/text") == b"one\ntwo\n"
+    finally:
+        run_spiderfs("umount", url)
 
 
 def _log(place: Path) -> str:

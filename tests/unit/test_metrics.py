@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from spiderfs.metrics import (
     BUCKETS_US,
     COUNTERS,
+    DIRECTORY_UP,
     GAUGES,
     HISTOGRAMS,
     MOUNT_UP,
@@ -137,13 +138,20 @@ def test_each_peer_has_a_value_of_its_own() -> None:
     assert {sample.labels["peer"]: sample.value for sample in up.samples} == {"http://n1:8443": 0, "http://n2:8443": 1}
 
 
+def test_each_directory_of_the_cache_is_up_or_not() -> None:
+    text = prometheus_text(SharedCounters(1), {}, {}, None, {"/nvme0": True, "/nvme1": False}).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    up = families[f"spiderfs_{DIRECTORY_UP.name}"]
+    assert {sample.labels["directory"]: sample.value for sample in up.samples} == {"/nvme0": 1, "/nvme1": 0}
+
+
 # -- the documentation
 
 
 def defined() -> set[str]:
     return {
         *(f"spiderfs_{found.name}_total" for found in (*COUNTERS, *PEER_COUNTERS)),
-        *(f"spiderfs_{found.name}" for found in (*GAUGES, SECTION_BYTES, MOUNT_UP, PEER_UP, *HISTOGRAMS)),
+        *(f"spiderfs_{found.name}" for found in (*GAUGES, SECTION_BYTES, DIRECTORY_UP, MOUNT_UP, PEER_UP, *HISTOGRAMS)),
     }
 
 

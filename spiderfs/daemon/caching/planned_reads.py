@@ -25,7 +25,7 @@ from spiderfs.fuse.wire import store
 from spiderfs.shared.shared_memory import Flights
 from spiderfs.sources.client import Patience
 from spiderfs.sources.read_process import ReadProcess, SealedRead
-from spiderfs.store.content import LmdbContent, chunked_record, is_chunked
+from spiderfs.store.content import LmdbContent, chunked_record
 from spiderfs.store.extents import Lease
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import Node
@@ -66,7 +66,6 @@ class PlannedReads:
         self._flights = flights
         self._cache = cache
         self._content = content
-        self._extents = content.extents
         self._client = supply.client
         self._fetcher = supply.fetcher
         self._counters = supply.counters
@@ -103,8 +102,7 @@ class PlannedReads:
         if not going:
             return
         try:
-            sizes = [node.stat.size for node, _, _ in going if is_chunked(node.stat.size)]
-            leases = iter(self._extents.lease(sizes) if sizes else ())
+            leases = self._content.lease([node.stat.size for node, _, _ in going])
         except StoreError as exc:
             self._fetcher.store_failed(exc)
             self._flights.finish([node.inode for node, _, _ in going])
@@ -112,8 +110,7 @@ class PlannedReads:
                 ended(PrefetchResult(UNSTORED, node.stat.size, failed=True))
             return
         patience = self._client.patience()
-        for node, ended, push in going:
-            lease = next(leases) if is_chunked(node.stat.size) else None
+        for (node, ended, push), lease in zip(going, leases, strict=True):
             packed = b"" if lease is None else lease.packed()
             head = store(node.inode, node.stat.size) if push else b""
             slot = self._reading.begin(node.path, node.stat.size, node.version, packed, node.inode, head)
@@ -184,7 +181,7 @@ class PlannedReads:
 
     def _free(self, flight: _Flight) -> None:
         if flight.lease is not None:
-            self._extents.free([flight.lease])
+            self._content.extents.free([flight.lease])
 
     def _store(self, come: list[tuple[_Flight, SealedRead]]) -> None:
         try:

@@ -150,7 +150,7 @@ def options_status(options: Options) -> dict[str, object]:
         "version": __version__,
         "source": str(options.source),
         "mountpoint": str(options.mountpoint),
-        "cache_dir": str(options.cache_dir),
+        "cache_dir": str(options.cache_dir.first),
         "policy": options.policy,
         "capacity": str(options.capacity),
         "view": options.view,
@@ -187,4 +187,5 @@ def stats_json(figures: Figures) -> bytes:
 def metrics(figures: Figures, counters: SharedCounters) -> bytes:
     """Every metric in Prometheus' text format."""
     sections = {name: section["bytes"] for name, section in figures["sections"].items()}
-    return prometheus_text(counters, figures["metrics"], sections, figures["peers"])
+    directories = {found["directory"]: not found["left_out"] for found in figures["cache_dirs"]}
+    return prometheus_text(counters, figures["metrics"], sections, figures["peers"], directories)

@@ -53,6 +53,22 @@ def test_it_lists_each_with_source_size_and_use(home: Path) -> None:
     assert 3 << 20 <= row["bytes_on_disk"] < 4 << 20
 
 
+def test_a_cache_on_several_disks_is_listed_with_all_of_them(home: Path, tmp_path: Path) -> None:
+    first = make_cache(home / "spiderfs/0a")
+    other = CacheLayout(tmp_path / "nvme1")
+    (other.content / "blocks").mkdir(parents=True)
+    other.source.write_text("/nfs/a\n")
+    other.lock.touch()
+    table = {"store": "ab", "disks": {"1": str(other.content), "2": str(tmp_path / "gone/store/content")}}
+    (first.store / "disks").write_text(json.dumps(table))
+    result = spiderfs("list")
+    assert f"{first.cache}: 3.0 MiB of /nfs/a" in result.stdout
+    assert f"{other.cache}: " in result.stdout
+    assert f"{tmp_path}/gone cannot be used" in result.stderr
+    assert spiderfs("remove", other.cache).exit_code == 0
+    assert not other.cache.exists()
+
+
 def test_what_is_no_cache_hides_no_other(home: Path) -> None:
     make_cache(home / "spiderfs/0a")
     (make_cache(home / "spiderfs/0b").cache / "notes.txt").touch()

@@ -173,7 +173,10 @@ def test_a_mount_is_asked_for_its_troubles(monkeypatch: pytest.MonkeyPatch, tmp_
         stats: dict[str, Any] = {
             "version": version,
             "cache_dir": str(tmp_path),
-            "capacity_bytes": 1,
+            "cache_dirs": [
+                {"directory": str(tmp_path), "capacity_bytes": 1, "left_out": False},
+                {"directory": "/nvme1/cache", "capacity_bytes": 0, "left_out": True},
+            ],
             "metrics": figures,
             "peers": {"http://n1": {"remark": ""}, "http://n2": {"remark": "has had no file"}},
         }
@@ -187,6 +190,8 @@ def test_a_mount_is_asked_for_its_troubles(monkeypatch: pytest.MonkeyPatch, tmp_
     assert f"ok mount {here} shows /nfs/a, and answers" in text
     assert "wrong source it does not answer" in text
     assert "note since mounted 3 worker_restarts. See the log." in text
+    assert f"cache {tmp_path} lies on" in text
+    assert "wrong cache /nvme1/cache was missing at the mount, or has failed since: see to its disk" in text
     assert text.count(" peers ") == 1
     assert "wrong peers http://n2 has had no file" in text
     (here / ".spiderfs/stats.json").unlink()

@@ -18,7 +18,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that looks like a mount."""
     point = tmp_path / "mnt"
     (point / ".spiderfs").mkdir(parents=True)
-    (point / ".spiderfs/stats.json").write_text(json.dumps({"capacity_bytes": 1000}))
+    (point / ".spiderfs/stats.json").write_text(
+        json.dumps({"capacity_bytes": 1000, "cache_dir": str(tmp_path / "c/cache")})
+    )
     options = {"source": tmp_path / "missing", "cache_dir": tmp_path / "c/cache", "views": "tiny:bmp:64", "fetches": 4}
     write_config(point, **options, binding="kernel")
     table = tmp_path / "mountinfo"

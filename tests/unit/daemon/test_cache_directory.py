@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from spiderfs.daemon.cache_directory import bind_to_source, open_cache_directory, real_path, tighten
+from spiderfs.daemon.cache_directory import (
+    bind_to_source,
+    lock_other_directories,
+    open_cache_directory,
+    real_path,
+    tighten,
+)
 from spiderfs.errors import ConfigError, MountError
 from spiderfs.shared.layout import CacheLayout
 
@@ -195,3 +201,22 @@ def test_a_note_that_a_crash_has_emptied_binds_it_to_no_source(cache: Path, tmp_
     bind_to_source(layout, str(tmp_path / "one"))
     assert layout.source.read_bytes() == os.fsencode(tmp_path / "one") + b"\n"
     assert not (layout.content / "data.mdb").exists()
+
+
+def test_other_directories_that_cannot_be_used_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    there, missing, open_to_all = (tmp_path / name for name in ("there", "missing", "open"))
+    there.mkdir(mode=0o755)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    locks = lock_other_directories([there, missing, open_to_all], tmp_path / "mnt", "/nfs/a")
+    assert list(locks) == [there]
+    assert not missing.exists()
+    assert [record.message.partition(" until ")[0] for record in caplog.records] == [
+        f"the cache goes without {missing}",
+        f"the cache goes without {open_to_all}",
+    ]
+    with pytest.raises(MountError, match="in use by another mount"):
+        lock_other_directories([there], tmp_path / "other", "/nfs/a")
+    os.close(locks[there])
+    with pytest.raises(MountError, match="holds the files of /nfs/a"):
+        lock_other_directories([there], tmp_path / "other", "/nfs/b")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from benchmarks.fakes import MemorySource
 from spiderfs.errors import ConfigError, SourceDenied, SourceUnavailable, SpiderfsError
 from spiderfs.options.model import GROUPS, Capacity, Options, check_change, default_rows, parse_duration, parse_size
-from spiderfs.options.paths import capacity_remark
+from spiderfs.options.paths import capacity_remark, missing_remark
 from spiderfs.options.units import MAX_SIZE_BYTES, SIZE_UNITS, format_duration, format_size
 from spiderfs.sources.object_source import StoreSettings
 from spiderfs.sources.open import OPENERS, Opener
@@ -139,6 +141,44 @@ def test_a_capacity_that_can_hardly_be_meant_is_remarked_on(
     assert bool(remark) == bool(said)
     assert "\n" not in remark
     assert set(asked) <= {paths.cache_dir if kept else paths.cache_dir.parent}
+
+
+def test_a_cache_on_several_disks_is_a_list_of_directories(paths: Paths, tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "job:1" / "b"
+    options = Options.load([f"cache_dir={a}:{b}"], None, paths.source, paths.mountpoint)
+    assert (options.cache_dir.first, options.cache_dir.others) == (a, (b,))
+    assert Options.load([f"{row.name}={row.value}" for row in options.as_table()]) == options
+    toml = tmp_path / "mount.toml"
+    toml.write_text(f'cache_dir = ["{a}", "{b}"]\n')
+    assert Options.load((), toml, paths.source, paths.mountpoint).cache_dir == options.cache_dir
+    for wrong, said in (
+        (f"{a}:{tmp_path}/./a", "a directory is named twice"),
+        ("", "the path is empty"),
+        (f"{a}:{paths.source}/inside", "lies inside the source"),
+        (f"{a}:{toml}", "is not a directory"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            Options.load([f"cache_dir={wrong}"], None, paths.source, paths.mountpoint)
+    for listed in ("[]", "[1]", "1"):
+        toml.write_text(f"cache_dir = {listed}\n")
+        with pytest.raises(ConfigError, match="this is not the path of a directory"):
+            Options.load((), toml, paths.source, paths.mountpoint)
+
+
+def test_a_capacity_is_compared_with_the_room_of_all_disks(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (other := tmp_path / "other").mkdir()
+    monkeypatch.setattr("shutil.disk_usage", lambda place: (50 << 30, 20 << 30, 30 << 30))
+    monkeypatch.setattr(Path, "stat", lambda path: SimpleNamespace(st_dev=path == other, st_mode=stat.S_IFDIR))
+    assert capacity_remark(Capacity.parse("90GiB"), paths.cache_dir, other) == ""
+    said = capacity_remark(Capacity.parse("110GiB"), paths.cache_dir, other)
+    assert "more than the 100.0 GiB of the whole disks" in said
+
+
+def test_directories_that_are_missing_are_remarked_on(tmp_path: Path) -> None:
+    assert missing_remark([]) == missing_remark([tmp_path]) == ""
+    assert missing_remark([tmp_path, tmp_path / "a"]).startswith(f"the cache goes without {tmp_path}/a: mount the disk")
 
 
 def test_the_command_line_beats_the_file_and_the_file_the_defaults(paths: Paths, tmp_path: Path) -> None:
@@ -438,7 +478,7 @@ def test_a_user_without_a_home_is_asked_for_a_path(monkeypatch: pytest.MonkeyPat
         with pytest.raises(ConfigError, match="write the path without it"):
             paths.load(text)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert Options(source=paths.source, mountpoint=paths.mountpoint).cache_dir.is_relative_to("/var/cache")
+    assert Options(source=paths.source, mountpoint=paths.mountpoint).cache_dir.first.is_relative_to("/var/cache")
 
 
 def test_the_default_cache_is_one_per_source(monkeypatch: pytest.MonkeyPatch, paths: Paths, tmp_path: Path) -> None:
@@ -446,7 +486,7 @@ def test_the_default_cache_is_one_per_source(monkeypatch: pytest.MonkeyPatch, pa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     (tmp_path / "link").symlink_to(paths.source)
     first, linked, other = (
-        Options(source=source, mountpoint=paths.mountpoint).cache_dir
+        Options(source=source, mountpoint=paths.mountpoint).cache_dir.first
         for source in (paths.source, tmp_path / "link", tmp_path)
     )
     assert first.parent == tmp_path / "xdg" / "spiderfs"

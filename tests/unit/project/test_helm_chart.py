@@ -120,7 +120,7 @@ def test_values_change_source_capacity_and_options(tmp_path: Path) -> None:
     source, options = mount_command(daemons, tmp_path)
     assert source == "s3://bucket/cifar"
     assert (str(options.capacity), options.ttl, options.immutable) == ("5GiB", 60, False)
-    assert options.cache_dir.name == "cifar"
+    assert options.cache_dir.first.name == "cifar"
     template = daemons["spec"]["template"]
     assert "annotations" not in template["metadata"]
     (container,) = template["spec"]["containers"]

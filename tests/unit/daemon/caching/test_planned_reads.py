@@ -417,7 +417,7 @@ def test_without_room_for_chunks_nothing_is_asked_for(harness: Harness, monkeypa
     def full(sizes: list[int]) -> None:
         raise StoreFull("no space left for the cache")
 
-    monkeypatch.setattr(harness.content.extents, "lease", full)
+    monkeypatch.setattr(harness.content, "lease", full)
 
     async def test() -> None:
         harness.begin(node)

@@ -301,7 +301,7 @@ def test_a_process_that_takes_no_order_holds_up_nothing(harness: Harness) -> Non
     assert not harness.backend.has_room()
 
 
-def test_without_a_process_samples_are_fetched_into_the_store(
+async def test_without_a_process_samples_are_fetched_into_the_store(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert harness.backend.able
@@ -312,16 +312,13 @@ def test_without_a_process_samples_are_fetched_into_the_store(
     monkeypatch.setattr(pusher, "mounted_at", lambda path: Mount("", path, "", "0:1"))
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            process.need()
-            nursery.start_soon(process.run)
-            with trio.fail_after(20):
-                while not process.broken:
-                    await trio.sleep(0.01)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        process.need()
+        nursery.start_soon(process.run)
+        with trio.fail_after(20):
+            while not process.broken:
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
     assert not process.ready
     assert "cannot start the process that pushes files ahead" in caplog.text
 

@@ -70,19 +70,21 @@ def test_who_looks_gets_what_is_remembered_and_then_what_comes(harness: Harness)
     assert harness.paths() == [SHOWN[1], SHOWN[2], SHOWN[1]]
 
 
-def test_it_writes_soon_after_accesses_were_recorded(harness: Harness) -> None:
-    async def main() -> None:
-        harness.log.render()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(harness.log.run)
-            for written in range(3):
-                await trio.sleep(10)
-                assert harness.paths() == written * [SHOWN[1]], "there is nothing new"
-                harness.log.record_accesses([event(1)])
-                await trio.sleep(1)
-            nursery.cancel_scope.cancel()
+@pytest.fixture
+def clock() -> trio.abc.Clock:
+    return trio.testing.MockClock(autojump_threshold=0)
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+async def test_it_writes_soon_after_accesses_were_recorded(harness: Harness, clock: trio.abc.Clock) -> None:
+    harness.log.render()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(harness.log.run)
+        for written in range(3):
+            await trio.sleep(10)
+            assert harness.paths() == written * [SHOWN[1]], "there is nothing new"
+            harness.log.record_accesses([event(1)])
+            await trio.sleep(1)
+        nursery.cancel_scope.cancel()
     assert harness.paths() == 3 * [SHOWN[1]]
 
 

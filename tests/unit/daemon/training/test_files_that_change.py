@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_service import SAMPLES, SIZE, Harness
-from test_two_jobs import EPOCH, Job, run
+from test_two_jobs import EPOCH, Job
 
 from spiderfs.daemon.caching.superseded import Superseded
 from spiderfs.daemon.training.job_datasets import declared_lists
@@ -15,6 +15,11 @@ from spiderfs.protocol import Exchange, Plan
 from spiderfs.vfs.catalogue import Catalogue
 
 CHANGED, NEVER_SEEN = 3, 7
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
 
 
 class Source:
@@ -47,86 +52,76 @@ def _planned(harness: Harness) -> list[int]:
     return [int(reader.epoch.key(position)) for position in range(SAMPLES)]  # type: ignore[call-overload]
 
 
-def test_the_next_plan_names_the_versions_that_there_are(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        source, job = Source(harness), Job(harness, "one", 1)
+async def test_the_next_plan_names_the_versions_that_there_are(harness: Harness) -> None:
+    source, job = Source(harness), Job(harness, "one", 1)
+    await job.attach()
+    for batch in EPOCH:
+        await job.learn(batch)
+    scores, old = (await job.scores()).tolist(), job.job_dataset.list.keys
+    await _plan(harness, job, 0)
+    await _plan(harness, job, 1, begun=False)
+    await source.change(CHANGED)
+    assert source.catalogue.known(old[CHANGED]) is None, "its path is known no more"
+    await _plan(harness, job, 1)
+    now = job.job_dataset.list.keys
+    assert [index for index in range(SAMPLES) if now[index] != old[index]] == [CHANGED]
+    dentry = source.catalogue.find(*source.catalogue.parent_of(b"train/%03d" % CHANGED))
+    assert dentry is not None
+    assert dentry.inode == now[CHANGED]
+    assert _planned(harness) == now
+    assert (await job.scores()).tolist() == scores
+    await _plan(harness, job, 2)
+    assert job.job_dataset.list.keys is now, "nothing is looked up again"
+
+
+async def test_what_is_gone_stays_as_it_was_until_it_comes_back(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, job = Source(harness), Job(harness, "one", 1)
+    await job.attach()
+    old = job.job_dataset.list.keys
+    parent, name = source.catalogue.parent_of(b"train/%03d" % CHANGED)
+    source.catalogue.record_gone(parent, name, 2e9)
+    await source.superseded.turn()
+    await _plan(harness, job, 0)
+    assert job.job_dataset.list.keys is old
+    await source.change(CHANGED)
+    await _plan(harness, job, 1)
+    assert job.job_dataset.list.keys is old, "it is not looked for with every plan"
+    monkeypatch.setattr(declared_lists, "FOLLOW_AGAIN_S", 0.0)
+    await _plan(harness, job, 1)
+    assert job.job_dataset.list.keys[CHANGED] not in (0, old[CHANGED])
+
+
+async def test_two_jobs_that_exchange_go_on_with_the_versions_that_there_are(harness: Harness) -> None:
+    source, one, other = Source(harness), Job(harness, "one", 1), Job(harness, "other", 2)
+    for job in (one, other):
         await job.attach()
-        for batch in EPOCH:
-            await job.learn(batch)
-        scores, old = (await job.scores()).tolist(), job.job_dataset.list.keys
         await _plan(harness, job, 0)
-        await _plan(harness, job, 1, begun=False)
-        await source.change(CHANGED)
-        assert source.catalogue.known(old[CHANGED]) is None, "its path is known no more"
-        await _plan(harness, job, 1)
-        now = job.job_dataset.list.keys
-        assert [index for index in range(SAMPLES) if now[index] != old[index]] == [CHANGED]
-        dentry = source.catalogue.find(*source.catalogue.parent_of(b"train/%03d" % CHANGED))
-        assert dentry is not None
-        assert dentry.inode == now[CHANGED]
-        assert _planned(harness) == now
-        assert (await job.scores()).tolist() == scores
-        await _plan(harness, job, 2)
-        assert job.job_dataset.list.keys is now, "nothing is looked up again"
-
-    run(tmp_path, test)
-
-
-def test_what_is_gone_stays_as_it_was_until_it_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(harness: Harness) -> None:
-        source, job = Source(harness), Job(harness, "one", 1)
-        await job.attach()
-        old = job.job_dataset.list.keys
-        parent, name = source.catalogue.parent_of(b"train/%03d" % CHANGED)
-        source.catalogue.record_gone(parent, name, 2e9)
-        await source.superseded.turn()
-        await _plan(harness, job, 0)
-        assert job.job_dataset.list.keys is old
-        await source.change(CHANGED)
-        await _plan(harness, job, 1)
-        assert job.job_dataset.list.keys is old, "it is not looked for with every plan"
-        monkeypatch.setattr(declared_lists, "FOLLOW_AGAIN_S", 0.0)
-        await _plan(harness, job, 1)
-        assert job.job_dataset.list.keys[CHANGED] not in (0, old[CHANGED])
-
-    run(tmp_path, test)
+    nothing, some = np.empty(0, np.uint32), np.arange(4, dtype=np.uint32)
+    question = Exchange(harness.list.name, 1, 0, 0, 0, nothing, some)
+    for job in (one, other):
+        assert len(harness.training.exchange(job.trainer, question)) == 4
+    await source.change(CHANGED, NEVER_SEEN)
+    await _plan(harness, one, 1)
+    assert one.job_dataset.list is other.job_dataset.list
+    assert not harness.cache.engine.exchange_pending.lists
+    harness.training.exchange(one.trainer, Exchange(harness.list.name, 1, 1, 0, 0, nothing, some))
+    (shared,) = harness.cache.engine.exchange_pending.lists.values()
+    assert shared.keys is one.job_dataset.list.keys
+    # The other one's epoch goes on by the files that it was planned with.
+    later = Exchange(harness.list.name, 2, 0, 4, 0, some, some + np.uint32(4))
+    assert len(harness.training.exchange(other.trainer, later)) == 4
+    await harness.training.detached(one.trainer)
+    await harness.training.detached(other.trainer)
+    assert not harness.cache.engine.exchange_pending.lists
 
 
-def test_two_jobs_that_exchange_go_on_with_the_versions_that_there_are(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        source, one, other = Source(harness), Job(harness, "one", 1), Job(harness, "other", 2)
-        for job in (one, other):
-            await job.attach()
-            await _plan(harness, job, 0)
-        nothing, some = np.empty(0, np.uint32), np.arange(4, dtype=np.uint32)
-        question = Exchange(harness.list.name, 1, 0, 0, 0, nothing, some)
-        for job in (one, other):
-            assert len(harness.training.exchange(job.trainer, question)) == 4
-        await source.change(CHANGED, NEVER_SEEN)
-        await _plan(harness, one, 1)
-        assert one.job_dataset.list is other.job_dataset.list
-        assert not harness.cache.engine.exchange_pending.lists
-        harness.training.exchange(one.trainer, Exchange(harness.list.name, 1, 1, 0, 0, nothing, some))
-        (shared,) = harness.cache.engine.exchange_pending.lists.values()
-        assert shared.keys is one.job_dataset.list.keys
-        # The other one's epoch goes on by the files that it was planned with.
-        later = Exchange(harness.list.name, 2, 0, 4, 0, some, some + np.uint32(4))
-        assert len(harness.training.exchange(other.trainer, later)) == 4
-        await harness.training.detached(one.trainer)
-        await harness.training.detached(other.trainer)
-        assert not harness.cache.engine.exchange_pending.lists
-
-    run(tmp_path, test)
-
-
-def test_a_job_that_declared_the_present_versions_shares_its_list_with_who_follows(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        source, one, other = Source(harness), Job(harness, "one", 1), Job(harness, "other", 2)
-        await one.attach()
-        await source.change(CHANGED)
-        await other.attach()
-        assert one.job_dataset.list is not other.job_dataset.list
-        await _plan(harness, one, 0)
-        assert one.job_dataset.list is other.job_dataset.list
-
-    run(tmp_path, test)
+async def test_a_job_that_declared_the_present_versions_shares_its_list_with_who_follows(harness: Harness) -> None:
+    source, one, other = Source(harness), Job(harness, "one", 1), Job(harness, "other", 2)
+    await one.attach()
+    await source.change(CHANGED)
+    await other.attach()
+    assert one.job_dataset.list is not other.job_dataset.list
+    await _plan(harness, one, 0)
+    assert one.job_dataset.list is other.job_dataset.list

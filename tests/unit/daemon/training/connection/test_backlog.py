@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import numpy as np
 import numpy.typing as npt
+import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -24,75 +23,64 @@ def latest(indices: npt.NDArray[np.uint32], count: int) -> npt.NDArray[np.int64]
 LATEST = dict.fromkeys(("train", "other"), latest)
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    trio.run(test, clock=MockClock(autojump_threshold=0))
+@pytest.fixture(autouse=True)
+def clock() -> trio.abc.Clock:
+    return MockClock(autojump_threshold=0)
 
 
-def test_batches_that_are_alike_wait_as_one_and_order_is_kept() -> None:
-    async def test() -> None:
-        backlog = Backlog(10, 1 << 20, LATEST, ())
-        told = [batch(0), batch(1), EpochEnd(0, None), batch(2), batch(3, name="other"), batch(4, name="other")]
-        for message in told:
-            await backlog.put(message)
-        backlog.close()
-        taken = [await backlog.take() for _ in range(5)]
-        assert taken == [told[:2], told[2], told[3:4], told[4:], None]
-
-    run(test)
+async def test_batches_that_are_alike_wait_as_one_and_order_is_kept() -> None:
+    backlog = Backlog(10, 1 << 20, LATEST, ())
+    told = [batch(0), batch(1), EpochEnd(0, None), batch(2), batch(3, name="other"), batch(4, name="other")]
+    for message in told:
+        await backlog.put(message)
+    backlog.close()
+    taken = [await backlog.take() for _ in range(5)]
+    assert taken == [told[:2], told[2], told[3:4], told[4:], None]
 
 
-def test_runs_beyond_the_limit_are_thinned_and_no_batch_waits() -> None:
-    async def test() -> None:
-        backlog = Backlog(2, 20_000, LATEST, ())
-        with trio.fail_after(1):
-            for step in range(1000):
-                await backlog.put(batch(step))
-                assert backlog._held_bytes <= 20_000
+async def test_runs_beyond_the_limit_are_thinned_and_no_batch_waits() -> None:
+    backlog = Backlog(2, 20_000, LATEST, ())
+    with trio.fail_after(1):
+        for step in range(1000):
+            await backlog.put(batch(step))
+            assert backlog._held_bytes <= 20_000
+    taken = await backlog.take()
+    assert isinstance(taken, list)
+    assert taken[-1].step == 999
+    assert backlog._held_bytes == 0
+
+
+async def test_a_run_that_cannot_be_thinned_waits_until_it_is_taken() -> None:
+    backlog = Backlog(2, 3_000, {}, ())
+    done: list[int] = []
+
+    async def put() -> None:
+        for step in range(4):
+            await backlog.put(batch(step))
+            done.append(step)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(put)
+        await wait_all_tasks_blocked()
+        assert done == [0, 1]
         taken = await backlog.take()
+        await wait_all_tasks_blocked()
         assert isinstance(taken, list)
-        assert taken[-1].step == 999
-        assert backlog._held_bytes == 0
-
-    run(test)
+        assert (len(taken), done) == (3, [0, 1, 2, 3])
 
 
-def test_a_run_that_cannot_be_thinned_waits_until_it_is_taken() -> None:
-    async def test() -> None:
-        backlog = Backlog(2, 3_000, {}, ())
-        done: list[int] = []
+async def test_other_messages_wait_for_room() -> None:
+    backlog = Backlog(2, 1 << 20, LATEST, ())
+    ends = [EpochEnd(epoch, None) for epoch in range(5)]
+    async with trio.open_nursery() as nursery:
 
         async def put() -> None:
-            for step in range(4):
-                await backlog.put(batch(step))
-                done.append(step)
+            for end in ends:
+                await backlog.put(end)
+            backlog.close()
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(put)
-            await wait_all_tasks_blocked()
-            assert done == [0, 1]
-            taken = await backlog.take()
-            await wait_all_tasks_blocked()
-            assert isinstance(taken, list)
-            assert (len(taken), done) == (3, [0, 1, 2, 3])
-
-    run(test)
-
-
-def test_other_messages_wait_for_room() -> None:
-    async def test() -> None:
-        backlog = Backlog(2, 1 << 20, LATEST, ())
-        ends = [EpochEnd(epoch, None) for epoch in range(5)]
-        async with trio.open_nursery() as nursery:
-
-            async def put() -> None:
-                for end in ends:
-                    await backlog.put(end)
-                backlog.close()
-
-            nursery.start_soon(put)
-            await wait_all_tasks_blocked()
-            assert len(backlog._items) == 2
-            found = [await backlog.take() for _ in range(6)]
-        assert found == [*ends, None]
-
-    run(test)
+        nursery.start_soon(put)
+        await wait_all_tasks_blocked()
+        assert len(backlog._items) == 2
+        found = [await backlog.take() for _ in range(6)]
+    assert found == [*ends, None]

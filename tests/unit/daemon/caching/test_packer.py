@@ -230,15 +230,6 @@ async def test_one_read_fetches_fresh_samples_with_their_bytes(harness: Harness)
     assert harness.policy.substitute_for("train", first) in others
 
 
-async def test_nothing_is_loaded_while_the_policy_has_no_room(harness: Harness) -> None:
-    await with_a_package(harness)
-    # None of what is cached was read in this one.
-    harness.policy.new_epoch("train")
-    harness.source.reads.clear()
-    assert not await harness.load()
-    assert harness.source.reads == []
-
-
 async def test_a_file_that_has_changed_is_not_taken_from_a_package(harness: Harness) -> None:
     await with_a_package(harness)
     changed = harness.root / "train/003"
@@ -270,17 +261,6 @@ async def test_a_damaged_package_is_removed_and_said(
     assert not await harness.load()
     assert len(caplog.records) == 1
     assert "is removed" in caplog.text
-
-
-async def test_one_that_another_mount_has_removed_is_forgotten(
-    harness: Harness, caplog: pytest.LogCaptureFixture
-) -> None:
-    await with_a_package(harness)
-    harness.packages[0].unlink()
-    assert await harness.load()
-    assert not await harness.load()
-    assert harness.count("packages_loaded") == 0
-    assert caplog.records == []
 
 
 async def test_packages_are_found_again_and_damaged_ones_go(
@@ -364,16 +344,6 @@ async def test_with_a_new_list_what_still_ranks_low_is_packed_again(harness: Har
         assert index.payload(file, path.read_bytes()) == (harness.root / os.fsdecode(file.path)).read_bytes()
 
 
-async def test_a_package_that_cannot_be_read_is_not_packed_again(harness: Harness) -> None:
-    await with_a_package(harness)
-    for number in range(5):
-        harness.score(number, 100.0 + number)
-    harness.packages[0].unlink()
-    harness.policy.new_epoch("train")
-    await harness.repack()
-    assert (harness.packer._packages, harness.packer._collected) == ({}, {})
-
-
 async def test_first_packages_are_of_random_cached_samples_that_rank_low(harness: Harness) -> None:
     await harness.learn()
     harness.read(*range(5, 25))
@@ -388,23 +358,6 @@ async def test_first_packages_are_of_random_cached_samples_that_rank_low(harness
     assert set(numbers) < set(range(5, 20))
     assert numbers != list(range(5, 15)), "at random"
     assert harness.source.reads == []
-
-
-async def test_another_policy_leaves_packages_alone(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "PAUSE_S", 0.001)
-    monkeypatch.setattr(packing, "COLLECT_PAUSE_S", 0.001)
-
-    await with_a_package(harness)
-    harness.cache.set_policy("spider")
-    assert harness.cache.restocked is None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(harness.packer._keep_packing)
-        nursery.start_soon(harness.packer._keep_loading)
-        harness.read(*range(10))
-        await trio.sleep(5 * (packing.PAUSE_S + packing.COLLECT_PAUSE_S))
-        nursery.cancel_scope.cancel()
-    assert (harness.packer._collected_bytes, harness.count("packages_loaded")) == (0, 0)
-    assert len(harness.packages) == 1
 
 
 async def test_a_source_that_cannot_be_written_to_is_said_once(

@@ -247,18 +247,6 @@ async def test_no_more_bytes_are_in_flight_than_may_be(harness: Harness) -> None
     assert (max(harness.in_flight), harness.in_flight[-1]) == (400_000, 0)
 
 
-async def test_more_than_may_be_read_at_a_time_are_all_read(harness: Harness) -> None:
-    nodes = [harness.add(f"{number}", 20_000 + number) for number in range(100)]
-
-    harness.begin(*nodes)
-    results = await harness.all_ended(*nodes)
-    # Those whose places in the table of flights were taken are handed back.
-    read = [node for node, result in zip(nodes, results, strict=True) if result is not None]
-    assert len(read) > len(nodes) // 2
-    assert all(result is None or result.where == FETCHED for result in results)
-    assert all(harness.held(node) is not None for node in read)
-
-
 async def test_what_the_store_has_or_another_fetches_is_handed_back(harness: Harness) -> None:
     stored, locked, free = (harness.add(name, 50_000) for name in ("stored", "locked", "free"))
     harness.content.land(ContentKey(stored.inode), (harness.root / "stored").read_bytes())

@@ -21,7 +21,7 @@ from spiderfs.core.homes import Homes
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.fetch_limits import AHEAD_SHARE, Concurrency
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.plans.schedule import PROVEN_OPENS, UNPROVEN_SAMPLES, PlannedReader
+from spiderfs.core.plans.schedule import UNPROVEN_SAMPLES, PlannedReader
 from spiderfs.core.policy import Key
 from spiderfs.core.rooms import LANDING_SHARE
 from spiderfs.daemon.caching.cache_control import CacheControl
@@ -411,17 +411,6 @@ async def test_no_more_is_fetched_at_a_time_than_has_room_to_land(tmp_path: Path
                 harness.cache.fold(events(trio.current_time(), harness.inodes[number], SIZE, HIT, TRAINER))
 
 
-async def test_what_is_needed_sooner_stays_and_the_rest_makes_room(tmp_path: Path) -> None:
-    async with running(tmp_path, files=200, cached=40) as harness:
-        for number in range(160, 200):
-            await harness.read(number, trainer=0)
-        assert harness.kept == set(range(160, 200))
-        # Five of the cached ones come first, the others last.
-        harness.plan([*range(195, 200), *range(195)])
-        await trio.sleep(5)
-        assert harness.kept == {*range(195, 200), *range(5), *range(160, 190)}
-
-
 async def test_no_further_ahead_than_the_window(tmp_path: Path) -> None:
     async with running(tmp_path, files=5000, cached=4000) as harness:
         harness.plan(range(5000))
@@ -437,17 +426,6 @@ async def test_no_further_ahead_than_the_window(tmp_path: Path) -> None:
         # It shrinks while nothing comes late.
         assert harness.prefetcher.status().plans[0].window_samples <= window
         assert max(harness.fetched) < 50 + window
-
-
-async def test_the_window_is_a_part_of_the_cache(tmp_path: Path) -> None:
-    async with running(tmp_path, files=5000, cached=4000) as harness:
-        harness.plan(range(5000))
-        harness.has_pace(TRAINER, 0.00001)
-        assert harness.prefetcher.status().plans[0].window_samples > 1000, "no one else needs the room"
-        await trio.sleep(3)
-        engine = harness.cache.engine
-        engine.resize(engine.used_bytes, 0)
-        assert harness.prefetcher.status().plans[0].window_samples <= len(engine.members) / 4, "the cache is full"
 
 
 async def test_the_window_takes_no_more_room_beside_peers_than_landing_leaves_it(tmp_path: Path) -> None:
@@ -594,17 +572,6 @@ async def test_a_wrong_plan_costs_a_few_fetches_and_no_more(tmp_path: Path) -> N
     assert wrong[2][0] == without[2][0]
 
 
-async def test_a_plan_that_is_followed_is_soon_fetched_further_ahead_for(tmp_path: Path) -> None:
-    async with running(tmp_path, files=1000) as harness:
-        harness.plan(range(1000), proven=False)
-        await trio.sleep(5)
-        assert sorted(harness.fetched) == list(range(UNPROVEN_SAMPLES))
-        for number in range(PROVEN_OPENS):
-            await harness.read(number)
-        await trio.sleep(1)
-        assert len(harness.fetched) >= UNPROVEN_SAMPLES + PROVEN_OPENS
-
-
 async def test_a_sample_larger_than_the_cache_holds_up_nothing(tmp_path: Path) -> None:
     sizes = [SIZE] * 8
     sizes[2] = LARGE - 1
@@ -626,13 +593,6 @@ async def test_names_that_cannot_be_read_are_asked_for_again(
     assert harness.kept == set(range(20))
     # Once a second, and not in a loop.
     assert 1 <= caplog.text.count("nothing is fetched ahead for a moment") <= 6
-
-
-async def test_large_files_are_passed_over_by_what_is_ready(tmp_path: Path) -> None:
-    async with running(tmp_path, sizes=[*[SIZE] * 5, LARGE, *[SIZE] * 14]) as harness:
-        harness.plan(range(20))
-        await trio.sleep(5)
-        assert harness.prefetcher.ready_ahead(harness.reader()) == 20
 
 
 async def test_large_and_empty_files_are_left_to_their_readers(tmp_path: Path) -> None:
@@ -682,16 +642,6 @@ async def test_what_another_process_has_fetched_meanwhile_counts_there(
     assert (harness.fetched, harness.counted("prefetched")) == ([], 0)
 
 
-async def test_who_opens_what_is_being_fetched_waits_for_that(harness: Harness) -> None:
-    harness.client.latency_s = 1.0
-    harness.plan(range(3))
-    await trio.sleep(0.5)
-    assert not await harness.read(1)
-    assert trio.current_time() % 1 == pytest.approx(0.0, abs=0.01)
-    await trio.sleep(5)
-    assert sorted(harness.fetched) == [0, 1, 2]
-
-
 # -- a store that cannot take them
 
 
@@ -717,10 +667,3 @@ async def test_files_without_room_to_land_are_not_fetched_again_and_again(harnes
     harness.content.refuses = False
     await trio.sleep(11)
     assert harness.kept == set(range(100))
-
-
-async def test_a_cache_without_room_fetches_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path, cached=0) as harness:
-        harness.plan(range(10))
-        await trio.sleep(60)
-    assert harness.fetched == []

@@ -24,7 +24,7 @@ from spiderfs.daemon.caching import pusher
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.neighbours import Chunk
 from spiderfs.daemon.caching.prefetch_backend import Admission, Done, PrefetchResult
-from spiderfs.daemon.caching.push_ahead import MOST_REQUESTS, PushAhead
+from spiderfs.daemon.caching.push_ahead import PushAhead
 from spiderfs.daemon.caching.push_process import IN_MEMORY
 from spiderfs.daemon.caching.pusher import Pusher as Pushing
 from spiderfs.linux import steady_clock
@@ -197,13 +197,6 @@ def test_one_file_is_pushed_however_large_it_is(tmp_path: Path) -> None:
     assert harness.push(20) == [1]
 
 
-def test_requests_in_the_kernel_are_few(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, size=1 << 20)
-    harness.backend._most_bytes = 1 << 40
-    harness.cache.engine.members = dict.fromkeys(range(1, FILES + 1))  # type: ignore[misc]
-    assert len(harness.push(FILES)) == MOST_REQUESTS // 8
-
-
 def test_what_is_stored_is_pushed_without_waiting_for_the_source(harness: Harness) -> None:
     harness.cache.engine.members = dict.fromkeys(range(1, 6))  # type: ignore[misc]
     assert harness.push(5) == [1, 2, 3, 4, 5]
@@ -237,13 +230,6 @@ def test_what_the_kernel_is_not_asked_for_the_process_reports(harness: Harness, 
     ((_, found),) = harness.done
     assert (found.where, found.failed) == (None if failed else HIT, failed)
     assert harness.backend.able
-
-
-@pytest.mark.parametrize("outcome", [errno.ENOSYS, errno.EPERM])
-def test_a_kernel_that_does_not_say_what_it_has_is_not_asked_again(harness: Harness, outcome: int) -> None:
-    harness.push(1)
-    harness.backend._answered(1, outcome)
-    assert not harness.backend.able
 
 
 def test_what_lands_without_an_order_is_not_forgotten(harness: Harness) -> None:
@@ -409,19 +395,6 @@ def test_a_draw_that_was_passed_by_while_its_sample_was_on_its_way_is_pushed_too
     assert drawn.ordered == [1, 2, 3, 1]
 
 
-def test_a_draw_of_the_next_epoch_is_passed_by_too(tmp_path: Path) -> None:
-    drawn = Drawn(tmp_path, [0, 1])
-    first = drawn.reader.epoch
-    drawn.engine.plan(1, "train", PlannedEpoch(1, first.keys, first.index_of, first.order), 0.0, begun=False)
-    drawn.prefetch(0, 1)
-    drawn.harness.tell(1, 2)
-    node = drawn.harness.node(1)
-    drawn.harness.backend.prefetch(node, drawn.reader, 2, lambda node, reader, result: None)
-    assert drawn.ordered == [1, 2]
-    drawn.progressed(1)
-    assert drawn.ordered == [1, 2, 1]
-
-
 def test_what_waits_for_an_epoch_that_begins_goes_on_waiting(tmp_path: Path) -> None:
     """Its bytes count, it needs no substitute, and it is not pushed again."""
     drawn = Drawn(tmp_path, [0, 1])
@@ -474,18 +447,6 @@ def test_what_the_kernel_was_made_to_forget_is_pushed_again(tmp_path: Path) -> N
     assert drawn.ordered == [1, 2, 3, 4, 1]
 
 
-def test_readers_need_no_substitutes_for_what_waits_for_them(tmp_path: Path) -> None:
-    drawn = Drawn(tmp_path, range(20))
-    drawn.prefetch(0, 1)
-    assert 1 in drawn.harness.pushed, "it is on its way"
-    drawn.harness.tell(2, where=UNREAD | PUSHED)
-    assert 2 not in drawn.harness.pushed
-    drawn.harness.tell(1)
-    assert 1 in drawn.harness.pushed
-    drawn.progressed(1)
-    assert 1 not in drawn.harness.pushed
-
-
 def test_what_the_engine_would_not_keep_is_not_for_the_store(harness: Harness) -> None:
     engine = harness.cache.engine
     engine.plan(1, "train", harness.reader.epoch, 0.0, True)
@@ -499,21 +460,6 @@ def test_what_the_engine_would_not_keep_is_not_for_the_store(harness: Harness) -
     harness.tell(2, where=UNSTORED | PUSHED)
     assert 2 not in harness.passing, "a reader that asks for it again may have it stored"
     assert harness.done[-1][1].where == UNSTORED
-
-
-def test_a_large_file_is_for_the_store_in_any_case(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, size=1 << 20)
-    harness.cache.engine.resize(0, 0)
-    assert harness.push(1) == [1]
-    assert 1 not in harness.passing
-
-
-def test_a_push_that_fails_leaves_its_draw_as_a_reason_to_keep_the_sample(harness: Harness) -> None:
-    harness.push(1)
-    epoch = harness.reader.epoch
-    assert epoch.next_use(1) is None, "it is on its way to its reader"
-    harness.tell(1, where=UNREAD | PUSHED)
-    assert epoch.next_use(1) == 0
 
 
 def test_what_comes_together_is_pushed_when_it_is_in_the_store(harness: Harness) -> None:

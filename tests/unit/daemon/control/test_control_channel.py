@@ -16,7 +16,7 @@ import trio.testing
 
 from spiderfs.daemon.control import channel as module
 from spiderfs.daemon.control.channel import ControlClient, Send, answer_questions
-from spiderfs.errors import ConfigError, SpiderfsError, StoreFull, TryAgain
+from spiderfs.errors import ConfigError, SpiderfsError, TryAgain
 from spiderfs.linux.sockets import socket_address
 
 PATIENCE_S = 20.0
@@ -125,12 +125,6 @@ async def test_a_refusal_comes_with_its_reason(harness: Harness, reason: str) ->
     with pytest.raises(ConfigError) as caught:
         await harness.client.apply("config", b"x")
     assert str(caught.value) == reason
-
-
-async def test_another_failure_is_reported_too(harness: Harness) -> None:
-    harness.table.error = StoreFull("no space left")
-    with pytest.raises(SpiderfsError, match="no space left"):
-        await harness.ask("stats")
 
 
 @pytest.mark.parametrize("ends", ["before", "between"])

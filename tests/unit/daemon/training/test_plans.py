@@ -54,24 +54,6 @@ async def test_a_plan_wakes_the_prefetcher_and_shares_the_cache_in_another_way(h
     assert (harness.readers, harness.policy.ratio) == ([], 0.9)
 
 
-async def test_what_is_left_of_an_epoch_is_given_up_when_it_ends(harness: Harness) -> None:
-    await harness.plan(1, 0, 1)
-    schedule = harness.cache.engine.schedule
-    assert schedule.next_use_s(11) is not None
-    harness.cache.engine.end_epoch(1, 0)
-    assert schedule.next_use_s(11) is None
-
-
-async def test_without_the_option_no_plan_is_left_and_none_is_taken(harness: Harness) -> None:
-    await harness.plan(1, 0, 1)
-    await harness.plan(2, 1, 2)
-    assert harness.readers == [1, 2]
-    harness.plans.change(harness.options.changed("plan", "off"))
-    assert harness.readers == []
-    await harness.plan(1, 0, 1)
-    assert (harness.readers, harness.woken) == ([], 2)
-
-
 @pytest.mark.parametrize("ends_by", ["the trainer leaves", "plan=off"])
 async def test_progress_wakes_the_prefetcher_and_what_no_one_opened_is_reported_once(
     harness: Harness, ends_by: str
@@ -88,12 +70,3 @@ async def test_progress_wakes_the_prefetcher_and_what_no_one_opened_is_reported_
         harness.plans.change(harness.options.changed("plan", "off"))
     harness.plans.trainer_left(1)
     assert harness.unseen == [(1, 10)]
-
-
-async def test_progress_is_not_followed_without_the_option(harness: Harness) -> None:
-    harness.plans.change(harness.options.changed("plan", "off"))
-    harness.plans.progressed(1, Progress("train", 0, 4, 2))
-    harness.plans.change(harness.options)
-    await harness.plan(1, 0, 1, 3, 2)
-    (reader,) = harness.cache.engine.schedule.trusted
-    assert reader.dispatched == 0

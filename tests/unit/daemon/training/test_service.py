@@ -22,21 +22,20 @@ from mount_options import options_in
 from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.core.engine import Changes
 from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access
-from spiderfs.core.hints import Candidates, Epoch, Labels, Pinning, Ratio, Scored
+from spiderfs.core.hints import Candidates, Epoch, Labels, Ratio, Scored
 from spiderfs.core.homes import Homes
 from spiderfs.core.policy import PINNED, Hub
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.job_datasets.declared_lists import GRACE_S
-from spiderfs.daemon.training.job_datasets.job_datasets import KEPT_JOB_DATASETS, JobDataset
+from spiderfs.daemon.training.job_datasets.job_datasets import KEPT_JOB_DATASETS
 from spiderfs.daemon.training.service import Training
 from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
-from spiderfs.errors import ConfigError, ProtocolError
+from spiderfs.errors import ProtocolError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import SharedCounters
-from spiderfs.policies.spider import Spider
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan, Progress
 from spiderfs.scorer.scorer import Scorer
-from spiderfs.scorer.scoring import BatchScores, ScorerOptions
+from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.shared.attached_trainers import publish_trainers, published_trainers
 from spiderfs.simulation.compare import rescored
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -309,26 +308,6 @@ async def test_every_redirect_is_of_one_label_and_of_the_list(harness: Harness) 
     assert redirect_rows(harness.records) == []
 
 
-async def test_a_batch_is_filed_under_what_was_served(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    await harness.declare(sends_batches=True)
-    filed: list[list[int]] = []
-    (job_dataset,) = harness.training.job_datasets
-    scorer = job_dataset.scoring_for("graph", 8, harness.training.scoring._options)
-    score = scorer.batch
-
-    def batch(ids: npt.NDArray[np.int64], *rest: Any) -> BatchScores:
-        filed.append(ids.tolist())
-        return score(ids, *rest)
-
-    monkeypatch.setattr(scorer, "batch", batch)
-    wanted, given = harness.inodes[4], harness.inodes[7]
-    harness.training.record_accesses([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
-    rng = np.random.default_rng(1)
-    await harness.batch(rng, [4, 5])
-    await harness.batch(rng, [4, 5])
-    assert filed == [[7, 5], [4, 5]]
-
-
 @pytest.mark.parametrize("sends_batches", [False, True])
 async def test_reads_of_a_trainer_that_sends_no_batch_are_not_remembered(harness: Harness, sends_batches: bool) -> None:
     """Workers' events may come after their trainer has gone, and its number is given to another one much later."""
@@ -340,20 +319,6 @@ async def test_reads_of_a_trainer_that_sends_no_batch_are_not_remembered(harness
     await harness.training.detached(harness.trainer)
     harness.training.record_accesses([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
     assert reads.on_the_way(1) == 0
-
-
-async def test_a_ratio_can_be_pinned_and_let_go(harness: Harness) -> None:
-    await harness.declare()
-    policy = harness.cache.engine.policy
-    assert isinstance(policy, Spider)
-    harness.training.pin_ratio(0.25)
-    await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
-    assert policy.ratio == 0.25
-    harness.training.pin_ratio(None)
-    await harness.training.epoch_end(harness.trainer, EpochEnd(1, 0.5))
-    assert policy.ratio == 0.9
-    with pytest.raises(ConfigError, match="from 0 to 1"):
-        harness.training.pin_ratio(1.5)
 
 
 LOSSES = np.array([0.5, 4.0, 2.0, 1.0], np.float16)
@@ -532,23 +497,6 @@ async def test_all_lists_together_may_have_so_many_samples(harness: Harness, mon
     assert [len(job_dataset.list.keys) for job_dataset in harness.training.job_datasets] == [11]
 
 
-async def test_a_list_whose_scores_cannot_be_saved_is_kept(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(self: JobDataset) -> None:
-        raise OSError(28, "No space left on device")
-
-    await harness.declare()
-    await harness.training.detached(harness.trainer)
-    with monkeypatch.context() as patched:
-        patched.setattr(JobDataset, "save", full)
-        await harness.training.declared_lists.let_go(0.0)
-    assert len(list(harness.training.job_datasets)) == 1
-    assert "unused list (No space left on device)" in caplog.text
-    await harness.training.declared_lists.let_go(0.0)
-    assert list(harness.training.job_datasets) == []
-
-
 async def test_other_policies_still_give_scores(tmp_path: Path) -> None:
     harness = Harness(tmp_path, "lru")
     await harness.declare()
@@ -595,20 +543,6 @@ async def test_an_open_of_a_substitute_uses_up_what_was_asked_for(harness: Harne
     harness.cache.fold([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
     schedule = harness.cache.engine.schedule
     assert [schedule.next_use_s(inode) is None for inode in (wanted, given)] == [True, False]
-
-
-async def test_a_file_that_is_listed_twice_is_read_twice(harness: Harness) -> None:
-    harness.list = listed([b"train/001", b"train/002", b"train/003", b"train/001"])
-    await harness.declare()
-    await harness.training.plan(harness.trainer, planned([0, 1, 3, 2]))
-    (reader,) = harness.cache.engine.schedule.trusted
-    inode = harness.inodes[0]
-    assert inode == harness.inodes[3]
-    assert [position for position, key in reader.coming(4) if key == inode] == [0, 2]
-    reader.opened(inode, 0.0, False)
-    assert reader.epoch.next_position(inode) == 2
-    reader.opened(inode, 0.0, False)
-    assert reader.epoch.next_position(inode) is None
 
 
 @pytest.mark.parametrize("immutable", [True, False])
@@ -709,23 +643,6 @@ async def test_the_lowest_rank_on_a_mount_ends_the_epochs_of_its_job(harness: Ha
     # A training that begins again.
     await harness.training.epoch_end(between, EpochEnd(0, 0.5))
     assert told == [0, 1, 2, 0]
-
-
-async def test_two_trainers_have_a_plan_each(harness: Harness) -> None:
-    await harness.declare()
-    other = Trainer(os.getpid(), os.getuid(), Hello("other", "test", rank=1, world_size=2))
-    await harness.training.attached(other)
-    await harness.training.samples(other, harness.list)
-    await harness.training.plan(harness.trainer, planned([1, 2]))
-    await harness.training.plan(other, planned([8, 9]))
-    schedule = harness.cache.engine.schedule
-    assert sorted(schedule.readers) == [(1, "train"), (2, "train")]
-    # A rank that is not the first ends its own epoch too.
-    await harness.training.epoch_end(other, EpochEnd(0, 0.5))
-    found = [schedule.next_use_s(harness.inodes[index]) is not None for index in (1, 8)]
-    assert found == [True, False]
-    await harness.training.detached(other)
-    assert sorted(schedule.readers) == [(1, "train")]
 
 
 @pytest.mark.parametrize(("policy", "scoring"), [("spider", "graph"), ("shade", "rank"), ("lru", "graph")])
@@ -854,22 +771,6 @@ async def test_pins_of_an_earlier_mount_last_for_an_epoch(tmp_path: Path) -> Non
     harness.training.pinboard.forget()
     await harness.training.epoch_end(harness.trainer, EpochEnd(1, 0.5))
     assert pinned(harness) == []
-
-
-async def test_pins_are_recorded(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    inodes: list[int] = []
-
-    recording = Recording(path)
-    harness = Harness(tmp_path, "impact", recording)
-    await harness.declare()
-    inodes.extend(harness.inodes)
-    for indices in ([5, 4], [5, 4], []):
-        await said(harness, *indices)
-    recording.close()
-    trace = read_trace(path)
-    pinnings = [hint for _, hint in trace.hints() if isinstance(hint, Pinning)]
-    assert pinnings == [Pinning("1", [inodes[5], inodes[4]]), Pinning("1", [])]
 
 
 async def test_a_trace_has_every_access_of_a_reader(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Batch, EpochEnd, Hello, ProtocolError
 from spiderfs.scorer.scorer import Scorer
-from spiderfs.shared.attached_trainers import published_trainers
 
 EPOCH = [list(range(first, first + 10)) for first in range(0, 40, 10)]
 
@@ -234,13 +233,6 @@ async def test_there_may_be_so_many_job_datasets(harness: Harness, monkeypatch: 
     # A job that no one uses leaves memory for it, without waiting.
     await harness.training.samples(three.trainer, harness.list)
     assert {job_dataset.job_id for job_dataset in harness.training.job_datasets} == {"two", "three"}
-
-
-async def test_redirects_of_a_job_are_its_own(harness: Harness) -> None:
-    one, two = await _learned(harness, "one"), await _learned(harness, "two")
-    assert one.job_dataset.number != two.job_dataset.number
-    learned = {row.number: row.job_dataset_numbers for row in published_trainers(harness.trainers_file)}
-    assert learned == {1: (one.job_dataset.number,), 2: (two.job_dataset.number,)}
 
 
 async def test_pins_of_an_earlier_mount_end_with_the_epoch_of_their_job(harness: Harness) -> None:

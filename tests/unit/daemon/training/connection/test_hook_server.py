@@ -360,19 +360,6 @@ async def test_progress_passes_batches_by(tmp_path: Path) -> None:
     assert (progress.list, progress.epoch, progress.dispatched, progress.taken) == ("train", 0, 2, 1)
 
 
-async def test_two_trainers_with_lists_of_their_own(tmp_path: Path) -> None:
-    async with served(tmp_path) as daemon, daemon.client() as one, daemon.client() as two:
-        await one.greet(b"a", b"b")
-        await two.greet(b"c")
-        assert len(daemon.server.trainers) == 2
-        await one.send(batch(1))
-        await two.send(batch(1), batch(0))
-        await two.said(Error, "index 1 in a list of 1")
-        await daemon.until(lambda: len(daemon.sink.batches) == 2)
-    assert {trainer for trainer, _ in daemon.sink.batches} == {trainer for trainer, _ in daemon.sink.lists}
-    assert daemon.server.trainers == []
-
-
 async def test_a_slow_sink_loses_no_batch_and_keeps_no_one_else_waiting(tmp_path: Path) -> None:
     async with served(tmp_path, limits=ServerLimits(queue=4)) as daemon, daemon.client() as slow:
         await slow.greet(b"a")
@@ -450,17 +437,6 @@ async def test_a_slow_sink_gets_all_batches_that_wait_in_one_call(tmp_path: Path
     # 21 arrive at once: those that are there come together, and nothing goes past the epoch's end.
     assert calls[-1] == "epoch_end"
     assert calls.count("learn") <= 6
-
-
-async def test_a_disconnect_in_the_middle_of_a_frame_is_counted_and_no_more(tmp_path: Path) -> None:
-    async with served(tmp_path) as daemon:
-        async with daemon.client() as client:
-            await client.greet(b"a")
-            await client.stream.send_all(encode(batch(0))[:-3])
-        await daemon.until(lambda: "detached" in [name for name, _ in daemon.sink.calls])
-        async with daemon.client() as client:
-            await client.greet(b"a")
-    assert daemon.counted == {"hook_malformed": 1}
 
 
 async def test_no_bytes_harm_anybody_else(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ import trio
 from mount_options import options_in
 from recording_policy import RecordingPolicy, recorded_cache
 from short_lists import job_dataset
-from trio.testing import wait_all_tasks_blocked
 
 from benchmarks.fakes import MemoryContent
-from spiderfs.core.events import FETCHED, HIT, Access
+from spiderfs.core.events import HIT, Access
 from spiderfs.core.hints import Hint, Scored
 from spiderfs.core.learning.feed import PolicyFeed
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets
@@ -25,7 +24,6 @@ from spiderfs.daemon.training.job_datasets.trainers import Trainers
 from spiderfs.metrics import SharedCounters
 from spiderfs.protocol import Batch
 from spiderfs.scorer.scoring import ScorerOptions
-from spiderfs.store.store import ContentKey
 
 SIZE = 100
 # Sample i of the list is this file; the last one is unknown.
@@ -118,18 +116,6 @@ async def test_samples_of_no_file_are_left_out(harness: Harness) -> None:
     assert harness.scored() == [11], "the first was served a file that the list does not have"
 
 
-async def test_a_hub_is_published_and_placed_when_its_bytes_are_there(harness: Harness) -> None:
-    placed: list[object] = []
-    harness.feed._size_of = placed.append  # type: ignore[assignment]
-    # The second batch has a radius to go by.
-    for _ in range(2):
-        await harness.learn(*range(8))
-    hubs = [hub for (hub,) in harness.calls("hub_found")]
-    assert hubs
-    assert placed == hubs, "each is asked for once"
-    assert set(hubs) <= set(INODES)
-
-
 async def test_each_of_the_batches_that_are_scored_together_has_a_hub(harness: Harness) -> None:
     await harness.learn(*range(8))
     harness.policy.calls.clear()
@@ -138,18 +124,6 @@ async def test_each_of_the_batches_that_are_scored_together_has_a_hub(harness: H
     hubs = [hub for (hub,) in harness.calls("hub_found")]
     assert len(hubs) == 2, "the file of the third batch is gone"
     assert {hub in INODES[:4] for hub in hubs} == {True, False}
-
-
-async def test_rows_that_there_is_no_time_for_are_left_out_and_counted(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring.ROWS_AT_ONCE", 2)
-
-    await harness.scoring.learn(TRAINER, harness.list, [batch((0, 1)), batch((2, 3))])
-    assert harness.scored() == [10, 11]
-    assert harness.counters.totals()["hook_rows_left_out"] == 2
-    await harness.scoring.learn(TRAINER, harness.list, [batch((0, 1)), batch((2, 3))])
-    assert harness.scored() == [12, 13], "those that were scored the longest ago come first"
 
 
 async def test_waiting_rows_that_leave_are_those_whose_scores_are_youngest(harness: Harness) -> None:
@@ -162,23 +136,6 @@ async def test_waiting_rows_that_leave_are_those_whose_scores_are_youngest(harne
     assert harness.counters.totals()["hook_rows_left_out"] == 3
     await harness.learn(2)
     assert harness.scored() == [12], "the read of the row that left is done with"
-
-
-async def test_the_wait_for_another_job_datasets_scoring_is_no_time_of_this_one(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock_s = 0.0
-    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring.time.perf_counter", lambda: clock_s)
-
-    another = object()
-    await harness.scoring._one_at_a_time.acquire_on_behalf_of(another)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(harness.learn, 0, 1)
-        await wait_all_tasks_blocked()
-        clock_s = 100.0
-        harness.scoring._one_at_a_time.release_on_behalf_of(another)
-    assert harness.scored() == [10, 11]
-    assert harness.list.scoring_s == 0.0
 
 
 async def test_a_policy_that_was_chosen_while_a_batch_was_scored_does_not_get_it(harness: Harness) -> None:
@@ -197,28 +154,6 @@ async def test_a_policy_that_was_chosen_while_a_batch_was_scored_does_not_get_it
     await harness.learn(0, 1)
     assert (harness.policy.calls, other.calls) == ([], [])
     assert scoring.scored_share > 0
-
-
-async def test_an_epoch_begins_for_each_scoring_there_is(harness: Harness) -> None:
-    assert await harness.scoring.new_epoch([harness.list]) == {}
-    await harness.learn(*range(8))
-    sigmas = await harness.scoring.new_epoch([harness.list])
-    scoring = harness.scoring.of(harness.list)
-    assert scoring is not None
-    assert sigmas == {harness.list.job_dataset_id: scoring.sigma}
-
-
-async def test_a_list_that_is_introduced_has_the_scores_that_were_saved(harness: Harness) -> None:
-    await harness.learn(*range(8))
-    learned = harness.scoring.to_draw_by(harness.list)
-    await harness.scoring.save_in_thread()
-    harness.policy.calls.clear()
-    harness.list = harness.declare()
-    assert len(harness.scoring.to_draw_by(harness.list)) == 0
-    await harness.scoring.introduce(harness.list)
-    assert harness.calls("listed") == [("job/digest 1", 8)]
-    assert harness.scored() == INODES[:8]
-    assert harness.scoring.to_draw_by(harness.list) == pytest.approx(learned)
 
 
 async def test_saved_scores_are_passed_on_a_few_at_a_time(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,13 +214,3 @@ async def test_batches_that_wait_together_are_ranked_each_by_itself(harness: Har
     await harness.scoring.learn(TRAINER, harness.list, waiting)
     scores = harness.list.scorings["rank"].scores[:6]
     np.testing.assert_allclose(np.exp(scores), [10, 11, 12, 10, 12, 11], rtol=1e-5)
-
-
-async def test_a_policy_that_is_not_guided_leaves_scores_to_samplers(harness: Harness) -> None:
-    harness.cache.set_policy("lru")
-    harness.cache.fold([Access(1.0, 10, 10, SIZE, 0, 1, 0, FETCHED)])
-    harness.content.land(ContentKey(10), bytes(SIZE))
-    await harness.learn(*range(8))
-    await harness.scoring.new_epoch([harness.list])
-    await harness.scoring.introduce(harness.list)
-    assert len(harness.scoring.to_draw_by(harness.list)) == len(INODES)

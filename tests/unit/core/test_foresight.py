@@ -257,15 +257,6 @@ def test_permutations_fetch_exactly_the_samples_that_are_not_cached(planned_epoc
         assert result.hits.tolist() == [0, *([int(files * share)] * (epochs - 1))]
 
 
-def test_a_run_with_a_plan_fetches_no_more_than_one_without() -> None:
-    """One epoch known: what is not drawn again in it goes first."""
-    files = 1500
-    accesses = Accesses.of(keys := with_replacement(12, files, 4), [100] * len(keys))
-    for share in (0.1, 0.3, 0.6):
-        without = replayed(MinIO(), accesses, share, files, 0).origin_bytes.sum()
-        assert replayed(MinIO(), accesses, share, files, 1).origin_bytes.sum() < without
-
-
 # -- which member leaves
 
 

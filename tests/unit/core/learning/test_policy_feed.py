@@ -91,13 +91,6 @@ def test_the_ratio_moves_with_the_share_of_the_epochs_that_are_over() -> None:
     assert harness.feed.status().jobs[0].epochs_done == 10
 
 
-def test_a_training_that_does_not_say_its_length_gets_the_option() -> None:
-    harness = Harness(elastic=ElasticOptions(0.9, 0.5, half_growth=1e9), epochs=20)
-    harness.feed.begin("a", "job", LABELS)
-    harness.end_epochs("job", FALLING)
-    assert harness.ratio == pytest.approx(0.8)
-
-
 def test_the_largest_ratio_of_the_running_jobs_counts() -> None:
     harness = Harness(elastic=ElasticOptions(0.9, 0.5), epochs=5)
     harness.feed.begin("a", "job", LABELS)
@@ -194,16 +187,6 @@ def test_followed_plans_leave_hubs_little_if_only_late_reads_get_substitutes(onl
     harness.engine.unplan("trainer")
     harness.feed.schedule_changed()
     assert harness.ratio == 0.9
-
-
-def test_one_jobs_epoch_is_no_other_ones() -> None:
-    policy = RecordingPolicy()
-    harness = Harness(policy)
-    for job_dataset_id, job_id in (("a", "one"), ("b", "one"), ("c", "other")):
-        harness.feed.begin(job_dataset_id, job_id, LABELS)
-    harness.feed.epoch_ended("one", 0, {"a": 1.0})
-    assert [call[1] for call in policy.calls if call[0] == "new_epoch"] == ["a", "b"]
-    assert [job.epochs_done for job in harness.feed.status().jobs] == [1, 0]
 
 
 def test_scores_of_two_job_datasets_are_merged_and_of_one_they_stay() -> None:

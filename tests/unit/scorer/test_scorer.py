@@ -392,11 +392,6 @@ class TestRadius:
         # The oldest were forgotten: 9, 9, 3, 9.
         assert radius.value == 9
 
-    def test_a_batch_larger_than_the_memory(self) -> None:
-        radius = Radius(NEAREST, remembered=4)
-        radius.observe(np.arange(10, dtype=np.float32))
-        assert radius.value == 7.5
-
     def test_a_fixed_one_stays(self) -> None:
         radius = Radius(ScorerOptions(radius=0.7))
         assert radius.settled
@@ -433,13 +428,6 @@ class TestRadius:
         again.new_epoch()
         assert again.value == radius.value
 
-    def test_of_the_nearest_never_settles(self) -> None:
-        radius = Radius(NEAREST, remembered=4)
-        for _ in range(5):
-            radius.observe(np.ones(4, np.float32))
-            radius.new_epoch()
-        assert not radius.settled
-
     @pytest.mark.parametrize("other", [NEAREST, ScorerOptions(radius="class", radius_share=0.1)])
     def test_of_another_calibration_begins_again(self, other: ScorerOptions) -> None:
         radius = Radius(CLASS, remembered=4)
@@ -466,13 +454,6 @@ def test_the_radius_of_a_class_takes_in_a_share_of_each(kind: Kind, share: float
         its = np.bincount(labels)[labels] == size
         assert counts.same[its].mean() == pytest.approx(share * (size - 1), rel=0.2)
     assert scorer.statistics().mean_same == pytest.approx(counts.same.mean())
-
-
-def test_samples_without_others_of_their_label_have_no_radius() -> None:
-    scorer = Scorer(np.arange(30), 16, ScorerOptions(radius="class"))
-    scorer.batch(np.arange(30), clusters(30)[1])
-    assert scorer.radius == 0
-    assert (scorer.scores == importance(0, 0)).all()
 
 
 class TestRawEmbeddings:

@@ -38,11 +38,6 @@ def test_counts_per_epoch() -> None:
     assert result.origin_bytes_per_sample == 18
 
 
-def test_a_single_epoch_is_its_own_warm_one() -> None:
-    result = replay(Engine(LRU(), 10), Accesses.of([1, 1], [1, 1]), 2)
-    assert result.warm_hit_ratio == 0.5
-
-
 def test_blocks_go_their_own_way() -> None:
     accesses = Accesses.of([1, (7, 0), 1, (7, 0)], [10, 10, 10, 10])
     policy = policy_for(Belady, accesses)
@@ -240,11 +235,3 @@ def test_an_epoch_longer_than_the_trace_is_all_of_it(trace: Path, tmp_path: Path
     code, output = run(trace, "--policy", "lru", "--epoch", length, "--json", report)
     assert code == 0, output
     assert json.loads(report.read_text())["epoch_length"] == 151
-
-
-def test_command_needs_a_trace_with_something_in_it(tmp_path: Path) -> None:
-    assert "Missing argument 'TRACE'" in run()[1]
-    empty = tmp_path / "empty"
-    empty.touch()
-    assert "holds no accesses" in run(empty)[1]
-    assert run(tmp_path / "none")[0] == 1

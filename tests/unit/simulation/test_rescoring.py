@@ -262,14 +262,3 @@ def test_command_refuses_what_is_no_radius(path: Path, radius: str) -> None:
     assert output.startswith("spiderfs: no radius")
     assert output.endswith("2 apart at most: 2.5\n" if radius == "2.5" else "give a number above 0, class or nearest\n")
     assert len(output.splitlines()) == 1
-
-
-def test_command_needs_embeddings_to_score_again(path: Path) -> None:
-    writer = TraceWriter(path)
-    writer.append(0, 5, SIZE)
-    writer.close()
-    code, output = run(path, "--neighbours", 3)
-    assert code == 1
-    assert output.startswith("spiderfs: the trace holds no embeddings")
-    assert "trace_embeddings=on" in output
-    assert run(path, "--neighbours", 3, "--policy", "lru")[0] == 0, "nothing has to be scored for it"

@@ -26,12 +26,6 @@ BATCHES = 7  # of 50 samples in eights
 STALL_S = 2.0
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Any:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
-
-
 def train_with_scores(directory: Path) -> float:
     """How long an epoch took that begins with a question to the daemon."""
     model, batches = Network(), loader(shuffle=False, sampler=SpiderSampler(SIZE))

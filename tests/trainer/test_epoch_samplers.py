@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_training import SIZE, loader
 
-from benchmarks.fakes import RecordingSink
 from trainer_hook import EchoSampler, ImpactSampler, InfoBatchSampler, PoolSampler, ShadeSampler, SpiderSampler, plan
 
 infobatch = partial(InfoBatchSampler, epochs=9)
@@ -23,12 +20,6 @@ SAMPLERS = pytest.mark.parametrize(
     [EchoSampler, partial(PoolSampler, block=4), infobatch, partial(infobatch, times=2)],
     ids=["echo", "pool", "infobatch", "infobatch echo"],
 )
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path, RecordingSink()) as daemon:
-        yield daemon
 
 
 @SAMPLERS

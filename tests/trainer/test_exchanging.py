@@ -68,12 +68,6 @@ ANSWERS: dict[str, Callable[[Exchange], Sequence[int]]] = {
 }
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
-
-
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_sample_of_an_epoch_comes_exactly_once(daemon: HookDaemon, kind: str, answer: str) -> None:
@@ -158,25 +152,6 @@ def test_an_epoch_that_was_broken_off_leaves_the_next_one_whole(daemon: HookDaem
         for _ in zip(range(2), loader, strict=False):
             pass
         assert sorted(chained(batches_of(loader))) == list(range(SIZE))
-
-
-def test_a_training_goes_on_in_the_middle_of_an_epoch(daemon: HookDaemon) -> None:
-    daemon.sink.give = the_last_first
-    loader = make(shuffle=True, generator=own(), **WORKERS)
-    with trainer_hook.plan(daemon.mount, loader, share=True) as planning:
-        assert planning.state_dict() == {}
-        batches = iter(loader)
-        taken = torch.cat([next(batches) for _ in range(3)]).tolist()
-        state = planning.state_dict()
-        del batches
-    again = make(shuffle=True, generator=own(), **WORKERS)
-    with trainer_hook.plan(daemon.mount, again, share=True) as planning:
-        planning.load_state_dict(state)
-        assert planning.state_dict() == state
-        rest = chained(batches_of(again))
-        assert sorted(taken + rest) == list(range(SIZE))
-        assert sorted(chained(batches_of(again))) == list(range(SIZE))
-        assert planning.state_dict() == {}
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,6 @@ from trainer_hook import InfoBatchSampler, SpiderSampler, attach, hugging_face_c
 BATCHES = 7  # of 50 samples in eights
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
-
-
 class Model(nn.Module):
     """Answers as the Trainer's own models do."""
 
@@ -186,8 +180,7 @@ class Heard(transformers.TrainerCallback):  # type: ignore[misc]
         until(lambda: bool(self._daemon.sink.plans))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("saved_after", [BATCHES, 4, 6])
+@pytest.mark.parametrize(("saved_after", "workers"), [(BATCHES, 0), (4, 2), (4, 0), (6, 2)])
 def test_a_training_that_resumes(daemon: HookDaemon, saved_after: int, workers: int) -> None:
     saving = {"save_strategy": "steps", "save_steps": saved_after, "max_steps": saved_after, "eval_strategy": "no"}
     data = Noting()
@@ -218,8 +211,7 @@ def test_a_training_that_resumes(daemon: HookDaemon, saved_after: int, workers: 
         assert order[: 8 * saved_after] == before
 
 
-@pytest.mark.parametrize("prepared", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("prepared", "workers"), [(False, 2), (True, 0)])
 def test_batches_that_accelerate_skips(daemon: HookDaemon, prepared: bool, workers: int) -> None:
     accelerator, loading = Accelerator(cpu=True), {"num_workers": workers, "multiprocessing_context": "fork"}
     batches = loader(generator=torch.Generator().manual_seed(7), **loading if workers else {})

@@ -156,12 +156,6 @@ def test_resumes_where_it_was(tmp_path: Path, taken: int, times: int) -> None:
         again.trained(np.array(expected, np.uint32), LOSSES[expected])
 
 
-def test_a_state_of_another_list_is_refused() -> None:
-    state = pruning().state_dict()
-    with pytest.raises(ValueError, match="of another list"):
-        InfoBatchSampler(SAMPLES, epochs=9).load_state_dict(state | {"losses": torch.zeros(3)})
-
-
 def drawn_by_a_rank(rank: int, mount: str) -> None:
     join_two_ranks(rank, mount)
     sampler = InfoBatchSampler(SAMPLES, epochs=100, seed=4)
@@ -190,12 +184,6 @@ def test_ranks_agree_on_what_is_left_out(tmp_path: Path) -> None:
     for drawn in together[2:]:
         assert len(set(drawn)) == 14
         assert {*range(12, SAMPLES)} <= {*drawn}
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Any:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
 
 
 def test_the_hook_passes_the_losses_and_the_next_epoch_is_published_early(daemon: HookDaemon) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +19,6 @@ from trainer_hook.model.capture import Capture
 
 SAID = "spiderfs: the hook has failed: the training goes on without it; please report the error below"
 BATCHES = 7  # of 50 samples in eights
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,6 @@ pytestmark = [
     # Of torch's, about how Lightning calls it.
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
 ]
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
 
 
 class Module(lightning.pytorch.LightningModule):
@@ -195,9 +188,16 @@ def which(rows: Tensor) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`", "ignore:You're resuming from a checkpoint")
-@pytest.mark.parametrize("after", [1, 4, BATCHES, BATCHES + 3])
-@pytest.mark.parametrize("sampler", [None, SpiderSampler])
-@pytest.mark.parametrize("options", [{}, WORKERS, {"drop_last": True}])
+@pytest.mark.parametrize(
+    ("after", "sampler", "options"),
+    [
+        (1, None, {}),
+        (4, SpiderSampler, WORKERS),
+        (4, None, {"drop_last": True}),
+        (BATCHES, SpiderSampler, {}),
+        (BATCHES + 3, None, WORKERS),
+    ],
+)
 def test_a_training_goes_on_in_the_middle_of_its_epoch(
     daemon: HookDaemon, after: int, sampler: Any, options: dict[str, Any]
 ) -> None:
@@ -222,8 +222,7 @@ def test_a_training_goes_on_in_the_middle_of_its_epoch(
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`", "ignore:You're resuming from a checkpoint")
-@pytest.mark.parametrize("after", [2, 3, 5, 6])
-@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(("after", "sampled"), [(2, False), (3, True), (5, True), (6, False)])
 def test_an_epoch_is_over_when_the_trainer_takes_no_more_of_it(daemon: HookDaemon, after: int, sampled: bool) -> None:
     """With `limit_train_batches`, and a checkpoint at an epoch's last batch, or within it."""
 
@@ -284,8 +283,9 @@ def test_a_checkpoint_of_another_list_begins_its_epoch_again(
     assert "begins again" in caplog.text
 
 
-@pytest.mark.parametrize("loading", [{}, WORKERS])
-@pytest.mark.parametrize("options", [{}, {"val_check_interval": 0.5}, {"limit_train_batches": 3}])
+@pytest.mark.parametrize(
+    ("options", "loading"), [({}, WORKERS), ({"val_check_interval": 0.5}, {}), ({"limit_train_batches": 3}, {})]
+)
 def test_a_training_evaluates_in_each_epoch_though_its_length_changes(
     daemon: HookDaemon, options: dict[str, Any], loading: dict[str, Any]
 ) -> None:

@@ -6,7 +6,7 @@ import errno
 import gc
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mounting import eventually, mounted, run_spiderfs
+from mounting import Mounted, eventually, mounted, run_spiderfs
 from torch.utils.data import DataLoader, Dataset, Subset
 from xxhash import xxh3_64_intdigest
 
@@ -345,14 +345,23 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source
 
 
+@pytest.fixture(scope="module")
+def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    """A mount of which no file is read."""
+    with mounted(source, tmp_path_factory.mktemp("quiet")) as mount:
+        yield mount
+
+
 def read_epochs(loader: DataLoader[Any], epochs: int) -> None:
     for _ in range(epochs):
         assert torch.cat(list(loader)).all(), "other bytes than the source's"
 
 
-@pytest.mark.parametrize("overlapping", [False, True], ids=["dense", "random"])
-@pytest.mark.parametrize("mapped", [False, True], ids=["read", "mapped"])
-@pytest.mark.parametrize("immutable", ["off", "on"], ids=["opened", "immutable"])
+@pytest.mark.parametrize(
+    ("immutable", "mapped", "overlapping"),
+    [("off", False, False), ("off", True, True), ("on", False, True), ("on", True, False)],
+    ids=["opened-read-dense", "opened-mapped-random", "immutable-read-random", "immutable-mapped-dense"],
+)
 def test_planned_ranges_come_ahead_with_the_right_bytes(
     source: Path, tmp_path: Path, immutable: str, mapped: bool, overlapping: bool
 ) -> None:
@@ -502,17 +511,20 @@ def test_ranges_of_a_small_file_stand_for_the_file(source: Path, tmp_path: Path)
     ],
 )
 def test_ranges_that_cannot_be_are_refused_with_what_to_do(
-    source: Path, tmp_path: Path, ranges: Callable[[Path, Path], Any], message: str
+    quiet: Mounted, tmp_path: Path, ranges: Callable[[Path, Path], Any], message: str
 ) -> None:
     (outside := tmp_path / "outside").write_bytes(b"x")
-    with mounted(source, tmp_path) as mount:
-        path = mount.point / "big/one.bin"
-        loader = DataLoader(Windows(path, windows(True), False), batch_size=8)
-        with pytest.raises(ValueError, match=message) as refused:
-            trainer_hook.plan(mount.point, loader, ranges=ranges(path, outside))
-        assert "\n" not in str(refused.value)
-        with pytest.raises(ValueError, match="leave share out"):
-            trainer_hook.plan(mount.point, loader, ranges=[(path, 0, 1)] * SAMPLES, share=True)
+    path = quiet.point / "big/one.bin"
+    loader = DataLoader(Windows(path, windows(True), False), batch_size=8)
+    with pytest.raises(ValueError, match=message) as refused:
+        trainer_hook.plan(quiet.point, loader, ranges=ranges(path, outside))
+    assert "\n" not in str(refused.value)
+
+
+def test_ranges_are_not_shared(quiet: Mounted) -> None:
+    loader = DataLoader(Windows(quiet.point / "big/one.bin", windows(True), False), batch_size=8)
+    with pytest.raises(ValueError, match="leave share out"):
+        trainer_hook.plan(quiet.point, loader, ranges=[(quiet.point / "big/one.bin", 0, 1)] * SAMPLES, share=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the read-ahead of a mount")

@@ -137,12 +137,6 @@ KINDS: dict[str, tuple[Any, bool]] = {
 }
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
-
-
 # Of what these draw, the epoch after the next is known too.
 REPEATING = ("with replacement", "more than all", "weighted, with a generator")
 
@@ -236,7 +230,9 @@ def test_the_next_epoch_of_what_accelerate_deals_out_is_known(daemon: HookDaemon
     assert foreseen[:2] == drawn[1:]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["shuffled", "single samples", "workers", "workers that stay", "the same with workers"]
+)
 def test_the_daemon_gets_the_progress_of_the_loader_and_the_loop(
     daemon: HookDaemon, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -793,11 +789,3 @@ def test_a_process_is_one_trainer_for_all_its_loaders(daemon: HookDaemon) -> Non
     until(lambda: "detached" in [name for name, _ in daemon.sink.calls])
     trainer_hook.attach(daemon.mount, model, held_out).close()
     assert len({trainer for trainer, _ in daemon.sink.lists}) == 2
-
-
-def test_without_a_mount_it_warns_once_and_trains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    batches = make()
-    with trainer_hook.plan(tmp_path, batches):
-        until(lambda: "cannot be reached" in caplog.text)
-        assert len([*batches]) == 7
-    assert len(caplog.records) == 1

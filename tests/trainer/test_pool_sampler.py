@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_training import SIZE, loader
 
-from benchmarks.fakes import RecordingSink
 from trainer_hook import PoolSampler, plan
 from trainer_hook.samplers.epoch import through_pool
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path, RecordingSink()) as daemon:
-        yield daemon
 
 
 def apart(order: list[int]) -> float:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import pickle
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -110,38 +108,6 @@ def test_a_training_goes_on_with_what_an_earlier_one_has_kept(source: Path, tmp_
         assert Noise.runs <= SAMPLES // 4
         # Another seed makes others.
         assert epoch_of(refurbished(mount.point, seed=5)) != first
-
-
-def test_a_training_with_other_labels_gets_its_own(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, capacity="4MB") as mount:
-        for first in (0, 100):
-            dataset = Numbers(mount.point, 0)
-            dataset.samples = [(path, first + index) for index, (path, _) in enumerate(dataset.samples)]
-            loader = trainer_hook.refurbish(DataLoader(dataset, BATCH, shuffle=True), split=1)
-            assert isinstance(store_of(loader), MountStore)
-            for _ in range(2):
-                assert sorted(int(label) for _, labels in loader for label in labels) == [
-                    *range(first, first + SAMPLES)
-                ]
-            del loader
-
-
-def test_a_manager_that_dies_costs_only_work(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, capacity="4MB", allowed=["manager"]) as mount:
-        loader = refurbished(mount.point)
-        epoch_of(loader)
-        before = mount.manager()
-        os.kill(before, signal.SIGKILL)
-        eventually(lambda: mount.manager() != before)
-        for _ in range(2):
-            epoch_of(loader)
-        kept = mount.metric("partials_kept")
-
-        def keeps_again() -> bool:
-            epoch_of(loader)
-            return mount.metric("partials_kept") > kept
-
-        eventually(keeps_again)
 
 
 def test_files_outside_of_mounts_and_mounts_of_others_leave_memory(

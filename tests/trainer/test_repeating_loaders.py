@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,12 +24,6 @@ AHEAD = 4  # two for each of two loader workers
 
 LATE = [LateInfiniteDataLoader, LateMultiEpochsDataLoader]
 KINDS = [InfiniteDataLoader, MultiEpochsDataLoader, *LATE]
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
 
 
 class WithIndex(Numbered):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,12 +65,6 @@ LOADING: dict[str, dict[str, Any]] = {
     "in workers that stay": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
     "with few snapshots": {"num_workers": 2, "multiprocessing_context": "fork", "snapshot_every_n_steps": 2},
 }
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
 
 
 def loader(kind: str, loading: str) -> StatefulDataLoader[Any]:

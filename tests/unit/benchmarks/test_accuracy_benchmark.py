@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
-from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from spiderfs.trace.format import TraceWriter, read_trace
 
@@ -124,19 +121,6 @@ def test_substitutes_have_the_label_and_are_what_is_learned(
     assert run.epochs[-1].drawn_share < 0.9
 
 
-def test_nothing_is_replaced_where_nothing_may_be(in_process: ModuleType, pool: Any) -> None:
-    run = in_process.train(pool, in_process.Configuration(stand_in_share=0.0), "none", 1, 2)
-    assert [epoch.redirected_share for epoch in run.epochs] == [0, 0]
-
-
-def test_all_begin_alike(accuracy: ModuleType, in_process: ModuleType, pool: Any) -> None:
-    """Without scores, two configurations of a seed draw the same list and learn the same."""
-    uniform = in_process.train(pool, accuracy.CONFIGURATIONS["uniform"], "uniform", 1, 1)
-    warming = in_process.train(pool, accuracy.CONFIGURATIONS["importance"], "importance", 1, 1)
-    assert uniform.top1 == warming.top1
-    assert uniform.list_origin == warming.list_origin
-
-
 @pytest.mark.parametrize("scores", ["loss", "rank"])
 def test_scores_from_losses_change_what_is_drawn(in_process: ModuleType, pool: Any, scores: str) -> None:
     run = in_process.train(pool, in_process.Configuration(scores=scores, weight_clip=4.0), scores, 1, 2)
@@ -161,28 +145,6 @@ def test_an_epoch_of_part_of_the_samples_ends_with_the_same_learning_rate(in_pro
     assert rates[0][-1] < rates[0][0]
 
 
-def test_a_measurement_goes_on_with_its_own_file_only(
-    accuracy: ModuleType, pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(accuracy, "pool_in", lambda *_: pool)
-    path, console = tmp_path / "runs.json", Console(quiet=True)
-
-    def measured(epochs: int, *configs: str) -> list[dict[str, Any]]:
-        extent = accuracy.Extent(epochs, SAMPLES, 100, 1)
-        accuracy.measure(Namespace(extent=extent, json=path, configs=configs, jobs=1, data=None), console)
-        runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"]
-        return runs
-
-    first = measured(2, "uniform")
-    both = measured(2, "uniform", "echo 2")
-    assert (both[:1], both[1]["configuration"], len(both)) == (first, "echo 2", 2)
-    with pytest.raises(RuntimeError, match="another extent"):
-        measured(3, "uniform")
-    monkeypatch.setitem(accuracy.CONFIGURATIONS, "echo 2", accuracy.Configuration(coverage=0.5))
-    with pytest.raises(RuntimeError, match="another configuration named echo 2"):
-        measured(2, "uniform")
-
-
 @pytest.mark.thorough
 def test_every_policy_over_one_trace(in_process: ModuleType, hit_ratio: ModuleType, pool: Any, tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "trace")
@@ -197,12 +159,6 @@ def test_every_policy_over_one_trace(in_process: ModuleType, hit_ratio: ModuleTy
         assert at["lru"].hit_ratio < at["MIN by epoch"].hit_ratio
         assert at["importance"].redirected_share == at["lru"].redirected_share == 0
     assert any(point.redirected_share > 0 for point in points if point.policy == "spider")
-
-
-def test_every_training_through_mounts_has_a_sampler(in_process: ModuleType) -> None:
-    train, training = (importlib.import_module(f"benchmarks.training.{name}") for name in ("train", "training"))
-    samplers = {*training.ECHOES, *training.INFOBATCH, *training.BY_SCORES}
-    assert {choice.sampler for choice in train.CONFIGURATIONS.values()} - {None} <= samplers
 
 
 def test_a_shuffle_buffer_mixes_only_what_lies_in_the_same_shards(in_process: ModuleType) -> None:

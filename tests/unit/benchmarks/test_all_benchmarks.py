@@ -18,7 +18,7 @@ from rich.console import Console
 
 from benchmarks import all as runner
 from benchmarks import tables
-from benchmarks.all import Benchmark, Figure, Load, Settings
+from benchmarks.all import Benchmark, Figure, Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 # They need a virtual machine, made by scripts/nfs.
@@ -194,18 +194,6 @@ def test_a_busy_machine_refuses_a_full_run_and_excuses_times(
     assert records["c"]["loaded"]
 
 
-def test_a_busy_machine_is_said_beside_the_figure() -> None:
-    machine = {"time": "2026-01-02T03", "commit": "0123456789", "cores": 2, "loaded": True, "others_cores": 0.61}
-    assert tables.provenance({"machine": machine}) == "2026-01-02, commit 0123456789, 2 cores, others used 0.6 cores"
-
-
-def test_the_load_of_children_is_its_own() -> None:
-    before, load = runner.own_seconds(), Load()
-    subprocess.run([sys.executable, "-c", "while __import__('time').process_time() < 0.3: pass"], check=True)
-    assert runner.own_seconds() - before >= 0.29
-    assert load.others() < (os.cpu_count() or 1) + 0.1
-
-
 def test_a_figure_is_the_median_of_ratios_along_two_paths() -> None:
     result = {
         "runs": [{"of": "a", "epochs": [{"s": 9}, {"s": 2}, {"s": 4}]}, {"of": "b", "epochs": [{"s": 1}, {"s": 1}]}]
@@ -231,14 +219,6 @@ def test_the_kept_figures_are_true_of_themselves() -> None:
         for figure in benchmark.figures:
             assert figure.value(tables.kept(benchmark.name)) > 0, f"{benchmark.name}: {figure}"
             assert figure.bounds[0] < 1 < figure.bounds[1], f"{benchmark.name}: {figure}"
-
-
-def test_what_is_missing_leaves_a_benchmark_out(settings: Settings, tmp_path: Path) -> None:
-    needs = [Benchmark("a", "fake 1", 1, needs=need) for need in ("", "data", "photos")]
-    assert [runner.lacking(one, settings) for one in needs] == ["", "needs --data DIR", "needs --photos DIR"]
-    given = settings._replace(data=tmp_path, photos=tmp_path)
-    assert [runner.lacking(one, given) for one in needs] == ["", "", ""]
-    assert runner.lacking(needs[0], settings._replace(quick=True)) == "no quick run"
 
 
 # -- tables

@@ -6,7 +6,6 @@ import importlib
 import json
 import runpy
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -101,29 +100,10 @@ def test_an_interrupted_epoch_is_trained_again(
     assert kept(tmp_path / "short") == kept(tmp_path / "long")
 
 
-def test_a_training_goes_on_with_its_own_state_only(full_size: ModuleType, tmp_path: Path) -> None:
-    console, chosen = Console(quiet=True), {"systems": ["spider"], "minutes": 0.0}
-    given = arguments(full_size, tmp_path, **chosen)
-    with pytest.raises(full_size.TimeIsOver):
-        full_size.measure(given, console)
-    given.extent = replace(given.extent, epochs=EPOCHS + 1)
-    with pytest.raises(RuntimeError, match="other settings"):
-        full_size.measure(given, console)
-
-
 def test_what_one_process_has_saved_another_can_read(full_size: ModuleType) -> None:
     """The program's own module has another name in each, and with it all that is defined there."""
     in_a_process_of_several = runpy.run_path(str(full_size.__file__), run_name="__mp_main__")
     assert in_a_process_of_several["Done"] is full_size.Done
-
-
-def test_further_seeds_and_systems_are_added(full_size: ModuleType, tmp_path: Path) -> None:
-    console = Console(quiet=True)
-    full_size.measure(arguments(full_size, tmp_path, systems=["uniform"]), console)
-    first = kept(tmp_path)
-    full_size.measure(arguments(full_size, tmp_path, systems=["uniform", "shade"]), console)
-    assert kept(tmp_path)[: len(first)] == first
-    assert [of["system"] for of in kept(tmp_path)[len(first) :]] == ["shade"]
 
 
 def test_images_are_cropped_and_mirrored(resnet: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

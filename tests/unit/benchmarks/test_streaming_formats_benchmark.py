@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from benchmarks import tables
 from benchmarks.common.images import make_images
 from benchmarks.serving import streaming_formats
-from benchmarks.serving.format_loaders import FORMATS, LOADERS, Remote, Task, files
+from benchmarks.serving.format_loaders import Remote, Task, files
 from benchmarks.serving.streaming_formats import Reading, measured
 from spiderfs.sources.slow import SlowSettings
 
@@ -38,11 +37,6 @@ def test_a_ratio_is_of_one_round_and_a_system_that_refused_has_none() -> None:
     (planned, mosaicml) = tables.streaming_formats({"readings": {"remote": far}}).splitlines()[2:]
     assert planned == "| **with a plan** | 91 | 0.80 (0.9: **missed**) | | 1 | 0.0 | |"
     assert mosaicml.startswith("| MosaicML Streaming | 100 | 1.00 | |")
-
-
-def test_every_system_has_a_loader() -> None:
-    assert {system.loader for system in streaming_formats.SYSTEMS.values()} == set(LOADERS)
-    assert set(FORMATS) < set(LOADERS)
 
 
 def test_a_slow_source_lists_what_a_walk_lists(data: streaming_formats.Data, tmp_path: Path) -> None:
@@ -74,8 +68,3 @@ def test_a_format_that_refuses_is_quoted_and_others_raise(data: streaming_format
 def test_a_loader_that_loses_images_is_not_measured(data: streaming_formats.Data) -> None:
     with pytest.raises(RuntimeError, match="gave \\[12, 12\\] images, and not 13 each time"):
         streaming_formats.read(Task("files", str(data.photos), str(data.shards)), PHOTOS + 1, PYTHON)
-
-
-def test_a_task_survives_the_way_to_its_process() -> None:
-    task = Task("files", "/photos", "/cache", faults="/faults", most_bytes=1, planned=True, drops_pages=True)
-    assert Task(**json.loads(json.dumps(asdict(task)))) == task

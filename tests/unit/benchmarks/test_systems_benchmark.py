@@ -100,21 +100,6 @@ def test_sigma_and_x_same_are_drawn(systems: ModuleType, measured: dict[str, Any
         report.plot_scores(result_of([measured["lru"], measured["shade"]]), tmp_path / "none.png")
 
 
-def test_results_without_newer_settings_can_be_used(
-    systems: ModuleType, measured: dict[str, Any], tmp_path: Path
-) -> None:
-    path, extent = tmp_path / "systems.json", systems.Extent(EPOCHS, SAMPLES, 100, 1)
-    result = systems.result_of(extent, [measured["spider-paper"], measured["spider-paper, released radius"]])
-    for system in result["systems"].values():
-        for newer in ("radius", "radius_share", "embeddings"):
-            del system["configuration"][newer]
-    systems.save(path, result)
-    kept = systems.measured_in(path, extent, ["spider-paper, released radius"])
-    assert kept == [measured["spider-paper"]]
-    with pytest.raises(RuntimeError, match="another system"):
-        systems.measured_in(path, extent, [])
-
-
 def test_uniform_sampling_is_one_training_whatever_the_cache(measured: dict[str, Any]) -> None:
     same = [measured[name] for name in ("lru", "lfu", "minio", "uniform+plan")]
     assert len({of.top1 for of in same}) == 1
@@ -146,23 +131,6 @@ def test_cached_candidates_come_first(systems: ModuleType) -> None:
     assert all(sample >= 200 for batch in batches[-10:] for sample in batch)
     plain = list(in_process.in_batches(list(range(1000)), cache, 64, 1, np.random.default_rng(1)))
     assert [sample for batch in plain for sample in batch] == list(range(1000))
-
-
-def test_a_measurement_goes_on_with_its_own_file_only(
-    systems: ModuleType, measured: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, extent = tmp_path / "systems.json", systems.Extent(EPOCHS, SAMPLES, 100, 1)
-    assert systems.measured_in(path, extent, []) == []
-    kept = list(measured.values())
-    systems.save(path, systems.result_of(extent, kept))
-    assert systems.measured_in(path, extent, []) == kept
-    assert {of.system for of in kept} - {of.system for of in systems.measured_in(path, extent, ["shade"])} == {"shade"}
-    with pytest.raises(RuntimeError, match="another extent"):
-        systems.measured_in(path, systems.Extent(EPOCHS + 1, SAMPLES, 100, 1), [])
-    other = replace(systems.SYSTEMS["shade"], epochs=2.0)
-    monkeypatch.setitem(systems.SYSTEMS, "shade", other)
-    with pytest.raises(RuntimeError, match="another system"):
-        systems.measured_in(path, extent, [])
 
 
 def test_other_sizes_of_the_cache_have_seeds_of_their_own(

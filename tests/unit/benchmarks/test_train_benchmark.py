@@ -14,7 +14,6 @@ from benchmarks import tables
 from benchmarks.common import interruption
 from benchmarks.common.command import Extent
 from benchmarks.common.interruption import LEFT, Slice, TimeIsOver
-from benchmarks.common.results import save
 from benchmarks.training import train
 from benchmarks.training.train_report import Epoch, Run
 from benchmarks.training.training import Data
@@ -128,11 +127,3 @@ def test_the_end_of_a_slice_is_an_exit_status_of_its_own(
 
     assert interruption.exit_status("train", ends, "interrupted") == LEFT
     assert capsys.readouterr().out == "2 runs are left\n"
-
-
-def test_what_is_kept_can_be_read_again(tmp_path: Path) -> None:
-    runs = [run_of("lru"), run_of("spider", workers=4)]
-    data: Any = Data(Path(), [], 0, None, None, 10)  # type: ignore[arg-type]
-    given = arguments(tmp_path)
-    save(given.json, train.result_of(given, data, runs))
-    assert train.runs_in(given.json, given) == runs

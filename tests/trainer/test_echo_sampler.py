@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from two_ranks import in_two_ranks, join_two_ranks
 
 from spiderfs.core.engine import Engine
 from spiderfs.policies import POLICIES
@@ -50,25 +47,6 @@ def test_all_draws_of_a_sample_lie_within_the_window(samples: int, times: int, w
 def test_refuses_impossible_options(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"at least 1|share"):
         EchoSampler(**{"samples": 4, **wrong})
-
-
-def drawn_by_a_rank(rank: int, mount: str) -> None:
-    join_two_ranks(rank, mount)
-    sampler = EchoSampler(11, seed=2)
-    mine = [list(sampler), sampler.draw_ahead(), list(sampler)]
-    assert mine[1] == mine[2]
-    np.save(Path(mount) / f"rank-{rank}.npy", np.array(mine))
-
-
-def test_ranks_share_an_epoch(tmp_path: Path) -> None:
-    in_two_ranks(drawn_by_a_rank, tmp_path)
-    ranks = [np.load(tmp_path / f"rank-{rank}.npy") for rank in range(2)]
-    assert ranks[0].shape == ranks[1].shape == (3, 6)
-    alone = EchoSampler(11, seed=2)
-    for epoch in (0, 2):
-        together = np.stack([rank[epoch] for rank in ranks], axis=1).ravel().tolist()
-        drawn = list(alone)
-        assert together == [*drawn, drawn[0]]
 
 
 @pytest.mark.parametrize("times", [2, 3, 4])

@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hook_daemon import HookDaemon, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,6 +69,18 @@ def test_the_next_epoch_is_published_as_this_one_begins(daemon: HookDaemon, kind
             until(lambda known=known: {each.epoch for _, each in daemon.sink.plans} == known)  # type: ignore[misc]
     published = {each.epoch: each.order.tolist() for _, each in daemon.sink.plans}
     assert [published[epoch] for epoch in range(4)] == [list(expected) for _ in range(4)]
+
+
+@pytest.mark.parametrize("kind", [EchoSampler, partial(PoolSampler, block=3)], ids=["echo", "pool"])
+def test_ranks_share_an_epoch(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = list(kind(11, seed=2))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    drawn = []
+    for rank in range(2):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        drawn.append(list(kind(11, seed=2)))
+    assert np.stack(drawn, axis=1).ravel().tolist() == [*alone, alone[0]]
 
 
 ALL = pytest.mark.parametrize("kind", [EchoSampler, PoolSampler, SpiderSampler, ImpactSampler, ShadeSampler, infobatch])

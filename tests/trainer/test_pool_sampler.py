@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hook_daemon import HookDaemon
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,17 +48,6 @@ def test_neighbours_come_sooner_after_each_other_than_in_a_shuffle() -> None:
 def test_refuses_impossible_options(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"at least 1|share"):
         PoolSampler(**{"samples": 4, **wrong})
-
-
-def test_ranks_share_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = list(PoolSampler(11, block=3, seed=2))
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    drawn = []
-    for rank in range(2):
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-        drawn.append(list(PoolSampler(11, block=3, seed=2)))
-    assert np.stack(drawn, axis=1).ravel().tolist() == [*alone, alone[0]]
 
 
 def test_its_samples_are_not_exchanged(daemon: HookDaemon) -> None:

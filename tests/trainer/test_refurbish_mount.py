@@ -81,21 +81,6 @@ def test_workers_share_what_each_of_them_has_made(source: Path, tmp_path: Path) 
         del loader
 
 
-def test_a_small_cache_keeps_a_part_that_stays_the_same(source: Path, tmp_path: Path) -> None:
-    # Room for some half of the samples, in a tenth of the cache.
-    with mounted(source, tmp_path, capacity=f"{5 * SAMPLES * PARTIAL_BYTES}", partials_share=0.1) as mount:
-        loader = refurbished(mount.point)
-        kept = sum(loader.sampler._generations.is_kept(index) for index in range(SAMPLES))  # type: ignore[attr-defined]
-        assert SAMPLES // 4 < kept <= SAMPLES // 2
-        epoch_of(loader)
-        later = [made_in_an_epoch(loader) for _ in range(4)]
-        assert sum(later) == 4 * (SAMPLES - kept) + 2 * kept
-        assert max(later) - min(later) <= 1
-        assert section(mount)["bytes"] <= SAMPLES * PARTIAL_BYTES // 2
-        # There is no room for another training as long as this one lasts.
-        assert isinstance(store_of(refurbished(mount.point, seed=1)), PartialStore)
-
-
 def test_a_training_goes_on_with_what_an_earlier_one_has_kept(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, capacity="4MB") as mount:
         first = epoch_of(refurbished(mount.point))

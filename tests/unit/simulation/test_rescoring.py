@@ -229,19 +229,6 @@ def test_command_varies_the_radius(path: Path, tmp_path: Path) -> None:
     assert 0 < json.loads(report_path.read_text())["results"][0]["redirects"] != rows["spider", "nearest"]["redirects"]
 
 
-def test_command_varies_neighbours_and_keeps_to_a_ratio(path: Path, tmp_path: Path) -> None:
-    training(path)
-    redirects = []
-    for options in (["--neighbours", 3], ["--neighbours", 50], ["--neighbours", 50, "--ratio", 1]):
-        report_path = tmp_path / "report.json"
-        code, output = run(path, "--policy", "spider", "--capacity", "30%", "--json", report_path, *options)
-        assert code == 0, output
-        row = json.loads(report_path.read_text())["results"][0]
-        assert (row["radius"], row["neighbours"]) == ("nearest", options[1])
-        redirects.append(row["redirects"])
-    assert redirects[2] == 0 < redirects[0] < redirects[1]
-
-
 def test_command_scores_raw_embeddings(path: Path, tmp_path: Path) -> None:
     training(path)
     report_path = tmp_path / "report.json"
@@ -252,13 +239,3 @@ def test_command_scores_raw_embeddings(path: Path, tmp_path: Path) -> None:
     assert code == 0, output
     redirects = {row["radius"]: row["redirects"] for row in json.loads(report_path.read_text())["results"]}
     assert redirects["0.01"] == 0 < min(redirects["class"], redirects["30"])
-
-
-@pytest.mark.parametrize("radius", ["0", "-1", "2.5", "nan", "wide", "", "nearest,"])
-def test_command_refuses_what_is_no_radius(path: Path, radius: str) -> None:
-    training(path, epochs=1)
-    code, output = run(path, "--radius", radius)
-    assert code == 1
-    assert output.startswith("spiderfs: no radius")
-    assert output.endswith("2 apart at most: 2.5\n" if radius == "2.5" else "give a number above 0, class or nearest\n")
-    assert len(output.splitlines()) == 1

@@ -9,11 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import trio
 
 from benchmarks.fakes import MemoryContent
 from spiderfs.core.events import FETCHED, HIT, Access
-from spiderfs.daemon.caching import packer as packing
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.packer import Packer
 from spiderfs.metrics import SharedCounters
@@ -230,21 +228,6 @@ async def test_one_read_fetches_fresh_samples_with_their_bytes(harness: Harness)
     assert harness.policy.substitute_for("train", first) in others
 
 
-async def test_a_file_that_has_changed_is_not_taken_from_a_package(harness: Harness) -> None:
-    await with_a_package(harness)
-    changed = harness.root / "train/003"
-    changed.write_bytes(b"new" + bytes(SIZE))
-    old = harness.inode(3)
-    harness.catalogue.record(
-        harness.catalogue.directory_inode(b"train"), b"003", harness.source.stat(b"train/003"), 1e12
-    )
-    assert harness.inode(3) != old
-    assert await harness.load()
-    assert 3 not in harness.cached()
-    assert not harness.content.has(ContentKey(old))
-    assert not harness.content.has(ContentKey(harness.inode(3)))
-
-
 @pytest.mark.parametrize("place", [40, -5])
 async def test_a_damaged_package_is_removed_and_said(
     harness: Harness, caplog: pytest.LogCaptureFixture, place: int
@@ -358,44 +341,3 @@ async def test_first_packages_are_of_random_cached_samples_that_rank_low(harness
     assert set(numbers) < set(range(5, 20))
     assert numbers != list(range(5, 15)), "at random"
     assert harness.source.reads == []
-
-
-async def test_a_source_that_cannot_be_written_to_is_said_once(
-    harness: Harness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(PackageDirectory, "write", refuse)
-    monkeypatch.setattr(packing, "COLLECT_PAUSE_S", 0.001)
-    await harness.learn()
-    harness.read_and_collect(*range(10))
-    # It ends by itself.
-    with trio.fail_after(20):
-        await harness.packer._keep_packing()
-    assert harness.packages == []
-    harness.read(1)
-    assert 1 in harness.cached()
-    assert len(caplog.records) == 1
-    assert "packages cannot be written to the source (Read-only file system)" in caplog.text
-
-
-async def test_both_tasks_do_their_work(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "PAUSE_S", 0.001)
-    monkeypatch.setattr(packing, "COLLECT_PAUSE_S", 0.001)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(harness.packer.run)
-        await harness.learn()
-        with trio.fail_after(20):
-            for number in range(10):
-                harness.read(number)
-                await trio.sleep(0.005)
-            while not harness.packages:
-                await trio.sleep(0.005)
-            harness.cache.evict(ContentKey(harness.inode(number)) for number in range(10))
-            harness.policy.new_epoch("train")
-            harness.read(*range(10, 20))
-            while not harness.count("packaged_samples"):
-                await trio.sleep(0.005)
-        nursery.cancel_scope.cancel()

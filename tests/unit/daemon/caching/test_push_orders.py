@@ -192,11 +192,6 @@ def test_what_was_read_sooner_than_it_was_pushed_for_waits_no_more(harness: Harn
     assert harness.backend.waiting_bytes == 0
 
 
-def test_one_file_is_pushed_however_large_it_is(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, size=10 * MOST_BYTES)
-    assert harness.push(20) == [1]
-
-
 def test_what_is_stored_is_pushed_without_waiting_for_the_source(harness: Harness) -> None:
     harness.cache.engine.members = dict.fromkeys(range(1, 6))  # type: ignore[misc]
     assert harness.push(5) == [1, 2, 3, 4, 5]
@@ -276,15 +271,6 @@ def test_an_order_that_no_one_reports_is_given_up(harness: Harness, monkeypatch:
     harness.backend.look((harness.reader,), again=True, idle=False)
     assert harness.backend.under_way == 0
     assert all(found.failed for _, found in harness.done)
-
-
-def test_a_process_that_takes_no_order_holds_up_nothing(harness: Harness) -> None:
-    harness.pusher.takes = False
-    harness.push(3)
-    assert harness.backend.under_way == 0
-    assert [found.failed for _, found in harness.done] == [False] * 3
-    harness.pusher.ready = False
-    assert not harness.backend.has_room()
 
 
 async def test_without_a_process_samples_are_fetched_into_the_store(
@@ -503,37 +489,6 @@ def test_what_comes_together_is_pushed_when_it_is_in_the_store(harness: Harness)
     assert [found.failed for inode, found in harness.done if inode > 10] == [False, True]
     prefetch(41)
     assert harness.pusher.ordered[5:] == [41]
-
-
-def test_what_comes_together_waits_in_the_store_while_the_page_cache_has_enough(harness: Harness) -> None:
-    together, backend = harness.together, harness.backend
-    together.has_neighbours = True
-    harness.cache.engine.plan(1, "train", harness.reader.epoch, 0.0, True)
-    backend.prefetch(harness.node(1), harness.reader, 0, lambda *_: None)
-    together.has_neighbours = False
-    for position in range(2, 11):
-        backend.prefetch(harness.node(position + 1), harness.reader, position, lambda *_: None)
-        harness.tell(position + 1)
-    for inode in (1, 2):
-        harness.cache.engine.place(inode, SIZE)
-        together.done(harness.node(inode), harness.reader, PrefetchResult(FETCHED, SIZE, 0.1))  # type: ignore[misc]
-    # The plan has been followed up to the eleventh sample: room for one more.
-    backend.look((harness.reader,), again=False, idle=False)
-    assert harness.pusher.ordered[9:] == [1]
-    harness.reader.progressed(1, 1, 0.0)
-    backend.look((harness.reader,), again=False, idle=False)
-    assert harness.pusher.ordered[9:] == [1, 2]
-    assert backend.waiting_bytes == MOST_BYTES
-
-
-def test_what_is_on_its_way_into_the_store_comes_with_no_neighbours(harness: Harness) -> None:
-    """Another job may be pending it."""
-    harness.together.has_neighbours = True
-    harness.together.resident.add(1)
-    harness.cache.engine.plan(1, "train", harness.reader.epoch, 0.0, True)
-    harness.backend.prefetch(harness.node(1), harness.reader, 0, lambda *_: None)
-    assert not harness.together.begun
-    assert harness.pusher.ordered == [1]
 
 
 def test_what_the_store_keeps_is_given_to_the_kernel_by_who_fetches_it(harness: Harness) -> None:

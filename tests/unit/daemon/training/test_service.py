@@ -512,30 +512,6 @@ def planned(order: list[int], epoch: int = 0, position: int = 0, begun: bool = T
     return Plan("train", epoch, position, begun, np.array(order, np.uint32))
 
 
-async def test_a_plan_gives_each_file_its_next_use(harness: Harness) -> None:
-    await harness.declare()
-    schedule = harness.cache.engine.schedule
-    await harness.training.plan(harness.trainer, planned([5, 3, 5, 9]))
-    await harness.training.plan(harness.trainer, planned([7, 3], 1, begun=False))
-    (reader,) = schedule.trusted
-    assert (reader.epoch.number, [epoch.number for epoch in reader.later]) == (0, [1])
-    uses = {index: schedule.next_use_s(harness.inodes[index]) for index in (5, 3, 9, 7, 0)}
-    assert uses[0] is None
-    assert uses[5] < uses[3] < uses[9] < uses[7]  # type: ignore[operator]
-    # The events of its own process tree count, under the number that it was attached by.
-    inode = harness.inodes[5]
-    harness.cache.fold([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
-    assert [reader.epoch.pending(position) for position in range(4)] == [False, True, True, True]
-    assert uses[3] < schedule.next_use_s(inode) < uses[9]  # type: ignore[operator]
-    harness.cache.fold([Access(1.0, inode, inode, SIZE, 0, 1, 2, HIT)])
-    assert [reader.epoch.pending(position) for position in range(4)] == [False, True, True, True]
-    await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
-    assert schedule.next_use_s(harness.inodes[9]) is None
-    assert schedule.next_use_s(harness.inodes[7]) is not None
-    await harness.training.detached(harness.trainer)
-    assert schedule.readers == {}
-
-
 async def test_an_open_of_a_substitute_uses_up_what_was_asked_for(harness: Harness) -> None:
     await harness.declare()
     await harness.training.plan(harness.trainer, planned([5, 3]))

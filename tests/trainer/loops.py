@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
+from listed import Listed
 from tiny_training import CLASSES, SIZE, WIDTH, features
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
-from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDataset, Sampler, Subset
 
 import trainer_hook
 from trainer_hook import HookOptions, SpiderSampler
@@ -50,7 +51,7 @@ class Sent(Enum):
     NONE = "none"
 
 
-class Numbered(Dataset[Any]):
+class Numbered(Listed[Any]):
     """Sample i says by its features who it is; `reads` has what was asked for, in order."""
 
     def __init__(self, reads: list[int] | None = None, size: int = SIZE, *, first: int = 0, views: int = 0) -> None:
@@ -58,9 +59,6 @@ class Numbered(Dataset[Any]):
         self.reads = reads
         self.first = first
         self.views = views
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         if self.reads is not None:

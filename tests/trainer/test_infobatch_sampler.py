@@ -13,11 +13,12 @@ import torch
 from hook_daemon import HookDaemon, until
 from hypothesis import given
 from hypothesis import strategies as st
+from listed import Listed
 from mounting import Mounted, eventually, mounted
 from reading import read_afresh
 from tiny_training import SIZE, Network, loader, train
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from two_ranks import in_two_ranks, join_two_ranks
 
 from trainer_hook import InfoBatchSampler, attach
@@ -214,14 +215,11 @@ def test_the_hook_passes_the_losses_and_the_next_epoch_is_published_early(daemon
 EASY, HARD = 48, 32
 
 
-class Files(Dataset[tuple[Tensor, int]]):
+class Files(Listed[tuple[Tensor, int]]):
     """Files of which the last ones feed nothing."""
 
     def __init__(self, root: Path) -> None:
         self.samples = [(root / f"train/{number:03d}", number % 2) for number in range(EASY + HARD)]
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, label = self.samples[index]

@@ -18,7 +18,7 @@ import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, Indexed, Network, Numbered, loader, train
+from tiny_training import SIZE, Indexed, Network, Numbered, OfAll, loader, train
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -52,18 +52,15 @@ class Eager(Sampler[list[int]]):
         return SIZE // 5
 
 
-class BitByBit(Sampler[int]):
+class BitByBit(OfAll):
     """Draws each index when it is asked for, from generators that the training uses too."""
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(SIZE):
             yield int(torch.randint(SIZE // 2, ())) + random.randrange(SIZE // 4) + int(np.random.randint(SIZE // 4))
 
-    def __len__(self) -> int:
-        return SIZE
 
-
-class Shuffling(Sampler[int]):
+class Shuffling(OfAll):
     """Has a generator and a list of its own, which it changes; and it counts its epochs at their end."""
 
     def __init__(self) -> None:
@@ -76,9 +73,6 @@ class Shuffling(Sampler[int]):
         for number in self.numbers:
             yield (number + self.epoch) % SIZE
         self.epoch += 1
-
-    def __len__(self) -> int:
-        return SIZE
 
 
 class Pairs(Sampler[list[int]]):
@@ -315,38 +309,26 @@ def test_a_sampler_that_shares_its_generator_with_a_copy_is_not_planned(
 ) -> None:
     remote = random.Random(1)
 
-    class OfItsClass(Sampler[int]):
+    class OfItsClass(OfAll):
         generator = np.random.default_rng(1)
 
         def __iter__(self) -> Iterator[int]:
             return iter(self.generator.permutation(SIZE).tolist())
 
-        def __len__(self) -> int:
-            return SIZE
-
-    class OfItsScope(Sampler[int]):
+    class OfItsScope(OfAll):
         def __iter__(self) -> Iterator[int]:
             yield from sorted(range(SIZE), key=lambda number: remote.random())
 
-        def __len__(self) -> int:
-            return SIZE
-
-    class OfItsModule(Sampler[int]):
+    class OfItsModule(OfAll):
         def __iter__(self) -> Iterator[int]:
             yield from OF_THE_MODULE.permutation(SIZE).tolist()
 
-        def __len__(self) -> int:
-            return SIZE
-
-    class NotToBeCopied(Sampler[int]):
+    class NotToBeCopied(OfAll):
         def __init__(self) -> None:
             self.numbers = (number for number in range(SIZE))
 
         def __iter__(self) -> Iterator[int]:
             return self.numbers
-
-        def __len__(self) -> int:
-            return SIZE
 
     for sampler, reason in (
         (OfItsClass(), "OfItsClass draws by generator"),
@@ -423,7 +405,7 @@ class Preempted(Exception):
     pass
 
 
-class Interrupted(Sampler[int]):
+class Interrupted(OfAll):
     """Gets a signal while its copy draws, as a job that is told to end may at any time."""
 
     def __init__(self) -> None:
@@ -434,9 +416,6 @@ class Interrupted(Sampler[int]):
             if number == 20 and id(self) != self.original:
                 signal.raise_signal(signal.SIGUSR1)
             yield number
-
-    def __len__(self) -> int:
-        return SIZE
 
 
 class Handler:
@@ -633,15 +612,12 @@ def test_resuming_after_the_last_whole_batch_begins_the_next_epoch(
 
 
 def test_a_sampler_that_resumes_draws_the_rest_of_its_epoch(daemon: HookDaemon) -> None:
-    class Resuming(Sampler[int]):
+    class Resuming(OfAll):
         begin = 20
 
         def __iter__(self) -> Iterator[int]:
             yield from range(self.begin, SIZE)
             self.begin = 0
-
-        def __len__(self) -> int:
-            return SIZE
 
     batches = make(sampler=Resuming())
     with trainer_hook.plan(daemon.mount, batches):

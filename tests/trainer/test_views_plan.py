@@ -14,9 +14,10 @@ import known_losses
 import numpy as np
 import pytest
 from known_losses import Training
+from listed import Listed
 from mounting import eventually, mounted
 from reading import read_afresh, write_contents
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import trainer_hook
 from spiderfs.client import Client
@@ -32,12 +33,9 @@ PHOTOS = {f"{number % 3}/{number:02d}.jpg": image_file(image=picture(seed=number
 VIEWS = {name: make(content, READY["jpeg256"], 50_000_000) for name, content in PHOTOS.items()}
 
 
-class Files(Dataset[Any]):
+class Files(Listed[Any]):
     def __init__(self, root: Path) -> None:
         self.samples = [(os.fspath(root / name), int(name[0])) for name in PHOTOS]
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[str, bytes]:
         path, _ = self.samples[index]

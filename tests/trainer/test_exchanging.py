@@ -111,20 +111,6 @@ def test_a_loader_without_share_asks_nothing(daemon: HookDaemon) -> None:
     assert daemon.sink.questions == []
 
 
-def test_a_daemon_that_goes_in_the_middle_costs_no_sample(daemon: HookDaemon) -> None:
-    daemon.sink.give = the_last_first
-    loader = make(shuffle=True)
-    with trainer_hook.plan(daemon.mount, loader, share=True):
-        batches = iter(loader)
-        taken = [next(batches) for _ in range(3)]
-        daemon.__exit__()
-        taken += [next(batches) for _ in range(2)]
-        with daemon:
-            taken += batches
-        assert sorted(torch.cat(taken).tolist()) == list(range(SIZE))
-    daemon.__enter__()
-
-
 def test_a_daemon_that_comes_back_gets_the_order_as_it_is(daemon: HookDaemon) -> None:
     daemon.sink.give = the_last_first
     loader = make()

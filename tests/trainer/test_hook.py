@@ -438,19 +438,6 @@ def _torch_hooks(model: nn.Module) -> int:
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
-def test_a_hook_whose_loader_has_gone_makes_room_for_the_next(daemon: HookDaemon) -> None:
-    model = Network()
-    for _ in range(3):
-        batches = loader()
-        hook = attach(daemon.mount, model, batches)
-        hooks = _torch_hooks(model)
-        for _ in train(model, batches):
-            pass
-    assert hooks == 3
-    hook.close()
-    assert len(recorded(daemon, 3 * BATCHES)) == 3 * SIZE
-
-
 def test_loaders_side_by_side_have_a_hook_each(daemon: HookDaemon) -> None:
     """Two loaders of one list, as for weak and strong augmentation, under the id of the program that started them."""
     model, weak, strong = Network(), loader(shuffle=False), loader()

@@ -137,17 +137,6 @@ def test_losses_are_weighted(daemon: HookDaemon, options: dict[str, Any]) -> Non
     assert training.evaluate()["eval_loss"] > 0
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 3}])
-def test_two_forwards_a_batch(daemon: HookDaemon, options: dict[str, Any]) -> None:
-    class Regularized(transformers.Trainer):  # type: ignore[misc]
-        def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], **_: Any) -> Tensor:
-            one, other = model(**inputs), model(**inputs)
-            return one["loss"] + other["loss"] + (one["logits"] - other["logits"]).square().mean()  # type: ignore[no-any-return]
-
-    trainer(daemon.mount, hugging_face_callback(daemon.mount), kind=Regularized, eval_strategy="no", **options).train()
-    assert sorted(recorded(daemon, EPOCHS * BATCHES)) == sorted([*range(SIZE)] * EPOCHS)
-
-
 def test_plans_are_what_the_training_reads(daemon: HookDaemon) -> None:
     trainer(daemon.mount, hugging_face_callback(daemon.mount)).train()
     read = recorded(daemon, EPOCHS * BATCHES)

@@ -113,23 +113,6 @@ def test_plans_are_what_the_training_reads(daemon: HookDaemon) -> None:
     assert plans == [read[first : first + SIZE] for first in range(0, EPOCHS * SIZE, SIZE)]
 
 
-def test_a_training_that_resumes(daemon: HookDaemon) -> None:
-    first = trainer(daemon.mount, lightning_callback(daemon.mount), max_epochs=1)
-    first.fit(Module(Network()), loader(), loader(shuffle=False))
-    checkpoint = daemon.mount / "checkpoint"
-    first.save_checkpoint(checkpoint)
-    recorded(daemon, BATCHES)
-    second = trainer(daemon.mount, lightning_callback(daemon.mount), max_epochs=3)
-    second.fit(Module(Network()), loader(), loader(shuffle=False), ckpt_path=checkpoint, weights_only=False)
-    assert second.current_epoch == 3
-    assert sorted(recorded(daemon, 3 * BATCHES)) == sorted([*range(SIZE)] * 3)
-    until(lambda: len(daemon.sink.ends) == 3)
-    assert [end.epoch for _, end in daemon.sink.ends] == [0, 1, 2]
-    one, two = dict.fromkeys(trainer for trainer, _ in daemon.sink.lists)
-    assert (one.hello.epoch, one.hello.epochs, two.hello.epoch, two.hello.epochs) == (0, 1, 1, 3)
-    assert one.hello.job != two.hello.job, "without job= each run is a job of its own"
-
-
 class Epochs(lightning.pytorch.Callback):
     """Notes the number of each epoch that begins, as the Trainer has it and as the hook has it."""
 

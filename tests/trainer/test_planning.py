@@ -10,7 +10,6 @@ import signal
 import weakref
 from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,6 @@ from torch.utils.data import (
 )
 
 import trainer_hook
-from spiderfs.daemon.training.connection.hook_server import ServerLimits
 from spiderfs.protocol import Plan, Progress
 from trainer_hook.connection import client
 from trainer_hook.samplers.epoch import EpochSampler
@@ -499,23 +497,6 @@ def test_an_epoch_left_early_is_withdrawn(daemon: HookDaemon, workers: dict[str,
     gc.collect()
 
 
-def test_plans_that_are_closed_make_room_for_others(tmp_path: Path) -> None:
-    with HookDaemon(tmp_path / "few", limits=ServerLimits(lists=3)) as daemon:
-        kept = make(shuffle=True)
-        with trainer_hook.plan(daemon.mount, kept, split="kept"):
-            batches_of(kept)
-            for number in range(6):
-                others = make(shuffle=True)
-                with trainer_hook.plan(daemon.mount, others, split=f"fold{number}"):
-                    batches_of(others)
-                    until(lambda: bool(plans(daemon, True)) and last_plan(daemon, True)[0] == 0)
-                until(lambda: begun(daemon)[-1:] == [[]])
-            drawn = batches_of(kept)
-            until(lambda: last_plan(daemon, True)[::2] == (1, [*itertools.chain.from_iterable(drawn)]))
-    assert {samples.name for _, samples in daemon.sink.lists} == {"kept", *(f"fold{number}" for number in range(6))}
-    assert not daemon.counted["hook_malformed"]
-
-
 def test_the_iteration_that_began_last_is_the_one_planned(daemon: HookDaemon) -> None:
     batches = make(shuffle=True)
     with trainer_hook.plan(daemon.mount, batches):
@@ -547,24 +528,6 @@ def test_when_the_daemon_comes_back_it_gets_the_plan_from_where_the_training_is(
     assert (before[1].position, after[1].position) == (4 * 8, 0)
     planning.close()
     daemon.__enter__()
-
-
-def test_a_daemon_that_comes_back_gets_the_plans_of_all_known_epochs_in_order(daemon: HookDaemon) -> None:
-    batches = make(sampler=WeightedRandomSampler(range(1, SIZE + 1), 60, generator=own()))
-    with trainer_hook.plan(daemon.mount, batches):
-        batches_of(batches)
-        until(lambda: len(daemon.sink.plans) == 3)
-        taking = iter(batches)
-        next(taking)
-        next(taking)
-        until(lambda: len(daemon.sink.plans) == 5)
-        daemon.__exit__()
-        with daemon:
-            until(lambda: len(daemon.sink.plans) == 8)
-        daemon.__enter__()
-    told = [(plan.epoch, plan.begun) for _, plan in daemon.sink.plans]
-    assert told[:5] == [(0, True), (1, False), (2, False), (1, True), (3, False)]
-    assert told[5:8] == [(1, True), (2, False), (3, False)]
 
 
 def test_the_epochs_after_a_wrong_plan_are_foreseen_again(daemon: HookDaemon) -> None:

@@ -71,14 +71,6 @@ def test_the_cache_of_uniform_sampling_is_an_lru(accuracy: ModuleType, in_proces
     assert origin == pytest.approx(in_process.list_origin(lists, sizes, 400)["LRU"])
 
 
-def test_min_by_epoch_lies_between_lru_and_min(in_process: ModuleType) -> None:
-    rng = np.random.default_rng(2)
-    chances = 1 / np.arange(5, 505)
-    lists = [rng.choice(500, 500, p=chances / chances.sum()).tolist() for _ in range(6)]
-    found = {name: np.mean(origin) for name, origin in in_process.list_origin(lists, [1] * 500, 100).items()}
-    assert found["MIN"] < found["MIN by epoch"] < found["LRU"]
-
-
 def watched(in_process: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """What goes into and out of the cache while a training runs."""
     seen: dict[str, list[Any]] = {"wanted": [], "given": [], "learned": []}
@@ -121,14 +113,6 @@ def test_substitutes_have_the_label_and_are_what_is_learned(
     assert run.epochs[-1].drawn_share < 0.9
 
 
-@pytest.mark.parametrize("scores", ["loss", "rank"])
-def test_scores_from_losses_change_what_is_drawn(in_process: ModuleType, pool: Any, scores: str) -> None:
-    run = in_process.train(pool, in_process.Configuration(scores=scores, weight_clip=4.0), scores, 1, 2)
-    assert [epoch.redirected_share for epoch in run.epochs] == [0, 0]
-    assert run.epochs[0].drawn_share == 1
-    assert run.epochs[1].drawn_share < 0.8
-
-
 def test_an_epoch_of_part_of_the_samples_ends_with_the_same_learning_rate(in_process: ModuleType) -> None:
     training = importlib.import_module("benchmarks.training.training")
     rates = []
@@ -159,15 +143,3 @@ def test_every_policy_over_one_trace(in_process: ModuleType, hit_ratio: ModuleTy
         assert at["lru"].hit_ratio < at["MIN by epoch"].hit_ratio
         assert at["importance"].redirected_share == at["lru"].redirected_share == 0
     assert any(point.redirected_share > 0 for point in points if point.policy == "spider")
-
-
-def test_a_shuffle_buffer_mixes_only_what_lies_in_the_same_shards(in_process: ModuleType) -> None:
-    training = importlib.import_module("benchmarks.training.training")
-    epochs = {name: list(training.sampler_named(name, 1000, 1, 2)) for name in training.BUFFERS}
-    assert [sorted(epoch) for epoch in epochs.values()] == [[*range(1000)]] * 2
-    by_class = np.array(epochs["buffer of sorted shards"])
-    # Of 10 samples in a row most are of a shard or two of 10, and so are most of the 10 in the buffer.
-    shards = [len({*part}) for part in (by_class // 10).reshape(-1, 10)]
-    assert np.mean(shards) < 4
-    at_random = np.array(epochs["buffer of mixed shards"])
-    assert np.mean([len({*part}) for part in (at_random // 10).reshape(-1, 10)]) > 9

@@ -78,28 +78,6 @@ def test_slices_end_with_the_figures_of_one_long_run(full_size: ModuleType, tmp_
     assert list((tmp_path / "short" / "state").iterdir()) == []
 
 
-def test_an_interrupted_epoch_is_trained_again(
-    full_size: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    console, chosen = Console(quiet=True), {"systems": ["spider"]}
-    full_size.measure(arguments(full_size, tmp_path / "long", **chosen), console)
-    step, steps = full_size.Training._step, 0
-
-    def interrupted(training: Any, *given: Any) -> None:
-        nonlocal steps
-        steps += 1
-        if steps in (6, 13):
-            raise KeyboardInterrupt
-        step(training, *given)
-
-    monkeypatch.setattr(full_size.Training, "_step", interrupted)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            full_size.measure(arguments(full_size, tmp_path / "short", **chosen), console)
-    full_size.measure(arguments(full_size, tmp_path / "short", **chosen), console)
-    assert kept(tmp_path / "short") == kept(tmp_path / "long")
-
-
 def test_what_one_process_has_saved_another_can_read(full_size: ModuleType) -> None:
     """The program's own module has another name in each, and with it all that is defined there."""
     in_a_process_of_several = runpy.run_path(str(full_size.__file__), run_name="__mp_main__")

@@ -10,7 +10,6 @@ import torch
 
 from benchmarks.training.partition import (
     USES,
-    Epochs,
     Partitioned,
     Row,
     auto_of_best,
@@ -54,12 +53,6 @@ def test_augmented_images_are_made_again_after_their_uses(tmp_path: Path, monkey
         path.unlink()
     assert int(data[4 * (2 * USES + 1)]) == 0
     assert made[0] == 3
-
-
-def test_an_epoch_has_each_image_once_after_a_few_that_begin_the_workers() -> None:
-    sampler = Epochs(40, epoch=2)
-    assert len(list(sampler)) == 16
-    assert sorted(sampler) == list(range(80, 120))
 
 
 def test_predictions_are_judged_over_the_six_splits_and_the_named_split_by_the_best() -> None:

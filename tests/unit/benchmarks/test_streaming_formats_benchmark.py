@@ -12,9 +12,8 @@ import pytest
 from benchmarks import tables
 from benchmarks.common.images import make_images
 from benchmarks.serving import streaming_formats
-from benchmarks.serving.format_loaders import Remote, Task, files
+from benchmarks.serving.format_loaders import Task
 from benchmarks.serving.streaming_formats import Reading, measured
-from spiderfs.sources.slow import SlowSettings
 
 pytestmark = pytest.mark.thorough
 
@@ -37,15 +36,6 @@ def test_a_ratio_is_of_one_round_and_a_system_that_refused_has_none() -> None:
     (planned, mosaicml) = tables.streaming_formats({"readings": {"remote": far}}).splitlines()[2:]
     assert planned == "| **with a plan** | 91 | 0.80 (0.9: **missed**) | | 1 | 0.0 | |"
     assert mosaicml.startswith("| MosaicML Streaming | 100 | 1.00 | |")
-
-
-def test_a_slow_source_lists_what_a_walk_lists(data: streaming_formats.Data, tmp_path: Path) -> None:
-    SlowSettings.create(tmp_path / "faults", latency_ms=1).close()
-    remote = Remote(str(data.photos), str(tmp_path / "faults"))
-    local = files(Task("files", str(data.photos), "")).dataset.samples  # type: ignore[attr-defined]
-    assert [str(data.photos / name) for name, _ in remote.index()] == [path for path, _ in local]
-    name = remote.index()[0][0]
-    assert remote.read(name) == (data.photos / name).read_bytes()
 
 
 @pytest.mark.parametrize("case", ["remote", "local"])

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from spiderfs.cluster.link import PlanPiece, SharedHub, SharedScores, unpacked
 from spiderfs.errors import ProtocolError
@@ -76,14 +74,3 @@ def test_pieces_of_plans_that_are_none_are_refused(fields: dict[str, Any]) -> No
     with pytest.raises(ProtocolError):
         encode(replace(PIECE, **fields))
     assert unpacked(encode(replace(PIECE, start=0, draws=0, first=0, order=PIECE.order[:0])), SAMPLES)
-
-
-@given(frames=st.binary(max_size=60), cut=st.integers(0, 400))
-def test_no_other_bytes_are_taken_for_messages(frames: bytes, cut: int) -> None:
-    whole = encode(BATCH) + encode(SCORES)
-    for wrong in (frames, whole + frames) if frames else (b"",):
-        with pytest.raises(ProtocolError):
-            unpacked(wrong, SAMPLES)
-    if 0 < cut < len(whole) and cut != len(encode(BATCH)):
-        with pytest.raises(ProtocolError):
-            unpacked(whole[:cut], SAMPLES)

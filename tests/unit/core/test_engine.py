@@ -197,26 +197,6 @@ def test_views_take_their_share_from_originals_and_no_more() -> None:
     assert dict(engine.section_bytes) == {SAMPLES: 60, VIEWS: 40, BLOCKS: 0}
 
 
-def test_no_original_makes_a_view_leave_whatever_it_is_worth() -> None:
-    engine = Engine(LRU(), 40, views=shows_odd_ones_as_views(0.5))
-    for key in (1, 3, *range(0, 40, 2)):
-        engine.opened(key, 10)
-    assert set(engine.members) == {1, 3, 36, 38}
-    # What views leave free is for originals.
-    engine.evict([1])
-    assert engine.opened(2, 10) == Changes(((2, SAMPLES),))
-
-
-def test_blocks_and_a_smaller_cache_leave_views_their_share_of_the_rest() -> None:
-    engine = Engine(MinIO(), 80, large_share=0.5, views=shows_odd_ones_as_views(0.5))
-    for key in (1, 3, 5, 7, 2, 4, 6, 8):
-        engine.opened(key, 10)
-    for block in range(5):
-        engine.block_read((100, block), 10)
-    assert dict(engine.section_bytes) == {SAMPLES: 20, VIEWS: 20, BLOCKS: 40}
-    assert set(engine.resize(40, 0).drop) == {(100, 1), (100, 2), 3, 4}
-
-
 def test_a_later_mount_knows_views_by_their_names() -> None:
     named = {1}
     views = ViewsRoom(0.5, lambda key: key % 2 == 1 if key in named else None)  # type: ignore[operator]
@@ -293,17 +273,6 @@ def test_pins_outlive_a_mount_and_leave_with_the_capacity_the_newest_first() -> 
     # The user's word counts more than an earlier one.
     again.evict([1])
     assert list(again.pins) == [2, 3]
-
-
-def test_what_is_pinned_and_finds_no_room_is_not_said_to_be_pinned() -> None:
-    engine = Engine(LRU(), 80)
-    for key in (1, 2, 3):
-        engine.pin(key, 10)
-        engine.opened(key, 10)
-    assert engine.resize(40, 0).drop == (3,)
-    assert [engine.pin(key, 10) for key in (1, 2, 3)] == [True, True, False]
-    engine.resize(80, 0)
-    assert engine.pin(3, 10)
 
 
 def test_a_large_file_of_which_a_part_was_kept_needs_room_for_all_of_it() -> None:

@@ -222,16 +222,6 @@ class TestJobDatasets:
             engine.policy.read_by(job_dataset_id, key)
             opened(engine, key)
 
-    def test_what_is_on_any_list_is_an_h_sample(self) -> None:
-        engine, policy = self.engine(10)
-        self.read(engine, "a", *range(1, 11))
-        policy.new_epoch("a")
-        assert not any(policy.ranks_low(key) for key in LOSSES)
-        assert [*policy.eviction_order()][:2] == [5, 6]
-        policy.forget_job_dataset("b", [])
-        policy.new_epoch("a")
-        assert [key for key in LOSSES if policy.ranks_low(key)] == [1, 2, 3, 4, 5]
-
     def test_an_l_sample_of_one_is_an_h_sample_of_another(self) -> None:
         engine, policy = self.engine()
         self.read(engine, "b", 1, 2)
@@ -277,29 +267,6 @@ class TestJobDatasets:
             policy.new_epoch("whole")
         self.read(engine, "train", 2, 5)
         assert 2 not in engine.members
-
-    def test_reads_count_for_the_job_dataset_of_their_reader(self) -> None:
-        engine, policy = self.engine(10)
-        for _ in range(100):
-            self.read(engine, "a", 10)
-            self.read(engine, "b", 10)
-        # The counts of both were halved once: 450 to 50 each.
-        assert policy.ratio == pytest.approx((900 + 100) / (900 + 100 + 100 + 100))
-
-    def test_lists_survive_a_remount_until_other_job_datasets_begin_an_epoch(self) -> None:
-        engine, policy = self.engine(10)
-        self.read(engine, "a", *range(1, 11))
-        stored = [(key, size, section) for key, (size, section) in engine.members.items()]
-        again = Engine(Impact(), 10 * SIZE)
-        again.restore(stored, msgpack.unpackb(msgpack.packb(engine.state()), strict_map_key=False))
-        other = again.policy
-        assert isinstance(other, Impact)
-        assert [*other.eviction_order()] == [*policy.eviction_order()]
-        # a has read all of them, and goes on; nothing comes from b.
-        other.listed("a", LABELS)
-        assert other.substitute_for("a", 3) is None
-        learned(again, LOSSES, job_dataset_id="a")
-        assert [key for key in LOSSES if other.ranks_low(key)] == [1, 2, 3, 4, 5]
 
 
 class TestLists:

@@ -113,41 +113,6 @@ class TestHomophily:
             assert policy.substitute_for("train", key) == 1
             policy.substituted("train", 1, key)
 
-    def test_limits_change_while_it_runs(self) -> None:
-        policy = Spider(0, HubLimits(substitutions=1, neighbours=1))
-        engine = Engine(policy, 100)
-        policy.hub_found(hub(1, 50, 51))
-        engine.place(1, 10)
-        policy.substituted("train", 1, 50)
-        assert (policy.substitute_for("train", 50), policy.redirects_changed()) == (None, [])
-        policy.limit_hubs(HubLimits(substitutions=2, neighbours=None))
-        assert policy.redirects_changed() == [("train", 50, 1)]
-        policy.hub_found(hub(1, 50, 51))
-        assert policy.substitute_for("train", 51) == 1
-        policy.limit_hubs(HubLimits(substitutions=0))
-        assert sorted(policy.redirects_changed()) == [("train", 50, None)]
-
-    def test_each_job_dataset_counts_for_itself(self) -> None:
-        policy = Spider(0, HubLimits(substitutions=1))
-        engine = Engine(policy, 100)
-        for each in (
-            hub(1, 50),
-            hub(1, 50, 60, job_dataset_id="other"),
-            hub(2, 60, job_dataset_id="other", nearest=0.5),
-        ):
-            policy.hub_found(each)
-            engine.place(each.key, 10)
-        assert (policy.is_hub("train", 1), policy.is_hub("other", 1), policy.is_hub("train", 2)) == (True, True, False)
-        policy.substituted("train", 1, 50)
-        assert (policy.substitute_for("train", 50), policy.substitute_for("other", 50)) == (None, 1)
-        policy.substituted("other", 1, 50)
-        policy.new_epoch("train")
-        assert (policy.substitute_for("train", 50), policy.substitute_for("other", 50)) == (1, None)
-        assert policy.substitute_for("other", 60) == 2
-        # A job dataset that is over leaves the hubs of others alone, and its counts with them.
-        policy.forget_job_dataset("train", [])
-        assert (policy.substitute_for("other", 50), policy.substitute_for("other", 60)) == (None, 2)
-
     def test_a_hub_has_few_neighbours_and_none_twice(self) -> None:
         section = Homophily(HubLimits(neighbours=3))
         section.put(Hub(1, "train", [1, 5, 5, 6, 7, 8], [0, 0.1, 0.1, 0.2, 0.3, 0.4]))

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from spiderfs import __version__
@@ -138,11 +137,6 @@ def test_prometheus_finds_the_port_that_metrics_are_served_on() -> None:
     (port,) = (port["containerPort"] for port in metrics["ports"])
     assert template["metadata"]["annotations"]["prometheus.io/port"] == str(port)
     assert metrics["args"][2].endswith(f":{port}")
-
-
-def test_a_value_that_is_misspelt_in_the_template_is_noticed() -> None:
-    with pytest.raises(KeyError):
-        value_of(".Values.capcity", {"Values": yaml.safe_load((CHART / "values.yaml").read_text())})
 
 
 def test_the_chart_has_the_version_of_spiderfs() -> None:

@@ -33,24 +33,6 @@ def test_it_begins_with_an_install_and_the_question_whether_it_helps() -> None:
     ]
 
 
-def test_it_names_near_its_top_both_commands_that_do_all_of_the_set_up() -> None:
-    top = TEXT.split("\n## ")[1]
-    (told,) = [" ".join(part.split()) for part in top.split("\n\n") if "scripts/test" in part]
-    assert re.findall(r"`(scripts/\w+)` \([^)]*\b\d+ minutes\)", told) == ["scripts/demo", "scripts/test"]
-    for what in (
-        "apt",
-        "fuse3",
-        "iproute2",
-        "compiler",
-        "headers",
-        "`.venv-dev`",
-        "`requirements.lock`",
-        "torch",
-        "GB",
-    ):
-        assert what in told, what
-
-
 def test_its_table_is_measured_as_it_says() -> None:
     result = json.loads((ROOT / "docs/results/streaming_formats.json").read_text())
     case = result["cases"]["fifth"]

@@ -93,16 +93,6 @@ class TestIndexes:
         empty_index.update(np.array([499]), vectors[[0]])
         assert len(empty_index) == 201
 
-    @pytest.mark.parametrize("content", [b"", b"no index at all"])
-    def test_refuses_another_file(self, empty_index: NeighbourIndex, tmp_path: Path, content: bytes) -> None:
-        (tmp_path / "index").write_bytes(content)
-        with pytest.raises((ValueError, OSError)):
-            empty_index.restore(tmp_path / "index")
-
-    def test_costs_some_bytes(self, empty_index: NeighbourIndex) -> None:
-        empty_index.update(np.arange(100), normalised(clusters(100)[1]))
-        assert 16 * 2 < empty_index.bytes_per_sample < 400
-
 
 def test_a_graph_that_cannot_answer_is_asked_for_fewer() -> None:
     class Failing:
@@ -230,16 +220,6 @@ class TestScorer:
         assert following.id == 0
         assert scores.hub(skip=lambda sample: sample < 3) is None
         assert [hub.id for hub in scores.hubs()] == [1, 0, 2]
-
-    def test_a_sample_twice_in_a_batch_counts_once(self, kind: Kind) -> None:
-        labels, embeddings = clusters(60)
-        once = Scorer(labels, 16, ScorerOptions(radius=1.0, index=kind))
-        twice = Scorer(labels, 16, ScorerOptions(radius=1.0, index=kind))
-        first = once.batch(np.arange(60), embeddings)
-        repeated = np.r_[np.arange(60), 5, 5, 17]
-        second = twice.batch(repeated, np.r_[embeddings, np.zeros((3, 16), np.float32)])
-        assert second.ids.tolist() == first.ids.tolist()
-        assert second.same.tolist() == first.same.tolist()
 
     def test_every_substitute_has_the_label_of_its_hub(self, kind: Kind) -> None:
         labels, embeddings = clusters(400)

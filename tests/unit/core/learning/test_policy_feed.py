@@ -19,7 +19,6 @@ from spiderfs.core.hints import AtHand, Epoch, Hint, Labels, Pinning, Ratio, Sco
 from spiderfs.core.learning.feed import (
     DUE_WITH_READ,
     DUE_WITH_SCORES,
-    KEPT_JOBS,
     PLANNED_RATIO,
     QUANTILES,
     ElasticOptions,
@@ -134,17 +133,6 @@ def test_a_job_that_comes_back_goes_on_and_a_new_one_begins_afresh() -> None:
     assert [job.epochs_done for job in again.feed.status().jobs] == [5, 0]
     again.feed.begin_job("new", epochs=8, epochs_done=4)
     assert (again.feed.status().jobs[1].epochs_done, again.feed.status().jobs[1].epochs) == (4, 8)
-
-
-def test_a_bounded_number_of_jobs_is_kept() -> None:
-    harness = Harness()
-    harness.feed.begin("a", "running", LABELS)
-    for number in range(2 * KEPT_JOBS):
-        harness.feed.begin(f"{number}", f"job {number}", {})
-        harness.feed.end(f"{number}")
-    kept = [job_id for job_id, *_ in harness.feed.state()["jobs"]]
-    assert len(kept) == KEPT_JOBS
-    assert (kept[0], kept[-1]) == ("running", f"job {2 * KEPT_JOBS - 1}")
 
 
 def test_a_pinned_ratio_holds_for_the_next_policy_too() -> None:

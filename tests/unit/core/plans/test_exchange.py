@@ -161,23 +161,6 @@ def test_what_is_pending_for_most_ranks_is_fetched_ahead() -> None:
     assert due_of(shared, 3) == 9 - due
 
 
-def test_nothing_is_due_for_ranks_that_have_enough_to_choose_from() -> None:
-    shared = shared_list()
-    two_jobs(shared)
-    shared.entered(1)
-    assert due_of(shared, 1) is None
-    assert due_of(shared, 2) is not None
-
-
-def test_what_was_fetched_in_vain_is_due_again() -> None:
-    shared = shared_list(1)
-    two_jobs(shared)
-    shared.fetching(0)
-    assert due_of(shared, 1) is None
-    shared.not_kept(0)
-    assert due_of(shared, 1) == 0
-
-
 def due_of(shared: SharedList, ready: int) -> Any:
     found = shared.due(lambda _: ready)
     return None if found is None else found[1]
@@ -200,14 +183,6 @@ def test_the_sample_that_is_pending_for_the_fewest_ranks_leaves_first() -> None:
     shared.dispatched("a", [1])
     shared.taken("a", 1)
     assert engine.place(3, 1).drop == (2,)
-
-
-def test_a_candidate_that_is_pending_for_no_more_ranks_is_not_admitted() -> None:
-    engine = engine_with_two_jobs(2)
-    engine.opened(1, 1)
-    engine.opened(2, 1)
-    assert not engine.would_keep(3, 1)
-    assert not engine.would_keep(99, 1)  # a file that no list has
 
 
 def test_a_reserved_sample_leaves_only_when_the_cache_becomes_smaller() -> None:

@@ -460,19 +460,6 @@ def test_a_short_epoch_that_is_over_before_any_progress_is_reported_has_followed
     assert not from_the_end.trusted
 
 
-def test_what_loader_workers_have_in_hand_may_be_a_quarter_of_the_epoch() -> None:
-    rng = np.random.default_rng(1)
-    reader = PlannedReader(of_files(0, list(range(1, 8193))), 0.0)
-    for half in range(1, 8193, 2048):
-        # Eight workers with 256 each, in step.
-        files = [half + worker * 256 + at for at in range(256) for worker in rng.permutation(8)]
-        reader.progressed(half + 2047, half - 1, 0.0)
-        for file in files:
-            reader.opened(file, 0.0, False)
-    assert reader.followed_share == 1.0
-    assert list(reader.coming(100)) == []
-
-
 def test_opens_that_are_reported_a_moment_before_their_dispatch_follow_the_plan() -> None:
     """Two thousand samples a second, of which the manager hears 20 times a second."""
     reader = PlannedReader(of_files(0, list(range(1, 50_001))), 0.0)
@@ -577,17 +564,6 @@ def test_samples_that_are_taken_and_not_opened_speak_against_a_plan_where_opens_
     assert plans.readers[7, "train"].proven == (not heard)
 
 
-def test_opens_after_the_end_of_the_epoch_do_not_count() -> None:
-    reader = PlannedReader(of_files(0, [1, 2, 3]), 0.0)
-    reader.progressed(3, 0, 0.0)
-    for _ in range(500):
-        for file in (1, 2, 3):
-            reader.opened(file, 0.0, False)
-    assert reader.followed_share == 1.0
-    reader.end(0)
-    assert opens(reader, [1, 2, 3] * 200) == 600
-
-
 # -- how fast a reader is
 
 
@@ -617,16 +593,6 @@ def test_a_pause_of_the_training_does_not_change_its_pace() -> None:
             if step > 200:
                 assert 0.0099 < reader.pace_s < most_s
     assert reader.pace_s == pytest.approx(0.1, rel=0.02), "who has really become slower is trusted"
-
-
-def test_the_time_before_the_first_batch_does_not_change_the_pace() -> None:
-    reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
-    reader.progressed(64, 0, 0.0)
-    reader.progressed(65, 1, 60.0)
-    assert reader.pace_s == FIRST_PACE_S
-    for file in range(2, 1001):
-        reader.progressed(file + 64, file, 60.0 + 0.01 * file)
-    assert reader.pace_s == pytest.approx(0.01, rel=0.02)
 
 
 def test_two_readers_are_compared_by_their_paces_once_they_have_drifted_apart() -> None:
@@ -709,17 +675,6 @@ def test_opens_that_are_reported_before_the_first_plan_are_of_its_epoch() -> Non
     plans.begin("a", "train", of_files(0, [1, 2, 3]), 21.0)
     plans.progressed("a", "train", 0, 3, 0, 21.0)
     assert [key for _, key in plans.readers["a", "train"].coming(9)] == [2, 3]
-
-
-def test_unseen_samples_come_with_their_trainers() -> None:
-    plans = Schedule()
-    for trainer in ("a", "b"):
-        plans.begin(trainer, "train", of_files(0, [1, 2, 3]), 0.0)
-        plans.progressed(trainer, "train", 0, 0, 0, 0.0)
-        plans.progressed(trainer, "train", 0, 3, 2, 0.0)
-    assert plans.opened("a", 1, 0.0, False) == []
-    assert plans.unseen(9.0, "a") == [("a", 2)]
-    assert plans.unseen(9.0) == [("b", 1), ("b", 2)]
 
 
 def test_a_reader_keeps_the_plans_of_a_few_epochs_those_that_come_first() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import socket
 import threading
@@ -11,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import redis
 import trio
 
 from benchmarks.common.redis_server import RedisServer
@@ -20,8 +18,7 @@ from spiderfs.daemon.caching import membership as module
 from spiderfs.daemon.caching.membership import Membership
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
-from spiderfs.sources.members import FIELDS, MOST_MEMBERS, Members
-from spiderfs.sources.node_names import MISSED
+from spiderfs.sources.members import FIELDS, Members
 from spiderfs.sources.node_names import Node as Known
 
 HERE, A, B = "http://127.0.0.1:80", "http://198.51.100.1:80", "http://198.51.100.2:80"
@@ -118,28 +115,6 @@ async def test_a_node_that_the_name_does_not_have_yet_is_the_home_of_nothing(nam
         names.says("198.51.100.1 198.51.100.2 127.0.0.1")
         await until(lambda: not all(map(node.members.is_remote, range(1000))))
         assert node.members.has_own
-
-
-@in_trio
-async def test_which_node_this_is_may_be_said(names: Names) -> None:
-    names.says("127.0.0.1 127.0.0.2")
-    async with running(Node(names.options("http://nodes:80", peer_self="http://127.0.0.2:80"))) as node:
-        await until(lambda: node.known == [HERE, "http://127.0.0.2:80"])
-        assert node.members.members[0] == "http://127.0.0.2:80"
-
-
-@in_trio
-async def test_an_answer_without_a_node_is_not_enough_to_lose_it_and_a_failure_changes_nothing(
-    names: Names, caplog: pytest.LogCaptureFixture
-) -> None:
-    names.says("127.0.0.1 198.51.100.1", *["127.0.0.1"] * (MISSED - 1), "-", "127.0.0.1 198.51.100.1", "-")
-    async with running(Node(names.options("http://nodes:80"))) as node:
-        await until(lambda: caplog.text.count("nodes cannot be looked up: the nodes") == 2)
-        assert node.known == [HERE, A]
-        assert node.moves <= 1
-        names.says("127.0.0.1")
-        await until(lambda: node.known == [HERE])
-        await until(lambda: not any(map(node.members.is_remote, range(1000))))
 
 
 @in_trio
@@ -339,18 +314,6 @@ async def test_a_list_of_servers_becomes_nodes_that_find_each_other_and_a_list_a
             node.membership.change(found.changed("peers", f"{HERE}+{A}"))
             await until(lambda: node.known == [HERE, A])
             assert node.members.members[0] == HERE
-
-
-@in_trio
-async def test_more_nodes_than_there_are_places_are_left_out(names: Names, tmp_path: Path) -> None:
-    with RedisServer(tmp_path) as server, contextlib.closing(redis.Redis("127.0.0.1", server.port)) as client:
-        for number in range(2 * MOST_MEMBERS):
-            client.xadd("spiderfs:nodes:set", {"here": f"http://10.0.{number // 250}.{number % 250}:80"})
-        async with running(
-            Node(names.options("cluster/set", cluster=server.url, peer_self="http://10.0.0.0:80"))
-        ) as node:
-            await until(lambda: len(node.known) == MOST_MEMBERS - 1)
-            await until(lambda: node.known == ["http://10.0.0.0:80"])
 
 
 @in_trio

@@ -22,7 +22,6 @@ from spiderfs.daemon.training.job_datasets import several_nodes
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Hello, Plan, Progress, encode
 from spiderfs.sources.members import Members
-from spiderfs.sources.node_names import HERE
 
 SAMPLES = 60
 NAMES = ("http://n1:8443", "http://n2:8443")
@@ -194,17 +193,6 @@ async def test_a_home_that_an_epoch_does_not_name_forgets_the_one_before(
         await one.plan(2, order_of(2))
         await eventually(lambda: two.named == [sample for sample in order_of(2) if sample in two.own])
         assert two.count("plans_lost") == 0
-
-
-async def test_where_homes_are_no_nodes_nothing_is_sent(tmp_path: Path, server: RedisServer) -> None:
-    one, two = (Node(tmp_path, number, server.url, "servers") for number in (0, 1))
-    for node in (one, two):
-        node.have_homes("redis://n1:6379/data", HERE, own=HERE)
-    async with sharing(one, two):
-        await one.plan(0, order_of(1))
-        await trio.sleep(0.1)
-        assert not two.named
-        assert not two.count("plans_received")
 
 
 async def test_a_home_keeps_what_another_job_reads_next(tmp_path: Path, server: RedisServer) -> None:
@@ -495,17 +483,6 @@ async def test_progress_counts_the_draws_that_a_node_with_another_list_of_member
         for position in (20, 45, SAMPLES):
             await node.remote.receive(known_list, [Progress("reader", 0, position, position)])
             assert node.named == its_rest(position)
-
-
-async def test_who_has_another_list_receives_nothing_of_it(tmp_path: Path, server: RedisServer) -> None:
-    one, two = (Node(tmp_path, number, server.url, salt) for number, salt in enumerate(("this", "another")))
-    async with sharing(one, two):
-        await one.plan(0, order_of(1))
-        key = one.list_stream(1)
-        await eventually(lambda: Stream(server.url).read({key: "0-0"}, 0.01))
-        await trio.sleep(0.1)
-        assert not two.named
-        assert two.count("plans_received") == 0
 
 
 async def test_stale_and_wrong_plans_do_no_harm(

@@ -512,15 +512,6 @@ def planned(order: list[int], epoch: int = 0, position: int = 0, begun: bool = T
     return Plan("train", epoch, position, begun, np.array(order, np.uint32))
 
 
-async def test_an_open_of_a_substitute_uses_up_what_was_asked_for(harness: Harness) -> None:
-    await harness.declare()
-    await harness.training.plan(harness.trainer, planned([5, 3]))
-    wanted, given = harness.inodes[5], harness.inodes[3]
-    harness.cache.fold([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
-    schedule = harness.cache.engine.schedule
-    assert [schedule.next_use_s(inode) is None for inode in (wanted, given)] == [True, False]
-
-
 @pytest.mark.parametrize("immutable", [True, False])
 async def test_what_the_page_cache_answered_is_an_access_where_opens_are_not_seen(
     tmp_path: Path, immutable: bool
@@ -671,21 +662,6 @@ async def said(harness: Harness, *indices: int) -> int:
     return await harness.training.pin(harness.trainer, harness.list.name, np.array(indices, np.uint32))
 
 
-async def test_what_is_pinned_is_held_as_far_as_it_fits(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, "impact")
-    await harness.declare()
-    await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
-    # A quarter of the room for ten.
-    assert await said(harness, 5, 4, 4, 3) == 2
-    assert pinned(harness) == [4, 5]
-    assert await said(harness, 5, 20) == 2
-    assert pinned(harness) == [5]
-    await harness.batch(np.random.default_rng(1), [20], np.ones(1, np.float16))
-    assert pinned(harness) == [5, 20]
-    assert await said(harness) == 0
-    assert pinned(harness) == []
-
-
 async def test_the_cache_is_static_while_a_trainer_says_that_it_warms_up(tmp_path: Path) -> None:
     harness = Harness(tmp_path, "impact")
     await harness.declare()
@@ -731,21 +707,6 @@ async def test_pins_end_with_a_trainer_although_there_is_no_time_to_unpin_them(t
         await harness.training.detached(harness.trainer)
     await harness.declare()
     await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
-    assert pinned(harness) == []
-
-
-async def test_pins_of_an_earlier_mount_last_for_an_epoch(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, "impact")
-    await harness.declare()
-    await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
-    # A new mount leaves more room for landing.
-    await said(harness, 5)
-    harness.cache.restore(10 * SIZE, harness.cache.saved_state())
-    await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
-    assert pinned(harness) == [5], "it was said in this epoch"
-    # A trainer whose manager was another one.
-    harness.training.pinboard.forget()
-    await harness.training.epoch_end(harness.trainer, EpochEnd(1, 0.5))
     assert pinned(harness) == []
 
 

@@ -170,27 +170,6 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_a_sample_is_kept_and_replaced(daemon: Daemon):
-    loader = daemon.loader()
-    assert isinstance(loader.keep(b"a" * 900, FIRST), Ok)
-    assert daemon.content.read(ContentKey(FIRST)) == b"a" * 900
-    assert isinstance(loader.keep(b"b" * 800, FIRST + 1, FIRST), Ok)
-    assert daemon.kept() == {FIRST + 1: 800}
-    # Two processes make the same.
-    assert isinstance(daemon.loader().keep(b"b" * 800, FIRST + 1, FIRST), Ok)
-    assert daemon.kept() == {FIRST + 1: 800}
-    assert daemon.counted["partials_kept"] == 3
-
-
-def test_samples_leave_by_age_and_the_budget_holds(daemon: Daemon):
-    loader = daemon.loader()
-    for number in range(20):
-        assert isinstance(loader.keep(bytes(1000), FIRST + number), Ok)
-        assert daemon.content.usage().used_bytes <= CAPACITY
-    assert list(daemon.kept()) == [FIRST + number for number in range(10, 20)]
-    assert daemon.cache.status().sections[PARTIALS].bytes == 10_000
-
-
 def test_a_sample_that_is_pushed_out_of_landing_lands_again(daemon: Daemon, monkeypatch: pytest.MonkeyPatch):
     land, pushed = daemon.content.land, []
 

@@ -23,7 +23,7 @@ from spiderfs.daemon.training.job_datasets import declared_lists as module
 from spiderfs.daemon.training.job_datasets.declared_lists import DeclaredLists
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets
 from spiderfs.daemon.training.job_datasets.trainers import Trainers
-from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
+from spiderfs.daemon.training.trainer import SampleList, Trainer
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol import Hello
 from spiderfs.shared.attached_trainers import publish_trainers
@@ -110,33 +110,6 @@ class Harness:
 @pytest.fixture
 def harness(tmp_path: Path) -> Harness:
     return Harness(tmp_path)
-
-
-async def test_trainers_share_a_list_by_its_content(harness: Harness) -> None:
-    one, other = harness.trainer(), harness.trainer()
-    assert await harness.declared.declare(one, sample_list(4)) == Declared()
-    assert await harness.declared.declare(other, sample_list(4, "by another name")) == Declared()
-    assert await harness.declared.declare(other, sample_list(FILES + 2)) == Declared(2), "two paths have no file"
-    outside = SampleList("outside", "train", b"\0gone\0", np.zeros(2, np.int32))
-    assert await harness.declared.declare(harness.trainer(), outside) == Declared(1), "of one the trainer knows it"
-    assert harness.trainers.job_dataset_of(one, "train") is harness.trainers.job_dataset_of(other, "by another name")
-    assert (harness.numbers, harness.scoring.introduced) == ([1, 2, 3], [1, 2, 3])
-
-
-async def test_a_list_leaves_when_its_last_trainer_has_left_for_long_enough(harness: Harness) -> None:
-    one = harness.trainer()
-    await harness.declared.declare(one, sample_list(4))
-    await harness.declared.let_go(0.0)
-    assert harness.numbers == [1]
-    harness.trainers.detach(one)
-    await harness.declared.let_go()
-    assert harness.numbers == [1]
-    (job_dataset_id,) = [job_dataset.job_dataset_id for job_dataset in harness.job_datasets]
-    await harness.declared.let_go(0.0)
-    assert (harness.numbers, harness.scoring.saved, harness.redirects.withdrawn) == ([], [1], [1])
-    assert harness.policy.calls == [("forget_job_dataset", job_dataset_id, 4)]
-    await harness.declared.declare(harness.trainer(), sample_list(4))
-    assert harness.numbers == [1], "a list keeps its number"
 
 
 async def test_read_ahead_is_as_usual_again_when_no_list_of_ranges_is_left(
@@ -243,20 +216,6 @@ async def test_a_list_stays_that_cannot_be_saved_or_is_declared_meanwhile(
     await harness.declared.let_go(0.0)
     assert (harness.numbers, harness.redirects.withdrawn) == ([1], [])
     assert ["unused list (No space left on device)" in text for text in caplog.messages] == [True]
-
-
-async def test_a_list_that_has_no_room_is_refused_unless_unused_ones_make_room(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_SAMPLES", 5)
-
-    one, other = harness.trainer(), harness.trainer()
-    await harness.declared.declare(one, sample_list(4))
-    with pytest.raises(ProtocolError, match="all jobs of this mount together have 5 in"):
-        await harness.declared.declare(other, sample_list(2))
-    harness.trainers.detach(one)
-    await harness.declared.declare(other, sample_list(2))
-    assert harness.numbers == [2]
 
 
 async def test_two_lists_that_come_at_once_do_not_take_the_same_room(

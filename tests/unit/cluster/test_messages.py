@@ -74,3 +74,14 @@ def test_pieces_of_plans_that_are_none_are_refused(fields: dict[str, Any]) -> No
     with pytest.raises(ProtocolError):
         encode(replace(PIECE, **fields))
     assert unpacked(encode(replace(PIECE, start=0, draws=0, first=0, order=PIECE.order[:0])), SAMPLES)
+
+
+@given(frames=st.binary(max_size=60), cut=st.integers(0, 400))
+def test_no_other_bytes_are_taken_for_messages(frames: bytes, cut: int) -> None:
+    whole = encode(BATCH) + encode(SCORES)
+    for wrong in (frames, whole + frames) if frames else (b"",):
+        with pytest.raises(ProtocolError):
+            unpacked(wrong, SAMPLES)
+    if 0 < cut < len(whole) and cut != len(encode(BATCH)):
+        with pytest.raises(ProtocolError):
+            unpacked(whole[:cut], SAMPLES)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spiderfs.cluster.link import PlanPiece, SharedHub, SharedScores, unpacked
 from spiderfs.errors import ProtocolError

@@ -219,22 +219,6 @@ def test_usual_layouts_of_shards(
     )
 
 
-def test_samples_without_classes(tmp_path: Path) -> None:
-    put(tmp_path, CAPTIONS)
-    with pytest.raises(ValueError, match=r"0 has no \.cls: say .* or that there are none with label=None"):
-        webdataset_samples(tmp_path)
-    assert webdataset_samples(tmp_path, label=None) == [
-        (str(tmp_path / f"0.tar/{number}.jpg"), -1) for number in (0, 1)
-    ]
-
-
-def test_shards_of_a_directory_that_is_a_link(tmp_path: Path) -> None:
-    put(tmp_path / "remote", PLAIN)
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "part").symlink_to("../remote")
-    assert len(webdataset_samples(tmp_path / "set")) == 4
-
-
 def test_no_shard_is_left_out_in_silence(tmp_path: Path) -> None:
     put(tmp_path, PLAIN)
     for path, error in ((tmp_path / "none", FileNotFoundError), (tmp_path / "0.tar" / "0.jpg", NotADirectoryError)):

@@ -140,15 +140,6 @@ def test_a_model_can_be_traced_and_exported(daemon: HookDaemon) -> None:
     torch.jit.script(model)  # type: ignore[attr-defined]
 
 
-def test_arguments_in_another_order_are_refused(daemon: HookDaemon) -> None:
-    with pytest.raises(ValueError, match=r"^the model is a DataLoader, no torch module: give directory, model, then"):
-        attach(daemon.mount, loader(), Network())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^the loader is a Network, no torch DataLoader"):
-        attach(daemon.mount, Network(), Network())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^the loader is a PosixPath, no torch DataLoader: give the mount"):
-        plan(loader(), daemon.mount)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("given", [Numbered(SIZE - 1).samples, Numbered(SIZE + 1).samples])
 def test_a_list_of_another_length_than_the_data_set_is_refused_at_once(daemon: HookDaemon, given: Any) -> None:
     said = f"^the Numbered has {SIZE} samples, and its list {len(given)}: give samples="
@@ -159,17 +150,6 @@ def test_a_list_of_another_length_than_the_data_set_is_refused_at_once(daemon: H
 
 def attach_with(daemon: HookDaemon, given: Any) -> None:
     attach(daemon.mount, Network(), loader(), samples=given)
-
-
-def test_where_there_is_no_mount_that_is_all_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    data = Numbered()
-    data.samples = [(f"/nfs/{name}", label) for name, label in data.samples]
-    with plan(tmp_path / "none", loader(data)):
-        until(lambda: bool(caplog.records))
-    assert [record.getMessage() for record in caplog.records] == [
-        f"spiderfs: the daemon cannot be reached ({tmp_path}/none lies in no spiderfs mount): "
-        "training goes on without it"
-    ]
 
 
 def test_a_plan_that_works_says_so(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:

@@ -137,13 +137,6 @@ def test_losses_are_weighted(daemon: HookDaemon, options: dict[str, Any]) -> Non
     assert training.evaluate()["eval_loss"] > 0
 
 
-def test_plans_are_what_the_training_reads(daemon: HookDaemon) -> None:
-    trainer(daemon.mount, hugging_face_callback(daemon.mount)).train()
-    read = recorded(daemon, EPOCHS * BATCHES)
-    plans = [plan.order.tolist() for _, plan in daemon.sink.plans if plan.begun and len(plan.order)]
-    assert plans == [read[first : first + SIZE] for first in range(0, EPOCHS * SIZE, SIZE)]
-
-
 class Noting(Numbered):
     """Notes which samples are read; with loader workers nothing, for they have copies."""
 

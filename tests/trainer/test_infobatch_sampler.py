@@ -79,19 +79,6 @@ class TestAnEpoch:
             assert len(drawn) == 3 * 14
             assert len(weights) == 1
 
-    @pytest.mark.parametrize(("anneal", "times", "pruned"), [(0.125, 1, 13), (0.125, 2, 12), (0.5, 1, 7), (0, 1, 15)])
-    def test_leaves_nothing_out_at_the_end(self, anneal: float, times: int, pruned: int) -> None:
-        sampler = InfoBatchSampler(SAMPLES, epochs=16, anneal=anneal, times=times)
-        lengths = [len(epoch_of(sampler)) for _ in range(18)]
-        assert lengths == [SAMPLES] * times + [14] * pruned + [SAMPLES] * (18 - times - pruned)
-
-    def test_keeps_samples_whose_loss_is_not_known(self) -> None:
-        sampler = InfoBatchSampler(SAMPLES, epochs=100)
-        list(sampler)
-        sampler.trained(np.arange(10, 14, dtype=np.uint32), LOSSES[10:14])
-        assert {*range(10), 12, 13, *range(14, SAMPLES)} <= {*sampler}
-        assert sampler.weights([0, 10, 13]).tolist() == [1, 2, 1]
-
     def test_without_losses_has_all_samples_and_that_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
         sampler = InfoBatchSampler(SAMPLES, epochs=100)
         with caplog.at_level(logging.WARNING, "trainer_hook"):
@@ -127,15 +114,6 @@ def test_the_weights_stay_those_of_the_epoch_that_runs_while_the_next_is_drawn()
     list(drawing)
     assert list(sampler) == ahead
     assert sampler.weights(range(SAMPLES)).tolist() == before[::-1]
-
-
-def test_a_cycle_goes_on_after_a_look_and_after_set_epoch() -> None:
-    sampler, expected = pruning(times=2), pruning(times=2)
-    drawn = [epoch_of(expected, LOSSES) for _ in range(2)]
-    sampler.set_epoch(2)
-    first = epoch_of(sampler, LOSSES[::-1])
-    sampler.set_epoch(3)
-    assert [first, list(sampler)] == drawn
 
 
 @pytest.mark.parametrize("times", [1, 2])

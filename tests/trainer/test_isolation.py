@@ -11,7 +11,7 @@ from hook_daemon import HookDaemon, until
 from tiny_training import CLASSES, SIZE, WIDTH, Network, Numbered, features, loader, recorded, train
 from torch import Tensor, nn
 
-from trainer_hook import attach, plan
+from trainer_hook import attach
 from trainer_hook.connection.client import HookClient
 from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.planner import Planner
@@ -63,16 +63,6 @@ def test_a_failure_of_the_hook_ends_the_hook_and_not_the_training(
     assert method in str(said[0].exc_info)
 
 
-def test_a_plan_that_fails_steps_aside_too(
-    daemon: HookDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(HookClient, "plan", lambda *_: 1 / 0)
-    batches = loader()
-    with plan(daemon.mount, batches):
-        assert len([*batches]) == BATCHES
-    assert caplog.text.count(SAID) == 1
-
-
 def test_a_broken_boundary_is_not_entered_again() -> None:
     boundary, calls = ErrorBoundary(), []
     assert boundary.call(lambda: calls.append(1) or 5) == 5
@@ -101,16 +91,6 @@ def test_a_data_set_longer_than_its_samples(daemon: HookDaemon, caplog: pytest.L
     assert sorted(recorded(daemon, 2 * 6)) == sorted([*range(48)] * 2)
     assert caplog.text.count("the loader reads samples that the list does not have") == 1
     assert not daemon.counted["hook_malformed"]
-
-
-def test_a_forward_of_no_rows(daemon: HookDaemon) -> None:
-    model, batches = Network(), loader()
-    hook = attach(daemon.mount, model, batches)
-    for inputs, _ in batches:
-        model(inputs[:0])
-        model(inputs)
-    hook.close()
-    assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
 
 
 @pytest.mark.parametrize("given", [tuple, dict])

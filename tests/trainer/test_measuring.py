@@ -100,12 +100,6 @@ def test_steps_are_measured_on_batches_of_the_loader() -> None:
     assert seen == [4] * 7
 
 
-def test_a_loader_without_batches_of_its_own_gives_samples() -> None:
-    measuring = Measuring(DataLoader(Waiting(), batch_size=None), None)
-    assert measuring.facts["batch"] == 1
-    assert measuring.measure(0, 5, kept="no").samples == 5
-
-
 @pytest.mark.parametrize(
     ("made", "reason"),
     [

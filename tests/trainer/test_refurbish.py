@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from composing import Compose
 from torch.utils.data import (
     DataLoader,
@@ -108,12 +107,6 @@ def test_the_final_part_is_drawn_again_at_each_use() -> None:
     assert 1.5 * SAMPLES < apart <= 3 * SAMPLES
 
 
-def test_one_use_is_standard_training() -> None:
-    dataset, _, _ = numbers()
-    loader = loader_of(dataset)
-    assert trainer_hook.refurbish(loader, split=1, reuse=1) is loader
-
-
 def test_the_rest_of_the_training_draws_what_it_would_have_drawn() -> None:
     """Making a partial sample leaves the global generators where they were."""
     dataset, _, last = numbers()
@@ -144,17 +137,6 @@ def test_a_training_that_resumes_and_one_that_lost_its_store_see_the_same_partia
     whole = partials(tmp_path / "one", range(6))
     assert partials(tmp_path / "two", range(3, 6)).items() <= whole.items()
     assert partials(tmp_path / "one", range(5, 6)).items() <= whole.items()
-
-
-def test_a_part_that_is_kept_is_always_the_same() -> None:
-    dataset, first, _ = numbers()
-    loader = trainer_hook.refurbish(loader_of(dataset), split=1, reuse=2, kept=0.5)
-    made = []
-    for _ in range(5):
-        for _ in loader:
-            pass
-        made.append(first.runs)
-    assert np.diff(made).tolist() == [SAMPLES // 2 + SAMPLES // 4] * 4
 
 
 class Pair(NamedTuple):
@@ -210,26 +192,6 @@ def test_a_store_without_room_or_with_damage_costs_only_work(tmp_path: Path, cap
     assert len(caplog.records) == 1
 
 
-def test_a_store_serves_only_what_makes_the_same(tmp_path: Path) -> None:
-    def made(**options: Any) -> tuple[int, dict[int, float]]:
-        dataset, first, last = numbers()
-        last.scale = 0.0
-        loader = trainer_hook.refurbish(loader_of(dataset), split=1, store=tmp_path, **options)
-        return first.runs, dict(epoch_of(loader))
-
-    def of_lambdas(drawn: float) -> dict[int, float]:
-        plain = Numbers([lambda sample: sample + drawn, lambda sample: sample])
-        return dict(epoch_of(trainer_hook.refurbish(loader_of(plain), split=1, store=tmp_path)))
-
-    one = made(seed=1)
-    assert made(seed=1) == one
-    two = made(seed=2)
-    assert not {*one[1].values()} & {*two[1].values()}
-    assert made(seed=2) == two
-    for drawn in (0.25, 0.5):
-        assert of_lambdas(drawn) == {index: 1000 * index + drawn for index in range(SAMPLES)}
-
-
 @pytest.mark.parametrize(
     "bad", [b"cnowhere\nThing\n.", b"c__main__\nThing\n.", b"I1x\n.", b"\x80\x05\x8c\x01\xff.", b"0."]
 )
@@ -281,15 +243,6 @@ def test_ranks_are_those_of_the_distributed_sampler() -> None:
         assert (loader.sampler.rank, loader.sampler.num_replicas, len(loader.sampler)) == (rank, 3, SAMPLES // 3)
         drawn += [label for label, _ in epoch_of(loader)]
     assert len(set(drawn)) == len(drawn) == SAMPLES // 3 * 3
-
-
-def test_what_is_kept_lasts_as_long_as_a_loader_that_accelerate_makes_of_it() -> None:
-    loader = trainer_hook.refurbish(loader_of(numbers()[0]), split=1)
-    kept = loader.dataset._store.directory  # type: ignore[attr-defined]
-    loader = Accelerator(cpu=True).prepare(loader)
-    gc.collect()
-    assert sorted(label for label, _ in epoch_of(loader)) == sorted(label for label, _ in epoch_of(loader))
-    assert kept.is_dir()
 
 
 class OwnLoader(DataLoader[Any]):

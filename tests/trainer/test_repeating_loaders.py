@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import weakref
 from typing import Any
 
@@ -141,15 +140,3 @@ def test_such_an_epoch_cannot_go_on(daemon: HookDaemon, caplog: pytest.LogCaptur
             planning.load_state_dict({"order": np.arange(SIZE), "consumed": 8})
     with pytest.raises(ValueError, match="a MultiEpochsDataLoader repeats its sampler"):
         plan(daemon.mount, batches, share=True)
-
-
-def test_a_loader_that_merely_keeps_an_iterator_is_followed_as_others_are(
-    daemon: HookDaemon, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    batches: Any = DataLoader(WithIndex(), SIZE_OF_BATCH)
-    batches.kept = iter(batches)
-    with plan(daemon.mount, batches):
-        assert len(list(batches)) == BATCHES
-    until(lambda: any(said.begun for _, said in daemon.sink.plans))
-    assert not caplog.records

@@ -150,23 +150,6 @@ def test_a_sampler_by_score_goes_on_by_the_loaders_state(daemon: HookDaemon, loa
         assert sum(len(which(batch)) for batch in again) == SIZE
 
 
-@pytest.mark.parametrize("loading", LOADING)
-def test_the_state_of_the_plan_serves_it_too(daemon: HookDaemon, loading: str) -> None:
-    batches, again = loader("shuffle", loading), loader("shuffle", loading)
-    with plan(daemon.mount, batches, share=True) as planning:
-        iterator = iter(batches)
-        before = list(itertools.chain(*map(which, itertools.islice(iterator, TAKEN))))
-        state, own = planning.state_dict(), copy.deepcopy(batches.state_dict())
-        del iterator
-    with plan(daemon.mount, again, share=True) as planning:
-        planning.load_state_dict(state)
-        rest = list(itertools.chain(*map(which, again)))
-        assert sorted(before + rest) == list(range(SIZE))
-        again.load_state_dict(own)
-        with pytest.raises(ValueError, match="save the state of plan or attach"):
-            iter(again)
-
-
 def test_a_state_before_the_first_batch_is_of_the_epoch_that_begins(daemon: HookDaemon) -> None:
     batches, again = loader("shuffle", "here"), loader("shuffle", "here")
     expected = [which(batch) for batch in loader("shuffle", "here")]

@@ -18,7 +18,7 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.hints import AtHand, Epoch, Labels, Ratio, Scored
 from spiderfs.core.policy import Hub, HubLimits, Key
 from spiderfs.policies import POLICIES
-from spiderfs.policies.baselines import LRU, Belady, MinIO
+from spiderfs.policies.baselines import LRU, MinIO
 from spiderfs.policies.spider import Spider
 from spiderfs.simulation.replay import policy_for, replay
 from spiderfs.trace.format import FORMAT, VERSION, Accesses, TraceWriter, read_trace
@@ -36,12 +36,6 @@ def test_counts_per_epoch() -> None:
     assert result.hit_ratio == pytest.approx(1 / 5)
     assert result.warm_hit_ratio == pytest.approx(1 / 3)
     assert result.origin_bytes_per_sample == 18
-
-
-def test_blocks_go_their_own_way() -> None:
-    accesses = Accesses.of([1, (7, 0), 1, (7, 0)], [10, 10, 10, 10])
-    policy = policy_for(Belady, accesses)
-    assert replay(Engine(policy, 20), accesses, 4).hits.tolist() == [2]
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -162,15 +156,6 @@ def test_a_terminal_of_80_columns_has_room_for_each_figure(tmp_path: Path) -> No
     assert code == 0
     assert "344.9 GiB" in output
     assert "…" not in output
-
-
-def test_command_reads_text(tmp_path: Path) -> None:
-    path = tmp_path / "mine.txt"
-    path.write_text("a 10\nb 10\na 10\n")
-    code, output = run(path)
-    assert code == 0
-    assert "did not wait" not in output
-    assert all(name in output for name in POLICIES)
 
 
 @pytest.mark.parametrize(

@@ -198,16 +198,6 @@ def test_another_version_is_named(path: Path, header: bytes, version: str) -> No
     assert path.read_bytes() == header
 
 
-def test_a_header_cut_short_is_no_trace(path: Path) -> None:
-    write(path)
-    header = path.read_bytes()
-    for length in range(1, len(header)):
-        path.write_bytes(header[:length])
-        for attempt in (read_trace, TraceWriter):
-            with pytest.raises(UsageError, match="not a trace"):
-                attempt(path)
-
-
 def columns(rows: int, **changed: object) -> dict[str, object]:
     return {"t": 0, "kind": "accesses", "rows": rows, "time_s": bytes(4), "key": b"\1", "size": b"\1"} | changed
 
@@ -278,13 +268,6 @@ def test_a_damaged_length_reserves_no_memory(path: Path, length: bytes) -> None:
         tracemalloc.stop()
     assert accesses is None or accesses.keys == [1]
     assert peak < 1 << 24
-
-
-def test_paths_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file"):
-        read_trace(tmp_path / "none")
-    with pytest.raises(UsageError, match="cannot record"):
-        TraceWriter(tmp_path / "none" / "trace")
 
 
 def test_a_full_disk_is_one_line() -> None:

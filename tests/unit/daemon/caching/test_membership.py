@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,7 +17,7 @@ from spiderfs.daemon.caching import membership as module
 from spiderfs.daemon.caching.membership import Membership
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
-from spiderfs.sources.members import FIELDS, Members
+from spiderfs.sources.members import Members
 from spiderfs.sources.node_names import Node as Known
 
 HERE, A, B = "http://127.0.0.1:80", "http://198.51.100.1:80", "http://198.51.100.2:80"
@@ -296,41 +295,3 @@ async def test_nodes_find_each_other_by_a_server(names: Names, monkeypatch: pyte
             await until(lambda: one.known == sorted([urls[0], A]))
             one.membership.change(found)
             await until(lambda: one.known == urls[:1])
-
-
-@in_trio
-async def test_a_list_of_servers_becomes_nodes_that_find_each_other_and_a_list_again(
-    names: Names, tmp_path: Path
-) -> None:
-    own = f"http://{socket.gethostname()}:8443"
-    with RedisServer(tmp_path) as server:
-        options = names.options(f"{server.url}/set*0.5", cluster=server.url)
-        async with running(Node(options)) as node:
-            await until(lambda: node.known == ["here", f"{server.url}/set"])
-            found = options.changed("peers", "cluster/set")
-            node.membership.change(found)
-            await until(lambda: node.known == [own])
-            assert node.members.has_own
-            node.membership.change(found.changed("peers", f"{HERE}+{A}"))
-            await until(lambda: node.known == [HERE, A])
-            assert node.members.members[0] == HERE
-
-
-@in_trio
-async def test_a_node_that_has_none_of_what_it_is_asked_for_is_named_once(
-    names: Names, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "LOOK_UP_S", 0.005)
-    members = Members(1, "nas:/export/imagenet")
-    async with running(Node(names.options(f"{HERE}+{A}+{B}", peer_self=HERE), members)) as node:
-        await until(lambda: node.known == [HERE, A, B])
-        cells, width = members.row(0), len(FIELDS)
-        of = {url: members.members.index(url) * width for url in (A, B)}
-        for url, hits in ((A, 1), (B, 0)):
-            cells[of[url] + FIELDS.index("absent")], cells[of[url] + FIELDS.index("hits")] = 500, hits
-        await until(lambda: B in caplog.text)
-        cells[of[A] + FIELDS.index("hits")] = 0
-        await until(lambda: caplog.text.count("has had no file") > 1)
-    said = [record.getMessage() for record in caplog.records if "has had no file" in record.getMessage()]
-    assert [message.split()[1] for message in said] == [B, A]
-    assert all("nas:/export/imagenet" in message for message in said)

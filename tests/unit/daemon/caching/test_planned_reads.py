@@ -356,19 +356,6 @@ async def test_a_full_disk_costs_the_samples_that_do_not_fit(harness: Harness, m
     assert harness.counted("store_failures") == 1
 
 
-async def test_without_room_for_chunks_nothing_is_asked_for(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = harness.add("file", 50_000)
-
-    def full(sizes: list[int]) -> None:
-        raise StoreFull("no space left for the cache")
-
-    monkeypatch.setattr(harness.content.extents, "lease", full)
-
-    harness.begin(node)
-    assert await harness.all_ended(node) == [PrefetchResult(UNSTORED, 50_000, failed=True)]
-    assert harness.counted("source_requests") == 0
-
-
 async def test_what_does_not_fit_beside_what_is_kept_is_refused(harness: Harness) -> None:
     harness.cache.set_capacity(100_000)
     node = harness.add("file", 300_000)
@@ -409,15 +396,6 @@ async def test_who_wants_a_sample_waits_until_it_is_stored(harness: Harness) -> 
     assert harness.held(node) is not None
     os.close(ready)
     os.close(waits)
-
-
-async def test_a_manager_that_begins_has_nothing_under_way(harness: Harness) -> None:
-    assert harness.flights.begin(7)
-    assert not harness.flights.begin(7)
-    harness.flights.clear()
-    assert 7 not in harness.flights
-
-    await harness.flights.wait(7, MANAGER)
 
 
 async def test_a_process_that_stood_still_gives_the_source_its_time(

@@ -522,18 +522,6 @@ async def test_an_unreachable_source_is_not_asked(harness: Harness) -> None:
     assert harness.kept == set(range(20))
 
 
-async def test_who_leaves_is_fetched_for_no_more(harness: Harness) -> None:
-    harness.client.line_s = 0.1
-    harness.plan(range(100))
-    await trio.sleep(1)
-    harness.cache.engine.unplan(TRAINER)
-    under_way = harness.prefetcher.status().under_way
-    before = len(harness.fetched)
-    await trio.sleep(60)
-    assert len(harness.fetched) <= before + under_way < 50
-    assert harness.prefetcher.status().under_way == 0
-
-
 async def test_a_plan_that_is_not_followed_is_not_fetched_for(tmp_path: Path) -> None:
     async with running(tmp_path, files=1500, cached=50) as harness:
         rng = random.Random(2)
@@ -570,15 +558,6 @@ async def test_a_wrong_plan_costs_a_few_fetches_and_no_more(tmp_path: Path) -> N
     # It is found out within the first epoch, and later ones are not trusted before they are followed.
     assert [prefetched for _, prefetched in wrong[1:]] == [0, 0]
     assert wrong[2][0] == without[2][0]
-
-
-async def test_a_sample_larger_than_the_cache_holds_up_nothing(tmp_path: Path) -> None:
-    sizes = [SIZE] * 8
-    sizes[2] = LARGE - 1
-    async with running(tmp_path, sizes=sizes, cached=40) as harness:
-        harness.plan(range(8))
-        await trio.sleep(5)
-        assert harness.kept == set(range(8)) - {2}
 
 
 async def test_names_that_cannot_be_read_are_asked_for_again(

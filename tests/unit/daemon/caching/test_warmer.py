@@ -14,8 +14,8 @@ import trio
 from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.daemon.caching.background_rate import BackgroundRate
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.warmer import MAX_WAITING, Pattern, Warmer
-from spiderfs.errors import ConfigError, SourceDenied
+from spiderfs.daemon.caching.warmer import Pattern, Warmer
+from spiderfs.errors import SourceDenied
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import SharedCounters
 from spiderfs.shared.warming import Warming
@@ -206,13 +206,3 @@ async def test_what_cannot_be_read_is_counted(harness: Harness, caplog: pytest.L
     assert (done.fetched + done.failed, done.missing) in ((2, 1), (3, 0)), "one of the directories"
     assert done.failed in (1, 2)
     assert "warming /a: no" in caplog.text
-
-
-async def test_too_many_requests_are_refused(harness: Harness) -> None:
-    for _ in range(MAX_WAITING):
-        harness.warm(b"a")
-    with pytest.raises(ConfigError, match=f"^{MAX_WAITING} requests wait already: write again when"):
-        harness.warm(b"a")
-    harness.warmer.stop()
-    harness.warm(b"a")
-    assert (await harness.done()).missing == 1

@@ -160,11 +160,6 @@ def test_the_graph_is_updated_while_lists_are_declared(harness: Harness) -> None
     assert len(list(harness.job_datasets)) == 4
 
 
-def test_a_trainer_has_to_declare_samples_before_there_is_a_graph(harness: Harness) -> None:
-    harness.forget_lists()
-    assert harness.text("graph")[0] == b"no trainer has declared its samples yet\n"
-
-
 # -- the table
 
 

@@ -172,19 +172,6 @@ async def test_scores_of_another_job_are_taken_on_purpose_only(harness: Harness)
     assert (heir.warnings, (await heir.scores()).tolist()) == ((), own)
 
 
-async def test_what_a_job_asks_for_in_vain_is_answered(harness: Harness) -> None:
-    lost = Job(harness, "lost", 1, scores_from="unknown", resume=True)
-    await lost.attach()
-    assert lost.warnings == (
-        "the mount has no scores of job unknown to start from",
-        "the mount has no scores of job lost, so it starts afresh",
-    )
-    # Another rank is not told again.
-    rank = Job(harness, "lost", 1, scores_from="unknown", resume=True, rank=1, world_size=2)
-    await rank.attach()
-    assert rank.warnings == ()
-
-
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), shutil.Error([("a", "b", "[Errno 28] No")])])
 async def test_scores_that_cannot_be_copied_leave_nothing(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, error: OSError

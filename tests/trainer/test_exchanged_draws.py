@@ -82,8 +82,7 @@ def test_an_exchanged_index_is_of_the_type_that_the_sampler_draws(daemon: HookDa
         data = Seen()
         loader = DataLoader(data, **({} if "batch_sampler" in options else {"batch_size": 8}) | options)
         with trainer_hook.plan(daemon.mount, loader, share=True):
-            for _ in loader:
-                pass
+            assert [*loader]
         drawn = [*sampler]
         if "batch_sampler" in options:
             drawn = [index for some in drawn for index in some]
@@ -118,8 +117,7 @@ def test_draws_that_are_more_than_an_index_are_not_exchanged(
         loader = DataLoader(data, sampler=sampler, collate_fn=list if options["batch_size"] else None, **options)
         caplog.clear()
         with trainer_hook.plan(daemon.mount, loader, share=True):
-            for _ in loader:
-                pass
+            assert [*loader]
         assert data.asked == [*sampler]
         assert [type(asked) for asked in data.asked] == [type(draw) for draw in sampler]
         assert "Traceback" not in caplog.text

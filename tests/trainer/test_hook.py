@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from hook_daemon import HookDaemon, until
-from tiny_training import CLASSES, SIZE, WIDTH, Network, Numbered, features, loader, recorded, train
+from tiny_training import CLASSES, SIZE, WIDTH, Network, Numbered, features, loader, recorded, train, train_epoch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -35,8 +35,7 @@ def run(daemon: HookDaemon, batches: DataLoader[Any], model: nn.Module | None = 
     model = model or Network()
     hook = attach(daemon.mount, model, batches)
     for _ in range(epochs):
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         hook.epoch_end(0.5)
     hook.close()
 
@@ -111,8 +110,7 @@ def test_an_epoch_left_early_does_not_shift_the_next(daemon: HookDaemon) -> None
         if step == 2:
             break
     next(iter(batches))  # taken, and never trained on
-    for _ in train(model, batches):
-        pass
+    train_epoch(model, batches)
     hook.close()
     assert len(recorded(daemon, 3 + BATCHES)) == 24 + SIZE
     del batches
@@ -125,8 +123,7 @@ def test_a_loop_that_takes_batches_ahead_without_saying_so_is_noticed(
     model, batches = Network(), loader()
     hook = attach(daemon.mount, model, batches)
     taken = list(batches)
-    for _ in train(model, [(inputs.clone(), labels) for inputs, labels in taken]):
-        pass
+    train_epoch(model, [(inputs.clone(), labels) for inputs, labels in taken])
     hook.epoch_end()
     hook.close()
     assert "attach with HookOptions(lookahead=)" in caplog.text
@@ -186,8 +183,7 @@ def test_torch_compile_beside_models_of_the_same_class_without_a_hook(
     model: Any = torch.compile(Network(), backend="eager", fullgraph=True)
     other: Any = torch.compile(Network(), backend="eager", fullgraph=True)
     if before != "nothing":
-        for _ in train(model if before == "the model" else other, loader()):
-            pass
+        train_epoch(model if before == "the model" else other, loader())
     hook = attach(daemon.mount, model, batches)
     for _ in range(3):
         if attached_again:
@@ -349,14 +345,12 @@ def test_attach_takes_at_most_ten_arguments_and_the_rest_as_options() -> None:
 
 def test_warns_when_the_classifier_does_not_run(daemon: HookDaemon, caplog: pytest.LogCaptureFixture) -> None:
     hook = attach(daemon.mount, Network(), loader(batch_size=1))
-    for _ in train(Network(), iter(loader(batch_size=1))):
-        pass
+    train_epoch(Network(), iter(loader(batch_size=1)))
     hook.close()
     assert "has not run" not in caplog.text
     batches = loader(batch_size=1)
     hook = attach(daemon.mount, Network(), batches)
-    for _ in train(Network(), batches):
-        pass
+    train_epoch(Network(), batches)
     hook.close()
     assert "the classifier has not run in training" in caplog.text
 
@@ -374,8 +368,7 @@ def _rank(rank: int, mount: str) -> None:
     hook = attach(mount, model, batches)
     for epoch in range(2):
         sampler.set_epoch(epoch)
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         hook.epoch_end()
     hook.close(10)
     torch.distributed.destroy_process_group()
@@ -395,8 +388,7 @@ def test_hooks_of_earlier_folds_need_not_be_closed(daemon: HookDaemon) -> None:
     for fold in range(4):
         model, batches = Network(), loader(Subset(Numbered(), range(fold, SIZE, 4)))
         hook = attach(daemon.mount, model, batches)
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         hook.epoch_end(0.5)
     until(lambda: len(daemon.sink.ends) == 4)
     assert [len(declared) for _, declared in daemon.sink.lists] == [13, 13, 12, 12]
@@ -417,8 +409,7 @@ def test_attaching_again_leaves_one_hook(daemon: HookDaemon, new_loader: bool) -
     hook = attach(daemon.mount, model, batches)
     hooks = _torch_hooks(model)
     for epoch in range(5):
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         hook.epoch_end()
         if new_loader:
             batches = loader()
@@ -454,8 +445,7 @@ def test_a_freed_hook_disconnects_from_the_daemon(daemon: HookDaemon) -> None:
     def fit() -> weakref.ref[nn.Module]:
         model, batches = Network(), loader()
         attach(daemon.mount, model, batches)
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         return weakref.ref(model)
 
     model = fit()
@@ -469,8 +459,7 @@ def test_a_freed_hook_disconnects_from_a_dead_daemon_too(daemon: HookDaemon, cap
     hook = attach(daemon.mount, model, batches)
     until(lambda: bool(daemon.sink.lists))
     daemon.__exit__()
-    for _ in train(model, batches):
-        pass
+    train_epoch(model, batches)
     until(lambda: "cannot be reached" in caplog.text)
     gone = weakref.ref(hook)
     del model, batches, hook

@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from hook_daemon import HookDaemon, until
 from mounting import eventually, mounted
 from pictures import EPOCHS, PICTURES, Classifier, Pictures, check_recorded, make_pictures
-from tiny_training import SIZE, Network, Numbered, features, loader, recorded, train
+from tiny_training import SIZE, Network, Numbered, features, loader, recorded, train_epoch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 
@@ -204,13 +204,11 @@ def test_batches_that_accelerate_skips(daemon: HookDaemon, prepared: bool, worke
     if prepared:
         model, batches = accelerator.prepare(model, batches)
     hook = attach(daemon.mount, model, batches)
-    for _ in train(model, accelerator.skip_first_batches(batches, 3)):
-        pass
+    train_epoch(model, accelerator.skip_first_batches(batches, 3))
     hook.epoch_end()
     unseen = 0 if workers else 1
     assert recorded(daemon, BATCHES - 3 - unseen) == expected[8 * (3 + unseen) :]
-    for _ in train(model, batches):
-        pass
+    train_epoch(model, batches)
     hook.close()
     assert sorted(recorded(daemon, 2 * BATCHES - 3 - unseen)[-SIZE:]) == [*range(SIZE)]
 
@@ -258,8 +256,7 @@ def test_a_users_own_loop_with_an_accelerator(daemon: HookDaemon) -> None:
     accelerator = Accelerator(cpu=True)
     model, batches = accelerator.prepare(Network(), loader())
     hook = attach(daemon.mount, model, batches)
-    for _ in train(model, batches):
-        pass
+    train_epoch(model, batches)
     hook.epoch_end()
     hook.close()
     assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]

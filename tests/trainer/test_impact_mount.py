@@ -14,7 +14,7 @@ import torch
 from known_losses import Training
 from mounting import Mounted, eventually, mounted, run_spiderfs
 from reading import read_afresh
-from tiny_training import train
+from tiny_training import train, train_epoch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -154,8 +154,7 @@ def test_evaluated_samples_are_pinned_until_the_trainer_disconnects(source: Path
 
         sampler.offer(counted)
         for _ in range(6):
-            for _ in train(model, batches):
-                pass
+            train_epoch(model, batches)
             hook.epoch_end(0.5)
         assert len(misses) == 4
         count = len(sampler.warm_up.unstable)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, Network, Numbered, loader, train
+from tiny_training import SIZE, Network, Numbered, loader, train_epoch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from two_ranks import in_two_ranks, join_two_ranks
@@ -164,8 +164,7 @@ def test_the_hook_evaluates_with_the_current_model_and_changes_nothing(daemon: H
     model.body.eval()
     hook = attach(daemon.mount, model, batches)
     for epoch in range(3):
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         hook.epoch_end(epoch / 10)
     hook.close()
     # Two epochs on all samples, then two halves; before each half S, a quarter of the 25 cached.
@@ -213,8 +212,7 @@ def _rank(rank: int, mount: str) -> None:
     model = Network()
     hook = attach(mount, model, batches)
     for epoch in range(2):
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         hook.epoch_end(epoch / 10)
     Path(mount, f"evaluated-{rank}").write_text(str(sampler.evaluated))
     hook.close(10)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hook_daemon import HookDaemon, until
-from tiny_training import CLASSES, SIZE, WIDTH, Network, Numbered, features, loader, recorded, train
+from tiny_training import CLASSES, SIZE, WIDTH, Network, Numbered, features, loader, recorded, train, train_epoch
 from torch import Tensor, nn
 
 from trainer_hook import attach
@@ -85,8 +85,7 @@ def test_a_data_set_longer_than_its_samples(daemon: HookDaemon, caplog: pytest.L
     model, batches = Network(), loader(Longer(), shuffle=False)
     hook = attach(daemon.mount, model, batches)
     for _ in range(2):
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
     hook.close()
     assert sorted(recorded(daemon, 2 * 6)) == sorted([*range(48)] * 2)
     assert caplog.text.count("the loader reads samples that the list does not have") == 1
@@ -109,8 +108,7 @@ def test_a_classifier_whose_input_is_no_tensor(daemon: HookDaemon, given: type) 
 
     model, batches = Packed(), loader()
     hook = attach(daemon.mount, model, batches)
-    for _ in train(model, batches):
-        pass
+    train_epoch(model, batches)
     hook.close()
     assert not daemon.sink.batches
 

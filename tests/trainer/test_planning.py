@@ -17,7 +17,7 @@ import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, Indexed, Network, Numbered, OfAll, loader, train
+from tiny_training import SIZE, Indexed, Network, Numbered, OfAll, loader, train_epoch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -458,8 +458,7 @@ def test_attach_publishes_unless_told_not_to(daemon: HookDaemon) -> None:
     model, batches = Network(), loader()
     for publish in (True, False):
         hook = trainer_hook.attach(daemon.mount, model, batches, plan=publish)
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         hook.close()
     until(lambda: len(daemon.sink.batches) == 2 * 7)
     (plan,) = plans(daemon, True)
@@ -598,8 +597,7 @@ def test_epochs_that_were_foreseen_wrongly(daemon: HookDaemon) -> None:
         with trainer_hook.plan(daemon.mount, batches, split=str(numbers)):
             for epoch, number in enumerate(numbers):
                 sampler.set_epoch(number)
-                for _ in batches:
-                    pass
+                assert [*batches]
                 counts = earlier[0] + epoch + 1, earlier[1] + min(epoch + 1, published)
                 until(lambda counts=counts: (len(begun(daemon)), len(plans(daemon, False))) == counts)  # type: ignore[misc]
         ahead = plans(daemon, False)[earlier[1] :]
@@ -712,16 +710,14 @@ def test_a_process_is_one_trainer_for_all_its_loaders(daemon: HookDaemon) -> Non
     with pytest.raises(ValueError, match="is called 'train'"):
         trainer_hook.plan(daemon.mount, held_out)
     planning = trainer_hook.plan(daemon.mount, held_out, split="val")
-    for _ in train(model, training):
-        pass
+    train_epoch(model, training)
     assert len([*held_out]) == 7
     until(lambda: {plan.list for plan in plans(daemon, True)} == {"train", "val"})
     planning.close()
     planning.close()
     until(lambda: begun(daemon)[-1] == [])
     assert plans(daemon, True)[-1].list == "val"
-    for _ in train(model, training):
-        pass
+    train_epoch(model, training)
     until(lambda: len([plan for plan in plans(daemon, True) if plan.list == "train"]) == 2)
     hook.close()
     assert len({trainer for trainer, _ in daemon.sink.lists}) == 1

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from listed import Listed
 from mounting import Mounted, eventually, mounted
-from tiny_training import SIZE, Network, loader, train
+from tiny_training import SIZE, Network, loader, train, train_epoch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from two_ranks import in_two_ranks, join_two_ranks
@@ -212,8 +212,7 @@ def test_the_hook_passes_losses_and_accuracies(daemon: HookDaemon, while_improvi
     model, batches = Network(), loader(shuffle=False, sampler=sampler)
     hook = attach(daemon.mount, model, batches, plan=False)
     for epoch in range(3):
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         # The losses come a moment after their batches, those of an epoch's last one after the end of the epoch.
         until(lambda expected=7 * (epoch + 1) - 1: hook.counts["sent"] >= expected)  # type: ignore[misc]
         hook.epoch_end(0.5 + epoch / 10)

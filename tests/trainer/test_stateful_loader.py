@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, Network, Numbered, features, recorded, train
+from tiny_training import SIZE, Network, Numbered, features, recorded, train_epoch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
@@ -124,8 +124,7 @@ def test_every_row_of_an_epoch_that_goes_on_is_its_samples(daemon: HookDaemon, k
     hook = attach(daemon.mount, model, batches)
     batches.load_state_dict(state)
     for _ in range(2):
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         hook.epoch_end()
     hook.close()
     expected = list(itertools.chain(*rest, *following))

@@ -87,6 +87,11 @@ def train(model: nn.Module, batches: Any) -> Iterator[int]:
         yield step
 
 
+def train_epoch(model: nn.Module, batches: Any) -> None:
+    for _ in train(model, batches):
+        pass
+
+
 def recorded(daemon: HookDaemon, batches: int, tolerance: float = 2e-3) -> list[int]:
     """The indices that arrived, when `batches` have; every embedding must be that of the sample it is filed under."""
     until(lambda: len(daemon.sink.batches) >= batches)

@@ -159,17 +159,17 @@ async def test_a_list_of_any_length_is_sent_in_pieces(path: Path, monkeypatch: p
 async def test_a_manager_that_is_long_about_something_is_waited_for(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.3)
     monkeypatch.setattr(module, "ALIVE_INTERVAL_S", 0.02)
 
     class Slow(Table):
         async def apply(self, name: str, text: bytes) -> None:
-            await trio.sleep(1.2)
+            await trio.sleep(0.7)
             self.applied.append((name, text))
 
         async def render(self, name: str, send: Send) -> None:
             await send(b"one ")
-            await trio.sleep(1.2)
+            await trio.sleep(0.7)
             await send(b"two")
 
     table = Slow()

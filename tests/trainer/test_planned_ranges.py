@@ -83,12 +83,6 @@ def test_plans_and_progress_are_counted_in_extents(tmp_path: Path) -> None:
     assert grid.positions(np.array([1, 2, 0, 3], np.uint32)).tolist() == [0, 2, 2, 3, 6]
 
 
-def test_neighbours_share_the_page_that_both_have_parts_of(tmp_path: Path) -> None:
-    (path := tmp_path / "one").write_bytes(bytes(100_000))
-    grid = SampleGrid(SampleRanges.in_file(path, [0, 50_000], 50_000), [b"one"])
-    assert places(grid, [0, 1]) == [(0, 49152), (49152, 53248), (49152, 53248), (53248, 100_000)]
-
-
 def test_a_file_of_several_paths_has_one_grid(tmp_path: Path) -> None:
     (path := tmp_path / "one").write_bytes(bytes(100 * PAGE))
     (link := tmp_path / "link").symlink_to(path)
@@ -449,18 +443,6 @@ def test_where_grids_cannot_be_written_the_ranges_are_read_unplanned(source: Pat
         assert mount.metric("prefetched") == 0
 
 
-def test_a_hook_takes_ranges_too(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, **SLOW) as mount:
-        path, places = mount.point / "big/one.bin", windows(False)
-        loader = DataLoader(Windows(path, places, False), batch_size=8, shuffle=True, num_workers=2)
-        options = trainer_hook.HookOptions(ranges=[(path, *place) for place in places])
-        hook = trainer_hook.attach(mount.point, torch.nn.Linear(2, 2), loader, options=options)
-        read_epochs(loader, 1)
-        hook.epoch_end()
-        assert mount.metric("prefetched") > 0
-        hook.close()
-
-
 def test_a_data_set_of_hugging_face_needs_no_ranges(tmp_path: Path) -> None:
     import datasets
 
@@ -477,15 +459,6 @@ def test_a_data_set_of_hugging_face_needs_no_ranges(tmp_path: Path) -> None:
         assert mount.metric("prefetched") > 600
         del dataset, loader, rows
         gc.collect()
-
-
-def test_ranges_of_a_small_file_stand_for_the_file(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, **SLOW) as mount:
-        path, places = mount.point / "small.bin", [(number * 1000, 1000) for number in range(100)]
-        loader = DataLoader(Windows(path, places, False), batch_size=8, shuffle=True)
-        with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in places]):
-            read_epochs(loader, 1)
-        assert mount.metric("origin_bytes") <= 2 * 100_000
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from known_losses import Training
 from listed import Listed
-from mounting import eventually, mounted
+from mounting import mounted
 from reading import read_afresh, write_contents
 from torch.utils.data import DataLoader
 
@@ -114,32 +114,6 @@ def images(source: Path, cache: Path, count: int) -> list[tuple[str, bytes, byte
     originals, views = (sum(len(row[form]) for row in made) / count for form in (1, 2))
     save_record(Record(count, {NO_VIEW: originals, "small": views}, None), CacheLayout(cache).profile)
     return made
-
-
-def test_a_planned_training_of_two_forms_reads_each_sample_in_its_own(tmp_path: Path) -> None:
-    made = images(tmp_path / "source", tmp_path / "m/cache", 60)
-    names = [name for name, _, _ in made]
-    with mounted(tmp_path / "source", tmp_path / "m", capacity="300kB", source__latency_ms=5, **MIXED) as mount:
-
-        class Both(Files):
-            def __init__(self) -> None:
-                self.samples = [(os.fspath(mount.point / name), 0) for name in names]
-
-        loader = DataLoader(Both(), 6, shuffle=True, num_workers=2, collate_fn=list)
-        epochs = []
-        with trainer_hook.plan(mount.point, loader):
-            for _ in range(3):
-                epochs.append(dict(sample for batch in loader for sample in batch))
-            assert [plan["length"] for plan in mount.stats()["plans"]] == [len(names)]
-        assert epochs[0] == epochs[1] == epochs[2]
-        views = 0
-        for name, content, view in made:
-            read = epochs[0][os.fspath(mount.point / name)]
-            assert read in (content, view)
-            views += read == view
-        assert 0 < views < len(names)
-        assert mount.metric("views_made") == views
-        eventually(lambda: mount.stats()["forms"] == {"original": len(names) - views, "small": views})
 
 
 def test_a_substitute_has_the_bytes_of_its_own_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import runpy
 from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
@@ -76,12 +75,6 @@ def test_slices_end_with_the_figures_of_one_long_run(full_size: ModuleType, tmp_
     assert kept(tmp_path / "short") == kept(tmp_path / "long")
     assert {of["system"] for of in kept(tmp_path / "long")} == {*SYSTEMS[1:], "lru", "uniform+plan"}
     assert list((tmp_path / "short" / "state").iterdir()) == []
-
-
-def test_what_one_process_has_saved_another_can_read(full_size: ModuleType) -> None:
-    """The program's own module has another name in each, and with it all that is defined there."""
-    in_a_process_of_several = runpy.run_path(str(full_size.__file__), run_name="__mp_main__")
-    assert in_a_process_of_several["Done"] is full_size.Done
 
 
 def test_images_are_cropped_and_mirrored(resnet: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,6 +293,8 @@ def test_hard_samples_are_cached_and_repeated(source: Path, tmp_path: Path, plan
             assert sum(number >= EASY for number in kept) >= 0.4 * len(kept)
         # Under another policy ranks are not used; when shade is chosen again, it has them again.
         eventually(lambda: len(mount.control("scores").read_bytes().splitlines()) == EASY + HARD, what="scores")
+        # Batches that were sent may wait for the manager: the next policy would score them.
+        eventually(lambda: mount.stats()["jobs"][0]["epoch"] == training.epochs, what="the end of the last epoch")
         mount.control("config").write_bytes(b"policy=spider\n")
         eventually(lambda: mount.control("scores").read_bytes() == b"", what="no scores of a graph")
         training.epoch()

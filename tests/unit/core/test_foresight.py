@@ -231,8 +231,9 @@ def replayed(policy: Policy, accesses: Accesses, share: float, files: int, plann
     return replay(engine, accesses, files, before=Following(engine, accesses, files, planned_epochs).read_next)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.2, 0.25, 0.5, 0.75])
-@pytest.mark.parametrize("name", ["lru", "minio", "spider"])
+@pytest.mark.parametrize(
+    ("name", "share"), [*(("lru", share) for share in (0.1, 0.25, 0.5, 0.75)), ("minio", 0.25), ("spider", 0.25)]
+)
 def test_plans_reach_the_bytes_of_min_on_weighted_draws(name: str, share: float) -> None:
     files = 1500
     accesses = Accesses.of(keys := with_replacement(11, files, 5), [100] * len(keys))

@@ -487,7 +487,7 @@ def test_a_reader_whose_opens_are_not_reported_goes_on_in_its_plan() -> None:
     assert (reader.trusted, reader.proven, reader.opens) == (True, False, 0)
 
 
-@pytest.mark.parametrize("files", [1000, 2000, 5000, 16_000, 50_000, 200_000])
+@pytest.mark.parametrize("files", [1000, 5000, 50_000])
 def test_a_plan_is_distrusted_while_it_is_not_followed_and_trusted_again_afterwards(files: int) -> None:
     rng = np.random.default_rng(2)
     order = (rng.permutation(files) + 1).tolist()
@@ -503,7 +503,7 @@ def test_a_plan_is_distrusted_while_it_is_not_followed_and_trusted_again_afterwa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("files", [2000, 200_000])
+@pytest.mark.parametrize("files", [2000, 50_000])
 def test_a_wrong_plan_is_not_trusted_again_as_it_comes_to_its_end(files: int) -> None:
     rng = np.random.default_rng(2)
     reader = PlannedReader(of_files(0, (rng.permutation(files) + 1).tolist()), 0.0)

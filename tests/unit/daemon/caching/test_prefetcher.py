@@ -574,21 +574,14 @@ async def test_names_that_cannot_be_read_are_asked_for_again(
     assert 1 <= caplog.text.count("nothing is fetched ahead for a moment") <= 6
 
 
-async def test_large_and_empty_files_are_left_to_their_readers(tmp_path: Path) -> None:
+async def test_large_empty_and_unknown_files_are_left_to_their_readers(tmp_path: Path) -> None:
     sizes = [SIZE] * 20
     sizes[4], sizes[7] = 0, LARGE
     async with running(tmp_path, sizes=sizes) as harness:
+        harness.inodes[2], harness.inodes[3] = 0, 999
         harness.plan(range(20))
         await trio.sleep(5)
-    assert sorted(harness.fetched) == [number for number in range(20) if number not in (4, 7)]
-
-
-async def test_unknown_files_are_passed_over(harness: Harness) -> None:
-    harness.inodes[2] = 0
-    harness.inodes[3] = 999
-    harness.plan(range(10))
-    await trio.sleep(5)
-    assert sorted(harness.fetched) == [0, 1, *range(4, 10)]
+    assert sorted(harness.fetched) == [number for number in range(20) if number not in (2, 3, 4, 7)]
 
 
 async def test_what_is_here_or_on_its_way_is_not_fetched_again(harness: Harness) -> None:

@@ -138,21 +138,3 @@ async def test_a_refused_change_leaves_everything_as_it_was(mount: Mount, monkey
     await mount.write("config", settings())
     mount.check()
     assert "was refused" not in await mount.text("config")
-
-
-async def test_a_manager_that_dies_after_publishing_leaves_its_change_to_the_next_one(
-    mount: Mount, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Died(BaseException):
-        pass
-
-    def dies(options: Options) -> None:
-        raise Died
-
-    mount.manager._options._components = (dies,)
-    with pytest.raises(Died):
-        await mount.write("config", settings())
-    assert mount.workers_options().policy == "lru"
-    mount.end()
-    mount.manager = mount.next_manager()
-    mount.check()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import random
-import struct
 from pathlib import Path
 
 import msgpack
@@ -175,36 +173,14 @@ def test_command_complains_in_one_line(trace: Path, options: list[str], complain
     assert complaint in output.splitlines()[-1]
 
 
-def opened(size: int) -> bytes:
-    columns = {"time_s": bytes(4), "key": b"\1", "size": size.to_bytes(8, "little")}
-    packed: bytes = msgpack.packb({"t": 0.0, "kind": "accesses", "rows": 1, **columns})
-    return packed
-
-
-def event(kind: str, **values: object) -> bytes:
-    packed: bytes = msgpack.packb({"t": 0.0, "kind": kind, "job_dataset_id": 1, **values})
-    return packed
-
-
-HEAD = msgpack.packb({"format": FORMAT, "version": VERSION, "options": 0})
-DAMAGED = {
-    "garbage": HEAD + random.Random(1).randbytes(32_000),
-    "a size beyond all files": HEAD + opened(5) + opened(2**64 - 1),
-    "a score that is none": HEAD + opened(5) + event("Scored", keys=bytes(8), scores=struct.pack("<d", math.nan)),
-    "a ratio that is none": HEAD + opened(5) + event("Ratio", ratio=-3.0) + opened(5),
-    "a label that is none": HEAD + opened(5) + event("Labels", labels=[bytes(8), bytes(7)]) + opened(5),
-}
-
-
-@pytest.mark.parametrize("what", DAMAGED)
-def test_a_damaged_trace_is_one_line(tmp_path: Path, what: str) -> None:
+def test_a_damaged_trace_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "damaged"
-    path.write_bytes(DAMAGED[what])
+    head = msgpack.packb({"format": FORMAT, "version": VERSION, "options": 0})
+    path.write_bytes(head + random.Random(1).randbytes(32_000))
     for options in ([], ["--radius", "nearest"]):
         code, output = run(path, *options)
-        assert code == 1
+        assert (code, len(output.splitlines())) == (1, 1)
         assert output.startswith("spiderfs: ")
-        assert len(output.splitlines()) == 1
         assert "is damaged at record" in output
 
 

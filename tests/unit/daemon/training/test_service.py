@@ -236,27 +236,6 @@ async def test_only_who_sends_batches_of_a_list_is_given_substitutes_by_it(harne
     assert await harness.training.scores(harness.trainer, harness.list.name) is not None
 
 
-async def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_longest_ago(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring.ROWS_AT_ONCE", 8)
-
-    await harness.declare()
-    rng = np.random.default_rng(3)
-    scored: list[int] = []
-    for _ in range(5):
-        parts = rng.permutation(SAMPLES).reshape(5, 8).astype(np.uint32)
-        vectors = rng.standard_normal((5, 8, 8)).astype(np.float16)
-        made = [Batch("train", 0, 0, ids, rows, None) for ids, rows in zip(parts, vectors, strict=True)]
-        await harness.training.learn(harness.trainer, harness.list.name, made)
-        (job_dataset,) = harness.training.job_datasets
-        scoring = harness.training.scoring.of(job_dataset)
-        assert scoring is not None
-        scored.append(round(scoring.scored_share * SAMPLES))
-    assert scored == [8, 16, 24, 32, 40], "each sample once before any is scored again"
-    assert (job_dataset.thinning.rows_scored, job_dataset.thinning.rows_left_out) == (40, 160)
-
-
 async def test_reads_of_rows_that_are_left_out_are_done_with_too(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,19 +285,6 @@ async def test_every_redirect_is_of_one_label_and_of_the_list(harness: Harness) 
     assert (scores > 0).all()
     harness.training.redirects.begin()
     assert redirect_rows(harness.records) == []
-
-
-@pytest.mark.parametrize("sends_batches", [False, True])
-async def test_reads_of_a_trainer_that_sends_no_batch_are_not_remembered(harness: Harness, sends_batches: bool) -> None:
-    """Workers' events may come after their trainer has gone, and its number is given to another one much later."""
-
-    await harness.declare(sends_batches)
-    inode, reads = harness.inodes[0], harness.training.scoring._served_samples
-    harness.training.record_accesses([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
-    assert reads.on_the_way(1) == sends_batches
-    await harness.training.detached(harness.trainer)
-    harness.training.record_accesses([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
-    assert reads.on_the_way(1) == 0
 
 
 LOSSES = np.array([0.5, 4.0, 2.0, 1.0], np.float16)

@@ -25,8 +25,6 @@ SPLITS = st.tuples(percent, percent).map(
     lambda cut: Split(min(cut) / 100, (max(cut) - min(cut)) / 100, (100 - max(cut)) / 100)
 )
 SIZES = st.builds(FormSizes, st.floats(1, 1e6), st.floats(1, 1e7), st.floats(1, 1e7))
-rate = st.floats(1, 1e6)
-bandwidth = st.floats(1e3, 1e12)
 
 
 @given(SPLITS, st.floats(0, 1e12), st.floats(1, 1e7), SIZES)

@@ -124,42 +124,6 @@ def test_draws_that_are_more_than_an_index_are_not_exchanged(
         assert "not exchanged" in caplog.text or "not planned" in caplog.text
 
 
-class Learning(Sampler[int]):
-    """Its copy draws the same at first; what the sampler draws later is decided by then."""
-
-    def __init__(self) -> None:
-        self.order = list(range(40))
-        self.drawn: list[int] = []
-
-    def __len__(self) -> int:
-        return 40
-
-    def __iter__(self) -> Iterator[int]:
-        self.drawn = []
-        for position in range(40):
-            self.drawn.append(self.order[position])
-            yield self.order[position]
-
-
-@pytest.mark.parametrize("batches", [1, 3])
-def test_what_a_sampler_draws_counts_where_it_changes_its_mind(daemon: HookDaemon, batches: int) -> None:
-    daemon.sink.give = lambda question: [38 - number for number in range(len(question.wanted))]
-    sampler = Learning()
-    loader = DataLoader(Indexed(), batch_size=8, sampler=sampler)
-    with trainer_hook.plan(daemon.mount, loader, share=True) as planning:
-        found: list[int] = []
-        for number, batch in enumerate(loader):
-            found += batch.tolist()
-            if number + 1 == batches:
-                # It draws some samples that it would not have drawn, in the place of some that no one has had yet.
-                left = sorted(set(sampler.order) - set(found))[-5:]
-                sampler.order = [SIZE - 1 - left.index(one) if one in left else one for one in sampler.order]
-                assert planning.state_dict()
-        assert planning.state_dict() == {}
-    assert sorted(found) == sorted(sampler.drawn)
-    assert max(found) == SIZE - 1
-
-
 def test_a_sampler_that_draws_more_than_its_length_is_drawn_to_its_end(daemon: HookDaemon) -> None:
     class Understated(Sampler[int]):
         def __iter__(self) -> Iterator[int]:

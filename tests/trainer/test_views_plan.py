@@ -74,28 +74,6 @@ def test_a_planned_training_reads_views_that_were_made_once(
         assert job["origin_bytes"] == metrics["origin_bytes"]
 
 
-def test_a_training_gets_substitutes_of_the_view_that_it_reads(tmp_path: Path) -> None:
-    source, count = tmp_path / "source", 90
-    source.mkdir()
-    for number in range(count):
-        (source / f"{number:03d}").write_bytes(b"%08d" % number + bytes(900))
-    labels = np.arange(count, dtype=np.int32) % 3
-    losses = np.where(np.arange(count) < count // 2, 0.1, 2.0) + np.arange(count) / 1000
-    with mounted(source, tmp_path / "m", capacity="48KiB", policy="impact") as mount:
-        for below in ("", ".spiderfs/views/bmp256/"):
-            names = [f"{below}{number:03d}" for number in range(count)]
-            training = Training(mount.point, names, labels, losses, 15)
-            try:
-                training.until_redirected(mount, mount.metric("redirects") + 5)
-                redirects = [line.split()[1::2] for line in mount.control("redirects").read_text().splitlines()]
-            finally:
-                training.close()
-            assert redirects
-            for pair in redirects:
-                assert set(pair) <= set(names)
-            assert all(wanted % 3 == given % 3 for wanted, given in training.given)
-
-
 SMALL = Recipe("bmp", 24)
 MIXED = {"view": "small", "views": "small:bmp:24", "forms": "50-50-0"}
 

@@ -77,24 +77,6 @@ def test_slices_end_with_the_figures_of_one_long_run(full_size: ModuleType, tmp_
     assert list((tmp_path / "short" / "state").iterdir()) == []
 
 
-def test_images_are_cropped_and_mirrored(resnet: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resnet, "prepared", lambda images: images)
-    torch.manual_seed(0)
-    image = torch.arange(3 * 32 * 32).reshape(1, 3, 32, 32).remainder(255).to(torch.uint8) + 1
-    made = resnet.augmented(image.repeat(300, 1, 1, 1))
-    padded = torch.nn.functional.pad(image[0], (4,) * 4)
-    wanted = {
-        side.numpy().tobytes()
-        for top in range(9)
-        for left in range(9)
-        for crop in (padded[:, top : top + 32, left : left + 32],)
-        for side in (crop.contiguous(), crop.flip(2).contiguous())
-    }
-    found = {crop.contiguous().numpy().tobytes() for crop in made}
-    assert found <= wanted
-    assert len(found) > len(wanted) / 2
-
-
 def test_the_network_is_a_resnet_of_eighteen_layers(resnet: ModuleType) -> None:
     model = resnet.resnet18(10)
     # 17 convolutions, three more in shortcuts, and the classifier: 11.2 million numbers, as in the literature.

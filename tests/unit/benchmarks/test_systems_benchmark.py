@@ -88,17 +88,3 @@ def test_a_plan_fetches_as_min_does(measured: dict[str, Any]) -> None:
     of = measured["spider+plan"]
     assert of.settled("foreseen") < of.settled("origin") < 1.05 * of.settled("planned")
     assert of.settled("redirected_share") == 0
-
-
-def test_cached_candidates_come_first(systems: ModuleType) -> None:
-    in_process = importlib.import_module("benchmarks.training.in_process")
-    configuration = systems.SYSTEMS["quiver"].configuration
-    cache = in_process.Cache(configuration, [0] * 1000, [1] * 1000, 200, 8, seed=1, epochs=5)
-    for sample in range(200):
-        cache.read(sample)
-    batches = list(in_process.in_batches(list(range(1000)), cache, 64, 10, np.random.default_rng(1)))
-    assert sorted(sample for batch in batches for sample in batch) == list(range(1000))
-    assert all(sample < 200 for sample in batches[0])
-    assert all(sample >= 200 for batch in batches[-10:] for sample in batch)
-    plain = list(in_process.in_batches(list(range(1000)), cache, 64, 1, np.random.default_rng(1)))
-    assert [sample for batch in plain for sample in batch] == list(range(1000))

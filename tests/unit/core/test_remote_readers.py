@@ -107,27 +107,6 @@ def test_a_plan_that_is_dropped_while_it_is_noted_is_noted_no_further(monkeypatc
     assert all(readers.next_use_s(key) is None for key in range(SAMPLES))
 
 
-def test_times_are_computed_again_for_all_when_one_is_far_off() -> None:
-    samples, readers = all_of(range(SAMPLES)), RemoteReaders()
-    noted(readers, "fast", PlanPart(samples, 0, order_of(*range(SAMPLES))))
-    noted(readers, "slow", PlanPart(samples, 0, order_of(*reversed(range(SAMPLES)))))
-    for second in range(1, 6):
-        readers.progressed("fast", 0, 4 * second, float(second))
-        readers.progressed("slow", 0, second, float(second))
-    # What has changed is to be ranked first.
-    readers.anchor(5.0, 2.0)
-    before_s = readers.next_use_s(20)
-    assert before_s is not None
-    assert before_s < 1
-    while readers.taken_changes(9):
-        pass
-    readers.anchor(5.0, 2.0)
-    # The slow one comes to sample 30 at its position 9, four later; the fast one at 30, ten later.
-    assert readers.next_use_s(30) == pytest.approx(5 + 2.5)
-    assert readers.next_use_s(33) == pytest.approx(5 + 1)
-    assert len({key for _ in range(99) for key in readers.taken_changes(9)}) == SAMPLES
-
-
 def test_members_are_ranked_by_it_some_at_a_time() -> None:
     keys = [number << 16 for number in range(1, SAMPLES + 1)]
     engine = Engine(Spider(), SAMPLES, homes=Homes({"here": 1.0}, "here"))

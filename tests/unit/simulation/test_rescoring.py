@@ -111,21 +111,6 @@ def place_of(inode: int) -> int:
     return INODES.tolist().index(inode)
 
 
-def test_another_radius_finds_other_neighbours(path: Path) -> None:
-    training(path)
-    trace = read_trace(path)
-    neighbours = []
-    for radius in (0.05, 0.4, 1.0):
-        hints = rescored(trace, "graph", ScorerOptions(radius=radius)).hints
-        found = [hint.hubs[0] for _, hint in hints if isinstance(hint, Candidates)]
-        neighbours.append(sum(len(hub.neighbours) for hub in found))
-        kinds = (Labels, Ratio, Epoch)
-        assert [hint for hint in hints if isinstance(hint[1], kinds)] == [
-            hint for hint in trace.hints() if isinstance(hint[1], kinds)
-        ]
-    assert neighbours[0] == 0 < neighbours[1] < neighbours[2]
-
-
 def test_a_list_that_is_declared_again_goes_on_and_a_changed_one_begins_again(path: Path) -> None:
     labels = dict(zip(INODES.tolist(), LABELS.tolist(), strict=True))
     changed = dict.fromkeys(labels, 0)

@@ -221,46 +221,6 @@ async def test_servers_hold_their_shares_and_this_node_the_rest(names: Names) ->
 
 
 @in_trio
-async def test_what_a_server_has_room_for_is_asked_again_and_again(
-    names: Names, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = (["redis://10.0.0.1:6379/set", "10.0.0.1", "10.0.0.1", [0, 16383]],)
-    rooms, asked = [1 << 16, 1 << 15, 1 << 14], []
-
-    class Survey:
-        def __init__(self, url: str, finds_room: bool, source: str) -> None:
-            self._finds_room = finds_room
-
-        def look(self, node: Known) -> Known:
-            asked.append(node)
-            said = rooms.pop(0) if len(rooms) > 1 else rooms[0]
-            return node._replace(shards=shards, room=said if self._finds_room else 1 << 16)
-
-        def close(self) -> None: ...
-
-    monkeypatch.setattr(module, "Survey", Survey)
-    monkeypatch.setattr(module, "SURVEY_S", 0.005)
-    names.says("198.51.100.1", name="n1")
-    url = "redis://n1/set"
-    options = names.options(url)
-    known = Known(url, "n1", ["198.51.100.1"], shards, 1 << 14)
-    async with running(Node(options)) as node:
-        await until(lambda: known in node.members.nodes())
-        assert sum(map(node.members.is_remote, range(1 << 16))) == 1 << 14
-        before = len(asked)
-        await until(lambda: len(asked) > before + 2)
-        assert asked[-1] == known
-    # The next manager goes on with it, and a share that is written is not asked for.
-    asked.clear()
-    async with running(Node(options, node.members)) as following:
-        await until(lambda: len(asked) > 2)
-        assert asked[0] == known
-        following.membership.change(options.changed("peers", f"{url}*0.5"))
-        await until(lambda: known._replace(room=1 << 16) in node.members.nodes())
-        assert sum(map(node.members.is_remote, range(1 << 16))) == pytest.approx(1 << 15, rel=0.05)
-
-
-@in_trio
 async def test_nodes_find_each_other_by_a_server(names: Names, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(stream_module, "TIMEOUT_S", 0.5)
     names.says("198.51.100.2", name="n2")

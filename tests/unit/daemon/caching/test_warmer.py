@@ -163,27 +163,6 @@ async def test_all_is_found_while_the_first_files_are_fetched(harness: Harness) 
     assert harness.source.most == harness.at_once < AT_ONCE, "readers have the other threads"
 
 
-async def test_it_can_be_ended_and_begun_again(harness: Harness) -> None:
-    harness.warmer.stop()
-    assert harness.warmer.status() == Warming(), "there was nothing to end"
-    harness.source.open.clear()
-    harness.add(*(b"a/%03d" % number for number in range(100)), b"b/1")
-    harness.warm(b"a")
-    harness.warm(b"b")
-    await harness.until(lambda: not harness.warmer.status().searching)
-    await harness.until(lambda: harness.source.waiting == harness.at_once)
-    harness.warmer.stop()
-    ended = harness.warmer.status()
-    assert ended.ended
-    assert not ended.working
-    assert ended.line().startswith("ended: 101 files found, 0 fetched (0 bytes), ")
-    harness.warm(b"b")
-    harness.source.open.set()
-    assert await harness.done() == Warming(found=1, fetched=1, fetched_bytes=100)
-    # Those that the source had been asked for have come, or were given up on; nothing else was asked for.
-    assert harness.source.calls["read"] <= harness.at_once + 1
-
-
 async def test_a_list_is_looked_up_by_directories_side_by_side(harness: Harness) -> None:
     paths = [b"%02d/%02d" % (above, below) for above in range(20) for below in range(20)]
     harness.add(*paths)

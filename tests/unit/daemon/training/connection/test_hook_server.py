@@ -42,7 +42,6 @@ from spiderfs.protocol import (
     Pin,
     Pinned,
     Plan,
-    Progress,
     ProtocolError,
     Samples,
     Scores,
@@ -346,18 +345,6 @@ async def test_a_hook_of_another_version_is_told_so_in_its_own_framing(
         assert error.text.partition("update spiderfs ")[2].startswith(advice)
         assert "\n" not in error.text
     assert daemon.sink.calls == []
-
-
-async def test_progress_passes_batches_by(tmp_path: Path) -> None:
-    async with served(tmp_path, RecordingSink(batch_s=0.2)) as daemon, daemon.client() as client:
-        await client.greet(b"a", b"b")
-        await client.send(batch(0), Progress("train", 0, 2, 1), Progress("val", 0, 2, 1))
-        await client.said(Error, "no list 'val'")
-        await client.send(Goodbye())
-        await client.said(Ok, "goodbye")
-    assert [name for name, _ in daemon.sink.calls] == ["attached", "samples", "come", "learn", "detached"]
-    ((_, progress),) = daemon.sink.progress
-    assert (progress.list, progress.epoch, progress.dispatched, progress.taken) == ("train", 0, 2, 1)
 
 
 async def test_a_slow_sink_loses_no_batch_and_keeps_no_one_else_waiting(tmp_path: Path) -> None:

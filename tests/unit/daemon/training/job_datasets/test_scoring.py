@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trio
 from mount_options import options_in
 from recording_policy import RecordingPolicy, recorded_cache
 from short_lists import job_dataset
 
 from benchmarks.fakes import MemoryContent
 from spiderfs.core.events import HIT, Access
-from spiderfs.core.hints import Hint, Scored
 from spiderfs.core.learning.feed import PolicyFeed
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets
 from spiderfs.daemon.training.job_datasets.scoring import BatchScoring
@@ -154,39 +152,6 @@ async def test_a_policy_that_was_chosen_while_a_batch_was_scored_does_not_get_it
     await harness.learn(0, 1)
     assert (harness.policy.calls, other.calls) == ([], [])
     assert scoring.scored_share > 0
-
-
-async def test_saved_scores_are_passed_on_a_few_at_a_time(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two slices other tasks go on; the rest is not told if the job dataset has ended by then."""
-    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring._SCORES_AT_ONCE", 2)
-
-    await harness.learn(*range(8))
-    hints: list[Hint] = []
-    harness.feed._note = hints.append
-    turns = 0
-
-    async def take_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += any(isinstance(hint, Scored) for hint in hints)
-            await trio.lowlevel.checkpoint()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(take_turns)
-        await harness.scoring.introduce(harness.list)
-        nursery.cancel_scope.cancel()
-    assert [len(hint.keys) for hint in hints if isinstance(hint, Scored)] == [2, 2, 2, 2]
-    assert turns >= 2
-
-    def over(hint: Hint) -> None:
-        hints.append(hint)
-        if isinstance(hint, Scored):
-            harness.lists.remove(harness.list)
-
-    hints.clear()
-    harness.feed._note = over
-    await harness.scoring.introduce(harness.list)
-    assert [len(hint.keys) for hint in hints if isinstance(hint, Scored)] == [2]
 
 
 async def test_a_job_dataset_that_leaves_memory_while_it_is_introduced_is_begun_no_more(harness: Harness) -> None:

@@ -535,7 +535,7 @@ async def test_a_plan_that_is_not_followed_is_not_fetched_for(tmp_path: Path) ->
         assert len(harness.fetched) == before
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 async def test_a_wrong_plan_costs_a_few_fetches_and_no_more(tmp_path: Path) -> None:
     """Counted against the same reads without a plan, epoch by epoch; each epoch has a wrong plan of its own."""
     files, cached = 800, 80

@@ -8,19 +8,25 @@ to have more workers.
 
 CONTRIBUTING.md says what is tested over pyfuse3, and names the few modules that run in both modes.
 
+trio runs tests that are `async def`, by the clock of a fixture that returns one, and within the asynchronous context
+managers that fixtures return: what such a context yields is the argument.
+
 Without `--all` runs a choice of what costs most, in which each kind occurs: no tests marked `thorough`, each test of
 `ONE_WAY` in one mode and with one number of workers, and half of Hypothesis' examples.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import inspect
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import mounting
 import pytest
+import trio
 from hypothesis import settings
 from programs import not_ignoring_interrupts
 
@@ -129,6 +135,36 @@ def _halve_examples(item: pytest.Item, halved: set[object]) -> None:
 
 def _halved(whole: settings) -> settings:
     return settings(whole, max_examples=max(1, whole.max_examples // 2))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as contexts:
+            for name, value in arguments.items():
+                if isinstance(value, contextlib.AbstractAsyncContextManager):
+                    arguments[name] = await contexts.enter_async_context(value)
+            await pyfuncitem.obj(**arguments)
+
+    trio.run(main, clock=next((one for one in pyfuncitem.funcargs.values() if isinstance(one, trio.abc.Clock)), None))
+    return True
+
+
+@contextlib.asynccontextmanager
+async def _nursery() -> AsyncIterator[trio.Nursery]:
+    async with trio.open_nursery() as opened:
+        yield opened
+        opened.cancel_scope.cancel()
+
+
+@pytest.fixture
+def nursery() -> contextlib.AbstractAsyncContextManager[trio.Nursery]:
+    """A nursery for an asynchronous test, which ends all tasks with the test."""
+    return _nursery()
 
 
 @pytest.fixture(scope="module", autouse=True)

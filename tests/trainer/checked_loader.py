@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from listed import Listed
+from torch.utils.data import DataLoader
 
 import trainer_hook
 
@@ -40,12 +41,9 @@ class Task:
     batch: int = 8
 
 
-class Files(Dataset[Any]):
+class Files(Listed[Any]):
     def __init__(self, task: Task) -> None:
         self.samples = [(str(path), 0) for path in sorted(Path(task.point).glob("*/*"))]
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[int, str, float]:
         path = Path(self.samples[index][0])

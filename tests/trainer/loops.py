@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
+from listed import Listed
 from tiny_training import CLASSES, SIZE, WIDTH, features
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
-from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, IterableDataset, Sampler, Subset
 
 import trainer_hook
 from trainer_hook import HookOptions, SpiderSampler
@@ -50,7 +51,7 @@ class Sent(Enum):
     NONE = "none"
 
 
-class Numbered(Dataset[Any]):
+class Numbered(Listed[Any]):
     """Sample i says by its features who it is; `reads` has what was asked for, in order."""
 
     def __init__(self, reads: list[int] | None = None, size: int = SIZE, *, first: int = 0, views: int = 0) -> None:
@@ -58,9 +59,6 @@ class Numbered(Dataset[Any]):
         self.reads = reads
         self.first = first
         self.views = views
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         if self.reads is not None:
@@ -147,12 +145,49 @@ class Training:
 
 @dataclass(frozen=True)
 class Loop:
-    """`sent` is what has to arrive of a training that is attached; `unmended` are ways that are known to fail."""
+    """`sent` is what has to arrive of a training that is attached.
+
+    What a loop does with its model concerns only such a training; a loop that is about its loader has more `ways`.
+    """
 
     run: Callable[[Training], None]
     sent: Sent = Sent.ALL
-    ways: Sequence[Way] = tuple(Way)
-    unmended: Sequence[Way] = ()
+    ways: Sequence[Way] = (Way.NOTHING, Way.ATTACH)
+
+
+def steps(
+    loss: Callable[..., Tensor],
+    *,
+    model: Callable[[], nn.Module] | None = None,
+    data: Callable[[Training], Any] = Training.data,
+    epochs: int = EPOCHS,
+    **options: Any,
+) -> Callable[[Training], None]:
+    """A loop that takes a step by the `loss` of each batch. `model` and `data` make what is trained, and on what."""
+
+    def train(t: Training) -> None:
+        if model is not None:
+            t.model = model()
+        loader = t.follow(t.loader(data(t), **options))
+        for _ in range(epochs):
+            for batch in loader:
+                t.step(loss(t, *batch))
+            t.epoch_end()
+
+    return train
+
+
+def of(given: Callable[[Any], Any]) -> Callable[..., Tensor]:
+    """The loss of a model that is given something made of the inputs."""
+    return lambda t, inputs, labels: cross_entropy(t.model(given(inputs)), labels)
+
+
+def same(inputs: Any) -> Any:
+    return inputs
+
+
+def copied(pair: Sequence[Tensor]) -> list[Tensor]:
+    return [part.clone() for part in pair]
 
 
 # -- one forward a batch
@@ -175,21 +210,6 @@ def autocast(t: Training) -> None:
             t.step(loss)
 
 
-def on_a_device(t: Training) -> None:
-    """`clone` for what `.to(device)` does: another tensor with the same content."""
-    loader = t.follow(t.loader())
-    for _ in range(EPOCHS):
-        for inputs, labels in loader:
-            t.step(cross_entropy(t.model(inputs.clone()), labels))
-
-
-def augmented(t: Training) -> None:
-    loader = t.follow(t.loader())
-    for _ in range(EPOCHS):
-        for inputs, labels in loader:
-            t.step(cross_entropy(t.model(inputs * (1 + torch.rand(()))), labels))
-
-
 def next_of_an_iterator(t: Training) -> None:
     loader = t.follow(t.loader())
     batches = iter(loader)
@@ -200,12 +220,6 @@ def next_of_an_iterator(t: Training) -> None:
             batches = iter(loader)
             inputs, labels = next(batches)
         t.step(cross_entropy(t.model(inputs), labels))
-
-
-def single_samples(t: Training) -> None:
-    loader = t.follow(t.loader(size=None))  # type: ignore[arg-type]
-    for inputs, label in loader:
-        t.step(cross_entropy(t.model(inputs[None]), torch.tensor([label])))
 
 
 def forked_workers(t: Training) -> None:
@@ -232,6 +246,21 @@ def a_loader_for_each_epoch(t: Training) -> None:
 # -- parts of a batch
 
 
+def in_parts(
+    given: Callable[[Tensor], Tensor], parts: Callable[[Tensor], Sequence[Tensor]]
+) -> Callable[[Training], None]:
+    def train(t: Training) -> None:
+        loader = t.follow(t.loader())
+        for _ in range(EPOCHS):
+            for inputs, labels in loader:
+                for part, wanted in zip(parts(given(inputs)), parts(labels), strict=True):
+                    cross_entropy(t.model(part), wanted).backward()  # type: ignore[no-untyped-call]
+                t.optimizer.step()
+                t.optimizer.zero_grad()
+
+    return train
+
+
 def accumulation(t: Training) -> None:
     loader = t.follow(t.loader())
     for _ in range(EPOCHS):
@@ -240,34 +269,6 @@ def accumulation(t: Training) -> None:
             if step % 3 == 2:
                 t.optimizer.step()
                 t.optimizer.zero_grad()
-
-
-def _in_parts(t: Training, given: Callable[[Tensor], Tensor], parts: Callable[[Tensor], Sequence[Tensor]]) -> None:
-    loader = t.follow(t.loader())
-    for _ in range(EPOCHS):
-        for inputs, labels in loader:
-            inputs = given(inputs)
-            for part, wanted in zip(parts(inputs), parts(labels), strict=True):
-                cross_entropy(t.model(part), wanted).backward()  # type: ignore[no-untyped-call]
-            t.optimizer.step()
-            t.optimizer.zero_grad()
-
-
-def parts(t: Training) -> None:
-    _in_parts(t, lambda inputs: inputs, lambda rows: rows.split(3))
-
-
-def parts_backwards(t: Training) -> None:
-    _in_parts(t, lambda inputs: inputs, lambda rows: rows.split(3)[::-1])
-
-
-def parts_on_a_device(t: Training) -> None:
-    _in_parts(t, torch.clone, lambda rows: [rows[1::2], rows[0::2]])
-
-
-def parts_copied(t: Training) -> None:
-    """No one can say which rows a copy of some rows has."""
-    _in_parts(t, lambda inputs: inputs, lambda rows: [part.clone() for part in rows.split(3)])
 
 
 def part_of_a_batch(t: Training) -> None:
@@ -281,22 +282,24 @@ def part_of_a_batch(t: Training) -> None:
 # -- several forwards a batch
 
 
-def r_drop(t: Training) -> None:
-    _r_drop(t, lambda inputs: inputs)
+def r_drop(t: Training, inputs: Tensor, labels: Tensor) -> Tensor:
+    one, other = t.model(inputs), t.model(inputs)
+    apart = kl_div(one.log_softmax(1), other.softmax(1), reduction="batchmean")
+    return cross_entropy(one, labels) + cross_entropy(other, labels) + apart
 
 
-def r_drop_on_a_device(t: Training) -> None:
-    _r_drop(t, torch.clone)
+def both(t: Training, views: Sequence[Tensor], labels: Tensor) -> Tensor:
+    return cross_entropy(t.model(views[0]), labels) + cross_entropy(t.model(views[1]), labels)
 
 
-def _r_drop(t: Training, given: Callable[[Tensor], Tensor]) -> None:
-    loader = t.follow(t.loader())
-    for _ in range(EPOCHS):
-        for inputs, labels in loader:
-            inputs = given(inputs)
-            one, other = t.model(inputs), t.model(inputs)
-            apart = kl_div(one.log_softmax(1), other.softmax(1), reduction="batchmean")
-            t.step(cross_entropy(one, labels) + cross_entropy(other, labels) + apart)
+def two_views(t: Training) -> Numbered:
+    return t.data(views=2)
+
+
+def adversarial(t: Training, inputs: Tensor, labels: Tensor) -> Tensor:
+    """What is made up comes first, and has as many rows."""
+    made_up = t.model(torch.randn(len(inputs), WIDTH)).square().mean()
+    return made_up + cross_entropy(t.model(inputs), labels)  # type: ignore[no-any-return]
 
 
 def sam(t: Training) -> None:
@@ -318,44 +321,6 @@ def sam(t: Training) -> None:
             t.optimizer.zero_grad()
 
 
-def two_views(t: Training) -> None:
-    loader = t.follow(t.loader(t.data(views=2)))
-    for _ in range(EPOCHS):
-        for (one, other), labels in loader:
-            t.step(cross_entropy(t.model(one), labels) + cross_entropy(t.model(other), labels))
-
-
-def two_views_in_one_forward(t: Training) -> None:
-    """Twice as many rows as samples, of which no one can say how they lie."""
-    loader = t.follow(t.loader(t.data(views=2)))
-    for (one, other), labels in loader:
-        t.step(cross_entropy(t.model(torch.cat([one, other])), torch.cat([labels, labels])))
-
-
-def two_views_on_a_device(t: Training) -> None:
-    """No one can say that both are of the batch."""
-    loader = t.follow(t.loader(t.data(views=2)))
-    for (one, other), labels in loader:
-        one, other = one.clone(), other.clone()
-        t.step(cross_entropy(t.model(one), labels) + cross_entropy(t.model(other), labels))
-
-
-def adversarial(t: Training) -> None:
-    """What is made up comes first, and has as many rows."""
-    loader = t.follow(t.loader())
-    for _ in range(EPOCHS):
-        for inputs, labels in loader:
-            made_up = torch.randn(len(inputs), WIDTH)
-            t.step(t.model(made_up).square().mean() + cross_entropy(t.model(inputs), labels))
-
-
-def adversarial_on_a_device(t: Training) -> None:
-    loader = t.follow(t.loader())
-    for inputs, labels in loader:
-        made_up = torch.randn(len(inputs), WIDTH)
-        t.step(t.model(made_up).square().mean() + cross_entropy(t.model(inputs.clone()), labels))
-
-
 # -- what is made up, or of other samples, beside what is the batch's
 
 
@@ -370,45 +335,48 @@ class Conditional(nn.Module):
         return self.classifier(inputs).gather(1, labels[:, None])  # type: ignore[no-any-return]
 
 
-def _discriminator(t: Training, given: Callable[[Tensor], Tensor], real_every: int) -> None:
-    t.model = Conditional()
-    loader = t.follow(t.loader())
-    for _ in range(EPOCHS):
-        for step, (inputs, labels) in enumerate(loader):
-            made_up = torch.randn(len(inputs), WIDTH)
-            loss = t.model(made_up, given(labels)).mean()
-            if step % real_every == 0:
-                loss = loss - t.model(given(inputs), given(labels)).mean()
-            t.step(loss)
+def discriminator(given: Callable[[Tensor], Tensor], real_every: int) -> Callable[[Training], None]:
+    def train(t: Training) -> None:
+        t.model = Conditional()
+        loader = t.follow(t.loader())
+        for _ in range(EPOCHS):
+            for step, (inputs, labels) in enumerate(loader):
+                loss = t.model(torch.randn(len(inputs), WIDTH), given(labels)).mean()
+                if step % real_every == 0:
+                    loss = loss - t.model(given(inputs), given(labels)).mean()
+                t.step(loss)
+
+    return train
 
 
-def conditional_gan(t: Training) -> None:
-    _discriminator(t, lambda rows: rows, 1)
+class Paired(nn.Module):
+    def __init__(self, combine: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(WIDTH, CLASSES)
+        self.combine = combine
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        return self.combine(self.classifier, one, other)
 
 
-def conditional_gan_on_a_device(t: Training) -> None:
-    """The generator is trained more often than the discriminator sees a real batch."""
-    _discriminator(t, torch.clone, 2)
+def siamese(combine: Callable[..., Tensor], given: Callable[[Any], Any] = same) -> Callable[[Training], None]:
+    def loss(t: Training, pair: Any, _: Tensor) -> Tensor:
+        return t.model(*given(pair)).square().mean()  # type: ignore[no-any-return]
+
+    return steps(loss, model=lambda: Paired(combine), data=pairs, epochs=1)
 
 
-def only_fakes_with_labels(t: Training) -> None:
-    t.model = Conditional()
-    for _, labels in t.follow(t.loader()):
-        t.step(t.model(torch.randn(len(labels), WIDTH), labels).mean())
+def apart(head: nn.Module, one: Tensor, other: Tensor) -> Tensor:
+    return head(one) - head(other)  # type: ignore[no-any-return]
 
 
-def _of_pairs(t: Training, forward: Callable[..., Tensor], given: Callable[[Tensor], Any]) -> None:
-    class Paired(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.classifier = nn.Linear(WIDTH, CLASSES)
+def of_the_other(head: nn.Module, one: Tensor, other: Tensor) -> Tensor:
+    return head(other) - one.mean()  # type: ignore[no-any-return]
 
-        def forward(self, one: Tensor, other: Tensor) -> Tensor:
-            return forward(self.classifier, one, other)
 
-    t.model = Paired()
-    for inputs, _ in t.follow(t.loader(Pairs(t.reads))):
-        t.step(t.model(*given(inputs)).square().mean())
+def the_other_first(t: Training, pair: Any, labels: Tensor) -> Tensor:
+    other = t.model(pair[1]).square().mean()
+    return other + cross_entropy(t.model(pair[0]), labels)  # type: ignore[no-any-return]
 
 
 class Pairs(Numbered):
@@ -421,53 +389,15 @@ class Pairs(Numbered):
         super().__init__(reads, size, views=2)
 
 
-def siamese(t: Training) -> None:
-    _of_pairs(t, lambda head, one, other: head(one) - head(other), lambda pair: pair)
+def pairs(t: Training) -> Pairs:
+    return Pairs(t.reads)
 
 
-def siamese_on_a_device(t: Training) -> None:
-    _of_pairs(t, lambda head, one, other: head(one) - head(other), lambda pair: [part.clone() for part in pair])
+class Stacked(Pairs):
+    """The second entry of each row is the partner's."""
 
-
-def siamese_whose_classifier_sees_the_other(t: Training) -> None:
-    _of_pairs(t, lambda head, one, other: head(other) - one.mean(), lambda pair: pair)
-
-
-def siamese_on_a_device_whose_classifier_sees_the_other(t: Training) -> None:
-    _of_pairs(t, lambda head, one, other: head(other) - one.mean(), lambda pair: [part.clone() for part in pair])
-
-
-def siamese_of_rows(t: Training) -> None:
-    """The first half of the batch against the second."""
-    _of_pairs(t, lambda head, one, other: head(other) - head(one), lambda pair: pair[0][: len(pair[0]) & ~1].chunk(2))
-
-
-def siamese_against_shuffled(t: Training) -> None:
-    _of_pairs(t, lambda head, one, other: head(other) - one.mean(), lambda pair: [pair[0], pair[0].roll(1, 0)])
-
-
-def siamese_against_shuffled_on_a_device(t: Training) -> None:
-    _of_pairs(
-        t, lambda head, one, other: head(other) - one.mean(), lambda pair: [pair[0].clone(), pair[0].clone().roll(1, 0)]
-    )
-
-
-def the_other_first(t: Training) -> None:
-    for (one, other), labels in t.follow(t.loader(Pairs(t.reads))):
-        apart = t.model(other).square().mean()
-        t.step(apart + cross_entropy(t.model(one), labels))
-
-
-def pairs_in_one_tensor(t: Training) -> None:
-    """The partner first, which is the second entry of each row."""
-
-    class Stacked(Pairs):
-        def viewed(self, index: int) -> Any:
-            return torch.stack(super().viewed(index))
-
-    for both, labels in t.follow(t.loader(Stacked(t.reads))):
-        apart = t.model(both[:, 1]).square().mean()
-        t.step(apart + cross_entropy(t.model(both[:, 0]), labels))
+    def viewed(self, index: int) -> Any:
+        return torch.stack(super().viewed(index))
 
 
 class Shuffling(Network):
@@ -477,50 +407,29 @@ class Shuffling(Network):
         return super().forward(inputs) - super().forward(inputs.roll(1, 0))
 
 
-def shuffled_within_the_model(t: Training) -> None:
-    t.model = Shuffling()
-    for inputs, labels in t.follow(t.loader()):
-        t.step(cross_entropy(t.model(inputs), labels))
-
-
 class Listed(Network):
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:  # type: ignore[override]
         return super().forward(torch.cat([*inputs])[:, 0])
 
 
-def _a_list(t: Training, order: Callable[[list[Tensor]], list[Tensor]]) -> None:
+def a_list(order: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[Training], None]:
     """A tensor for each sample."""
 
     def collate(rows: list[tuple[Tensor, int]]) -> tuple[list[Tensor], Tensor]:
         return [row[None, None].clone() for row, _ in rows], torch.tensor([label for _, label in rows])
 
-    t.model = Listed()
-    for inputs, labels in t.follow(t.loader(collate_fn=collate)):
-        t.step(cross_entropy(t.model(order(inputs)), labels))
+    return steps(of(order), model=Listed, epochs=1, collate_fn=collate)
 
 
-def a_list_of_tensors(t: Training) -> None:
-    _a_list(t, lambda rows: rows)
-
-
-def a_list_backwards(t: Training) -> None:
-    _a_list(t, lambda rows: rows[::-1])
-
-
-def mixed_within_the_model(t: Training) -> None:
+class Mixing(nn.Module):
     """Manifold mixup: the rows that are mixed into others are an argument."""
 
-    class Mixing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.classifier = nn.Linear(WIDTH, CLASSES)
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(WIDTH, CLASSES)
 
-        def forward(self, inputs: Tensor, others: Tensor) -> Tensor:
-            return self.classifier(inputs + inputs[others])  # type: ignore[no-any-return]
-
-    t.model = Mixing()
-    for inputs, labels in t.follow(t.loader()):
-        t.step(cross_entropy(t.model(inputs, torch.randperm(len(inputs))), labels))
+    def forward(self, inputs: Tensor, others: Tensor) -> Tensor:
+        return self.classifier(inputs + inputs[others])  # type: ignore[no-any-return]
 
 
 class Masked(nn.Module):
@@ -535,79 +444,50 @@ class Masked(nn.Module):
         return self.classifier(inputs)  # type: ignore[no-any-return]
 
 
-def masked(t: Training) -> None:
-    t.model = Masked()
-    _epochs(t, t.follow(t.loader()), lambda inputs, labels: cross_entropy(t.model(inputs, inputs > 2), labels))
-
-
-def _epochs(t: Training, loader: Any, loss: Callable[[Any, Any], Tensor]) -> None:
-    for _ in range(EPOCHS):
-        for inputs, labels in loader:
-            t.step(loss(inputs, labels))
-
-
 # -- what labels say
 
 
-def _collated(t: Training, labels_of: Callable[[Tensor], Any], **options: Any) -> None:
-    """`labels_of` makes of the labels what the training has beside its inputs; the first has one number per class."""
+def unlabelled(t: Training, inputs: Tensor, _: Any) -> Tensor:
+    return t.model(inputs).square().mean()  # type: ignore[no-any-return]
+
+
+def collated(
+    labels_of: Callable[[Tensor], Any], inputs_of: Callable[[Tensor], Tensor] = same
+) -> Callable[[list[tuple[Tensor, int]]], tuple[Tensor, Any]]:
+    """A collate function. `labels_of` makes of the labels, one number per class, what a batch has beside its inputs."""
 
     def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Any]:
-        return torch.stack([row for row, _ in rows]), labels_of(torch.tensor([label for _, label in rows]))
+        labels = torch.tensor([label for _, label in rows])
+        return inputs_of(torch.stack([row for row, _ in rows])), labels_of(labels)
 
-    loader = t.follow(t.loader(collate_fn=collate, **options))
-    _epochs(t, loader, lambda inputs, _: t.model(inputs).square().mean())
-
-
-def numbered_from_one(t: Training) -> None:
-    """No one knows the numbers of its classes before the second batch."""
-    _collated(t, lambda labels: labels + 1)
+    return collate
 
 
-def numbered_backwards(t: Training) -> None:
-    _collated(t, lambda labels: 2 - labels)
+def of_labels(labels_of: Callable[[Tensor], Any]) -> Callable[[Training], None]:
+    return steps(unlabelled, collate_fn=collated(labels_of))
 
 
-def joined_classes(t: Training) -> None:
-    _collated(t, lambda labels: labels // 2)
+def soft(mix: Callable[[Tensor], Tensor], soften: Callable[[Tensor], Tensor]) -> Callable[[Training], None]:
+    def four_classes() -> nn.Module:
+        model = Network()
+        model.classifier = nn.Linear(WIDTH, 4)
+        return model
+
+    collate = collated(lambda labels: soften(torch.eye(4)[labels]), mix)
+    return steps(of(same), model=four_classes, collate_fn=collate)
 
 
-def one_hot(t: Training) -> None:
-    _collated(t, torch.eye(CLASSES, dtype=torch.long).__getitem__)
-
-
-def labels_and_a_mask(t: Training) -> None:
-    """Two classes; the mask, drawn at random, is often the labels in another order."""
-    _collated(t, lambda labels: [labels > 0, torch.rand(len(labels)) < 0.5])
-
-
-def labels_and_shares_of_something_else(t: Training) -> None:
-    _collated(t, lambda labels: [labels, torch.rand(len(labels), 2).softmax(1)])
-
-
-def labels_twice_by_mixup(t: Training) -> None:
-    def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Any]:
-        inputs, labels = torch.stack([row for row, _ in rows]), torch.tensor([label for _, label in rows])
-        order = torch.randperm(len(rows))
-        return 0.7 * inputs + 0.3 * inputs[order], (labels, labels[order])
-
-    loader = t.follow(t.loader(collate_fn=collate))
-    _epochs(t, loader, lambda inputs, labels: cross_entropy(t.model(inputs), labels[0]))
-
-
-def numbered_samples(t: Training) -> None:
+class Counted(Numbered):
     """No labels, but numbers of samples, and lengths."""
 
-    class Counted(Numbered):
-        def __getitem__(self, index: int) -> Any:
-            return super().__getitem__(index)[0], (index, index * index % 11)
-
-    _epochs(t, t.follow(t.loader(Counted(t.reads))), lambda inputs, _: t.model(inputs).square().mean())
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0], (index, index * index % 11)
 
 
-def labels_at_random(t: Training) -> None:
-    """What has the noise of labels drawn again cannot be told from what gives other samples."""
-    _collated(t, lambda labels: torch.where(torch.rand(len(labels)) < 0.8, labels.roll(1), labels))
+def labels_twice_by_mixup(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Any]:
+    inputs, labels = torch.stack([row for row, _ in rows]), torch.tensor([label for _, label in rows])
+    order = torch.randperm(len(rows))
+    return 0.7 * inputs + 0.3 * inputs[order], (labels, labels[order])
 
 
 class Retrying(Numbered):
@@ -615,11 +495,6 @@ class Retrying(Numbered):
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return super().__getitem__((index + 1) % SIZE if index % 5 == 0 else index)
-
-
-def another_sample_for_a_broken_one(t: Training) -> None:
-    loader = t.follow(t.loader(Retrying(t.reads)))
-    _epochs(t, loader, lambda inputs, labels: cross_entropy(t.model(inputs), labels))
 
 
 def gaps_that_are_filled(t: Training) -> None:
@@ -637,8 +512,7 @@ def gaps_that_are_filled(t: Training) -> None:
         good += [data[index] for index in torch.randint(SIZE, (len(rows) - len(good),)).tolist()]
         return torch.stack([row for row, _ in good]), torch.tensor([label for _, label in good])
 
-    loader = t.follow(t.loader(Broken(t.reads), collate_fn=collate))
-    _epochs(t, loader, lambda inputs, labels: cross_entropy(t.model(inputs), labels))
+    steps(of(same), data=lambda t: Broken(t.reads), collate_fn=collate)(t)
 
 
 # -- several loaders
@@ -653,18 +527,14 @@ def zipped_with_unlabelled(t: Training) -> None:
             t.step(cross_entropy(t.model(inputs), labels) + calm)
 
 
-def two_attached(t: Training) -> None:
-    one = t.follow(t.loader(t.data(24)), split="one")
-    other = t.follow(t.loader(t.data(24, first=24)), split="other")
-    for (inputs, labels), (others, wanted) in zip(one, other, strict=True):
-        t.step(cross_entropy(t.model(others), wanted) + cross_entropy(t.model(inputs), labels))
+def two_attached(given: Callable[[Tensor], Tensor]) -> Callable[[Training], None]:
+    def train(t: Training) -> None:
+        one = t.follow(t.loader(t.data(24)), split="one")
+        other = t.follow(t.loader(t.data(24, first=24)), split="other")
+        for batch, another in zip(one, other, strict=True):
+            t.step(of(given)(t, *another) + of(given)(t, *batch))
 
-
-def two_attached_on_a_device(t: Training) -> None:
-    one = t.follow(t.loader(t.data(24)), split="one")
-    other = t.follow(t.loader(t.data(24, first=24)), split="other")
-    for (inputs, labels), (others, wanted) in zip(one, other, strict=True):
-        t.step(cross_entropy(t.model(others.clone()), wanted) + cross_entropy(t.model(inputs.clone()), labels))
+    return train
 
 
 def two_attached_in_turn(t: Training) -> None:
@@ -729,33 +599,19 @@ def skipped(t: Training) -> None:
                 t.step(cross_entropy(t.model(inputs), labels))
 
 
-def _ahead(t: Training, ahead: int, given: Callable[[Tensor], Tensor], lookahead: int | None = None) -> None:
-    loader = t.follow(t.loader(), options=HookOptions(lookahead=lookahead))
-    for _ in range(EPOCHS):
-        waiting: list[Any] = []
-        for inputs, labels in loader:
-            waiting.append((given(inputs), labels))
-            if len(waiting) > ahead:
-                inputs, labels = waiting.pop(0)
-                t.step(cross_entropy(t.model(inputs), labels))
-        for inputs, labels in waiting:
-            t.step(cross_entropy(t.model(inputs), labels))
+def ahead(batches: int, given: Callable[[Tensor], Tensor], lookahead: int | None = None) -> Callable[[Training], None]:
+    def train(t: Training) -> None:
+        loader = t.follow(t.loader(), options=HookOptions(lookahead=lookahead))
+        for _ in range(EPOCHS):
+            waiting: list[Any] = []
+            for inputs, labels in loader:
+                waiting.append((given(inputs), labels))
+                if len(waiting) > batches:
+                    t.step(of(same)(t, *waiting.pop(0)))
+            for batch in waiting:
+                t.step(of(same)(t, *batch))
 
-
-def ahead(t: Training) -> None:
-    _ahead(t, 2, lambda inputs: inputs)
-
-
-def ahead_on_a_device(t: Training) -> None:
-    _ahead(t, 1, torch.clone, lookahead=1)
-
-
-def far_ahead_on_a_device(t: Training) -> None:
-    _ahead(t, 3, torch.clone, lookahead=3)
-
-
-def ahead_on_a_device_unsaid(t: Training) -> None:
-    _ahead(t, 1, torch.clone)
+    return train
 
 
 def all_at_once(t: Training) -> None:
@@ -774,31 +630,24 @@ class Damaged(Numbered):
         return sample
 
 
-def _failing(t: Training, given: Callable[[Tensor], Tensor], **options: Any) -> None:
-    loader = t.follow(t.loader(Damaged(t.reads), 4, **options))
-    for _ in range(EPOCHS):
-        batches = iter(loader)
-        while True:
-            try:
-                inputs, labels = next(batches)
-            except StopIteration:
-                break
-            except OSError:
-                continue
-            t.step(cross_entropy(t.model(given(inputs)), labels))
+def failing(given: Callable[[Tensor], Tensor], **options: Any) -> Callable[[Training], None]:
+    def train(t: Training) -> None:
+        loader = t.follow(t.loader(Damaged(t.reads), 4, **options))
+        for _ in range(EPOCHS):
+            batches = iter(loader)
+            while True:
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    break
+                except OSError:
+                    continue
+                t.step(of(given)(t, *batch))
+        if options:
+            # Reads of loader workers are counted somewhere else.
+            t.reads += [*range(SIZE)] * EPOCHS
 
-
-def failing_sample(t: Training) -> None:
-    _failing(t, lambda inputs: inputs)
-
-
-def failing_sample_on_a_device(t: Training) -> None:
-    _failing(t, torch.clone)
-
-
-def failing_sample_in_a_worker(t: Training) -> None:
-    _failing(t, torch.clone, num_workers=2, multiprocessing_context="fork")
-    t.reads += [*range(SIZE)] * EPOCHS
+    return train
 
 
 # -- evaluation
@@ -845,22 +694,6 @@ def iterable(t: Training) -> None:
             t.step(cross_entropy(t.model(inputs), labels))
 
 
-def subset(t: Training) -> None:
-    loader = t.follow(t.loader(Subset(t.data(), [*range(1, SIZE, 2)])), samples=Numbered().samples[1::2])
-    _train(t, loader)
-
-
-def concatenated(t: Training) -> None:
-    _train(t, t.follow(t.loader(ConcatDataset([t.data(20), t.data(30, first=20)]))))
-
-
-def _train(t: Training, loader: Any) -> None:
-    for _ in range(EPOCHS):
-        for inputs, labels in loader:
-            t.step(cross_entropy(t.model(inputs), labels))
-        t.epoch_end()
-
-
 class Reversed(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(SIZE - 1, -1, -1))
@@ -890,18 +723,6 @@ class Eager(Sampler[list[int]]):
         return 5
 
 
-def own_sampler(t: Training) -> None:
-    _train(t, t.follow(t.loader(sampler=Reversed())))
-
-
-def own_batch_sampler(t: Training) -> None:
-    _train(t, t.follow(t.loader(batch_sampler=ByClass())))
-
-
-def eager_batch_sampler(t: Training) -> None:
-    _train(t, t.follow(t.loader(batch_sampler=Eager())))
-
-
 def larger_batches(t: Training) -> None:
     """Some grow as the training does."""
     loader = t.follow(t.loader())
@@ -910,10 +731,6 @@ def larger_batches(t: Training) -> None:
         loader.batch_sampler.batch_size = 4 + epoch
         for inputs, labels in loader:
             t.step(cross_entropy(t.model(inputs), labels))
-
-
-def batch_sampler(t: Training) -> None:
-    _train(t, t.follow(t.loader(batch_sampler=BatchSampler(torch.utils.data.RandomSampler(range(SIZE)), 6, False))))
 
 
 def break_with_a_generator(t: Training) -> None:
@@ -1013,7 +830,7 @@ def _shared_with_a_copy(kind: type[Sampler[int]]) -> Callable[[Training], None]:
         ORDER.sort()
         OfItsClass.order.sort()
         GENERATOR.manual_seed(1)
-        _train(t, t.follow(t.loader(sampler=kind())))
+        steps(of(same), sampler=kind())(t)
 
     return train
 
@@ -1141,20 +958,6 @@ class Sequences(Numbered):
         return row.expand(8, WIDTH) * torch.arange(1.0, 9)[:, None], label
 
 
-def sequence_first(t: Training) -> None:
-    t.model = SequenceFirst()
-    loader = t.follow(t.loader(Sequences(t.reads, 48)))
-    for inputs, labels in loader:
-        t.step(cross_entropy(t.model(inputs.transpose(0, 1)), labels))
-
-
-def sequence_first_on_a_device(t: Training) -> None:
-    t.model = SequenceFirst()
-    loader = t.follow(t.loader(Sequences(t.reads, 48)))
-    for inputs, labels in loader:
-        t.step(cross_entropy(t.model(inputs.transpose(0, 1).contiguous()), labels))
-
-
 # -- what has rows somewhere else than one thinks
 
 
@@ -1167,7 +970,7 @@ def one_buffer_for_all(t: Training) -> None:
             buffer[place] = row
         return buffer[: len(rows)], torch.tensor([label for _, label in rows])
 
-    _train(t, t.follow(t.loader(collate_fn=collate)))
+    steps(of(same), collate_fn=collate)(t)
 
 
 def pieces_of_one_tensor(t: Training) -> None:
@@ -1184,24 +987,6 @@ def pieces_of_one_tensor(t: Training) -> None:
         t.step(cross_entropy(t.model(inputs), labels))
 
 
-def _soft(t: Training, mix: Callable[[Tensor], Tensor], soften: Callable[[Tensor], Tensor]) -> None:
-    def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-        labels = torch.tensor([label for _, label in rows])
-        return mix(torch.stack([row for row, _ in rows])), soften(torch.eye(4)[labels])
-
-    t.model.classifier = nn.Linear(WIDTH, 4)
-    _train(t, t.follow(t.loader(collate_fn=collate)))
-
-
-def mixed_by_the_loader(t: Training) -> None:
-    """As mixup and CutMix are put into the collate function: no row is of one sample."""
-    _soft(t, *[lambda rows: 0.7 * rows + 0.3 * rows.roll(1, 0)] * 2)
-
-
-def smoothed_labels(t: Training) -> None:
-    _soft(t, lambda rows: rows, lambda labels: 0.9 * labels + 0.1 / 4)
-
-
 def sorted_by_label(t: Training) -> None:
     """As collate functions sort by length: the rows are other samples' than was drawn in their places."""
 
@@ -1209,20 +994,14 @@ def sorted_by_label(t: Training) -> None:
         rows = sorted(rows, key=lambda row: row[1])
         return torch.stack([row for row, _ in rows]), torch.tensor([label for _, label in rows])
 
-    _train(t, t.follow(t.loader(size=10, collate_fn=collate)))
+    steps(of(same), size=10, collate_fn=collate)(t)
 
 
 def collate_that_leaves_out(t: Training) -> None:
     def collate(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
         return torch.stack([row for row, _ in rows[1:]]), torch.tensor([label for _, label in rows[1:]])
 
-    _train(t, t.follow(t.loader(t.data(48), collate_fn=collate)))
-
-
-def model_in_parts(t: Training) -> None:
-    loader = t.follow(t.loader())
-    for inputs, labels in loader:
-        t.step(cross_entropy(t.model.classifier(t.model.body(inputs.clone())), labels))  # type: ignore[operator]
+    steps(of(same), data=lambda t: t.data(48), collate_fn=collate)(t)
 
 
 class Two(nn.Module):
@@ -1310,142 +1089,200 @@ def accelerated_copies(t: Training) -> None:
             t.step(cross_entropy(t.model(inputs.clone()), labels))
 
 
-def background_thread(t: Training) -> None:
-    _in_a_thread(t, lambda inputs: inputs)
+def in_a_thread(given: Callable[[Tensor], Tensor]) -> Callable[[Training], None]:
+    def train(t: Training) -> None:
+        loader = t.follow(t.loader())
+        waiting: queue.Queue[Any] = queue.Queue(2)
+
+        def fill() -> None:
+            for batch in loader:
+                waiting.put(batch)
+            waiting.put(None)
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        while (batch := waiting.get()) is not None:
+            t.step(of(given)(t, *batch))
+        thread.join()
+
+    return train
 
 
-def background_thread_to_a_device(t: Training) -> None:
-    _in_a_thread(t, torch.clone)
+def halves(pair: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return pair[0][: len(pair[0]) & ~1].chunk(2)
 
 
-def _in_a_thread(t: Training, given: Callable[[Tensor], Tensor]) -> None:
-    loader = t.follow(t.loader())
-    waiting: queue.Queue[Any] = queue.Queue(2)
+def sequence_first(given: Callable[[Tensor], Tensor]) -> Callable[[Training], None]:
+    return steps(of(given), model=SequenceFirst, data=lambda t: Sequences(t.reads, 48), epochs=1)
 
-    def fill() -> None:
-        for batch in loader:
-            waiting.put(batch)
-        waiting.put(None)
 
-    thread = threading.Thread(target=fill)
-    thread.start()
-    while (batch := waiting.get()) is not None:
-        t.step(cross_entropy(t.model(given(batch[0])), batch[1]))
-    thread.join()
+def subset(t: Training) -> None:
+    loader = t.follow(t.loader(Subset(t.data(), [*range(1, SIZE, 2)])), samples=Numbered().samples[1::2])
+    for inputs, labels in [batch for _ in range(EPOCHS) for batch in loader]:
+        t.step(cross_entropy(t.model(inputs), labels))
 
 
 FOLLOWED = (Way.NOTHING, Way.PLAN, Way.ATTACH)
-HOOKED = (Way.ATTACH, Way.ATTACH_SAMPLER)
+ALL_WAYS = tuple(Way)
 
 LOOPS: dict[str, Loop] = {
-    "plain": Loop(plain),
+    "plain": Loop(plain, ways=ALL_WAYS),
     "autocast": Loop(autocast),
-    "on a device": Loop(on_a_device),
-    "augmented": Loop(augmented),
-    "next of an iterator": Loop(next_of_an_iterator),
-    "single samples": Loop(single_samples),
-    "forked workers": Loop(forked_workers),
-    "a loader for each epoch": Loop(a_loader_for_each_epoch),
+    # `clone` for what `.to(device)` does: another tensor with the same content.
+    "on a device": Loop(steps(of(torch.clone))),
+    "augmented": Loop(steps(of(lambda inputs: inputs * (1 + torch.rand(()))))),
+    "next of an iterator": Loop(next_of_an_iterator, ways=ALL_WAYS),
+    "single samples": Loop(
+        steps(lambda t, row, label: of(same)(t, row[None], torch.tensor([label])), size=None, epochs=1), ways=ALL_WAYS
+    ),
+    "forked workers": Loop(forked_workers, ways=ALL_WAYS),
+    "a loader for each epoch": Loop(a_loader_for_each_epoch, ways=ALL_WAYS),
     "accumulation": Loop(accumulation),
-    "parts": Loop(parts),
-    "parts backwards": Loop(parts_backwards),
-    "parts on a device": Loop(parts_on_a_device),
-    "parts copied": Loop(parts_copied, Sent.NONE),
+    "parts": Loop(in_parts(same, lambda rows: rows.split(3))),
+    "parts backwards": Loop(in_parts(same, lambda rows: rows.split(3)[::-1])),
+    "parts on a device": Loop(in_parts(torch.clone, lambda rows: [rows[1::2], rows[0::2]])),
+    # No one can say which rows a copy of some rows has.
+    "parts copied": Loop(in_parts(same, lambda rows: copied(rows.split(3))), Sent.NONE),
     "part of a batch": Loop(part_of_a_batch, Sent.NONE),
-    "R-Drop": Loop(r_drop),
-    "R-Drop on a device": Loop(r_drop_on_a_device),
+    "R-Drop": Loop(steps(r_drop)),
+    "R-Drop on a device": Loop(steps(lambda t, inputs, labels: r_drop(t, inputs.clone(), labels))),
     "SAM": Loop(sam),
-    "two views": Loop(two_views),
-    "two views in one forward": Loop(two_views_in_one_forward, Sent.NONE),
-    "two views on a device": Loop(two_views_on_a_device, Sent.NONE),
-    "adversarial": Loop(adversarial),
-    "adversarial on a device": Loop(adversarial_on_a_device, Sent.NONE),
-    "conditional GAN": Loop(conditional_gan),
-    "conditional GAN on a device": Loop(conditional_gan_on_a_device, Sent.NONE),
-    "only fakes with labels": Loop(only_fakes_with_labels, Sent.NONE),
-    "siamese": Loop(siamese, Sent.NONE),
-    "siamese on a device": Loop(siamese_on_a_device, Sent.NONE),
-    "siamese, the other": Loop(siamese_whose_classifier_sees_the_other, Sent.NONE),
-    "siamese on a device, the other": Loop(siamese_on_a_device_whose_classifier_sees_the_other, Sent.NONE),
-    "siamese of rows": Loop(siamese_of_rows, Sent.NONE),
-    "siamese, shuffled": Loop(siamese_against_shuffled, Sent.NONE),
-    "siamese on a device, shuffled": Loop(siamese_against_shuffled_on_a_device, Sent.NONE),
-    "the other first": Loop(the_other_first, Sent.ALL),
-    "pairs in one tensor": Loop(pairs_in_one_tensor),
-    "shuffled within the model": Loop(shuffled_within_the_model, Sent.NONE),
-    "a list of tensors": Loop(a_list_of_tensors),
-    "a list backwards": Loop(a_list_backwards, Sent.NONE),
-    "mixed within the model": Loop(mixed_within_the_model, Sent.NONE),
-    "masked": Loop(masked),
-    "numbered from one": Loop(numbered_from_one, Sent.SOME),
-    "numbered backwards": Loop(numbered_backwards, Sent.SOME),
-    "joined classes": Loop(joined_classes, Sent.SOME),
-    "one-hot": Loop(one_hot),
-    "labels and a mask": Loop(labels_and_a_mask, Sent.SOME),
-    "labels and shares of something else": Loop(labels_and_shares_of_something_else),
-    "labels twice by mixup": Loop(labels_twice_by_mixup, Sent.NONE),
-    "numbered samples": Loop(numbered_samples),
-    "labels at random": Loop(labels_at_random, Sent.NONE),
-    "another sample for a broken one": Loop(another_sample_for_a_broken_one, Sent.NONE),
+    "two views": Loop(steps(both, data=two_views)),
+    # Twice as many rows as samples, of which no one can say how they lie.
+    "two views in one forward": Loop(
+        steps(lambda t, views, labels: of(torch.cat)(t, views, torch.cat([labels] * 2)), data=two_views), Sent.NONE
+    ),
+    # No one can say that both are of the batch.
+    "two views on a device": Loop(
+        steps(lambda t, views, labels: both(t, copied(views), labels), data=two_views), Sent.NONE
+    ),
+    "adversarial": Loop(steps(adversarial)),
+    "adversarial on a device": Loop(steps(lambda t, inputs, labels: adversarial(t, inputs.clone(), labels)), Sent.NONE),
+    "conditional GAN": Loop(discriminator(same, 1)),
+    # The generator is trained more often than the discriminator sees a real batch.
+    "conditional GAN on a device": Loop(discriminator(torch.clone, 2), Sent.NONE),
+    "only fakes with labels": Loop(
+        steps(lambda t, _, labels: t.model(torch.randn(len(labels), WIDTH), labels).mean(), model=Conditional),
+        Sent.NONE,
+    ),
+    "siamese": Loop(siamese(apart), Sent.NONE),
+    "siamese on a device": Loop(siamese(apart, copied), Sent.NONE),
+    "siamese, the other": Loop(siamese(of_the_other), Sent.NONE),
+    "siamese on a device, the other": Loop(siamese(of_the_other, copied), Sent.NONE),
+    # The first half of the batch against the second.
+    "siamese of rows": Loop(siamese(lambda head, one, other: apart(head, other, one), halves), Sent.NONE),
+    "siamese, shuffled": Loop(siamese(of_the_other, lambda pair: [pair[0], pair[0].roll(1, 0)]), Sent.NONE),
+    "siamese on a device, shuffled": Loop(
+        siamese(of_the_other, lambda pair: [pair[0].clone(), pair[0].clone().roll(1, 0)]), Sent.NONE
+    ),
+    "the other first": Loop(steps(the_other_first, data=pairs, epochs=1), Sent.ALL),
+    "pairs in one tensor": Loop(
+        steps(lambda t, both, labels: the_other_first(t, both.unbind(1), labels), data=lambda t: Stacked(t.reads))
+    ),
+    "shuffled within the model": Loop(steps(of(same), model=Shuffling, epochs=1), Sent.NONE),
+    "a list of tensors": Loop(a_list(same)),
+    "a list backwards": Loop(a_list(lambda rows: rows[::-1]), Sent.NONE),
+    "mixed within the model": Loop(
+        steps(lambda t, rows, labels: cross_entropy(t.model(rows, torch.randperm(len(rows))), labels), model=Mixing),
+        Sent.NONE,
+    ),
+    "masked": Loop(steps(lambda t, inputs, labels: cross_entropy(t.model(inputs, inputs > 2), labels), model=Masked)),
+    # No one knows the numbers of its classes before the second batch.
+    "numbered from one": Loop(of_labels(lambda labels: labels + 1), Sent.SOME),
+    "numbered backwards": Loop(of_labels(lambda labels: 2 - labels), Sent.SOME),
+    "joined classes": Loop(of_labels(lambda labels: labels // 2), Sent.SOME),
+    "one-hot": Loop(of_labels(torch.eye(CLASSES, dtype=torch.long).__getitem__)),
+    # Two classes; the mask, drawn at random, is often the labels in another order.
+    "labels and a mask": Loop(of_labels(lambda labels: [labels > 0, torch.rand(len(labels)) < 0.5]), Sent.SOME),
+    "labels and shares of something else": Loop(
+        of_labels(lambda labels: [labels, torch.rand(len(labels), 2).softmax(1)])
+    ),
+    "labels twice by mixup": Loop(
+        steps(lambda t, rows, labels: of(same)(t, rows, labels[0]), collate_fn=labels_twice_by_mixup), Sent.NONE
+    ),
+    "numbered samples": Loop(steps(unlabelled, data=lambda t: Counted(t.reads))),
+    # What has the noise of labels drawn again cannot be told from what gives other samples.
+    "labels at random": Loop(
+        of_labels(lambda labels: torch.where(torch.rand(len(labels)) < 0.8, labels.roll(1), labels)), Sent.NONE
+    ),
+    "another sample for a broken one": Loop(steps(of(same), data=lambda t: Retrying(t.reads)), Sent.NONE),
     "gaps that are filled": Loop(gaps_that_are_filled, Sent.SOME),
     "zipped with unlabelled": Loop(zipped_with_unlabelled),
-    "two attached": Loop(two_attached),
-    "two attached on a device": Loop(two_attached_on_a_device, Sent.NONE),
-    "two attached in turn": Loop(two_attached_in_turn),
+    "two attached": Loop(two_attached(same), ways=ALL_WAYS),
+    "two attached on a device": Loop(two_attached(torch.clone), Sent.NONE),
+    "two attached in turn": Loop(two_attached_in_turn, ways=ALL_WAYS),
     "zipped with itself": Loop(zipped_with_itself, ways=FOLLOWED),
     "nested": Loop(nested, ways=FOLLOWED),
-    "early break": Loop(early_break, Sent.SOME),
-    "early break and others": Loop(early_break_and_others, Sent.SOME),
-    "looked at first": Loop(looked_at_first, Sent.SOME),
-    "skipped": Loop(skipped, Sent.SOME),
-    "ahead": Loop(ahead),
-    "ahead on a device": Loop(ahead_on_a_device),
-    "far ahead on a device": Loop(far_ahead_on_a_device),
-    "ahead on a device, unsaid": Loop(ahead_on_a_device_unsaid, Sent.NONE),
-    "all at once": Loop(all_at_once),
-    "failing sample": Loop(failing_sample, Sent.SOME),
-    "failing sample on a device": Loop(failing_sample_on_a_device, Sent.SOME),
-    "failing sample in a worker": Loop(failing_sample_in_a_worker, Sent.SOME),
-    "validation in the middle": Loop(validation_in_the_middle),
-    "iterable": Loop(iterable, ways=(Way.NOTHING, Way.ATTACH)),
-    "subset": Loop(subset, Sent.SOME),
-    "concatenated": Loop(concatenated),
-    "own sampler": Loop(own_sampler, ways=FOLLOWED),
-    "own batch sampler": Loop(own_batch_sampler, ways=FOLLOWED),
-    "eager batch sampler": Loop(eager_batch_sampler, ways=FOLLOWED),
-    "larger batches": Loop(larger_batches),
-    "batch sampler": Loop(batch_sampler, ways=FOLLOWED),
+    "early break": Loop(early_break, Sent.SOME, ways=ALL_WAYS),
+    "early break and others": Loop(early_break_and_others, Sent.SOME, ways=ALL_WAYS),
+    "looked at first": Loop(looked_at_first, Sent.SOME, ways=ALL_WAYS),
+    "skipped": Loop(skipped, Sent.SOME, ways=ALL_WAYS),
+    "ahead": Loop(ahead(2, same), ways=ALL_WAYS),
+    "ahead on a device": Loop(ahead(1, torch.clone, lookahead=1)),
+    "far ahead on a device": Loop(ahead(3, torch.clone, lookahead=3)),
+    "ahead on a device, unsaid": Loop(ahead(1, torch.clone), Sent.NONE),
+    "all at once": Loop(all_at_once, ways=ALL_WAYS),
+    "failing sample": Loop(failing(same), Sent.SOME, ways=ALL_WAYS),
+    "failing sample on a device": Loop(failing(torch.clone), Sent.SOME),
+    "failing sample in a worker": Loop(
+        failing(torch.clone, num_workers=2, multiprocessing_context="fork"), Sent.SOME, ways=ALL_WAYS
+    ),
+    "validation in the middle": Loop(validation_in_the_middle, ways=ALL_WAYS),
+    "iterable": Loop(iterable),
+    "subset": Loop(subset, Sent.SOME, ways=ALL_WAYS),
+    "concatenated": Loop(
+        steps(of(same), data=lambda t: ConcatDataset([t.data(20), t.data(30, first=20)])), ways=ALL_WAYS
+    ),
+    "own sampler": Loop(steps(of(same), sampler=Reversed()), ways=FOLLOWED),
+    "own batch sampler": Loop(steps(of(same), batch_sampler=ByClass()), ways=FOLLOWED),
+    "eager batch sampler": Loop(steps(of(same), batch_sampler=Eager()), ways=FOLLOWED),
+    "larger batches": Loop(larger_batches, ways=ALL_WAYS),
+    "batch sampler": Loop(
+        steps(of(same), batch_sampler=BatchSampler(torch.utils.data.RandomSampler(range(SIZE)), 6, False)),
+        ways=FOLLOWED,
+    ),
     "break with a generator": Loop(break_with_a_generator, Sent.SOME, ways=FOLLOWED),
     "one buffer for all": Loop(one_buffer_for_all),
     "pieces of one tensor": Loop(pieces_of_one_tensor, ways=FOLLOWED),
-    "mixed by the loader": Loop(mixed_by_the_loader, Sent.NONE),
-    "smoothed labels": Loop(smoothed_labels),
+    # As mixup and CutMix are put into the collate function: no row is of one sample.
+    "mixed by the loader": Loop(soft(*[lambda rows: 0.7 * rows + 0.3 * rows.roll(1, 0)] * 2), Sent.NONE),
+    "smoothed labels": Loop(soft(same, lambda labels: 0.9 * labels + 0.1 / 4)),
     "sorted by label": Loop(sorted_by_label, Sent.NONE),
     "collate that leaves out": Loop(collate_that_leaves_out, Sent.NONE),
-    "model in parts": Loop(model_in_parts),
+    "model in parts": Loop(
+        steps(lambda t, rows, labels: cross_entropy(t.model.classifier(t.model.body(rows.clone())), labels))
+    ),
     "labelled and not in one forward": Loop(labelled_and_not_in_one_forward, Sent.NONE),
     "R-Drop by accelerate": Loop(accelerated_r_drop),
-    "copies by accelerate": Loop(accelerated_copies),
-    "background thread": Loop(background_thread),
-    "background thread to a device": Loop(background_thread_to_a_device, Sent.NONE),
+    "copies by accelerate": Loop(accelerated_copies, ways=ALL_WAYS),
+    "background thread": Loop(in_a_thread(same), ways=ALL_WAYS),
+    "background thread to a device": Loop(in_a_thread(torch.clone), Sent.NONE),
     "a sampler with a list of its module": Loop(_shared_with_a_copy(ShuffledList), ways=FOLLOWED),
     "a sampler with a list of its class": Loop(_shared_with_a_copy(OfItsClass), ways=FOLLOWED),
     "a sampler that counts in its module": Loop(_shared_with_a_copy(Counting), ways=FOLLOWED),
     "a sampler that calls a function": Loop(_shared_with_a_copy(Calling), ways=FOLLOWED),
     "a sampler with a loader": Loop(_shared_with_a_copy(OfALoader), ways=FOLLOWED),
     "a sampler with a model": Loop(_shared_with_a_copy(OfAModel), ways=FOLLOWED),
-    "infinite loader": Loop(_repeating(InfiniteDataLoader, 0, 8, reset=False)),
-    "infinite loader with workers": Loop(_repeating(InfiniteDataLoader, 2, 4, reset=False), Sent.SOME),
-    "infinite loader that is made again": Loop(_repeating(InfiniteDataLoader, 2, 4, reset=True), Sent.SOME),
-    "late infinite loader": Loop(_repeating(LateInfiniteDataLoader, 0, 8, reset=True)),
-    "late infinite loader with workers": Loop(_repeating(LateInfiniteDataLoader, 2, 4, reset=False)),
-    "late infinite loader that is made again": Loop(_repeating(LateInfiniteDataLoader, 2, 4, reset=True)),
-    "late multi-epochs loader": Loop(_repeating(LateMultiEpochsDataLoader, 0, 8, reset=False)),
-    "late multi-epochs loader with workers": Loop(_repeating(LateMultiEpochsDataLoader, 2, 4, reset=False)),
-    "multi-epochs loader": Loop(_repeating(MultiEpochsDataLoader, 0, 8, reset=False)),
-    "multi-epochs loader with workers": Loop(_repeating(MultiEpochsDataLoader, 2, 4, reset=False), Sent.SOME),
+    "infinite loader": Loop(_repeating(InfiniteDataLoader, 0, 8, reset=False), ways=ALL_WAYS),
+    "infinite loader with workers": Loop(_repeating(InfiniteDataLoader, 2, 4, reset=False), Sent.SOME, ways=ALL_WAYS),
+    "infinite loader that is made again": Loop(
+        _repeating(InfiniteDataLoader, 2, 4, reset=True), Sent.SOME, ways=ALL_WAYS
+    ),
+    "late infinite loader": Loop(_repeating(LateInfiniteDataLoader, 0, 8, reset=True), ways=ALL_WAYS),
+    "late infinite loader with workers": Loop(_repeating(LateInfiniteDataLoader, 2, 4, reset=False), ways=ALL_WAYS),
+    "late infinite loader that is made again": Loop(
+        _repeating(LateInfiniteDataLoader, 2, 4, reset=True), ways=ALL_WAYS
+    ),
+    "late multi-epochs loader": Loop(_repeating(LateMultiEpochsDataLoader, 0, 8, reset=False), ways=ALL_WAYS),
+    "late multi-epochs loader with workers": Loop(
+        _repeating(LateMultiEpochsDataLoader, 2, 4, reset=False), ways=ALL_WAYS
+    ),
+    "multi-epochs loader": Loop(_repeating(MultiEpochsDataLoader, 0, 8, reset=False), ways=ALL_WAYS),
+    "multi-epochs loader with workers": Loop(
+        _repeating(MultiEpochsDataLoader, 2, 4, reset=False), Sent.SOME, ways=ALL_WAYS
+    ),
     "multi-epochs loader of samples": Loop(_repeating(MultiEpochsDataLoader, 0, None, reset=False), ways=FOLLOWED),
-    "sequence first": Loop(sequence_first, Sent.NONE),
-    "sequence first on a device": Loop(sequence_first_on_a_device, Sent.NONE),
+    "sequence first": Loop(sequence_first(lambda rows: rows.transpose(0, 1)), Sent.NONE),
+    "sequence first on a device": Loop(sequence_first(lambda rows: rows.transpose(0, 1).contiguous()), Sent.NONE),
     "copies of the model in threads": Loop(replicas, Sent.NONE),
 }

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from listed import Listed
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from vector_files import WIDTH
 
 from trainer_hook import HookOptions, attach
@@ -27,12 +28,9 @@ MODELS = {
 }
 
 
-class Files(Dataset[Any]):
+class Files(Listed[Any]):
     def __init__(self, root: Path) -> None:
         self.samples = [(str(file), int(file.parent.name[-1])) for file in sorted(root.glob("*/*.npy"))]
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, label = self.samples[index]

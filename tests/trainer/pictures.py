@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from listed import Listed
 from mounting import Mounted, eventually
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 CLASSES, PICTURES, SIDE = 4, 48, 8
 EPOCHS = 2
@@ -30,12 +30,9 @@ def make_pictures(root: Path) -> None:
             Image.fromarray(pixels).save(path)
 
 
-class Pictures(Dataset[tuple[Tensor, int]]):
+class Pictures(Listed[tuple[Tensor, int]]):
     def __init__(self, root: Path) -> None:
         self.samples = [(str(path), int(path.parent.name[-1])) for path in sorted(root.rglob("*.png"))]
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, label = self.samples[index]

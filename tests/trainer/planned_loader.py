@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from listed import Listed
+from torch.utils.data import DataLoader
 
 import trainer_hook
 
@@ -34,7 +35,7 @@ class Task:
     """The files of the list, as a glob below the mount."""
 
 
-class Files(Dataset[Any]):
+class Files(Listed[Any]):
     def __init__(self, task: Task) -> None:
         root = Path(task.point)
         self.samples = [(str(path), 0) for path in sorted(root.glob(task.files))]
@@ -44,9 +45,6 @@ class Files(Dataset[Any]):
         )
 
         self.keeps, self.kept = task.keeps, dict[int, bytes]()
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[int, int]:
         content = self.kept.get(index) or Path(self.read[index]).read_bytes()

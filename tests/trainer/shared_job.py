@@ -13,7 +13,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from listed import Listed
+from torch.utils.data import DataLoader
 
 from trainer_hook import plan
 
@@ -22,12 +23,9 @@ BATCH, STEP_S = 4, 0.005
 TOGETHER = 25
 
 
-class Files(Dataset[int]):
+class Files(Listed[int]):
     def __init__(self, root: Path) -> None:
         self.samples = [(str(file), int(file.parent.name)) for file in sorted(root.glob("[0-9]/*"))]
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> int:
         path, _ = self.samples[index]

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from archive_files import tar_of
+from listed import Listed
 from mounting import Mounted, eventually, mounted
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from trainer_hook import plan, webdataset_samples
 
@@ -31,7 +32,7 @@ PICTURES_BY_PATH = {
 }
 
 
-class LikeImageFolder(Dataset[tuple[torch.Tensor, int]]):
+class LikeImageFolder(Listed[tuple[torch.Tensor, int]]):
     """As torchvision's: a class for each directory, in the order of their names, and all files below it."""
 
     def __init__(self, root: str, transform: Callable[[Any], torch.Tensor]) -> None:
@@ -43,9 +44,6 @@ class LikeImageFolder(Dataset[tuple[torch.Tensor, int]]):
             for name in sorted(names)
         ]
         self._transform = transform
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         path, label = self.samples[index]
@@ -97,14 +95,11 @@ def test_image_folder_over_a_tar(tmp_path: Path, binding: str) -> None:
 MEMBERS, MEMBER_BYTES = 1500, 4000
 
 
-class Members(Dataset[int]):
+class Members(Listed[int]):
     """Reads each as where the data set is larger than memory: the kernel forgets it at once."""
 
     def __init__(self, root: Path) -> None:
         self.samples = [(str(root / f"{number:04d}"), 0) for number in range(MEMBERS)]
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> int:
         with open(self.samples[index][0], "rb") as file:
@@ -135,12 +130,9 @@ def test_with_a_fifth_cached_neighbours_save_requests_of_later_epochs(tmp_path: 
     assert came < 2 * MEMBERS
 
 
-class Files(Dataset[tuple[torch.Tensor, int]]):
+class Files(Listed[tuple[torch.Tensor, int]]):
     def __init__(self, samples: list[tuple[str, int]]) -> None:
         self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         path, label = self.samples[index]
@@ -225,22 +217,6 @@ def test_usual_layouts_of_shards(
     assert len(samples) == sum(".tar/" in name or ".zip/" in name for name in members if name.endswith(".jpg")) - (
         "0.tar/._0.jpg" in members
     )
-
-
-def test_samples_without_classes(tmp_path: Path) -> None:
-    put(tmp_path, CAPTIONS)
-    with pytest.raises(ValueError, match=r"0 has no \.cls: name .* or that there are none with label=None"):
-        webdataset_samples(tmp_path)
-    assert webdataset_samples(tmp_path, label=None) == [
-        (str(tmp_path / f"0.tar/{number}.jpg"), -1) for number in (0, 1)
-    ]
-
-
-def test_shards_of_a_directory_that_is_a_link(tmp_path: Path) -> None:
-    put(tmp_path / "remote", PLAIN)
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "part").symlink_to("../remote")
-    assert len(webdataset_samples(tmp_path / "set")) == 4
 
 
 def test_no_shard_is_left_out_in_silence(tmp_path: Path) -> None:

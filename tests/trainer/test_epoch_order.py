@@ -24,19 +24,6 @@ def test_a_sample_of_the_same_batch_may_be_proposed_for_another_position() -> No
     assert order.coming(9) == [0]
 
 
-@pytest.mark.parametrize("proposed", [[9, -1], [3, 3], [0, 1, 2, 3, 4], []])
-def test_what_the_order_does_not_allow_is_left_out(proposed: list[int]) -> None:
-    order = EpochOrder([0, 1, 2, 3], samples=5)
-    first = order.hand_on(proposed, 2)
-    assert sorted([*first, *order.hand_on([], 9)]) == [0, 1, 2, 3]
-
-
-def test_what_was_handed_on_cannot_be_proposed_again() -> None:
-    order = EpochOrder([0, 1, 2], samples=3)
-    assert order.hand_on([], 1) == [0]
-    assert order.hand_on([0, 0], 2) == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("order", "message"),
     [

@@ -1,20 +1,25 @@
-"""What all samplers that draw by the seed and the number of the epoch promise: repeated, resumed, published early."""
+"""Samplers that draw by the seed and the number of the epoch: repeated, resumed, published early, and what echoes and
+pools draw."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hook_daemon import HookDaemon, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_training import SIZE, loader
 
-from benchmarks.fakes import RecordingSink
+from spiderfs.core.engine import Engine
+from spiderfs.policies import POLICIES
+from spiderfs.simulation import policy_for, replay
+from spiderfs.trace import Accesses
 from trainer_hook import EchoSampler, ImpactSampler, InfoBatchSampler, PoolSampler, ShadeSampler, SpiderSampler, plan
+from trainer_hook.samplers.epoch import NEAREST, through_pool
 
 infobatch = partial(InfoBatchSampler, epochs=9)
 # Without losses, an InfoBatchSampler draws as an EchoSampler does.
@@ -23,12 +28,6 @@ SAMPLERS = pytest.mark.parametrize(
     [EchoSampler, partial(PoolSampler, block=4), infobatch, partial(infobatch, times=2)],
     ids=["echo", "pool", "infobatch", "infobatch echo"],
 )
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path, RecordingSink()) as daemon:
-        yield daemon
 
 
 @SAMPLERS
@@ -69,13 +68,24 @@ def test_the_next_epoch_is_published_as_this_one_begins(daemon: HookDaemon, kind
     data = loader(sampler=sampler, shuffle=False)
     with plan(daemon.mount, data):
         for epoch in range(3):
-            for _ in data:
-                pass
+            assert [*data]
             # A plan that was not sent before the next epoch begins is not sent at all.
             known = {*range(epoch + 2)}
             until(lambda known=known: {each.epoch for _, each in daemon.sink.plans} == known)  # type: ignore[misc]
     published = {each.epoch: each.order.tolist() for _, each in daemon.sink.plans}
     assert [published[epoch] for epoch in range(4)] == [list(expected) for _ in range(4)]
+
+
+@pytest.mark.parametrize("kind", [EchoSampler, partial(PoolSampler, block=3)], ids=["echo", "pool"])
+def test_ranks_share_an_epoch(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = list(kind(11, seed=2))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    drawn = []
+    for rank in range(2):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        drawn.append(list(kind(11, seed=2)))
+    assert np.stack(drawn, axis=1).ravel().tolist() == [*alone, alone[0]]
 
 
 ALL = pytest.mark.parametrize("kind", [EchoSampler, PoolSampler, SpiderSampler, ImpactSampler, ShadeSampler, infobatch])
@@ -104,3 +114,91 @@ def test_what_is_no_state_is_refused(kind: Any) -> None:
     with pytest.raises(ValueError, match=r"^the state is not one that state_dict\(\) returned$"):
         sampler.load_state_dict({**state, "epoch": "a"})
     sampler.load_state_dict(state)
+
+
+def cycle_of(sampler: EchoSampler, times: int) -> list[int]:
+    return [index for _ in range(times) for index in sampler]
+
+
+@given(st.integers(1, 200), st.integers(1, 5), st.floats(0.01, 1), st.integers(0, 9))
+def test_a_cycle_draws_each_sample_equally_often(samples: int, times: int, window: float, seed: int) -> None:
+    sampler = EchoSampler(samples, times=times, window=window, seed=seed)
+    for _ in range(2):
+        drawn = cycle_of(sampler, times)
+        assert np.bincount(drawn, minlength=samples).tolist() == [times] * samples
+    assert sampler.weights([0]).tolist() == [1]
+
+
+@given(st.integers(100, 2_000), st.integers(2, 4), st.floats(0.05, 0.5))
+def test_all_draws_of_a_sample_lie_within_the_window(samples: int, times: int, window: float) -> None:
+    drawn = np.array(cycle_of(EchoSampler(samples, times=times, window=window), times))
+    first_use = np.zeros(len(drawn), bool)
+    first_use[np.unique(drawn, return_index=True)[1]] = True
+    begun = np.cumsum(first_use)
+    order = np.argsort(drawn, kind="stable").reshape(samples, times)
+    # In samples begun meanwhile; towards the end of the cycle no more are.
+    ways = np.diff(begun[order], axis=1)
+    longest = window * samples / (times - 1)
+    assert ways.max() <= longest + 1
+    early = begun[order[:, -1]] < samples
+    assert (ways[early] >= NEAREST * longest - 1).all()
+
+
+@pytest.mark.parametrize("wrong", [{"times": 0}, {"window": 0}, {"window": 1.5}, {"samples": 0}])
+def test_an_echo_sampler_refuses_impossible_options(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"at least 1|share"):
+        EchoSampler(**{"samples": 4, **wrong})
+
+
+@pytest.mark.parametrize("times", [2, 3, 4])
+def test_with_a_plan_the_source_is_read_once_in_a_cycle(times: int) -> None:
+    samples, cached = 2_000, 0.2
+    sampler = EchoSampler(samples, times=times, window=cached)
+    drawn = [index for _ in range(3) for index in cycle_of(sampler, times)]
+    accesses = Accesses.of(drawn, [1] * len(drawn))
+    result = replay(Engine(policy_for(POLICIES["belady"], accesses), int(cached * samples)), accesses, samples * times)
+    assert (result.origin_bytes[1:] <= samples).all()
+    lru = replay(Engine(POLICIES["lru"](), int(cached * samples)), accesses, samples * times)
+    assert lru.origin_bytes[1:].sum() > 1.2 * result.origin_bytes[1:].sum()
+
+
+def apart(order: list[int]) -> float:
+    """How far two neighbours of the list are drawn from each other on average, as a share of the epoch."""
+    return float(np.abs(np.diff(np.argsort(order))).mean()) / len(order)
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.floats(0.001, 1), st.integers(0, 9))
+def test_an_epoch_of_a_pool_is_a_permutation(samples: int, block: int, pool: float, seed: int) -> None:
+    sampler = PoolSampler(samples, block=block, pool=pool, seed=seed)
+    for _ in range(2):
+        assert sorted(sampler) == [*range(samples)]
+    assert len(sampler) == samples
+    assert sampler.weights([0]).tolist() == [1]
+
+
+@given(st.integers(1, 40), st.integers(1, 30), st.integers(0, 200), st.integers(0, 9))
+def test_a_block_enters_only_when_the_pool_has_room_for_it(count: int, size: int, more: int, seed: int) -> None:
+    blocks = np.arange(count * size, dtype=np.uint32).reshape(count, size)
+    room = size + more
+    order = through_pool(blocks, room, np.random.default_rng(seed))
+    entered = (order // size + 1) * size
+    assert (np.arange(len(order)) >= entered.astype(np.int64) - room).all()
+
+
+def test_neighbours_come_sooner_after_each_other_than_in_a_shuffle() -> None:
+    distance = [apart(list(PoolSampler(10_000, block=16, pool=pool))) for pool in (0.05, 0.2, 1.0)]
+    assert distance[0] < 0.07
+    assert 0.15 < distance[1] < 0.2
+    assert 0.32 < distance[2] < 0.35
+    assert 0.32 < apart(list(PoolSampler(10_000, block=1, pool=0.2))) < 0.35, "blocks of one sample are a shuffle"
+
+
+@pytest.mark.parametrize("wrong", [{"block": 0}, {"pool": 0}, {"pool": 1.5}, {"samples": 0}])
+def test_a_pool_sampler_refuses_impossible_options(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"at least 1|share"):
+        PoolSampler(**{"samples": 4, **wrong})
+
+
+def test_its_samples_are_not_exchanged(daemon: HookDaemon) -> None:
+    with pytest.raises(ValueError, match="share=True: PoolSampler draws neighbours near each other"):
+        plan(daemon.mount, loader(sampler=PoolSampler(SIZE), shuffle=False), share=True)

@@ -71,12 +71,6 @@ ANSWERS: dict[str, Callable[[Exchange], Sequence[int]]] = {
 }
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
-
-
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_sample_of_an_epoch_comes_exactly_once(daemon: HookDaemon, kind: str, answer: str) -> None:
@@ -120,20 +114,6 @@ def test_a_loader_without_share_asks_nothing(daemon: HookDaemon) -> None:
     assert daemon.sink.questions == []
 
 
-def test_a_daemon_that_goes_in_the_middle_costs_no_sample(daemon: HookDaemon) -> None:
-    daemon.sink.give = the_last_first
-    loader = make(shuffle=True)
-    with trainer_hook.plan(daemon.mount, loader, share=True):
-        batches = iter(loader)
-        taken = [next(batches) for _ in range(3)]
-        daemon.__exit__()
-        taken += [next(batches) for _ in range(2)]
-        with daemon:
-            taken += batches
-        assert sorted(torch.cat(taken).tolist()) == list(range(SIZE))
-    daemon.__enter__()
-
-
 def test_a_daemon_that_comes_back_gets_the_order_as_it_is(daemon: HookDaemon) -> None:
     daemon.sink.give = the_last_first
     loader = make()
@@ -161,25 +141,6 @@ def test_an_epoch_that_was_broken_off_leaves_the_next_one_whole(daemon: HookDaem
         for _ in zip(range(2), loader, strict=False):
             pass
         assert sorted(chained(batches_of(loader))) == list(range(SIZE))
-
-
-def test_a_training_goes_on_in_the_middle_of_an_epoch(daemon: HookDaemon) -> None:
-    daemon.sink.give = the_last_first
-    loader = make(shuffle=True, generator=own(), **WORKERS)
-    with trainer_hook.plan(daemon.mount, loader, share=True) as planning:
-        assert planning.state_dict() == {}
-        batches = iter(loader)
-        taken = torch.cat([next(batches) for _ in range(3)]).tolist()
-        state = planning.state_dict()
-        del batches
-    again = make(shuffle=True, generator=own(), **WORKERS)
-    with trainer_hook.plan(daemon.mount, again, share=True) as planning:
-        planning.load_state_dict(state)
-        assert planning.state_dict() == state
-        rest = chained(batches_of(again))
-        assert sorted(taken + rest) == list(range(SIZE))
-        assert sorted(chained(batches_of(again))) == list(range(SIZE))
-        assert planning.state_dict() == {}
 
 
 @pytest.mark.parametrize(

@@ -80,15 +80,6 @@ def test_requests_are_answered(tmp_path: Path) -> None:
         talking.close()
 
 
-def test_an_answer_that_no_one_waits_for_is_not_kept(tmp_path: Path) -> None:
-    with HookDaemon(tmp_path) as daemon:
-        talking = client_of(tmp_path)
-        talking.declare(declaration())
-        talking.exchange("train", 0, 0, 0, (), (0,))
-        until(lambda: len(daemon.sink.questions) == 1 and not talking._answers)
-        talking.close()
-
-
 def test_a_daemon_that_was_never_there_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     talking = client_of(tmp_path, queue_batches=3)
     talking.declare(declaration())

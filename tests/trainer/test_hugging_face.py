@@ -16,19 +16,13 @@ from accelerate import Accelerator
 from hook_daemon import HookDaemon, until
 from mounting import eventually, mounted
 from pictures import EPOCHS, PICTURES, Classifier, Pictures, check_recorded, make_pictures
-from tiny_training import SIZE, Network, Numbered, features, loader, recorded, train
+from tiny_training import SIZE, Network, Numbered, features, loader, recorded, train_epoch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 
 from trainer_hook import InfoBatchSampler, SpiderSampler, attach, hugging_face_callback, plan
 
 BATCHES = 7  # of 50 samples in eights
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
 
 
 class Model(nn.Module):
@@ -143,24 +137,6 @@ def test_losses_are_weighted(daemon: HookDaemon, options: dict[str, Any]) -> Non
     assert training.evaluate()["eval_loss"] > 0
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 3}])
-def test_two_forwards_a_batch(daemon: HookDaemon, options: dict[str, Any]) -> None:
-    class Regularized(transformers.Trainer):  # type: ignore[misc]
-        def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], **_: Any) -> Tensor:
-            one, other = model(**inputs), model(**inputs)
-            return one["loss"] + other["loss"] + (one["logits"] - other["logits"]).square().mean()  # type: ignore[no-any-return]
-
-    trainer(daemon.mount, hugging_face_callback(daemon.mount), kind=Regularized, eval_strategy="no", **options).train()
-    assert sorted(recorded(daemon, EPOCHS * BATCHES)) == sorted([*range(SIZE)] * EPOCHS)
-
-
-def test_plans_are_what_the_training_reads(daemon: HookDaemon) -> None:
-    trainer(daemon.mount, hugging_face_callback(daemon.mount)).train()
-    read = recorded(daemon, EPOCHS * BATCHES)
-    plans = [plan.order.tolist() for _, plan in daemon.sink.plans if plan.begun and len(plan.order)]
-    assert plans == [read[first : first + SIZE] for first in range(0, EPOCHS * SIZE, SIZE)]
-
-
 class Noting(Numbered):
     """Notes which samples are read; with loader workers nothing, for they have copies."""
 
@@ -186,8 +162,7 @@ class Heard(transformers.TrainerCallback):  # type: ignore[misc]
         until(lambda: bool(self._daemon.sink.plans))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("saved_after", [BATCHES, 4, 6])
+@pytest.mark.parametrize(("saved_after", "workers"), [(BATCHES, 0), (4, 2), (4, 0), (6, 2)])
 def test_a_training_that_resumes(daemon: HookDaemon, saved_after: int, workers: int) -> None:
     saving = {"save_strategy": "steps", "save_steps": saved_after, "max_steps": saved_after, "eval_strategy": "no"}
     data = Noting()
@@ -218,8 +193,7 @@ def test_a_training_that_resumes(daemon: HookDaemon, saved_after: int, workers: 
         assert order[: 8 * saved_after] == before
 
 
-@pytest.mark.parametrize("prepared", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("prepared", "workers"), [(False, 2), (True, 0)])
 def test_batches_that_accelerate_skips(daemon: HookDaemon, prepared: bool, workers: int) -> None:
     accelerator, loading = Accelerator(cpu=True), {"num_workers": workers, "multiprocessing_context": "fork"}
     batches = loader(generator=torch.Generator().manual_seed(7), **loading if workers else {})
@@ -230,13 +204,11 @@ def test_batches_that_accelerate_skips(daemon: HookDaemon, prepared: bool, worke
     if prepared:
         model, batches = accelerator.prepare(model, batches)
     hook = attach(daemon.mount, model, batches)
-    for _ in train(model, accelerator.skip_first_batches(batches, 3)):
-        pass
+    train_epoch(model, accelerator.skip_first_batches(batches, 3))
     hook.epoch_end()
     unseen = 0 if workers else 1
     assert recorded(daemon, BATCHES - 3 - unseen) == expected[8 * (3 + unseen) :]
-    for _ in train(model, batches):
-        pass
+    train_epoch(model, batches)
     hook.close()
     assert sorted(recorded(daemon, 2 * BATCHES - 3 - unseen)[-SIZE:]) == [*range(SIZE)]
 
@@ -284,8 +256,7 @@ def test_a_users_own_loop_with_an_accelerator(daemon: HookDaemon) -> None:
     accelerator = Accelerator(cpu=True)
     model, batches = accelerator.prepare(Network(), loader())
     hook = attach(daemon.mount, model, batches)
-    for _ in train(model, batches):
-        pass
+    train_epoch(model, batches)
     hook.epoch_end()
     hook.close()
     assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]

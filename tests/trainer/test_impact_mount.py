@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from known_losses import Training
 from mounting import Mounted, eventually, mounted, run_spiderfs
 from reading import read_afresh
-from tiny_training import train
+from tiny_training import train, train_epoch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -155,8 +154,7 @@ def test_evaluated_samples_are_pinned_until_the_trainer_disconnects(source: Path
 
         sampler.offer(counted)
         for _ in range(6):
-            for _ in train(model, batches):
-                pass
+            train_epoch(model, batches)
             hook.epoch_end(0.5)
         assert len(misses) == 4
         count = len(sampler.warm_up.unstable)
@@ -168,41 +166,3 @@ def test_evaluated_samples_are_pinned_until_the_trainer_disconnects(source: Path
         assert used <= 48 * 1024 // 4
         hook.close()
         eventually(lambda: held() == 0, what="the end of the pins")
-
-
-def test_pins_survive_a_remount_for_one_epoch(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, **OPTIONS) as mount:
-        training = training_on(mount)
-        training.epoch()
-        assert training.pin(np.arange(5)) == 5
-
-        def all_there() -> bool:
-            # For two seconds a name may still mean its substitute.
-            for name in NAMES[:5]:
-                read_afresh(mount.point / name)
-            entries: int = mount.stats()["sections"]["pinned"]["entries"]
-            return entries == 5
-
-        eventually(all_there, what="all of them")
-        mount.stop(signal.SIGTERM)
-        training.close()
-    with mounted(source, tmp_path, **OPTIONS) as mount:
-        assert mount.stats()["sections"]["pinned"]["entries"] == 5
-        training = training_on(mount)
-        training.epoch()
-        eventually(lambda: mount.stats()["sections"]["pinned"]["entries"] == 0, what="the end of the pins")
-        training.close()
-
-
-def test_a_remount_goes_on_with_its_high_samples(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, **OPTIONS) as mount:
-        training = training_on(mount)
-        for _ in range(3):
-            training.epoch()
-        training.close()
-    with mounted(source, tmp_path, **OPTIONS) as mount:
-        training = training_on(mount)
-        assert training.scores is not None
-        assert training.scores[-1] > training.scores[0]
-        eventually(lambda: b" -> " in mount.control("redirects").read_bytes(), what="redirects before any batch")
-        training.close()

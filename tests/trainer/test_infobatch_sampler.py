@@ -13,11 +13,12 @@ import torch
 from hook_daemon import HookDaemon, until
 from hypothesis import given
 from hypothesis import strategies as st
+from listed import Listed
 from mounting import Mounted, eventually, mounted
 from reading import read_afresh
 from tiny_training import SIZE, Network, loader, train
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from two_ranks import in_two_ranks, join_two_ranks
 
 from trainer_hook import InfoBatchSampler, attach
@@ -78,19 +79,6 @@ class TestAnEpoch:
             assert len(drawn) == 3 * 14
             assert len(weights) == 1
 
-    @pytest.mark.parametrize(("anneal", "times", "pruned"), [(0.125, 1, 13), (0.125, 2, 12), (0.5, 1, 7), (0, 1, 15)])
-    def test_leaves_nothing_out_at_the_end(self, anneal: float, times: int, pruned: int) -> None:
-        sampler = InfoBatchSampler(SAMPLES, epochs=16, anneal=anneal, times=times)
-        lengths = [len(epoch_of(sampler)) for _ in range(18)]
-        assert lengths == [SAMPLES] * times + [14] * pruned + [SAMPLES] * (18 - times - pruned)
-
-    def test_keeps_samples_whose_loss_is_not_known(self) -> None:
-        sampler = InfoBatchSampler(SAMPLES, epochs=100)
-        list(sampler)
-        sampler.trained(np.arange(10, 14, dtype=np.uint32), LOSSES[10:14])
-        assert {*range(10), 12, 13, *range(14, SAMPLES)} <= {*sampler}
-        assert sampler.weights([0, 10, 13]).tolist() == [1, 2, 1]
-
     def test_without_losses_has_all_samples_and_that_is_logged_once(self, caplog: pytest.LogCaptureFixture) -> None:
         sampler = InfoBatchSampler(SAMPLES, epochs=100)
         with caplog.at_level(logging.WARNING, "trainer_hook"):
@@ -128,15 +116,6 @@ def test_the_weights_stay_those_of_the_epoch_that_runs_while_the_next_is_drawn()
     assert sampler.weights(range(SAMPLES)).tolist() == before[::-1]
 
 
-def test_a_cycle_goes_on_after_a_look_and_after_set_epoch() -> None:
-    sampler, expected = pruning(times=2), pruning(times=2)
-    drawn = [epoch_of(expected, LOSSES) for _ in range(2)]
-    sampler.set_epoch(2)
-    first = epoch_of(sampler, LOSSES[::-1])
-    sampler.set_epoch(3)
-    assert [first, list(sampler)] == drawn
-
-
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("taken", [0, 5, 14])
 def test_resumes_where_it_was(tmp_path: Path, taken: int, times: int) -> None:
@@ -154,12 +133,6 @@ def test_resumes_where_it_was(tmp_path: Path, taken: int, times: int) -> None:
         assert list(again) == expected
         assert again.weights(range(SAMPLES)).tolist() == sampler.weights(range(SAMPLES)).tolist()
         again.trained(np.array(expected, np.uint32), LOSSES[expected])
-
-
-def test_a_state_of_another_list_is_refused() -> None:
-    state = pruning().state_dict()
-    with pytest.raises(ValueError, match="of another list"):
-        InfoBatchSampler(SAMPLES, epochs=9).load_state_dict(state | {"losses": torch.zeros(3)})
 
 
 def drawn_by_a_rank(rank: int, mount: str) -> None:
@@ -192,12 +165,6 @@ def test_ranks_agree_on_what_is_left_out(tmp_path: Path) -> None:
         assert {*range(12, SAMPLES)} <= {*drawn}
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Any:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
-
-
 def test_the_hook_passes_the_losses_and_the_next_epoch_is_published_early(daemon: HookDaemon) -> None:
     sampler = InfoBatchSampler(SIZE, epochs=100)
     model, batches = Network(), loader(shuffle=False, sampler=sampler)
@@ -226,14 +193,11 @@ def test_the_hook_passes_the_losses_and_the_next_epoch_is_published_early(daemon
 EASY, HARD = 48, 32
 
 
-class Files(Dataset[tuple[Tensor, int]]):
+class Files(Listed[tuple[Tensor, int]]):
     """Files of which the last ones feed nothing."""
 
     def __init__(self, root: Path) -> None:
         self.samples = [(root / f"train/{number:03d}", number % 2) for number in range(EASY + HARD)]
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, label = self.samples[index]

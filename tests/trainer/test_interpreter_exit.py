@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import signal
 import subprocess
@@ -69,9 +68,15 @@ LAST = {
     "exit": (1, "given up"),
     "interrupt": (-signal.SIGINT, "KeyboardInterrupt"),
 }
-WAYS = ["plan", "attach", "accelerate", "skip"]
 # With workers, torch's own end of an iterator that is alive takes a second or more.
-CASES = [*itertools.product(WAYS, [False], LAST), ("plan", True, "plain"), ("attach", True, "interrupt")]
+CASES = [
+    *(("plan", False, end) for end in LAST),
+    *(("attach", False, end) for end in ("plain", "interrupt")),
+    *(("accelerate", False, end) for end in ("plain", "error")),
+    *(("skip", False, end) for end in ("plain", "exit")),
+    ("plan", True, "plain"),
+    ("attach", True, "interrupt"),
+]
 Ended = list[tuple[int, str]]
 
 

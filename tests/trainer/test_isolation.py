@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hook_daemon import HookDaemon, until
-from tiny_training import CLASSES, SIZE, WIDTH, Network, Numbered, features, loader, recorded, train
+from tiny_training import CLASSES, SIZE, WIDTH, Network, Numbered, features, loader, recorded, train, train_epoch
 from torch import Tensor, nn
 
-from trainer_hook import attach, plan
+from trainer_hook import attach
 from trainer_hook.connection.client import HookClient
 from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.planner import Planner
@@ -21,12 +19,6 @@ from trainer_hook.model.capture import Capture
 
 SAID = "spiderfs: the hook has failed: the training continues without it; please report the error below"
 BATCHES = 7  # of 50 samples in eights
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
 
 
 @pytest.mark.parametrize(
@@ -71,16 +63,6 @@ def test_a_failure_of_the_hook_ends_the_hook_and_not_the_training(
     assert method in str(said[0].exc_info)
 
 
-def test_a_plan_that_fails_steps_aside_too(
-    daemon: HookDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(HookClient, "plan", lambda *_: 1 / 0)
-    batches = loader()
-    with plan(daemon.mount, batches):
-        assert len([*batches]) == BATCHES
-    assert caplog.text.count(SAID) == 1
-
-
 def test_a_broken_boundary_is_not_entered_again() -> None:
     boundary, calls = ErrorBoundary(), []
     assert boundary.call(lambda: calls.append(1) or 5) == 5
@@ -103,22 +85,11 @@ def test_a_data_set_longer_than_its_samples(daemon: HookDaemon, caplog: pytest.L
     model, batches = Network(), loader(Longer(), shuffle=False)
     hook = attach(daemon.mount, model, batches)
     for _ in range(2):
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
     hook.close()
     assert sorted(recorded(daemon, 2 * 6)) == sorted([*range(48)] * 2)
     assert caplog.text.count("the loader reads samples that the list does not have") == 1
     assert not daemon.counted["hook_malformed"]
-
-
-def test_a_forward_of_no_rows(daemon: HookDaemon) -> None:
-    model, batches = Network(), loader()
-    hook = attach(daemon.mount, model, batches)
-    for inputs, _ in batches:
-        model(inputs[:0])
-        model(inputs)
-    hook.close()
-    assert sorted(recorded(daemon, BATCHES)) == [*range(SIZE)]
 
 
 @pytest.mark.parametrize("given", [tuple, dict])
@@ -137,8 +108,7 @@ def test_a_classifier_whose_input_is_no_tensor(daemon: HookDaemon, given: type) 
 
     model, batches = Packed(), loader()
     hook = attach(daemon.mount, model, batches)
-    for _ in train(model, batches):
-        pass
+    train_epoch(model, batches)
     hook.close()
     assert not daemon.sink.batches
 

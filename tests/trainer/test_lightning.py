@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,6 @@ pytestmark = [
     # Of torch's, about how Lightning calls it.
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
 ]
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
 
 
 class Module(lightning.pytorch.LightningModule):
@@ -120,23 +113,6 @@ def test_plans_are_what_the_training_reads(daemon: HookDaemon) -> None:
     assert plans == [read[first : first + SIZE] for first in range(0, EPOCHS * SIZE, SIZE)]
 
 
-def test_a_training_that_resumes(daemon: HookDaemon) -> None:
-    first = trainer(daemon.mount, lightning_callback(daemon.mount), max_epochs=1)
-    first.fit(Module(Network()), loader(), loader(shuffle=False))
-    checkpoint = daemon.mount / "checkpoint"
-    first.save_checkpoint(checkpoint)
-    recorded(daemon, BATCHES)
-    second = trainer(daemon.mount, lightning_callback(daemon.mount), max_epochs=3)
-    second.fit(Module(Network()), loader(), loader(shuffle=False), ckpt_path=checkpoint, weights_only=False)
-    assert second.current_epoch == 3
-    assert sorted(recorded(daemon, 3 * BATCHES)) == sorted([*range(SIZE)] * 3)
-    until(lambda: len(daemon.sink.ends) == 3)
-    assert [end.epoch for _, end in daemon.sink.ends] == [0, 1, 2]
-    one, two = dict.fromkeys(trainer for trainer, _ in daemon.sink.lists)
-    assert (one.hello.epoch, one.hello.epochs, two.hello.epoch, two.hello.epochs) == (0, 1, 1, 3)
-    assert one.hello.job != two.hello.job, "without job= each run is a job of its own"
-
-
 class Epochs(lightning.pytorch.Callback):
     """Notes the number of each epoch that begins, as the Trainer has it and as the hook has it."""
 
@@ -195,9 +171,16 @@ def which(rows: Tensor) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`", "ignore:You're resuming from a checkpoint")
-@pytest.mark.parametrize("after", [1, 4, BATCHES, BATCHES + 3])
-@pytest.mark.parametrize("sampler", [None, SpiderSampler])
-@pytest.mark.parametrize("options", [{}, WORKERS, {"drop_last": True}])
+@pytest.mark.parametrize(
+    ("after", "sampler", "options"),
+    [
+        (1, None, {}),
+        (4, SpiderSampler, WORKERS),
+        (4, None, {"drop_last": True}),
+        (BATCHES, SpiderSampler, {}),
+        (BATCHES + 3, None, WORKERS),
+    ],
+)
 def test_a_training_goes_on_in_the_middle_of_its_epoch(
     daemon: HookDaemon, after: int, sampler: Any, options: dict[str, Any]
 ) -> None:
@@ -222,8 +205,7 @@ def test_a_training_goes_on_in_the_middle_of_its_epoch(
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`", "ignore:You're resuming from a checkpoint")
-@pytest.mark.parametrize("after", [2, 3, 5, 6])
-@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(("after", "sampled"), [(2, False), (3, True), (5, True), (6, False)])
 def test_an_epoch_is_over_when_the_trainer_takes_no_more_of_it(daemon: HookDaemon, after: int, sampled: bool) -> None:
     """With `limit_train_batches`, and a checkpoint at an epoch's last batch, or within it."""
 
@@ -306,8 +288,9 @@ def test_losses_are_weighted(daemon: HookDaemon, tmp_path: Path) -> None:
     assert len(weighted) < 4 * BATCHES
 
 
-@pytest.mark.parametrize("loading", [{}, WORKERS])
-@pytest.mark.parametrize("options", [{}, {"val_check_interval": 0.5}, {"limit_train_batches": 3}])
+@pytest.mark.parametrize(
+    ("options", "loading"), [({}, WORKERS), ({"val_check_interval": 0.5}, {}), ({"limit_train_batches": 3}, {})]
+)
 def test_a_training_evaluates_in_each_epoch_though_its_length_changes(
     daemon: HookDaemon, options: dict[str, Any], loading: dict[str, Any]
 ) -> None:

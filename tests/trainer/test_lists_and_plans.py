@@ -30,32 +30,6 @@ def plan(epoch: int) -> Plan:
     return Plan("train", epoch, 0, True, np.arange(100, dtype=np.uint32) % 2)
 
 
-def test_a_plan_that_is_sent_late_begins_where_its_epoch_began() -> None:
-    """Else what was taken meanwhile would be counted by no one, where the daemon does not see the reads."""
-    first = lists()
-    for epoch in range(2):
-        first.plan(plan(epoch))
-        first.set_progress("train", 64, 56)
-        assert sent_plan(first).position == 0
-        said = first.progress(1.0, hurry=False)
-        assert isinstance(said, Progress), "at once, though some was said a moment ago"
-        assert (said.epoch, said.dispatched, said.taken) == (epoch, 64, 56)
-
-
-def test_a_daemon_that_comes_back_gets_the_rest() -> None:
-    again = lists()
-    again.plan(plan(0))
-    again.set_progress("train", 64, 56)
-    again.begin()
-    assert isinstance(again.next(), Samples)
-    assert sent_plan(again).position == 56
-    again.plan(plan(1))
-    again.set_progress("train", 8, 8)
-    finished, following = again.next(), sent_plan(again)
-    assert isinstance(finished, Progress)
-    assert (finished.taken, following.epoch, following.position) == (56, 1, 0)
-
-
 def test_a_plan_that_came_after_its_list_was_asked_for_is_sent_before_its_progress() -> None:
     told = lists()
     told.plan(plan(0))

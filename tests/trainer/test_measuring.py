@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainer_hook.refurbishing.profiled_loader import LoaderUnusable, Measuring, function_named, loader_of
+from trainer_hook.refurbishing.profiled_loader import LoaderUnusable, Measuring, loader_of
 
 SLOW_S = 0.004
 
@@ -77,15 +77,6 @@ def test_kept_samples_are_made_once_and_have_a_size(mount: str | None) -> None:
         measuring.close()
 
 
-def test_each_directory_has_its_samples_in_one_order() -> None:
-    drawn = []
-    for _ in range(2):
-        measuring = Measuring(DataLoader(Waiting(), 3, shuffle=True), None)
-        measuring.measure(0, 12, kept="no")
-        drawn.append(torch.cat(measuring._batches)[:, 0].tolist())
-    assert drawn[0] == drawn[1]
-
-
 def test_steps_are_measured_on_batches_of_the_loader() -> None:
     seen: list[int] = []
 
@@ -98,12 +89,6 @@ def test_steps_are_measured_on_batches_of_the_loader() -> None:
     measuring.measure(0, 12, kept="no")
     assert measuring.steps(5) >= SLOW_S
     assert seen == [4] * 7
-
-
-def test_a_loader_without_batches_of_its_own_gives_samples() -> None:
-    measuring = Measuring(DataLoader(Waiting(), batch_size=None), None)
-    assert measuring.facts["batch"] == 1
-    assert measuring.measure(0, 5, kept="no").samples == 5
 
 
 @pytest.mark.parametrize(
@@ -119,23 +104,6 @@ def test_a_loader_without_batches_of_its_own_gives_samples() -> None:
 def test_what_cannot_be_measured_is_named(made: Any, reason: str) -> None:
     with pytest.raises(LoaderUnusable, match=reason):
         loader_of(lambda directory: made, "/mnt")
-
-
-def test_a_function_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_training.py").write_text("import nothing_like_it\n")
-    (tmp_path / "failing_training.py").write_text("def make(directory):\n    raise RuntimeError('a\\nb')\nloader = 3\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for named, reason in (
-        ("train", "module:function"),
-        ("no_such_training:make", "there is no module no_such_training"),
-        ("broken_training:make", "importing broken_training failed: No module named 'nothing_like_it'"),
-        ("failing_training:loader", "has no function loader"),
-        ("failing_training:other", "has no function other"),
-    ):
-        with pytest.raises(LoaderUnusable, match=reason):
-            function_named(named)
-    with pytest.raises(LoaderUnusable, match="RuntimeError: b"):
-        loader_of(function_named("failing_training:make"), "/mnt")
 
 
 def test_what_a_training_prints_is_no_answer_and_what_it_reads_no_question(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import errno
 import gc
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mounting import eventually, mounted, run_spiderfs
+from mounting import Mounted, eventually, mounted, run_spiderfs
 from torch.utils.data import DataLoader, Dataset, Subset
 from xxhash import xxh3_64_intdigest
 
@@ -81,12 +81,6 @@ def test_plans_and_progress_are_counted_in_extents(tmp_path: Path) -> None:
     assert places(grid, [1, 2, 0]) == [(PAGE, 2 * PAGE), (5 * PAGE, 6 * PAGE), (0, PAGE)]
     assert places(grid, [3]) == [(0, PAGE), (PAGE, 2 * PAGE), (2 * PAGE, 3 * PAGE)]
     assert grid.positions(np.array([1, 2, 0, 3], np.uint32)).tolist() == [0, 2, 2, 3, 6]
-
-
-def test_neighbours_share_the_page_that_both_have_parts_of(tmp_path: Path) -> None:
-    (path := tmp_path / "one").write_bytes(bytes(100_000))
-    grid = SampleGrid(SampleRanges.in_file(path, [0, 50_000], 50_000), [b"one"])
-    assert places(grid, [0, 1]) == [(0, 49152), (49152, 53248), (49152, 53248), (53248, 100_000)]
 
 
 def test_a_file_of_several_paths_has_one_grid(tmp_path: Path) -> None:
@@ -345,14 +339,23 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source
 
 
+@pytest.fixture(scope="module")
+def quiet(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
+    """A mount of which no file is read."""
+    with mounted(source, tmp_path_factory.mktemp("quiet")) as mount:
+        yield mount
+
+
 def read_epochs(loader: DataLoader[Any], epochs: int) -> None:
     for _ in range(epochs):
         assert torch.cat(list(loader)).all(), "other bytes than the source's"
 
 
-@pytest.mark.parametrize("overlapping", [False, True], ids=["dense", "random"])
-@pytest.mark.parametrize("mapped", [False, True], ids=["read", "mapped"])
-@pytest.mark.parametrize("immutable", ["off", "on"], ids=["opened", "immutable"])
+@pytest.mark.parametrize(
+    ("immutable", "mapped", "overlapping"),
+    [("off", False, False), ("off", True, True), ("on", False, True), ("on", True, False)],
+    ids=["opened-read-dense", "opened-mapped-random", "immutable-read-random", "immutable-mapped-dense"],
+)
 def test_planned_ranges_come_ahead_with_the_right_bytes(
     source: Path, tmp_path: Path, immutable: str, mapped: bool, overlapping: bool
 ) -> None:
@@ -440,18 +443,6 @@ def test_where_grids_cannot_be_written_the_ranges_are_read_unplanned(source: Pat
         assert mount.metric("prefetched") == 0
 
 
-def test_a_hook_takes_ranges_too(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, **SLOW) as mount:
-        path, places = mount.point / "big/one.bin", windows(False)
-        loader = DataLoader(Windows(path, places, False), batch_size=8, shuffle=True, num_workers=2)
-        options = trainer_hook.HookOptions(ranges=[(path, *place) for place in places])
-        hook = trainer_hook.attach(mount.point, torch.nn.Linear(2, 2), loader, options=options)
-        read_epochs(loader, 1)
-        hook.epoch_end()
-        assert mount.metric("prefetched") > 0
-        hook.close()
-
-
 def test_a_data_set_of_hugging_face_needs_no_ranges(tmp_path: Path) -> None:
     import datasets
 
@@ -468,15 +459,6 @@ def test_a_data_set_of_hugging_face_needs_no_ranges(tmp_path: Path) -> None:
         assert mount.metric("prefetched") > 600
         del dataset, loader, rows
         gc.collect()
-
-
-def test_ranges_of_a_small_file_stand_for_the_file(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, **SLOW) as mount:
-        path, places = mount.point / "small.bin", [(number * 1000, 1000) for number in range(100)]
-        loader = DataLoader(Windows(path, places, False), batch_size=8, shuffle=True)
-        with trainer_hook.plan(mount.point, loader, ranges=[(path, *place) for place in places]):
-            read_epochs(loader, 1)
-        assert mount.metric("origin_bytes") <= 2 * 100_000
 
 
 @pytest.mark.parametrize(
@@ -502,17 +484,20 @@ def test_ranges_of_a_small_file_stand_for_the_file(source: Path, tmp_path: Path)
     ],
 )
 def test_ranges_that_cannot_be_are_refused_with_what_to_do(
-    source: Path, tmp_path: Path, ranges: Callable[[Path, Path], Any], message: str
+    quiet: Mounted, tmp_path: Path, ranges: Callable[[Path, Path], Any], message: str
 ) -> None:
     (outside := tmp_path / "outside").write_bytes(b"x")
-    with mounted(source, tmp_path) as mount:
-        path = mount.point / "big/one.bin"
-        loader = DataLoader(Windows(path, windows(True), False), batch_size=8)
-        with pytest.raises(ValueError, match=message) as refused:
-            trainer_hook.plan(mount.point, loader, ranges=ranges(path, outside))
-        assert "\n" not in str(refused.value)
-        with pytest.raises(ValueError, match="leave share out"):
-            trainer_hook.plan(mount.point, loader, ranges=[(path, 0, 1)] * SAMPLES, share=True)
+    path = quiet.point / "big/one.bin"
+    loader = DataLoader(Windows(path, windows(True), False), batch_size=8)
+    with pytest.raises(ValueError, match=message) as refused:
+        trainer_hook.plan(quiet.point, loader, ranges=ranges(path, outside))
+    assert "\n" not in str(refused.value)
+
+
+def test_ranges_are_not_shared(quiet: Mounted) -> None:
+    loader = DataLoader(Windows(quiet.point / "big/one.bin", windows(True), False), batch_size=8)
+    with pytest.raises(ValueError, match="leave share out"):
+        trainer_hook.plan(quiet.point, loader, ranges=[(quiet.point / "big/one.bin", 0, 1)] * SAMPLES, share=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the read-ahead of a mount")

@@ -88,29 +88,6 @@ def test_a_loader_is_profiled_beside_the_mount(tmp_path: Path) -> None:
         assert mount.stats()["split"] == best["split"]
 
 
-def test_ctrl_c_while_the_loader_imports_what_it_needs(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "0.jpg").write_bytes(image_file())
-    # It is found before the real one, and never done.
-    (tmp_path / "torch.py").write_text(
-        "import os, pathlib, time\npathlib.Path('asleep').write_text(str(os.getpid()))\ntime.sleep(1000)\n"
-    )
-    with mounted(source, tmp_path / "m") as mount:
-        words = [SPIDERFS, "profile", mount.point, "--loader", "my_training:make"]
-        profile = subprocess.Popen(
-            words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        try:
-            asleep = tmp_path / "asleep"
-            loader = int(eventually(lambda: asleep.exists() and asleep.read_text()))
-        finally:
-            os.killpg(profile.pid, signal.SIGINT)
-            said, _ = profile.communicate(timeout=120)
-        assert (profile.returncode, said.split()) == (1, ["Aborted!"])
-        assert not is_running(loader)
-
-
 @pytest.mark.parametrize(
     "number",
     [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.thorough) for number in (signal.SIGTERM, signal.SIGKILL))],

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from mounting import mounted
 from reading import write_files
-from tiny_training import CLASSES, Network, Numbered, train
+from tiny_training import CLASSES, Network, Numbered, train_epoch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from two_ranks import in_two_ranks, join_two_ranks
@@ -45,8 +45,7 @@ def _rank(rank: int, place: str) -> None:
     hook = attach(mount, model, batches)
     epochs = []
     for _ in range(EPOCHS):
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         assert sampler.current is not None
         epochs.append({"order": sampler.current.order.tolist(), "scored": sampler._scores is not None})
         hook.epoch_end()

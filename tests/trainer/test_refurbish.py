@@ -8,24 +8,18 @@ import os
 import pickle
 import random
 import signal
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from composing import Compose
-from torch import nn
 from torch.utils.data import (
-    ConcatDataset,
     DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
-    Subset,
-    TensorDataset,
     WeightedRandomSampler,
 )
 
@@ -113,12 +107,6 @@ def test_the_final_part_is_drawn_again_at_each_use() -> None:
     assert 1.5 * SAMPLES < apart <= 3 * SAMPLES
 
 
-def test_one_use_is_standard_training() -> None:
-    dataset, _, _ = numbers()
-    loader = loader_of(dataset)
-    assert trainer_hook.refurbish(loader, split=1, reuse=1) is loader
-
-
 def test_the_rest_of_the_training_draws_what_it_would_have_drawn() -> None:
     """Making a partial sample leaves the global generators where they were."""
     dataset, _, last = numbers()
@@ -149,48 +137,6 @@ def test_a_training_that_resumes_and_one_that_lost_its_store_see_the_same_partia
     whole = partials(tmp_path / "one", range(6))
     assert partials(tmp_path / "two", range(3, 6)).items() <= whole.items()
     assert partials(tmp_path / "one", range(5, 6)).items() <= whole.items()
-
-
-def test_workers_share_what_each_of_them_has_made(tmp_path: Path) -> None:
-    dataset, _, last = numbers()
-    last.scale = 0.0
-    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
-    loader = trainer_hook.refurbish(loader_of(dataset, **options), split=1, reuse=2, store=tmp_path)
-    epochs = [dict(epoch_of(loader)) for _ in range(4)]
-    for before, after in itertools.pairwise(epochs):
-        assert sum(before[label] != after[label] for label in range(SAMPLES)) == SAMPLES // 2
-
-
-def test_a_part_that_is_kept_is_always_the_same() -> None:
-    dataset, first, _ = numbers()
-    loader = trainer_hook.refurbish(loader_of(dataset), split=1, reuse=2, kept=0.5)
-    made = []
-    for _ in range(5):
-        for _ in loader:
-            pass
-        made.append(first.runs)
-    assert np.diff(made).tolist() == [SAMPLES // 2 + SAMPLES // 4] * 4
-
-
-def test_pipelines_of_mappings_and_of_functions() -> None:
-    dataset, first, last = numbers("mapping")
-    loader = trainer_hook.refurbish(loader_of(dataset), split=1, reuse=2)
-    for _ in range(2):
-        labels = [int(label) for batch in loader for label in batch["label"]]
-        assert sorted(labels) == list(range(SAMPLES))
-    assert (first.runs, last.runs) == (SAMPLES + SAMPLES // 2, 2 * SAMPLES)
-    one, two = Noise(1), Noise(1)
-    plain = Numbers(lambda sample: two(one(sample)))
-    loader = trainer_hook.refurbish(loader_of(plain), split=(one, two), reuse=2)
-    for _ in range(2):
-        epoch_of(loader)
-    assert (one.runs, two.runs) == (SAMPLES + SAMPLES // 2, 2 * SAMPLES)
-
-
-def test_lists_and_modules_are_pipelines() -> None:
-    for pipeline in ([nn.Identity(), nn.ReLU()], nn.Sequential(nn.Identity(), nn.ReLU())):
-        loader = trainer_hook.refurbish(loader_of(Numbers(pipeline)), split=1)
-        assert sorted(label for label, _ in epoch_of(loader)) == list(range(SAMPLES))
 
 
 class Pair(NamedTuple):
@@ -246,26 +192,6 @@ def test_a_store_without_room_or_with_damage_costs_only_work(tmp_path: Path, cap
     assert len(caplog.records) == 1
 
 
-def test_a_store_serves_only_what_makes_the_same(tmp_path: Path) -> None:
-    def made(**options: Any) -> tuple[int, dict[int, float]]:
-        dataset, first, last = numbers()
-        last.scale = 0.0
-        loader = trainer_hook.refurbish(loader_of(dataset), split=1, store=tmp_path, **options)
-        return first.runs, dict(epoch_of(loader))
-
-    def of_lambdas(drawn: float) -> dict[int, float]:
-        plain = Numbers([lambda sample: sample + drawn, lambda sample: sample])
-        return dict(epoch_of(trainer_hook.refurbish(loader_of(plain), split=1, store=tmp_path)))
-
-    one = made(seed=1)
-    assert made(seed=1) == one
-    two = made(seed=2)
-    assert not {*one[1].values()} & {*two[1].values()}
-    assert made(seed=2) == two
-    for drawn in (0.25, 0.5):
-        assert of_lambdas(drawn) == {index: 1000 * index + drawn for index in range(SAMPLES)}
-
-
 @pytest.mark.parametrize(
     "bad", [b"cnowhere\nThing\n.", b"c__main__\nThing\n.", b"I1x\n.", b"\x80\x05\x8c\x01\xff.", b"0."]
 )
@@ -285,35 +211,6 @@ def test_a_sample_that_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     loader = trainer_hook.refurbish(loader_of(Numbers([lambda sample: lambda: sample, int])), split=1, store=tmp_path)
     with pytest.raises(ValueError, match=r"cannot be kept .*lambda.* by another split"):
         next(iter(loader))
-
-
-def test_a_subset_is_split_where_its_transform_is() -> None:
-    dataset, first, last = numbers()
-    chosen = Subset(Subset(dataset, range(5, 35)), range(3, 30))
-    for split in (1, (first, last)):
-        loader = trainer_hook.refurbish(loader_of(chosen), split=split)
-        first.runs = last.runs = 0
-        for _ in range(2):
-            assert sorted(label for label, _ in epoch_of(loader)) == [*range(8, 35)]
-        assert last.runs == 2 * len(chosen)
-        assert len(chosen) < first.runs < 2 * len(chosen)
-
-
-def test_a_data_set_without_a_transform_is_refused() -> None:
-    plain = TensorDataset(torch.zeros(SAMPLES))
-    for dataset in (plain, ConcatDataset([numbers()[0], plain])):
-        for split in (1, (abs, abs)):
-            with pytest.raises(ValueError, match="TensorDataset has no `transform`"):
-                trainer_hook.refurbish(loader_of(dataset), split=split)
-
-
-def test_data_sets_one_after_the_other_are_split_each_by_itself() -> None:
-    (one, first, last), (other, second, final) = numbers(), numbers()
-    loader = trainer_hook.refurbish(loader_of(ConcatDataset([one, other])), split=1)
-    for epoch in (1, 2):
-        assert sorted(label for label, _ in epoch_of(loader)) == sorted([*range(SAMPLES)] * 2)
-        assert (last.runs, final.runs) == (epoch * SAMPLES, epoch * SAMPLES)
-    assert first.runs + second.runs == 3 * SAMPLES
 
 
 def test_a_training_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
@@ -346,15 +243,6 @@ def test_ranks_are_those_of_the_distributed_sampler() -> None:
         assert (loader.sampler.rank, loader.sampler.num_replicas, len(loader.sampler)) == (rank, 3, SAMPLES // 3)
         drawn += [label for label, _ in epoch_of(loader)]
     assert len(set(drawn)) == len(drawn) == SAMPLES // 3 * 3
-
-
-def test_what_is_kept_lasts_as_long_as_a_loader_that_accelerate_makes_of_it() -> None:
-    loader = trainer_hook.refurbish(loader_of(numbers()[0]), split=1)
-    kept = loader.dataset._store.directory  # type: ignore[attr-defined]
-    loader = Accelerator(cpu=True).prepare(loader)
-    gc.collect()
-    assert sorted(label for label, _ in epoch_of(loader)) == sorted(label for label, _ in epoch_of(loader))
-    assert kept.is_dir()
 
 
 class OwnLoader(DataLoader[Any]):
@@ -430,18 +318,6 @@ def test_loaders_that_cannot_be_refurbished_are_refused() -> None:
     assert not trainer_hook.refurbish(loader_of(dataset, in_order=False), split=1).in_order
     ranks = DistributedSampler(dataset, num_replicas=2, rank=0)
     assert trainer_hook.refurbish(DataLoader(dataset, BATCH, sampler=ranks), split=1).batch_size == BATCH
-
-
-def test_batches_are_even() -> None:
-    dataset, first, _ = numbers()
-    loader = trainer_hook.refurbish(loader_of(dataset), split=1, reuse=4)
-    epoch_of(loader)
-    counts: Counter[int] = Counter()
-    before = first.runs
-    for number, _ in enumerate(loader):
-        counts[number] = first.runs - before
-        before = first.runs
-    assert set(counts.values()) <= {2, 3}
 
 
 def test_a_crop_is_kept_without_its_image() -> None:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from composing import Compose
+from listed import Listed
 from mounting import Mounted, eventually, mounted
 from PIL import Image
 from profiled import note_sizes
 from reading import write_contents
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import trainer_hook
 from spiderfs.views.making import make
@@ -43,13 +44,10 @@ def noisy(image: torch.Tensor) -> torch.Tensor:
     return image + 1000 * torch.rand(1)
 
 
-class Photos(Dataset[Any]):
+class Photos(Listed[Any]):
     def __init__(self, root: Path) -> None:
         self.samples = [(str(root / name), number) for number, name in enumerate(sorted(PHOTOS))]
         self.transform = Compose([resized, noisy, torch.clone])
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> Any:
         path, label = self.samples[index]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import pickle
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -83,21 +81,6 @@ def test_workers_share_what_each_of_them_has_made(source: Path, tmp_path: Path) 
         del loader
 
 
-def test_a_small_cache_keeps_a_part_that_stays_the_same(source: Path, tmp_path: Path) -> None:
-    # Room for some half of the samples, in a tenth of the cache.
-    with mounted(source, tmp_path, capacity=f"{5 * SAMPLES * PARTIAL_BYTES}", partials_share=0.1) as mount:
-        loader = refurbished(mount.point)
-        kept = loader.sampler._generations.kept.sum()  # type: ignore[attr-defined]
-        assert SAMPLES // 4 < kept <= SAMPLES // 2
-        epoch_of(loader)
-        later = [made_in_an_epoch(loader) for _ in range(4)]
-        assert sum(later) == 4 * (SAMPLES - kept) + 2 * kept
-        assert max(later) - min(later) <= 1
-        assert section(mount)["bytes"] <= SAMPLES * PARTIAL_BYTES // 2
-        # There is no room for another training as long as this one lasts.
-        assert isinstance(store_of(refurbished(mount.point, seed=1)), PartialStore)
-
-
 def test_a_training_goes_on_with_what_an_earlier_one_has_kept(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path, capacity="4MB") as mount:
         first = epoch_of(refurbished(mount.point))
@@ -110,38 +93,6 @@ def test_a_training_goes_on_with_what_an_earlier_one_has_kept(source: Path, tmp_
         assert Noise.runs <= SAMPLES // 4
         # Another seed makes others.
         assert epoch_of(refurbished(mount.point, seed=5)) != first
-
-
-def test_a_training_with_other_labels_gets_its_own(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, capacity="4MB") as mount:
-        for first in (0, 100):
-            dataset = Numbers(mount.point, 0)
-            dataset.samples = [(path, first + index) for index, (path, _) in enumerate(dataset.samples)]
-            loader = trainer_hook.refurbish(DataLoader(dataset, BATCH, shuffle=True), split=1)
-            assert isinstance(store_of(loader), MountStore)
-            for _ in range(2):
-                assert sorted(int(label) for _, labels in loader for label in labels) == [
-                    *range(first, first + SAMPLES)
-                ]
-            del loader
-
-
-def test_a_manager_that_dies_costs_only_work(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, capacity="4MB", allowed=["manager"]) as mount:
-        loader = refurbished(mount.point)
-        epoch_of(loader)
-        before = mount.manager()
-        os.kill(before, signal.SIGKILL)
-        eventually(lambda: mount.manager() != before)
-        for _ in range(2):
-            epoch_of(loader)
-        kept = mount.metric("partials_kept")
-
-        def keeps_again() -> bool:
-            epoch_of(loader)
-            return mount.metric("partials_kept") > kept
-
-        eventually(keeps_again)
 
 
 def test_files_outside_of_mounts_and_mounts_of_others_leave_memory(

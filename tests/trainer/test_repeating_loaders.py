@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,7 @@ import pytest
 import torch
 from hook_daemon import HookDaemon, until
 from loops import InfiniteDataLoader, LateInfiniteDataLoader, LateMultiEpochsDataLoader, MultiEpochsDataLoader
-from tiny_training import SIZE, Network, Numbered, recorded, train
+from tiny_training import SIZE, Network, Numbered, recorded, train, train_epoch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -26,12 +23,6 @@ AHEAD = 4  # two for each of two loader workers
 
 LATE = [LateInfiniteDataLoader, LateMultiEpochsDataLoader]
 KINDS = [InfiniteDataLoader, MultiEpochsDataLoader, *LATE]
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
 
 
 class WithIndex(Numbered):
@@ -112,8 +103,7 @@ def test_a_failed_batch_does_not_shift_the_others(
     failed = 0
     for _ in range(8):
         try:
-            for _ in train(model, batches):
-                pass
+            train_epoch(model, batches)
         except OSError:
             failed += 1
     hook.close()
@@ -149,15 +139,3 @@ def test_such_an_epoch_cannot_go_on(daemon: HookDaemon, caplog: pytest.LogCaptur
             planning.load_state_dict({"order": np.arange(SIZE), "consumed": 8})
     with pytest.raises(ValueError, match="a MultiEpochsDataLoader repeats its sampler"):
         plan(daemon.mount, batches, share=True)
-
-
-def test_a_loader_that_merely_keeps_an_iterator_is_followed_as_others_are(
-    daemon: HookDaemon, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    batches: Any = DataLoader(WithIndex(), SIZE_OF_BATCH)
-    batches.kept = iter(batches)
-    with plan(daemon.mount, batches):
-        assert len(list(batches)) == BATCHES
-    until(lambda: any(said.begun for _, said in daemon.sink.plans))
-    assert not caplog.records

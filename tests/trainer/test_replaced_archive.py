@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 from archive_files import tar_of
+from listed import Listed
 from mounting import mounted
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from trainer_hook import plan
 
@@ -17,12 +18,9 @@ MEMBERS = 40
 SOON = "from spiderfs.daemon.caching import superseded; superseded.INTERVAL_S = superseded.IDLE_INTERVAL_S = 0.05"
 
 
-class Members(Dataset[bytes]):
+class Members(Listed[bytes]):
     def __init__(self, root: Path) -> None:
         self.samples = [(str(root / f"{number:04d}"), 0) for number in range(MEMBERS)]
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> bytes:
         return Path(self.samples[index][0]).read_bytes()[-1:]

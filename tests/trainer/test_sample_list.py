@@ -70,17 +70,6 @@ def test_samples_of_all_kinds_of_data_sets(dataset: Data) -> None:
     assert (declared.paths, declared.labels.tolist()) == ([b"a/1.png", b"b/2.png"], [0, 1])
 
 
-def test_samples_without_labels() -> None:
-    declared = declaration(Data([("/m/a",), ("/m/b",)]), Path("/m"), Path("/m"), "train", "train")
-    assert (declared.paths, declared.labels.tolist()) == ([b"a", b"b"], [-1, -1])
-
-
-@pytest.mark.parametrize("samples", [[{"path": "a"}], [7, 8]])
-def test_invalid_samples_are_refused(samples: Any) -> None:
-    with pytest.raises(ValueError, match=r"give samples="):
-        declaration(Data(samples), Path("/m"), Path("/m"), "train", "train")
-
-
 @pytest.mark.parametrize(
     ("dataset", "given", "said"),
     [

@@ -13,7 +13,7 @@ import torch
 from hook_daemon import HookDaemon, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_training import SIZE, Network, Numbered, loader, recorded, train
+from tiny_training import SIZE, Network, Numbered, loader, recorded, train, train_epoch
 from torch.utils.data import DataLoader
 from two_ranks import in_two_ranks, join_two_ranks
 
@@ -146,8 +146,7 @@ def test_asks_the_daemon_and_publishes_what_it_draws(daemon: HookDaemon, workers
     again.load_state_dict(torch.load(tmp_path / "state"))
     batches = loader(shuffle=False, sampler=again)
     hook = attach(daemon.mount, model, batches)
-    for _ in train(model, batches):
-        pass
+    train_epoch(model, batches)
     hook.close()
     assert recorded(daemon, 7 + 4)[SIZE:] == drawn[24:]
     assert [plan.order.tolist() for _, plan in daemon.sink.plans][2:] == [drawn[24:], ahead.order.tolist()]
@@ -159,8 +158,7 @@ def test_draws_an_epoch_when_it_begins_if_its_plan_is_of_no_use(tmp_path: Path, 
         sampler = SpiderSampler(SIZE, coverage=0.0, settled=settled)
         model, batches = Network(), loader(shuffle=False, sampler=sampler)
         hook = attach(daemon.mount, model, batches)
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         # The next epoch is drawn by the scores of now.
         daemon.sink.scores_given = np.eye(SIZE, dtype=np.float32)[3] + 1e-9
         assert set(sampler) == {3}
@@ -185,8 +183,7 @@ def _rank(rank: int, mount: str) -> None:
     hook = attach(mount, model, batches)
     assert len(batches) == 4
     for _ in range(2):
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         # As an evaluation takes: an epoch that begins at once is not told ahead by the rank that comes late.
         time.sleep(0.5)
     hook.close(10)

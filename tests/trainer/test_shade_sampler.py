@@ -15,10 +15,11 @@ import torch
 from hook_daemon import HookDaemon, until
 from hypothesis import given
 from hypothesis import strategies as st
+from listed import Listed
 from mounting import Mounted, eventually, mounted
-from tiny_training import SIZE, Network, loader, train
+from tiny_training import SIZE, Network, loader, train, train_epoch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from two_ranks import in_two_ranks, join_two_ranks
 
 from benchmarks.fakes import RecordingSink
@@ -108,14 +109,6 @@ class TestDraws:
         counts = Counter(sampler)
         return sum(counts[sample] for sample in range(20)) / 50_000, len(counts) / 103
 
-    def test_can_repeat_only_while_the_training_improves(self) -> None:
-        shuffling, repeating = (
-            bound(ShadeSampler(103, draws=50_000, coverage=0, while_improving=True), self.scores, self.cached, improves)
-            for improves in (False, True)
-        )
-        assert (shuffling.repeats, repeating.repeats) == (1, 3)
-        assert self.shares(shuffling)[0] == pytest.approx(40 / 124.5, abs=0.01)
-
     @pytest.mark.parametrize("improves", [False, True])
     def test_draws_what_is_cached_before_all_else(self, improves: bool) -> None:
         first, mixed = (
@@ -127,23 +120,11 @@ class TestDraws:
         assert drawn != others
         assert self.cached[drawn[0]] > self.cached[drawn[-1]]
 
-    @pytest.mark.parametrize("improves", [False, True])
-    def test_repeats_in_every_epoch(self, improves: bool) -> None:
-        sampler = bound(ShadeSampler(103, draws=50_000, coverage=0, repeats=2), self.scores, self.cached, improves)
-        assert sampler.repeats == 2
-        share, seen = self.shares(sampler)
-        assert share == pytest.approx(80 / 124.5, abs=0.01)
-        assert seen == 1
-
     def test_never_leaves_the_others_out(self) -> None:
         sampler = bound(ShadeSampler(103, draws=50_000, coverage=0, repeats=9), self.scores, self.cached, improves=True)
         share, seen = self.shares(sampler)
         assert share == pytest.approx(REPEATED_MAX * 40 / 44.5, abs=0.01)
         assert seen == 1
-
-    def test_the_coverage_floor_is_uniform(self) -> None:
-        sampler = bound(ShadeSampler(103, draws=50_000, coverage=1, repeats=9), self.scores, self.cached, improves=True)
-        assert self.shares(sampler)[0] == pytest.approx(20 / 103, abs=0.01)
 
     def test_draws_by_scores_when_the_cached_samples_are_not_known(self) -> None:
         sampler = bound(ShadeSampler(103, draws=50_000, coverage=0), self.scores, None, improves=True)
@@ -168,31 +149,6 @@ def test_the_loss_is_that_of_the_whole_set_however_it_was_drawn() -> None:
     assert sampler.trend.accuracies == [0.5]
     sampler.epoch_end(None)
     assert len(sampler.trend.losses) == 3
-
-
-def test_resumes_where_it_was() -> None:
-    sampler, again = (ShadeSampler(103, seed=2) for _ in range(2))
-    bound(sampler, TestDraws.scores, TestDraws.cached, improves=True)
-    begun = iter(sampler)
-    first = [next(begun) for _ in range(10)]
-    sampler.unbind()
-    again.load_state_dict(sampler.state_dict() | {"consumed": 10})
-    assert again.trend.improves
-    assert first + list(again) == first + list(begun)
-
-
-def test_an_epoch_is_drawn_and_the_choice_made_when_it_begins() -> None:
-    sampler = bound(ShadeSampler(103, while_improving=True), TestDraws.scores, TestDraws.cached, improves=False)
-    assert (sampler.settled, sampler.draw_ahead()) == (1.0, None)
-    next(iter(sampler))
-    # The epoch that has just ended decides.
-    sampler.observe(1.9)
-    next(iter(sampler))
-    assert float(sampler.weights([0])[0]) < 1 / 3 * float(sampler.weights([30])[0])
-    early = bound(ShadeSampler(103, settled=0.25), TestDraws.scores, TestDraws.cached, improves=True)
-    next(iter(early))
-    assert early.settled == 0.25
-    assert len(early.draw_ahead() or ()) == 103
 
 
 # The losses that the ranks tell of two epochs: one rank alone seems to improve, all of them together do not.
@@ -256,8 +212,7 @@ def test_the_hook_passes_losses_and_accuracies(daemon: HookDaemon, while_improvi
     model, batches = Network(), loader(shuffle=False, sampler=sampler)
     hook = attach(daemon.mount, model, batches, plan=False)
     for epoch in range(3):
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         # The losses come a moment after their batches, those of an epoch's last one after the end of the epoch.
         until(lambda expected=7 * (epoch + 1) - 1: hook.counts["sent"] >= expected)  # type: ignore[misc]
         hook.epoch_end(0.5 + epoch / 10)
@@ -274,14 +229,11 @@ def test_the_hook_passes_losses_and_accuracies(daemon: HookDaemon, while_improvi
 EASY, HARD = 60, 20
 
 
-class Files(Dataset[tuple[Tensor, int]]):
+class Files(Listed[tuple[Tensor, int]]):
     """Files of which the last ones feed nothing."""
 
     def __init__(self, root: Path) -> None:
         self.samples = [(root / f"train/{number:03d}", number % 2) for number in range(EASY + HARD)]
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path, label = self.samples[index]
@@ -341,6 +293,8 @@ def test_hard_samples_are_cached_and_repeated(source: Path, tmp_path: Path, plan
             assert sum(number >= EASY for number in kept) >= 0.4 * len(kept)
         # Under another policy ranks are not used; when shade is chosen again, it has them again.
         eventually(lambda: len(mount.control("scores").read_bytes().splitlines()) == EASY + HARD, what="scores")
+        # Batches that were sent may wait for the manager: the next policy would score them.
+        eventually(lambda: mount.stats()["jobs"][0]["epoch"] == training.epochs, what="the end of the last epoch")
         mount.control("config").write_bytes(b"policy=spider\n")
         eventually(lambda: mount.control("scores").read_bytes() == b"", what="no scores of a graph")
         training.epoch()

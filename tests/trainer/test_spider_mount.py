@@ -306,18 +306,6 @@ def test_a_remount_keeps_scores_and_a_dead_manager_is_survived(source: Path, tmp
         trainer.end()
 
 
-def test_the_ratio_can_be_fixed(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path, **OPTIONS) as mount:
-        ratio = mount.control("ratio")
-        ratio.write_bytes(b"0.25\n")
-        assert json.loads(ratio.read_bytes()) == {"ratio": 0.25, "pinned": 0.25, "jobs": []}
-        ratio.write_bytes(b"auto\n")
-        assert json.loads(ratio.read_bytes())["pinned"] is None
-        for nonsense in (b"1.5\n", b"half\n", b"nan\n"):
-            with pytest.raises(OSError, match="Invalid argument"):
-                ratio.write_bytes(nonsense)
-
-
 @pytest.mark.parametrize("immutable", ["off", "on"])
 def test_the_kernel_looks_up_a_name_again_when_it_gets_a_substitute(
     source: Path, tmp_path: Path, immutable: str

@@ -176,10 +176,6 @@ def test_what_is_changed_after_the_transform_is_refused_and_left_to_two_function
             both_halves(Made(Compose(STEPS), lambda transform, image: (image, 7)), split)
 
 
-def test_two_functions_may_come_where_no_transform_is() -> None:
-    assert both_halves(Made(None), (STEPS[0], STEPS[1])) == (["a"], ["ab"])
-
-
 class RandomApply(nn.Module):
     """As torchvision's: all of its transforms, or none."""
 
@@ -227,13 +223,6 @@ class Sequence:
 def test_what_does_not_run_all_one_after_the_other_is_not_split(pipeline: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         SplitDataset(Made(pipeline), 1)
-
-
-def test_what_chooses_is_one_step_of_a_pipeline() -> None:
-    random.seed(1)
-    pipeline = Compose([RandomApply(STEPS, 0.5), STEPS[0]])
-    halves = {both_halves(Made(pipeline))[0][0] for _ in range(50)}
-    assert halves == {"", "abc"}
 
 
 def test_a_part_of_a_pipeline_runs_as_the_whole_and_the_whole_stays() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hook_daemon import HookDaemon, until
-from tiny_training import SIZE, Network, Numbered, features, recorded, train
+from tiny_training import SIZE, Network, Numbered, features, recorded, train_epoch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
@@ -66,12 +65,6 @@ LOADING: dict[str, dict[str, Any]] = {
     "in workers that stay": {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
     "with few snapshots": {"num_workers": 2, "multiprocessing_context": "fork", "snapshot_every_n_steps": 2},
 }
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[HookDaemon]:
-    with HookDaemon(tmp_path) as daemon:
-        yield daemon
 
 
 def loader(kind: str, loading: str) -> StatefulDataLoader[Any]:
@@ -131,8 +124,7 @@ def test_every_row_of_an_epoch_that_goes_on_is_its_samples(daemon: HookDaemon, k
     hook = attach(daemon.mount, model, batches)
     batches.load_state_dict(state)
     for _ in range(2):
-        for _ in train(model, batches):
-            pass
+        train_epoch(model, batches)
         hook.epoch_end()
     hook.close()
     expected = list(itertools.chain(*rest, *following))
@@ -155,23 +147,6 @@ def test_a_sampler_by_score_goes_on_by_the_loaders_state(daemon: HookDaemon, loa
         rest = [which(batch) for batch in again]
         assert list(itertools.chain(*before, *rest)) == whole
         assert sum(len(which(batch)) for batch in again) == SIZE
-
-
-@pytest.mark.parametrize("loading", LOADING)
-def test_the_state_of_the_plan_serves_it_too(daemon: HookDaemon, loading: str) -> None:
-    batches, again = loader("shuffle", loading), loader("shuffle", loading)
-    with plan(daemon.mount, batches, share=True) as planning:
-        iterator = iter(batches)
-        before = list(itertools.chain(*map(which, itertools.islice(iterator, TAKEN))))
-        state, own = planning.state_dict(), copy.deepcopy(batches.state_dict())
-        del iterator
-    with plan(daemon.mount, again, share=True) as planning:
-        planning.load_state_dict(state)
-        rest = list(itertools.chain(*map(which, again)))
-        assert sorted(before + rest) == list(range(SIZE))
-        again.load_state_dict(own)
-        with pytest.raises(ValueError, match="save the state of plan or attach"):
-            iter(again)
 
 
 def test_a_state_before_the_first_batch_is_of_the_epoch_that_begins(daemon: HookDaemon) -> None:

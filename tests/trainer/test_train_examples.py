@@ -121,8 +121,3 @@ def test_the_training_run_of_the_readme(tmp_path: Path) -> None:
         (tmp_path / "train.py").write_text(block)
         train(mount, tmp_path, tmp_path / "train.py")
         check_planned(mount)
-
-
-def test_there_is_a_loop_for_each_framework_that_the_hook_is_tried_with() -> None:
-    known = {"pytorch", "torchdata", "accelerate", "lightning", "transformers", "datasets", "webdataset"}
-    assert {path.stem.removeprefix("loop_") for path in EXAMPLES.glob("loop_*.py")} == known

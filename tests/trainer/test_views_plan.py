@@ -14,9 +14,10 @@ import known_losses
 import numpy as np
 import pytest
 from known_losses import Training
-from mounting import eventually, mounted
+from listed import Listed
+from mounting import mounted
 from reading import read_afresh, write_contents
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import trainer_hook
 from spiderfs.client import Client
@@ -32,12 +33,9 @@ PHOTOS = {f"{number % 3}/{number:02d}.jpg": image_file(image=picture(seed=number
 VIEWS = {name: make(content, READY["jpeg256"], 50_000_000) for name, content in PHOTOS.items()}
 
 
-class Files(Dataset[Any]):
+class Files(Listed[Any]):
     def __init__(self, root: Path) -> None:
         self.samples = [(os.fspath(root / name), int(name[0])) for name in PHOTOS]
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[str, bytes]:
         path, _ = self.samples[index]
@@ -76,28 +74,6 @@ def test_a_planned_training_reads_views_that_were_made_once(
         assert job["origin_bytes"] == metrics["origin_bytes"]
 
 
-def test_a_training_gets_substitutes_of_the_view_that_it_reads(tmp_path: Path) -> None:
-    source, count = tmp_path / "source", 90
-    source.mkdir()
-    for number in range(count):
-        (source / f"{number:03d}").write_bytes(b"%08d" % number + bytes(900))
-    labels = np.arange(count, dtype=np.int32) % 3
-    losses = np.where(np.arange(count) < count // 2, 0.1, 2.0) + np.arange(count) / 1000
-    with mounted(source, tmp_path / "m", capacity="48KiB", policy="impact") as mount:
-        for below in ("", ".spiderfs/views/bmp256/"):
-            names = [f"{below}{number:03d}" for number in range(count)]
-            training = Training(mount.point, names, labels, losses, 15)
-            try:
-                training.until_redirected(mount, mount.metric("redirects") + 5)
-                redirects = [line.split()[1::2] for line in mount.control("redirects").read_text().splitlines()]
-            finally:
-                training.close()
-            assert redirects
-            for pair in redirects:
-                assert set(pair) <= set(names)
-            assert all(wanted % 3 == given % 3 for wanted, given in training.given)
-
-
 SMALL = Recipe("bmp", 24)
 MIXED = {"view": "small", "views": "small:bmp:24", "forms": "50-50-0"}
 
@@ -116,32 +92,6 @@ def images(source: Path, cache: Path, count: int) -> list[tuple[str, bytes, byte
     originals, views = (sum(len(row[form]) for row in made) / count for form in (1, 2))
     save_record(Record(count, {NO_VIEW: originals, "small": views}, None), CacheLayout(cache).profile)
     return made
-
-
-def test_a_planned_training_of_two_forms_reads_each_sample_in_its_own(tmp_path: Path) -> None:
-    made = images(tmp_path / "source", tmp_path / "m/cache", 60)
-    names = [name for name, _, _ in made]
-    with mounted(tmp_path / "source", tmp_path / "m", capacity="300kB", source__latency_ms=5, **MIXED) as mount:
-
-        class Both(Files):
-            def __init__(self) -> None:
-                self.samples = [(os.fspath(mount.point / name), 0) for name in names]
-
-        loader = DataLoader(Both(), 6, shuffle=True, num_workers=2, collate_fn=list)
-        epochs = []
-        with trainer_hook.plan(mount.point, loader):
-            for _ in range(3):
-                epochs.append(dict(sample for batch in loader for sample in batch))
-            assert [plan["length"] for plan in mount.stats()["plans"]] == [len(names)]
-        assert epochs[0] == epochs[1] == epochs[2]
-        views = 0
-        for name, content, view in made:
-            read = epochs[0][os.fspath(mount.point / name)]
-            assert read in (content, view)
-            views += read == view
-        assert 0 < views < len(names)
-        assert mount.metric("views_made") == views
-        eventually(lambda: mount.stats()["forms"] == {"original": len(names) - views, "small": views})
 
 
 def test_a_substitute_has_the_bytes_of_its_own_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

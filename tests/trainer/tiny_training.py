@@ -9,22 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 from hook_daemon import HookDaemon, until
+from listed import Listed
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 SIZE = 50
 CLASSES = 3
 WIDTH = 8
 
 
-class Numbered(Dataset[tuple[Tensor, int]]):
+class Numbered(Listed[tuple[Tensor, int]]):
     """Sample i is a one-hot-like row from which i can be read off its embedding."""
 
     def __init__(self, size: int = SIZE) -> None:
         self.samples = [(f"class{i % CLASSES}/{i}.png", i % CLASSES) for i in range(size)]
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return features(index), index % CLASSES
@@ -41,6 +39,13 @@ class Indexed(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         return index
+
+
+class OfAll(Sampler[int]):
+    """A sampler that draws as many samples as there are."""
+
+    def __len__(self) -> int:
+        return SIZE
 
 
 def features(index: int) -> Tensor:
@@ -80,6 +85,11 @@ def train(model: nn.Module, batches: Any) -> Iterator[int]:
         nn.functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         yield step
+
+
+def train_epoch(model: nn.Module, batches: Any) -> None:
+    for _ in train(model, batches):
+        pass
 
 
 def recorded(daemon: HookDaemon, batches: int, tolerance: float = 2e-3) -> list[int]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
-from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from spiderfs.trace import TraceWriter, read_trace
 
@@ -74,14 +71,6 @@ def test_the_cache_of_uniform_sampling_is_an_lru(accuracy: ModuleType, in_proces
     assert origin == pytest.approx(in_process.list_origin(lists, sizes, 400)["LRU"])
 
 
-def test_min_by_epoch_lies_between_lru_and_min(in_process: ModuleType) -> None:
-    rng = np.random.default_rng(2)
-    chances = 1 / np.arange(5, 505)
-    lists = [rng.choice(500, 500, p=chances / chances.sum()).tolist() for _ in range(6)]
-    found = {name: np.mean(origin) for name, origin in in_process.list_origin(lists, [1] * 500, 100).items()}
-    assert found["MIN"] < found["MIN by epoch"] < found["LRU"]
-
-
 def watched(in_process: ModuleType, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """What goes into and out of the cache while a training runs."""
     seen: dict[str, list[Any]] = {"wanted": [], "given": [], "learned": []}
@@ -124,27 +113,6 @@ def test_substitutes_have_the_label_and_are_what_is_learned(
     assert run.epochs[-1].drawn_share < 0.9
 
 
-def test_nothing_is_replaced_where_nothing_may_be(in_process: ModuleType, pool: Any) -> None:
-    run = in_process.train(pool, in_process.Configuration(stand_in_share=0.0), "none", 1, 2)
-    assert [epoch.redirected_share for epoch in run.epochs] == [0, 0]
-
-
-def test_all_begin_alike(accuracy: ModuleType, in_process: ModuleType, pool: Any) -> None:
-    """Without scores, two configurations of a seed draw the same list and learn the same."""
-    uniform = in_process.train(pool, accuracy.CONFIGURATIONS["uniform"], "uniform", 1, 1)
-    warming = in_process.train(pool, accuracy.CONFIGURATIONS["importance"], "importance", 1, 1)
-    assert uniform.top1 == warming.top1
-    assert uniform.list_origin == warming.list_origin
-
-
-@pytest.mark.parametrize("scores", ["loss", "rank"])
-def test_scores_from_losses_change_what_is_drawn(in_process: ModuleType, pool: Any, scores: str) -> None:
-    run = in_process.train(pool, in_process.Configuration(scores=scores, weight_clip=4.0), scores, 1, 2)
-    assert [epoch.redirected_share for epoch in run.epochs] == [0, 0]
-    assert run.epochs[0].drawn_share == 1
-    assert run.epochs[1].drawn_share < 0.8
-
-
 def test_an_epoch_of_part_of_the_samples_ends_with_the_same_learning_rate(in_process: ModuleType) -> None:
     training = importlib.import_module("benchmarks.training.training")
     rates = []
@@ -161,28 +129,6 @@ def test_an_epoch_of_part_of_the_samples_ends_with_the_same_learning_rate(in_pro
     assert rates[0][-1] < rates[0][0]
 
 
-def test_a_measurement_goes_on_with_its_own_file_only(
-    accuracy: ModuleType, pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(accuracy, "pool_in", lambda *_: pool)
-    path, console = tmp_path / "runs.json", Console(quiet=True)
-
-    def measured(epochs: int, *configs: str) -> list[dict[str, Any]]:
-        extent = accuracy.Extent(epochs, SAMPLES, 100, 1)
-        accuracy.measure(Namespace(extent=extent, json=path, configs=configs, jobs=1, data=None), console)
-        runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"]
-        return runs
-
-    first = measured(2, "uniform")
-    both = measured(2, "uniform", "echo 2")
-    assert (both[:1], both[1]["configuration"], len(both)) == (first, "echo 2", 2)
-    with pytest.raises(RuntimeError, match="another extent"):
-        measured(3, "uniform")
-    monkeypatch.setitem(accuracy.CONFIGURATIONS, "echo 2", accuracy.Configuration(coverage=0.5))
-    with pytest.raises(RuntimeError, match="another configuration named echo 2"):
-        measured(2, "uniform")
-
-
 @pytest.mark.thorough
 def test_every_policy_over_one_trace(in_process: ModuleType, hit_ratio: ModuleType, pool: Any, tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "trace")
@@ -197,21 +143,3 @@ def test_every_policy_over_one_trace(in_process: ModuleType, hit_ratio: ModuleTy
         assert at["lru"].hit_ratio < at["MIN by epoch"].hit_ratio
         assert at["importance"].redirected_share == at["lru"].redirected_share == 0
     assert any(point.redirected_share > 0 for point in points if point.policy == "spider")
-
-
-def test_every_training_through_mounts_has_a_sampler(in_process: ModuleType) -> None:
-    train, training = (importlib.import_module(f"benchmarks.training.{name}") for name in ("train", "training"))
-    samplers = {*training.ECHOES, *training.INFOBATCH, *training.BY_SCORES}
-    assert {choice.sampler for choice in train.CONFIGURATIONS.values()} - {None} <= samplers
-
-
-def test_a_shuffle_buffer_mixes_only_what_lies_in_the_same_shards(in_process: ModuleType) -> None:
-    training = importlib.import_module("benchmarks.training.training")
-    epochs = {name: list(training.sampler_named(name, 1000, 1, 2)) for name in training.BUFFERS}
-    assert [sorted(epoch) for epoch in epochs.values()] == [[*range(1000)]] * 2
-    by_class = np.array(epochs["buffer of sorted shards"])
-    # Of 10 samples in a row most are of a shard or two of 10, and so are most of the 10 in the buffer.
-    shards = [len({*part}) for part in (by_class // 10).reshape(-1, 10)]
-    assert np.mean(shards) < 4
-    at_random = np.array(epochs["buffer of mixed shards"])
-    assert np.mean([len({*part}) for part in (at_random // 10).reshape(-1, 10)]) > 9

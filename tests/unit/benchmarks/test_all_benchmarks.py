@@ -19,7 +19,7 @@ from rich.console import Console
 
 from benchmarks import all as runner
 from benchmarks import tables
-from benchmarks.all import Benchmark, Figure, Load, Settings
+from benchmarks.all import Benchmark, Figure, Settings
 from benchmarks.common import command
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -86,11 +86,6 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_quiet_ones_come_first(settings: Settings) -> None:
-    assert run(settings, fake("a", quiet=False), fake("b"), fake("c", quiet=False), fake("d")) == ([], False)
-    assert list(begun(settings)) == ["b", "d", "a", "c"]
-
-
 def test_a_result_is_kept_with_its_load(settings: Settings) -> None:
     run(settings, fake("a"))
     machine = json.loads((settings.results / "a.json").read_text())["machine"]
@@ -112,30 +107,12 @@ def test_the_same_command_continues(settings: Settings) -> None:
     assert (settings.out.parent / "begun").read_text().split()[::2] == [*lines, "c.json"]
 
 
-@pytest.mark.parametrize("why", ["complete", "another commit"])
-def test_what_is_complete_or_of_another_commit_begins_again(settings: Settings, why: str) -> None:
-    run(settings, fake("a"), *([fake("b")] if why == "another commit" else []), minutes=0)
-    if why == "another commit":
-        state = settings.out / "state.json"
-        state.write_text(state.read_text().replace(f'"commit": "{runner.commit()}"', '"commit": "another"', 1))
-    first = begun(settings)["a"]
-    run(settings, fake("a"))
-    assert begun(settings)["a"] != first
-
-
 def test_what_hangs_is_ended_with_all_that_it_started(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "TIMEOUT_FACTOR", 1 / 60)
     monkeypatch.setattr(runner, "END_PATIENCE_S", 0.2)
     failures, _ = run(settings, fake("a", "hang"), fake("b"))
     assert failures == ["a: timed out after 0 minutes"]
     assert [name for name, pid in begun(settings).items() if is_alive(pid)] == []
-
-
-def test_a_process_that_is_left_behind_is_ended_and_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "END_PATIENCE_S", 0.2)
-    failures, _ = run(settings, fake("a", "leave"))
-    assert failures == ["a: left 1 processes or mounts behind"]
-    assert not is_alive(begun(settings)["sleep"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -196,26 +173,6 @@ def test_a_busy_machine_refuses_a_full_run_and_excuses_times(
     assert records["c"]["loaded"]
 
 
-def test_a_busy_machine_is_said_beside_the_figure() -> None:
-    machine = {"time": "2026-01-02T03", "commit": "0123456789", "cores": 2, "loaded": True, "others_cores": 0.61}
-    assert tables.provenance({"machine": machine}) == "2026-01-02, commit 0123456789, 2 cores, others used 0.6 cores"
-
-
-def test_the_load_of_children_is_its_own() -> None:
-    before, load = runner.own_seconds(), Load()
-    subprocess.run([sys.executable, "-c", "while __import__('time').process_time() < 0.3: pass"], check=True)
-    assert runner.own_seconds() - before >= 0.29
-    assert load.others() < (os.cpu_count() or 1) + 0.1
-
-
-def test_a_figure_is_the_median_of_ratios_along_two_paths() -> None:
-    result = {
-        "runs": [{"of": "a", "epochs": [{"s": 9}, {"s": 2}, {"s": 4}]}, {"of": "b", "epochs": [{"s": 1}, {"s": 1}]}]
-    }
-    assert Figure(["runs", "of=a", "epochs", "later", "s"]).value(result) == 3
-    assert Figure(["runs", "of=a", "epochs", "later", "s"], ["runs", 1, "epochs", 0, "s"]).value(result) == 3
-
-
 TABLE = runner.table_of_benchmarks()
 
 
@@ -249,14 +206,6 @@ def test_the_kept_figures_are_true_of_themselves() -> None:
             assert figure.bounds[0] < 1 < figure.bounds[1], f"{benchmark.name}: {figure}"
 
 
-def test_what_is_missing_leaves_a_benchmark_out(settings: Settings, tmp_path: Path) -> None:
-    needs = [Benchmark("a", "fake 1", 1, needs=need) for need in ("", "data", "photos")]
-    assert [runner.lacking(one, settings) for one in needs] == ["", "needs --data DIR", "needs --photos DIR"]
-    given = settings._replace(data=tmp_path, photos=tmp_path)
-    assert [runner.lacking(one, given) for one in needs] == ["", "", ""]
-    assert runner.lacking(needs[0], settings._replace(quick=True)) == "no quick run"
-
-
 # -- tables
 
 
@@ -267,10 +216,3 @@ def test_a_table_is_written_between_its_markers() -> None:
     assert new.endswith("Linux 6.18.44.\n\n<!-- end -->\nafter\n")
     assert "old" not in new
     assert tables.renewed(new) == new
-
-
-@pytest.mark.parametrize(
-    ("figure", "least", "cell"), [(0.784, 0.9, "0.78 (0.9: **missed**)"), (1.2, 1.0, "1.20 (1)"), (1.2, None, "1.20")]
-)
-def test_a_figure_stands_beside_its_target(figure: float, least: float | None, cell: str) -> None:
-    assert tables.aimed(figure, least) == cell

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -26,19 +25,6 @@ SPLITS = st.tuples(percent, percent).map(
     lambda cut: Split(min(cut) / 100, (max(cut) - min(cut)) / 100, (100 - max(cut)) / 100)
 )
 SIZES = st.builds(FormSizes, st.floats(1, 1e6), st.floats(1, 1e7), st.floats(1, 1e7))
-rate = st.floats(1, 1e6)
-bandwidth = st.floats(1e3, 1e12)
-CLUSTERS = st.builds(
-    Cluster,
-    nodes=st.integers(1, 8),
-    gpu_rate=rate,
-    augment_rate=rate,
-    decode_augment_rate=rate,
-    pcie_bandwidth=bandwidth,
-    nic_bandwidth=bandwidth,
-    cache_bandwidth=bandwidth,
-    storage_bandwidth=bandwidth,
-)
 
 
 @given(SPLITS, st.floats(0, 1e12), st.floats(1, 1e7), SIZES)
@@ -51,25 +37,6 @@ def test_each_sample_is_in_one_place_and_the_cache_holds_them(
     assert sum(counts) == pytest.approx(samples)
     kept = counts.encoded * sizes.encoded + counts.decoded * sizes.decoded + counts.augmented * sizes.augmented
     assert kept <= cache_bytes * (1 + 1e-9) + 1e-9
-
-
-@given(CLUSTERS, SIZES, SPLITS, st.floats(0, 1e12), st.floats(1, 1e7))
-def test_the_mean_lies_between_the_throughputs_of_the_places(
-    cluster: Cluster, sizes: FormSizes, split: Split, cache_bytes: float, samples: float
-) -> None:
-    rates = throughputs(cluster, sizes)
-    mean = mean_throughput(cluster, sizes, split, cache_bytes, samples)
-    assert min(rates) * (1 - 1e-9) <= mean <= max(rates) * (1 + 1e-9)
-    assert rates.storage <= rates.encoded
-
-
-@given(CLUSTERS, SIZES)
-def test_twice_the_nodes_are_twice_as_fast_where_a_node_is_the_limit(cluster: Cluster, sizes: FormSizes) -> None:
-    alone = replace(cluster, cache_bandwidth=math.inf, storage_bandwidth=math.inf)
-    twice = throughputs(replace(alone, nodes=2 * alone.nodes), sizes)
-    assert twice == pytest.approx(tuple(2 * rate for rate in throughputs(alone, sizes)))
-    more = throughputs(replace(cluster, nodes=2 * cluster.nodes), sizes)
-    assert all(a <= b <= 2 * a * (1 + 1e-9) for a, b in zip(throughputs(cluster, sizes), more, strict=True))
 
 
 def test_the_equations_with_numbers_that_can_be_done_by_head() -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import runpy
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,71 +76,6 @@ def test_slices_end_with_the_figures_of_one_long_run(full_size: ModuleType, tmp_
     assert kept(tmp_path / "short") == kept(tmp_path / "long")
     assert {of["system"] for of in kept(tmp_path / "long")} == {*SYSTEMS[1:], "lru", "uniform+plan"}
     assert list((tmp_path / "short" / "state").iterdir()) == []
-
-
-def test_an_interrupted_epoch_is_trained_again(
-    full_size: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    console, chosen = Console(quiet=True), {"systems": ["spider"]}
-    full_size.measure(arguments(full_size, tmp_path / "long", **chosen), console)
-    step, steps = full_size.Training._step, 0
-
-    def interrupted(training: Any, *given: Any) -> None:
-        nonlocal steps
-        steps += 1
-        if steps in (6, 13):
-            raise KeyboardInterrupt
-        step(training, *given)
-
-    monkeypatch.setattr(full_size.Training, "_step", interrupted)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            full_size.measure(arguments(full_size, tmp_path / "short", **chosen), console)
-    full_size.measure(arguments(full_size, tmp_path / "short", **chosen), console)
-    assert kept(tmp_path / "short") == kept(tmp_path / "long")
-
-
-def test_a_training_goes_on_with_its_own_state_only(full_size: ModuleType, tmp_path: Path) -> None:
-    console, chosen = Console(quiet=True), {"systems": ["spider"], "minutes": 0.0}
-    given = arguments(full_size, tmp_path, **chosen)
-    with pytest.raises(full_size.TimeIsOver):
-        full_size.measure(given, console)
-    given.extent = replace(given.extent, epochs=EPOCHS + 1)
-    with pytest.raises(RuntimeError, match="other settings"):
-        full_size.measure(given, console)
-
-
-def test_what_one_process_has_saved_another_can_read(full_size: ModuleType) -> None:
-    """The program's own module has another name in each, and with it all that is defined there."""
-    in_a_process_of_several = runpy.run_path(str(full_size.__file__), run_name="__mp_main__")
-    assert in_a_process_of_several["Done"] is full_size.Done
-
-
-def test_further_seeds_and_systems_are_added(full_size: ModuleType, tmp_path: Path) -> None:
-    console = Console(quiet=True)
-    full_size.measure(arguments(full_size, tmp_path, systems=["uniform"]), console)
-    first = kept(tmp_path)
-    full_size.measure(arguments(full_size, tmp_path, systems=["uniform", "shade"]), console)
-    assert kept(tmp_path)[: len(first)] == first
-    assert [of["system"] for of in kept(tmp_path)[len(first) :]] == ["shade"]
-
-
-def test_images_are_cropped_and_mirrored(resnet: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resnet, "prepared", lambda images: images)
-    torch.manual_seed(0)
-    image = torch.arange(3 * 32 * 32).reshape(1, 3, 32, 32).remainder(255).to(torch.uint8) + 1
-    made = resnet.augmented(image.repeat(300, 1, 1, 1))
-    padded = torch.nn.functional.pad(image[0], (4,) * 4)
-    wanted = {
-        side.numpy().tobytes()
-        for top in range(9)
-        for left in range(9)
-        for crop in (padded[:, top : top + 32, left : left + 32],)
-        for side in (crop.contiguous(), crop.flip(2).contiguous())
-    }
-    found = {crop.contiguous().numpy().tobytes() for crop in made}
-    assert found <= wanted
-    assert len(found) > len(wanted) / 2
 
 
 def test_the_network_is_a_resnet_of_eighteen_layers(resnet: ModuleType) -> None:

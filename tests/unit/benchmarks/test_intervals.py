@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.common.intervals import Interval, interval_of, is_equivalent, shown
+from benchmarks.common.intervals import Interval, interval_of, is_equivalent
 
 
 def test_the_interval_is_that_of_students_table() -> None:
@@ -32,9 +32,3 @@ def test_only_an_interval_above_the_margin_is_equivalent() -> None:
     assert is_equivalent(Interval(-0.1, 0.39, 9))
     assert not is_equivalent(Interval(-0.1, 0.4, 9))
     assert not is_equivalent(Interval(0.3, 0.9, 3))
-
-
-def test_what_is_shown() -> None:
-    assert shown([]) == ""
-    assert shown([0.25], "+.2f") == "+0.25"
-    assert shown([1.0, 2.0, 3.0]) == "+2.0 [-0.5, +4.5]"

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from pathlib import Path
-
 import pytest
-import torch
 
 from benchmarks.training.partition import (
-    USES,
-    Epochs,
-    Partitioned,
     Row,
     auto_of_best,
     chosen,
@@ -20,7 +13,6 @@ from benchmarks.training.partition import (
 )
 from spiderfs.views.recipe import READY
 from spiderfs.views.tree import Forms
-from trainer_hook.refurbishing.stores import PartialStore
 
 
 def test_augmented_images_are_shown_as_originals_as_long_as_there_are_any() -> None:
@@ -31,35 +23,6 @@ def test_augmented_images_are_shown_as_originals_as_long_as_there_are_any() -> N
     assert len(few) == 10
     assert few <= originals <= many
     assert len(many) == 50
-
-
-def test_augmented_images_are_made_again_after_their_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Counter[int]()
-
-    def image(self: object, index: int) -> torch.Tensor:
-        made[index] += 1
-        return torch.tensor(index)
-
-    monkeypatch.setattr("benchmarks.training.partition.Images.__getitem__", image)
-    store = PartialStore(tmp_path)
-    for index in range(3):
-        store.put(index, index // USES, torch.tensor(index))
-    data = Partitioned(["a", "b", "c", "d"], frozenset({0, 1, 2}), store)
-    for epoch in range(1, 2 * USES + 1):
-        assert [int(data[4 * epoch + index]) for index in range(4)] == [0, 1, 2, 3]
-    assert made == {0: 2, 1: 2, 2: 2, 3: 2 * USES}
-    # What the mount has let go is made again.
-    store.close()
-    for path in tmp_path.iterdir():
-        path.unlink()
-    assert int(data[4 * (2 * USES + 1)]) == 0
-    assert made[0] == 3
-
-
-def test_an_epoch_has_each_image_once_after_a_few_that_begin_the_workers() -> None:
-    sampler = Epochs(40, epoch=2)
-    assert len(list(sampler)) == 16
-    assert sorted(sampler) == list(range(80, 120))
 
 
 def test_predictions_are_judged_over_the_six_splits_and_the_named_split_by_the_best() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from benchmarks.common.command import parsed
 
 pytestmark = pytest.mark.thorough
 
@@ -51,10 +48,6 @@ def measured(systems: ModuleType, pool: Any) -> dict[str, Any]:
     return found
 
 
-def result_of(measured: Any) -> dict[str, Any]:
-    return {"measured": [asdict(of) for of in measured]}
-
-
 def test_fetched_is_what_was_neither_cached_nor_given_a_substitute(measured: dict[str, Any]) -> None:
     for name, of in measured.items():
         if len(of.epochs) < EPOCHS:
@@ -78,44 +71,6 @@ def test_each_system_is_what_it_says(systems: ModuleType, measured: dict[str, An
     assert len(measured["uniform+plan, 1/2 of the epochs"].epochs) == EPOCHS // 2
 
 
-def test_one_radius_serves_a_whole_training(systems: ModuleType, measured: dict[str, Any]) -> None:
-    for name, of in measured.items():
-        radii = [epoch.radius for epoch in of.epochs]
-        if name.endswith("released radius"):
-            assert set(radii) == {1.42}
-        elif not name.startswith("spider"):
-            assert set(radii) == {0}
-    nearest, class_5, class_1 = (
-        measured[f"spider-paper{radius}"] for radius in ("", ", radius of 5 % of a class", ", radius of 1 % of a class")
-    )
-    assert nearest.settled("mean_same") > class_5.settled("mean_same") > class_1.settled("mean_same") > 0
-    assert nearest.settled("redirected_share") > class_1.settled("redirected_share")
-
-
-def test_sigma_and_x_same_are_drawn(systems: ModuleType, measured: dict[str, Any], tmp_path: Path) -> None:
-    report = importlib.import_module("benchmarks.training.systems_report")
-    report.plot_scores(result_of(measured.values()), tmp_path / "made" / "scores.png")
-    assert (tmp_path / "made" / "scores.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(RuntimeError, match="no training had scores"):
-        report.plot_scores(result_of([measured["lru"], measured["shade"]]), tmp_path / "none.png")
-
-
-def test_results_without_newer_settings_can_be_used(
-    systems: ModuleType, measured: dict[str, Any], tmp_path: Path
-) -> None:
-    path, extent = tmp_path / "systems.json", systems.Extent(EPOCHS, SAMPLES, 100, 1)
-    result = systems.result_of(extent, [measured["spider-paper"], measured["spider-paper, released radius"]])
-    for system in result["systems"].values():
-        for newer in ("radius", "radius_share", "embeddings"):
-            del system["configuration"][newer]
-        system["configuration"]["gone"] = 1
-    systems.save(path, result)
-    kept = systems.measured_in(path, extent, ["spider-paper, released radius"])
-    assert kept == [measured["spider-paper"]]
-    with pytest.raises(RuntimeError, match="another system"):
-        systems.measured_in(path, extent, [])
-
-
 def test_uniform_sampling_is_one_training_whatever_the_cache(measured: dict[str, Any]) -> None:
     same = [measured[name] for name in ("lru", "lfu", "minio", "uniform+plan")]
     assert len({of.top1 for of in same}) == 1
@@ -133,62 +88,3 @@ def test_a_plan_fetches_as_min_does(measured: dict[str, Any]) -> None:
     of = measured["spider+plan"]
     assert of.settled("foreseen") < of.settled("origin") < 1.05 * of.settled("planned")
     assert of.settled("redirected_share") == 0
-
-
-def test_cached_candidates_come_first(systems: ModuleType) -> None:
-    in_process = importlib.import_module("benchmarks.training.in_process")
-    configuration = systems.SYSTEMS["quiver"].configuration
-    cache = in_process.Cache(configuration, [0] * 1000, [1] * 1000, 200, 8, seed=1, epochs=5)
-    for sample in range(200):
-        cache.read(sample)
-    batches = list(in_process.in_batches(list(range(1000)), cache, 64, 10, np.random.default_rng(1)))
-    assert sorted(sample for batch in batches for sample in batch) == list(range(1000))
-    assert all(sample < 200 for sample in batches[0])
-    assert all(sample >= 200 for batch in batches[-10:] for sample in batch)
-    plain = list(in_process.in_batches(list(range(1000)), cache, 64, 1, np.random.default_rng(1)))
-    assert [sample for batch in plain for sample in batch] == list(range(1000))
-
-
-def test_a_measurement_goes_on_with_its_own_file_only(
-    systems: ModuleType, measured: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, extent = tmp_path / "systems.json", systems.Extent(EPOCHS, SAMPLES, 100, 1)
-    assert systems.measured_in(path, extent, []) == []
-    kept = list(measured.values())
-    systems.save(path, systems.result_of(extent, kept))
-    assert systems.measured_in(path, extent, []) == kept
-    assert {of.system for of in kept} - {of.system for of in systems.measured_in(path, extent, ["shade"])} == {"shade"}
-    with pytest.raises(RuntimeError, match="another extent"):
-        systems.measured_in(path, systems.Extent(EPOCHS + 1, SAMPLES, 100, 1), [])
-    other = replace(systems.SYSTEMS["shade"], epochs=2.0)
-    monkeypatch.setitem(systems.SYSTEMS, "shade", other)
-    with pytest.raises(RuntimeError, match="another system"):
-        systems.measured_in(path, extent, [])
-
-
-def test_other_sizes_of_the_cache_have_seeds_of_their_own(
-    systems: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    given = ["--seeds", "3", "--other-seeds", "2", "--shares", "0.1,0.2", "--systems", "shade"]
-    monkeypatch.setattr("sys.argv", ["systems", "--data", str(tmp_path), *given])
-    arguments = parsed(systems.program())
-    tasks, _ = systems.tasks_of(arguments, arguments.extent, set())
-    found = {(task.cached_share, task.seed) for task in tasks if task.system == "shade"}
-    assert found == {(0.2, 1), (0.2, 2), (0.2, 3), (0.1, 1), (0.1, 2)}
-
-
-def test_equal_accuracy_lies_between_trainings_of_different_length(measured: dict[str, Any]) -> None:
-    report = importlib.import_module("benchmarks.training.systems_report")
-    whole, half = measured["uniform+plan"], measured["uniform+plan, 1/2 of the epochs"]
-    short, longest = replace(half, top1=0.4), replace(whole, top1=0.6)
-    trainings = report.Trainings(result_of([longest, short]))
-    for top1, fetched in ((0.5, (whole.whole + half.whole) / 2), (0.7, whole.whole), (0.3, None)):
-        assert trainings.at_equal_accuracy(replace(measured["lru"], top1=top1)) == fetched
-    assert trainings.at_equal_accuracy(replace(measured["lru"], seed=2)) is None
-    between = replace(short, system="echo 2", epochs=[*short.epochs, longest.epochs[-1]])
-    trainings = report.Trainings(result_of([longest, short, between]))
-    part = (between.whole - short.whole) / (longest.whole - short.whole)
-    lost = 100 * (1 - part) * (short.top1 - longest.top1)
-    assert trainings.at_equal("echo 2", lambda run: run.whole) == [pytest.approx(lost)]
-    # Nothing is known of uniform sampling that stops sooner than it was measured.
-    assert trainings.at_equal("echo 2", lambda run: run.whole if run.system != "echo 2" else 0.0) == []

@@ -11,10 +11,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks import tables
-from benchmarks.common import interruption
 from benchmarks.common.command import Extent
-from benchmarks.common.interruption import LEFT, Slice, TimeIsOver
-from benchmarks.common.results import save
+from benchmarks.common.interruption import TimeIsOver
 from benchmarks.training import train
 from benchmarks.training.train_report import Epoch, Run
 from benchmarks.training.training import Data
@@ -65,14 +63,6 @@ def test_a_measurement_goes_on_where_it_stopped(tmp_path: Path, trained: list[tr
     ]
 
 
-def test_more_workers_seeds_and_configurations_are_added(tmp_path: Path, trained: list[train.Task]) -> None:
-    quiet = Console(quiet=True)
-    train.measure(arguments(tmp_path, configs=["lru"]), quiet)
-    train.measure(arguments(tmp_path, configs=["lru", "echo 2"], workers=[2, 4]), quiet)
-    train.measure(arguments(tmp_path, configs=["lru"], extent=Extent(3, 100, 50, 3)), quiet)
-    assert len(trained) == len(set(trained)) == 2 + 6 + 1
-
-
 def test_a_file_of_other_settings_is_refused(tmp_path: Path, trained: list[train.Task]) -> None:
     quiet = Console(quiet=True)
     train.measure(arguments(tmp_path), quiet)
@@ -104,35 +94,3 @@ def test_an_epoch_without_a_mount_waits_for_no_source() -> None:
     found = train.epoch_of(train.Figures(2.0, 0.5, 10, {1, 2}, {1, 2}), None, None, data, 0.5)
     assert (found.hit_ratio, found.origin_share, found.redirected_share) == (1.0, 0.0, 0.0)
     assert replace(found, top1=0.0).waiting_share == 0.25
-
-
-def test_a_slice_has_time_for_one_piece() -> None:
-    part = Slice(0.0)
-    assert not part.over
-    part.took(1.0)
-    assert part.over
-    longer = Slice(10.0)
-    longer.took(30.0)
-    assert not longer.over
-    longer.took(700.0)
-    assert longer.over
-
-
-def test_the_end_of_a_slice_is_an_exit_status_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(interruption, "unwind_on_signals", lambda: None)
-
-    def ends() -> None:
-        raise TimeIsOver("2 runs are left")
-
-    assert interruption.exit_status("train", ends, "interrupted") == LEFT
-    assert capsys.readouterr().out == "2 runs are left\n"
-
-
-def test_what_is_kept_can_be_read_again(tmp_path: Path) -> None:
-    runs = [run_of("lru"), run_of("spider", workers=4)]
-    data: Any = Data(Path(), [], 0, None, None, 10)  # type: ignore[arg-type]
-    given = arguments(tmp_path)
-    save(given.json, train.result_of(given, data, runs))
-    assert train.runs_in(given.json, given) == runs

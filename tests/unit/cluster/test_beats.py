@@ -6,14 +6,13 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import redis
 
 from benchmarks.common.redis_server import RedisServer
 from spiderfs import cluster as stream_module
-from spiderfs.cluster import FIRST_MS, Beats
+from spiderfs.cluster import Beats
 from spiderfs.sources.node_names import MISSED
 from spiderfs.sources.redis_client import PASSWORD_VARIABLE
 
@@ -81,12 +80,6 @@ def test_nodes_of_another_source_do_not_count_and_are_named_once(
     assert "'nas:/a'" in said
 
 
-def test_data_sets_at_one_server_do_not_mix(server: RedisServer, name: str) -> None:
-    one, two = Beats(server.url, name, A, ()), Beats(server.url, f"{name}.other", B, ())
-    for _ in range(2):
-        assert (one.beat(), two.beat()) == ([A], [B])
-
-
 def test_a_server_that_is_killed_changes_nothing_and_neither_does_its_return(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,13 +132,6 @@ def test_no_clock_counts(server: RedisServer, name: str, monkeypatch: pytest.Mon
     assert one.beat() == [A]
 
 
-def test_what_was_long_ago_does_not_count_for_a_node_that_comes(server: RedisServer, name: str) -> None:
-    client, key, now_ms = redis.Redis.from_url(server.url), f"spiderfs:nodes:{name}", time.time_ns() // 1_000_000
-    client.xadd(key, {"here": B}, id=f"{now_ms - FIRST_MS - 60_000}-0")
-    client.xadd(key, {"here": C}, id=f"{now_ms - FIRST_MS // 2}-0")
-    assert Beats(server.url, name, A, ()).beat() == [A, C]
-
-
 def test_what_no_node_says_is_left_out(server: RedisServer, name: str) -> None:
     client, key = redis.Redis.from_url(server.url), f"spiderfs:nodes:{name}"
     one = Beats(server.url, name, A, ())
@@ -167,31 +153,6 @@ def test_what_no_node_says_is_left_out(server: RedisServer, name: str) -> None:
     assert client.ttl(key) > 0
 
 
-def test_a_node_knows_best_whether_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another mount on its machine, which has taken the same URL, may have left between its word and its look."""
-    one = Beats("redis://127.0.0.1:1", "set", A, ())
-    said = [[b"key", [(b"5-1", {b"gone": A.encode(), b"here": B.encode()})]]]
-    answers = SimpleNamespace(xadd=lambda *_, **__: b"5-0", expire=lambda *_: True, xread=lambda *_: said)
-    monkeypatch.setattr(one._stream, "_redis", SimpleNamespace(within=lambda timeout_s: answers))
-    assert one.beat() == [A, B]
-
-
-@pytest.mark.parametrize("password", [None, "wrong"])
-def test_a_wrong_password_is_said_once(
-    tmp_path: Path, password: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
-    if password is not None:
-        monkeypatch.setenv(PASSWORD_VARIABLE, password)
-    with RedisServer(tmp_path, "--requirepass", "secret") as server:
-        one = Beats(server.url, "set", A, [A, B])
-        assert [one.beat(), one.beat()] == [[A, B]] * 2
-        one.leave()
-    (said,) = caplog.messages
-    assert any(word in said.lower() for word in ("authentication", "password")), said
-    assert "secret" not in said
-
-
 def test_a_user_needs_a_few_rights_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
     rights = ["on", ">secret", "~spiderfs:*", "+xadd", "+xread", "+expire"]
@@ -202,17 +163,3 @@ def test_a_user_needs_a_few_rights_alone(tmp_path: Path, monkeypatch: pytest.Mon
         assert two.beat() == [A, B]
         two.leave()
         assert one.beat() == [A]
-
-
-@pytest.mark.parametrize(
-    ("number", "read"),
-    [(5, None), (b"five", []), (b"5-0", None), (b"5-0", [[b"key", []]]), (b"5-0", [[b"key", [(b"5-0", None)]]])],
-)
-def test_a_server_that_is_none_is_a_server_that_fails(
-    number: object, read: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    one = Beats("redis://127.0.0.1:1", "set", A, [A, B])
-    answers = SimpleNamespace(xadd=lambda *_, **__: number, expire=lambda *_: True, xread=lambda *_: read)
-    monkeypatch.setattr(one._stream, "_redis", SimpleNamespace(within=lambda timeout_s: answers))
-    assert [one.beat(), one.beat()] == [[A, B]] * 2
-    assert len(caplog.messages) == 1

@@ -9,7 +9,7 @@ import signal
 import socketserver
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,156 +66,138 @@ class Node:
         return self.counters.totals()[f"cluster_{name}"]
 
 
-def run(test: Callable[[trio.Nursery], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            await test(nursery)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
-
-
-def test_messages_come_in_order_and_leave_when_they_are_done_with(server: RedisServer) -> None:
-    async def test(nursery: trio.Nursery) -> None:
-        one, two, three = Node(server.url), Node(server.url, ["order"], done_with=True), Node(server.url, ["order"])
-        said = [b"%d" % number for number in range(300)]
-        for message in said:
-            one.link.send("order", message, rows=2)
-        one.start(nursery)
-        two.start(nursery)
-        await eventually(lambda: len(two.received) == 300)
-        assert two.received == said
-        # The server may give what it was sent before it says that it has taken it.
-        await eventually(lambda: one.count("rows_sent") == 600)
-        assert (one.count("rows_lost"), one.link.status().up) == (0, True)
-        await eventually(lambda: Stream(server.url).read({"order": "0-0"}, 0.01) == {})
-        # A stream that is wanted later is received from its beginning on.
-        one.link.send("later", b"first")
-        await eventually(lambda: Stream(server.url).read({"later": "0-0"}, 0.01))
-        three.start(nursery)
-        three.keys = ["later"]
-        three.link.look_again()
-        await eventually(lambda: three.received == [b"first"])
-
-    run(test)
+async def test_messages_come_in_order_and_leave_when_they_are_done_with(
+    nursery: trio.Nursery, server: RedisServer
+) -> None:
+    one, two, three = Node(server.url), Node(server.url, ["order"], done_with=True), Node(server.url, ["order"])
+    said = [b"%d" % number for number in range(300)]
+    for message in said:
+        one.link.send("order", message, rows=2)
+    one.start(nursery)
+    two.start(nursery)
+    await eventually(lambda: len(two.received) == 300)
+    assert two.received == said
+    # The server may give what it was sent before it says that it has taken it.
+    await eventually(lambda: one.count("rows_sent") == 600)
+    assert (one.count("rows_lost"), one.link.status().up) == (0, True)
+    await eventually(lambda: Stream(server.url).read({"order": "0-0"}, 0.01) == {})
+    # A stream that is wanted later is received from its beginning on.
+    one.link.send("later", b"first")
+    await eventually(lambda: Stream(server.url).read({"later": "0-0"}, 0.01))
+    three.start(nursery)
+    three.keys = ["later"]
+    three.link.look_again()
+    await eventually(lambda: three.received == [b"first"])
 
 
-def test_who_wants_to_receive_nothing_asks_nothing_until_it_does(server: RedisServer) -> None:
-    async def test(nursery: trio.Nursery) -> None:
-        node = Node("redis://127.0.0.1:1")
-        node.start(nursery)
-        await trio.testing.wait_all_tasks_blocked()
-        assert node.link.status().up
-        node.keys = ["something"]
-        node.link.look_again()
-        await eventually(lambda: not node.link.status().up)
+async def test_who_wants_to_receive_nothing_asks_nothing_until_it_does(
+    nursery: trio.Nursery, server: RedisServer
+) -> None:
+    node = Node("redis://127.0.0.1:1")
+    node.start(nursery)
+    await trio.testing.wait_all_tasks_blocked()
+    assert node.link.status().up
+    node.keys = ["something"]
+    node.link.look_again()
+    await eventually(lambda: not node.link.status().up)
 
-    run(test)
 
-
-def test_what_is_to_be_received_is_found_even_if_no_one_says_so(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+async def test_what_is_to_be_received_is_found_even_if_no_one_says_so(
+    nursery: trio.Nursery, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.05)
 
-    async def test(nursery: trio.Nursery) -> None:
-        one, two = Node(server.url), Node(server.url)
+    one, two = Node(server.url), Node(server.url)
+    one.start(nursery)
+    two.start(nursery)
+    await trio.testing.wait_all_tasks_blocked()
+    one.link.send("unsaid", b"received")
+    two.keys = ["unsaid"]
+    await eventually(lambda: two.received == [b"received"])
+
+
+async def test_a_killed_server_is_said_once_and_so_is_its_return(
+    nursery: trio.Nursery, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with RedisServer(tmp_path) as server:
+        one, two = Node(server.url), Node(server.url, ["key"])
         one.start(nursery)
         two.start(nursery)
-        await trio.testing.wait_all_tasks_blocked()
-        one.link.send("unsaid", b"received")
-        two.keys = ["unsaid"]
-        await eventually(lambda: two.received == [b"received"])
-
-    run(test)
-
-
-def test_a_killed_server_is_said_once_and_so_is_its_return(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(nursery: trio.Nursery) -> None:
-        with RedisServer(tmp_path) as server:
-            one, two = Node(server.url), Node(server.url, ["key"])
-            one.start(nursery)
-            two.start(nursery)
-            one.link.send("key", b"before")
-            await eventually(lambda: two.received == [b"before"])
-            server.kill()
-            one.link.send("key", b"lost", rows=3)
-            await eventually(lambda: one.count("rows_lost") == 3 and not two.link.status().up)
-            await trio.sleep(0.3)
-            server.start()
-            await eventually(lambda: two.link.status().up)
-            one.link.send("key", b"after")
-            await eventually(lambda: two.received == [b"before", b"after"])
-            # What one node has sent is received before it knows that the server has taken it.
-            await eventually(lambda: sum("is back" in record.getMessage() for record in caplog.records) == 2)
-            assert one.link.status().up
-
-    caplog.set_level(logging.WARNING)
-    run(test)
+        one.link.send("key", b"before")
+        await eventually(lambda: two.received == [b"before"])
+        server.kill()
+        one.link.send("key", b"lost", rows=3)
+        await eventually(lambda: one.count("rows_lost") == 3 and not two.link.status().up)
+        await trio.sleep(0.3)
+        server.start()
+        await eventually(lambda: two.link.status().up)
+        one.link.send("key", b"after")
+        await eventually(lambda: two.received == [b"before", b"after"])
+        # What one node has sent is received before it knows that the server has taken it.
+        await eventually(lambda: sum("is back" in record.getMessage() for record in caplog.records) == 2)
+        assert one.link.status().up
     # Two links.
     said = [record.getMessage() for record in caplog.records]
     assert sum("continues with its scores" in text for text in said) == 2
     assert sum("is back" in text for text in said) == 2
 
 
-def test_a_server_that_has_not_taken_what_was_offered_is_asked_until_it_is_back(tmp_path: Path) -> None:
-    async def test(nursery: trio.Nursery) -> None:
-        with RedisServer(tmp_path) as server:
-            node = Node(server.url, ())
-            node.start(nursery)
-            assert await node.link.offer("key", b"some", 9)
-            server.kill()
-            assert not await node.link.offer("key", b"some", 9)
-            assert not node.link.status().up
-            server.start()
-            await eventually(lambda: node.link.status().up)
-            assert await node.link.offer("key", b"some", 9)
+async def test_a_server_that_has_not_taken_what_was_offered_is_asked_until_it_is_back(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    with RedisServer(tmp_path) as server:
+        node = Node(server.url, ())
+        node.start(nursery)
+        assert await node.link.offer("key", b"some", 9)
+        server.kill()
+        assert not await node.link.offer("key", b"some", 9)
+        assert not node.link.status().up
+        server.start()
+        await eventually(lambda: node.link.status().up)
+        assert await node.link.offer("key", b"some", 9)
 
-    run(test)
 
-
-def test_a_paused_server_keeps_no_one_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_paused_server_keeps_no_one_waiting(
+    nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream_module, "TIMEOUT_S", 0.5)
 
-    async def test(nursery: trio.Nursery) -> None:
-        with RedisServer(tmp_path) as server:
-            node = Node(server.url, ["key"])
-            node.start(nursery)
-            node.link.send("key", b"before")
-            await eventually(lambda: node.received == [b"before"])
-            server.signal(signal.SIGSTOP)
-            began = trio.current_time()
-            for number in range(100):
-                node.link.send("key", b"%d" % number, rows=1)
-            assert trio.current_time() - began < 0.1
-            await eventually(lambda: not node.link.status().up)
-            server.signal(signal.SIGCONT)
-            await eventually(lambda: node.link.status().up)
-            node.link.send("key", b"after")
-            await eventually(lambda: node.received[-1] == b"after")
-            assert node.received.count(b"after") == node.received.count(b"before") == 1
-
-    run(test)
+    with RedisServer(tmp_path) as server:
+        node = Node(server.url, ["key"])
+        node.start(nursery)
+        node.link.send("key", b"before")
+        await eventually(lambda: node.received == [b"before"])
+        server.signal(signal.SIGSTOP)
+        began = trio.current_time()
+        for number in range(100):
+            node.link.send("key", b"%d" % number, rows=1)
+        assert trio.current_time() - began < 0.1
+        await eventually(lambda: not node.link.status().up)
+        server.signal(signal.SIGCONT)
+        await eventually(lambda: node.link.status().up)
+        node.link.send("key", b"after")
+        await eventually(lambda: node.received[-1] == b"after")
+        assert node.received.count(b"after") == node.received.count(b"before") == 1
 
 
-def test_a_full_server_costs_what_it_does_not_take(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(nursery: trio.Nursery) -> None:
-        with RedisServer(tmp_path, "--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as server:
-            node = Node(server.url, ["something else"])
-            node.start(nursery)
-            for _ in range(8):
-                node.link.send("key", bytes(500_000), rows=1)
-            await eventually(lambda: node.count("rows_lost"))
-            # It can be read from all the while, and takes nothing.
-            for _ in range(5):
-                await trio.sleep(0.05)
-                assert not node.link.status().up
-            redis.Redis(port=server.port).config_set("maxmemory", 0)
-            await eventually(lambda: node.link.status().up)
-            await eventually(lambda: node.count("rows_lost") + node.count("rows_sent") == 8)
-            assert node.count("rows_lost") <= 3, "what waited is sent later"
-
-    run(test)
+async def test_a_full_server_costs_what_it_does_not_take(
+    nursery: trio.Nursery, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RedisServer(tmp_path, "--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as server:
+        node = Node(server.url, ["something else"])
+        node.start(nursery)
+        for _ in range(8):
+            node.link.send("key", bytes(500_000), rows=1)
+        await eventually(lambda: node.count("rows_lost"))
+        # It can be read from all the while, and takes nothing.
+        for _ in range(5):
+            await trio.sleep(0.05)
+            assert not node.link.status().up
+        redis.Redis(port=server.port).config_set("maxmemory", 0)
+        await eventually(lambda: node.link.status().up)
+        await eventually(lambda: node.count("rows_lost") + node.count("rows_sent") == 8)
+        assert node.count("rows_lost") <= 3, "what waited is sent later"
     fails, back = (record.getMessage() for record in caplog.records)
     assert "maxmemory" in fails
     assert "is back" in back
@@ -223,7 +205,8 @@ def test_a_full_server_costs_what_it_does_not_take(tmp_path: Path, caplog: pytes
 
 
 @pytest.mark.parametrize(("user", "password"), [("", None), ("", "wrong"), ("alice@", "wrong"), ("bob@", "secret")])
-def test_who_has_no_right_to_it_gets_the_reason(
+async def test_who_has_no_right_to_it_gets_the_reason(
+    nursery: trio.Nursery,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -234,13 +217,10 @@ def test_who_has_no_right_to_it_gets_the_reason(
     if password is not None:
         monkeypatch.setenv(PASSWORD_VARIABLE, password)
 
-    async def test(nursery: trio.Nursery) -> None:
-        with guarded(tmp_path) as server:
-            node = Node(server.url.replace("redis://", f"redis://{user}"), ["spiderfs:key"])
-            node.start(nursery)
-            await eventually(lambda: not node.link.status().up)
-
-    run(test)
+    with guarded(tmp_path) as server:
+        node = Node(server.url.replace("redis://", f"redis://{user}"), ["spiderfs:key"])
+        node.start(nursery)
+        await eventually(lambda: not node.link.status().up)
     (record,) = caplog.records
     assert "continues with its scores" in record.getMessage()
     assert any(word in record.getMessage().lower() for word in ("authentication", "password")), record.getMessage()
@@ -255,47 +235,41 @@ def guarded(place: Path, *more: str) -> RedisServer:
 
 @pytest.mark.parametrize("more", [(), ("+xinfo",)])
 @pytest.mark.parametrize("done_with", [True, False])
-def test_a_user_needs_a_few_rights_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], done_with: bool
+async def test_a_user_needs_a_few_rights_alone(
+    nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], done_with: bool
 ) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
 
-    async def test(nursery: trio.Nursery) -> None:
-        with guarded(tmp_path, *more) as server:
-            node = Node(server.url.replace("redis://", "redis://alice@"), ["spiderfs:key"], done_with=done_with)
-            node.start(nursery)
-            node.link.send("spiderfs:key", b"allowed")
-            await eventually(lambda: node.received == [b"allowed"])
-            await trio.sleep(0.1)
-            assert node.link.status().up
-            assert node.received == [b"allowed"], "once"
-            # Who may not ask whether a stream has room takes it that it has.
-            taken = [await node.link.offer("spiderfs:offered", b"some", 2) for _ in range(3)]
-            assert taken == [True, True, not more]
-            node.link.send("others:key", b"not allowed", rows=1)
-            await eventually(lambda: node.count("rows_lost") == 1)
-
-    run(test)
+    with guarded(tmp_path, *more) as server:
+        node = Node(server.url.replace("redis://", "redis://alice@"), ["spiderfs:key"], done_with=done_with)
+        node.start(nursery)
+        node.link.send("spiderfs:key", b"allowed")
+        await eventually(lambda: node.received == [b"allowed"])
+        await trio.sleep(0.1)
+        assert node.link.status().up
+        assert node.received == [b"allowed"], "once"
+        # Who may not ask whether a stream has room takes it that it has.
+        taken = [await node.link.offer("spiderfs:offered", b"some", 2) for _ in range(3)]
+        assert taken == [True, True, not more]
+        node.link.send("others:key", b"not allowed", rows=1)
+        await eventually(lambda: node.count("rows_lost") == 1)
 
 
-def test_a_server_shows_a_certificate_that_is_known(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_a_server_shows_a_certificate_that_is_known(
+    nursery: trio.Nursery, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own.pem").write_bytes(own_certificate("localhost"))
 
-    async def test(nursery: trio.Nursery) -> None:
-        with RedisServer(tmp_path, certificate=tmp_path / "own.pem") as server:
-            stranger = Node(server.url, ["key"])
-            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
-            known = Node(server.url, ["key"])
-            known.start(nursery)
-            known.link.send("key", b"hidden")
-            await eventually(lambda: known.received == [b"hidden"])
-            monkeypatch.delenv("SSL_CERT_FILE")
-            stranger.start(nursery)
-            await eventually(lambda: not stranger.link.status().up)
-
-    run(test)
+    with RedisServer(tmp_path, certificate=tmp_path / "own.pem") as server:
+        stranger = Node(server.url, ["key"])
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
+        known = Node(server.url, ["key"])
+        known.start(nursery)
+        known.link.send("key", b"hidden")
+        await eventually(lambda: known.received == [b"hidden"])
+        monkeypatch.delenv("SSL_CERT_FILE")
+        stranger.start(nursery)
+        await eventually(lambda: not stranger.link.status().up)
     assert "certificate" in caplog.text.lower()
 
 
@@ -361,25 +335,6 @@ def test_a_server_that_is_none_is_a_server_that_fails(answer: bytes, monkeypatch
         server.shutdown()
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [lambda stream: stream.append_to_few(StreamEntry("a", b"some"), 9), lambda stream: stream.lost_since({"a": "1-0"})],
-)
-def test_a_server_that_describes_streams_strangely_fails(
-    ask: Callable[[Stream], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = b"*4\r\n$11\r\nfirst-entry\r\n$-1\r\n$10\r\nlast-entry\r\n$-1\r\n"
-    monkeypatch.setattr(NoRedis, "answer", table)
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), NoRedis) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        stream = Stream(f"redis://127.0.0.1:{server.server_address[1]}")
-        with pytest.raises(StreamLost, match="answers as no Redis server does"):
-            ask(stream)
-        stream.close()
-        server.shutdown()
-
-
 def test_a_stream_without_messages_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream("redis://127.0.0.1:1")
     server = SimpleNamespace(xread=lambda *_: [[b"a", []]])
@@ -387,70 +342,65 @@ def test_a_stream_without_messages_says_nothing(monkeypatch: pytest.MonkeyPatch)
     assert stream.read({"a": "0-0"}, 0.1) == {}
 
 
-def test_a_key_that_is_no_stream_is_said_once(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_key_that_is_no_stream_is_said_once(
+    nursery: trio.Nursery, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     """The server takes the question whether it takes anything, each time, and no message."""
     redis.Redis.from_url(server.url).set("taken", "by another program")
 
-    async def test(nursery: trio.Nursery) -> None:
-        node = Node(server.url)
-        node.start(nursery)
-        sent = []
-        for _ in range(5):
-            sent.append(b"a row")
-            node.link.send("taken", sent[-1], rows=1)
-            await eventually(lambda: node.count("rows_lost") == len(sent))
-            await eventually(lambda: node.link.status().up)
-        assert [record.message.split(" (")[0] for record in caplog.records] == [f"{server.url} fails"]
-        node.link.send("free", b"a row", rows=1)
-        await eventually(lambda: node.count("rows_sent") == 1)
-        assert f"{server.url} is back" in caplog.messages[-1]
-
-    run(test)
+    node = Node(server.url)
+    node.start(nursery)
+    sent = []
+    for _ in range(5):
+        sent.append(b"a row")
+        node.link.send("taken", sent[-1], rows=1)
+        await eventually(lambda: node.count("rows_lost") == len(sent))
+        await eventually(lambda: node.link.status().up)
+    assert [record.message.split(" (")[0] for record in caplog.records] == [f"{server.url} fails"]
+    node.link.send("free", b"a row", rows=1)
+    await eventually(lambda: node.count("rows_sent") == 1)
+    assert f"{server.url} is back" in caplog.messages[-1]
 
 
-def test_one_key_that_is_no_stream_keeps_no_one_from_receiving_the_others(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
+async def test_one_key_that_is_no_stream_keeps_no_one_from_receiving_the_others(
+    nursery: trio.Nursery, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = redis.Redis.from_url(server.url)
     client.set("other", "by another program")
 
-    async def test(nursery: trio.Nursery) -> None:
-        one, two = Node(server.url), Node(server.url, ["other", "stream"])
-        one.start(nursery)
-        two.start(nursery)
-        for count in (1, 2):
-            one.link.send("stream", b"received")
-            await eventually(lambda count=count: len(two.received) == count)
-        assert two.link.status().up
-        client.delete("other")
-        one.link.send("other", b"now")
-        await eventually(lambda: two.received[-1] == b"now")
-
-    run(test)
+    one, two = Node(server.url), Node(server.url, ["other", "stream"])
+    one.start(nursery)
+    two.start(nursery)
+    for count in (1, 2):
+        one.link.send("stream", b"received")
+        await eventually(lambda count=count: len(two.received) == count)
+    assert two.link.status().up
+    client.delete("other")
+    one.link.send("other", b"now")
+    await eventually(lambda: two.received[-1] == b"now")
     assert caplog.messages == ["nothing is received from other: the server has something else in this name"]
 
 
-def test_a_stream_that_begins_again_by_a_clock_that_is_behind_is_received(server: RedisServer) -> None:
+async def test_a_stream_that_begins_again_by_a_clock_that_is_behind_is_received(
+    nursery: trio.Nursery, server: RedisServer
+) -> None:
     client = redis.Redis.from_url(server.url)
 
-    async def test(nursery: trio.Nursery) -> None:
-        node = Node(server.url, ["lost", "busy"])
-        node.start(nursery)
-        client.xadd("lost", {"m": b"before"}, id="9000000000000-0")
-        await eventually(lambda: node.received == [b"before"])
-        client.delete("lost")
-        client.xadd("lost", {"m": b"after"}, id="1000-0")
-        client.xadd("lost", {"m": b"and more"}, id="1000-1")
+    node = Node(server.url, ["lost", "busy"])
+    node.start(nursery)
+    client.xadd("lost", {"m": b"before"}, id="9000000000000-0")
+    await eventually(lambda: node.received == [b"before"])
+    client.delete("lost")
+    client.xadd("lost", {"m": b"after"}, id="1000-0")
+    client.xadd("lost", {"m": b"and more"}, id="1000-1")
 
-        def said() -> list[bytes]:
-            client.xadd("busy", {"m": b"."})
-            return [message for message in node.received if message != b"."]
+    def said() -> list[bytes]:
+        client.xadd("busy", {"m": b"."})
+        return [message for message in node.received if message != b"."]
 
-        await eventually(lambda: said() == [b"before", b"after", b"and more"])
-        await trio.sleep(0.2)
-        assert said() == [b"before", b"after", b"and more"], "each once"
-
-    run(test)
+    await eventually(lambda: said() == [b"before", b"after", b"and more"])
+    await trio.sleep(0.2)
+    assert said() == [b"before", b"after", b"and more"], "each once"
 
 
 class Drips(socketserver.StreamRequestHandler):
@@ -480,27 +430,26 @@ def test_a_server_that_drips_holds_no_call_for_longer_than_its_time(monkeypatch:
         server.shutdown()
 
 
-def test_mounts_of_another_source_receive_nothing_and_take_nothing_out(server: RedisServer) -> None:
-    async def test(nursery: trio.Nursery) -> None:
-        key = "spiderfs:of a source"
-        one, like, other = (
-            Node(server.url, [key], done_with=source == "nas:/b", identity=source)
-            for source in ("nas:/a", "nas:/a", "nas:/b")
-        )
-        for node in (like, other):
-            node.start(nursery)
-        one.keys.clear()
-        one.start(nursery)
-        other.link.send(key, b"of b")
-        with trio.fail_after(10):
-            while not other.received:
-                await trio.sleep(0.005)
-        one.link.send(key, b"of a")
-        assert await one.link.offer(key, b"offered", 9)
-        with trio.fail_after(10):
-            while len(like.received) < 2:
-                await trio.sleep(0.005)
-        assert sorted(like.received) == [b"of a", b"offered"]
-        assert other.received == [b"of b"]
-
-    run(test)
+async def test_mounts_of_another_source_receive_nothing_and_take_nothing_out(
+    nursery: trio.Nursery, server: RedisServer
+) -> None:
+    key = "spiderfs:of a source"
+    one, like, other = (
+        Node(server.url, [key], done_with=source == "nas:/b", identity=source)
+        for source in ("nas:/a", "nas:/a", "nas:/b")
+    )
+    for node in (like, other):
+        node.start(nursery)
+    one.keys.clear()
+    one.start(nursery)
+    other.link.send(key, b"of b")
+    with trio.fail_after(10):
+        while not other.received:
+            await trio.sleep(0.005)
+    one.link.send(key, b"of a")
+    assert await one.link.offer(key, b"offered", 9)
+    with trio.fail_after(10):
+        while len(like.received) < 2:
+            await trio.sleep(0.005)
+    assert sorted(like.received) == [b"of a", b"offered"]
+    assert other.received == [b"of b"]

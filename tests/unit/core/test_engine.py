@@ -72,21 +72,6 @@ def test_keeps_while_there_is_room() -> None:
     assert (engine.used_bytes, dict(engine.section_bytes)) == (80, {SAMPLES: 80, BLOCKS: 0})
 
 
-def test_large_candidate_takes_several_victims() -> None:
-    engine = Engine(LRU(), 30)
-    for key in (1, 2, 3):
-        engine.opened(key, 10)
-    engine.opened(1, 10)
-    assert engine.opened(4, 20) == Changes(((4, SAMPLES),), (2, 3))
-
-
-def test_candidate_too_large_evicts_nothing() -> None:
-    engine = Engine(LRU(), 30)
-    engine.opened(1, 10)
-    assert engine.opened(2, 31) == NOTHING
-    assert list(engine.members) == [1]
-
-
 def test_all_or_nothing() -> None:
     engine = Engine(HalfAndHalf(), 40)
     engine.opened(3, 10)
@@ -119,14 +104,6 @@ def test_place_moves_a_member_into_the_section_it_now_belongs_to() -> None:
     assert engine.members[2].section == "even"
 
 
-def test_place_offers_what_is_no_member_as_if_it_had_been_opened() -> None:
-    engine = Engine(LRU(), 20)
-    assert engine.place(1, 10) == Changes(((1, SAMPLES),))
-    assert engine.place(1, 10) == NOTHING
-    engine.place(2, 10)
-    assert engine.place(3, 10) == Changes(((3, SAMPLES),), (1,))
-
-
 def test_a_moved_border_evicts_at_once() -> None:
     policy = HalfAndHalf()
     engine = Engine(policy, 40)
@@ -156,14 +133,6 @@ def test_growing_blocks_take_the_policys_share_down_to_its_floor() -> None:
     assert engine.section_bytes == {SAMPLES: 70, BLOCKS: 30}
 
 
-def test_a_block_larger_than_the_share_evicts_nothing() -> None:
-    engine = Engine(MinIO(), 100, large_share=0.05)
-    for key in range(10):
-        engine.opened(key, 10)
-    assert engine.block_read((9, 0), 10) == NOTHING
-    assert engine.used_bytes == 100
-
-
 def test_resize_evicts_at_once_and_growth_lets_in() -> None:
     engine = Engine(MinIO(), 100)
     for key in range(10):
@@ -182,26 +151,6 @@ def test_resize_takes_borrowed_blocks_first() -> None:
         engine.block_read((9, key), 10)
     assert engine.resize(80, 0).drop == ((9, 0), (9, 1))
     assert engine.resize(50, 0).drop == ((9, 2), (9, 3), 4)
-
-
-def test_evict_and_forget() -> None:
-    engine = Engine(LFU(), 100)
-    for key in range(3):
-        engine.opened(key, 10)
-    engine.block_read((9, 0), 10)
-    assert engine.evict([1, (9, 0), 1, 77]) == Changes(drop=(1, (9, 0)))
-    engine.forget(2)
-    engine.forget(2)
-    assert dict(engine.members) == {0: (10, SAMPLES)}
-    assert engine.opened(2, 10).keep == ((2, SAMPLES),)
-
-
-def test_change_of_policy_keeps_the_members_and_their_order() -> None:
-    engine = Engine(LRU(), 40)
-    for key in (1, 2, 3, 4, 1):
-        engine.opened(key, 10)
-    assert engine.change_policy(LFU()) == NOTHING
-    assert engine.opened(5, 10).drop == (2,)
 
 
 def test_change_of_policy_moves_to_its_sections_within_their_limits() -> None:
@@ -229,21 +178,6 @@ def test_restore_goes_on_with_the_saved_order() -> None:
     assert again.block_read((9, 2), 10).drop == ((9, 1),)
 
 
-def test_restore_drops_what_no_longer_fits() -> None:
-    engine = Engine(MinIO(), 20)
-    stored = [(key, 10, "importance") for key in range(3)]
-    assert engine.restore(stored, {"policy": "spider", "ranks": {"anything": 1}}) == Changes(
-        ((0, SAMPLES), (1, SAMPLES)), (2,)
-    )
-
-
-def test_score_of_a_block_is_nothing() -> None:
-    engine = Engine(MinIO(), 100)
-    engine.opened(1, 10)
-    engine.block_read((9, 0), 10)
-    assert (engine.score(1), engine.score(2), engine.score((9, 0))) == (1.0, 0.0, 0.0)
-
-
 def shows_odd_ones_as_views(share: float) -> ViewsRoom:
     return ViewsRoom(share, lambda key: key % 2 == 1)  # type: ignore[operator]
 
@@ -261,26 +195,6 @@ def test_views_take_their_share_from_originals_and_no_more() -> None:
     assert engine.opened(5, 10) == NOTHING
     assert engine.opened(30, 10) == NOTHING
     assert dict(engine.section_bytes) == {SAMPLES: 60, VIEWS: 40, BLOCKS: 0}
-
-
-def test_no_original_makes_a_view_leave_whatever_it_is_worth() -> None:
-    engine = Engine(LRU(), 40, views=shows_odd_ones_as_views(0.5))
-    for key in (1, 3, *range(0, 40, 2)):
-        engine.opened(key, 10)
-    assert set(engine.members) == {1, 3, 36, 38}
-    # What views leave free is for originals.
-    engine.evict([1])
-    assert engine.opened(2, 10) == Changes(((2, SAMPLES),))
-
-
-def test_blocks_and_a_smaller_cache_leave_views_their_share_of_the_rest() -> None:
-    engine = Engine(MinIO(), 80, large_share=0.5, views=shows_odd_ones_as_views(0.5))
-    for key in (1, 3, 5, 7, 2, 4, 6, 8):
-        engine.opened(key, 10)
-    for block in range(5):
-        engine.block_read((100, block), 10)
-    assert dict(engine.section_bytes) == {SAMPLES: 20, VIEWS: 20, BLOCKS: 40}
-    assert set(engine.resize(40, 0).drop) == {(100, 1), (100, 2), 3, 4}
 
 
 def test_a_later_mount_knows_views_by_their_names() -> None:
@@ -326,16 +240,6 @@ def test_pins_take_half_of_the_cache_and_no_more() -> None:
     assert not engine.could_keep(1, 41)
 
 
-def test_an_unpinned_sample_is_the_policys_again() -> None:
-    engine = Engine(MinIO(), 40)
-    engine.pin(1, 10)
-    engine.opened(1, 10)
-    engine.pins.discard(1)
-    assert engine.place(1, 10) == Changes(((1, SAMPLES),))
-    assert list(engine.policy.eviction_order()) == [1]
-    assert engine.pins.bytes == 0
-
-
 def test_blocks_of_a_pinned_file_stay() -> None:
     engine = Engine(LRU(), 40, large_share=0.5)
     assert engine.block_read((9, 1), 10).keep == (((9, 1), BLOCKS),)
@@ -369,17 +273,6 @@ def test_pins_outlive_a_mount_and_leave_with_the_capacity_the_newest_first() -> 
     # The user's word counts more than an earlier one.
     again.evict([1])
     assert list(again.pins) == [2, 3]
-
-
-def test_what_is_pinned_and_finds_no_room_is_not_said_to_be_pinned() -> None:
-    engine = Engine(LRU(), 80)
-    for key in (1, 2, 3):
-        engine.pin(key, 10)
-        engine.opened(key, 10)
-    assert engine.resize(40, 0).drop == (3,)
-    assert [engine.pin(key, 10) for key in (1, 2, 3)] == [True, True, False]
-    engine.resize(80, 0)
-    assert engine.pin(3, 10)
 
 
 def test_a_large_file_of_which_a_part_was_kept_needs_room_for_all_of_it() -> None:

@@ -16,25 +16,6 @@ def section(capacity_bytes: int = 200) -> Partials:
     return partials
 
 
-def test_a_generation_takes_the_place_of_the_one_before():
-    partials = section()
-    assert partials.made(1, 60, None) == []
-    assert partials.made(2, 30, None) == []
-    assert partials.made(3, 60, replaces=1) == [1]
-    assert (len(partials), partials.bytes) == (2, 90)
-
-
-def test_what_came_first_leaves_first_for_what_replaces_nothing():
-    partials = section()
-    for inode in (1, 2, 3):
-        assert partials.made(inode, 30, replaces=99) == []
-    assert partials.made(4, 50, None) == [1, 2]
-    assert partials.made(4, 50, None) == []
-    assert partials.made(5, 101, None) is None
-    assert 3 in partials
-    assert 5 not in partials
-
-
 def test_a_loader_is_granted_what_others_leave():
     partials = section()
     assert partials.begin("one", 70) == 70

@@ -74,15 +74,6 @@ def test_next_uses_are_those_of_all_readers(seed: int, monkeypatch: pytest.Monke
     assert not readers._uses, "nothing is kept of a list that no one reads"
 
 
-def test_samples_of_other_homes_have_no_number_and_no_use() -> None:
-    here = np.array([sample % 3 == 0 for sample in range(SAMPLES)])
-    samples = HomeSamples(range(100, 100 + SAMPLES), {100 + sample: sample for sample in range(SAMPLES)}, here)
-    readers = RemoteReaders()
-    noted(readers, "reader", PlanPart(samples, 0, samples.number_of[here].astype(np.uint32)))
-    assert [key for key in range(200) if readers.next_use_s(key) is not None] == list(range(100, 100 + SAMPLES, 3))
-    assert set(readers.taken_changes(99)) == set(range(100, 100 + SAMPLES, 3))
-
-
 def test_readers_that_share_out_the_samples_take_one_layer_and_jobs_one_each() -> None:
     samples, readers = all_of(range(SAMPLES)), RemoteReaders()
     for rank in range(8):
@@ -114,67 +105,6 @@ def test_a_plan_that_is_dropped_while_it_is_noted_is_noted_no_further(monkeypatc
     readers.drop("reader")
     assert list(noting) == []
     assert all(readers.next_use_s(key) is None for key in range(SAMPLES))
-
-
-def test_times_are_computed_again_for_all_when_one_is_far_off() -> None:
-    samples, readers = all_of(range(SAMPLES)), RemoteReaders()
-    noted(readers, "fast", PlanPart(samples, 0, order_of(*range(SAMPLES))))
-    noted(readers, "slow", PlanPart(samples, 0, order_of(*reversed(range(SAMPLES)))))
-    for second in range(1, 6):
-        readers.progressed("fast", 0, 4 * second, float(second))
-        readers.progressed("slow", 0, second, float(second))
-    # What has changed is to be ranked first.
-    readers.anchor(5.0, 2.0)
-    before_s = readers.next_use_s(20)
-    assert before_s is not None
-    assert before_s < 1
-    while readers.taken_changes(9):
-        pass
-    readers.anchor(5.0, 2.0)
-    # The slow one comes to sample 30 at its position 9, four later; the fast one at 30, ten later.
-    assert readers.next_use_s(30) == pytest.approx(5 + 2.5)
-    assert readers.next_use_s(33) == pytest.approx(5 + 1)
-    assert len({key for _ in range(99) for key in readers.taken_changes(9)}) == SAMPLES
-
-
-def all_changes(readers: RemoteReaders) -> set[int]:
-    return {key for _ in range(99) for key in readers.taken_changes(999)}
-
-
-def test_a_reader_that_has_no_more_uses_has_nothing_computed_again() -> None:
-    samples, readers = all_of(range(SAMPLES)), RemoteReaders()
-    noted(readers, "reads", PlanPart(samples, 0, order_of(*range(SAMPLES))))
-    noted(readers, "is over", PlanPart(samples, 0, order_of(*range(10))))
-    noted(readers, "has none", PlanPart(samples, 0, order_of()))
-    readers.progressed("is over", 0, 10, 0.0)
-    for second in range(1, 6):
-        readers.progressed("reads", 0, second, float(second))
-    all_changes(readers)
-    readers.anchor(5.0, 2.0)
-    assert len(all_changes(readers)) == SAMPLES - 5
-    for second in range(6, 20):
-        readers.progressed("reads", 0, second, float(second))
-        assert all_changes(readers) == {second - 1}
-        readers.anchor(float(second), 2.0)
-        assert not all_changes(readers)
-
-
-def test_times_are_computed_again_when_only_those_of_the_end_are_far_off() -> None:
-    samples, readers = all_of(range(10_000)), RemoteReaders()
-    noted(readers, "reader", PlanPart(samples, 0, order_of(*range(10_000))))
-    # A hundred times as slow as is supposed first.
-    for second in range(1, 4):
-        readers.progressed("reader", 0, 10 * second, float(second))
-    all_changes(readers)
-    readers.anchor(3.0, 10.0)
-    assert readers.next_use_s(9_999) == pytest.approx(3 + 0.1 * (9_999 - 30))
-    all_changes(readers)
-    # Its pace varies a little.
-    for seconds in range(2, 18, 2):
-        readers.progressed("reader", 0, 30 + 21 * seconds // 2, 3.0 + seconds)
-        all_changes(readers)
-        readers.anchor(3.0 + seconds, 2.0)
-    assert readers.next_use_s(9_999) == pytest.approx(3 + 0.1 * (9_999 - 30))
 
 
 def test_members_are_ranked_by_it_some_at_a_time() -> None:

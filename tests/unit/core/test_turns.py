@@ -38,20 +38,6 @@ def test_each_job_uses_what_is_there_once_and_then_it_is_replaced():
     assert take(turns, "a", [1], 12) == [(12, 21)]
 
 
-def test_a_job_that_comes_again_has_had_what_it_had():
-    turns = Turns(SAMPLES)
-    turns.join("a")
-    assert take(turns, "a", [3], 10) == [(10, 0)]
-    turns.leave("a")
-    assert turns.jobs == 0
-    turns.join("b")
-    assert take(turns, "b", [3], 20) == [(10, 0)]
-    turns.join("a")
-    assert turns.jobs == 2
-    assert take(turns, "a", [3], 11) == [(11, 10)]
-    turns.leave("never came")
-
-
 def test_there_is_place_for_so_many_jobs_at_a_time():
     turns = Turns(SAMPLES)
     assert all(turns.join(str(number)) for number in range(MOST_JOBS))

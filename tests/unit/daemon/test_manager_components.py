@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trio
 
 from spiderfs.daemon.context import MountContext, create_context
 from spiderfs.daemon.manager import Manager
@@ -99,67 +98,43 @@ def settings() -> str:
     return "".join(f"{name}={value}\n" for name, value in CHANGE.items())
 
 
-def test_every_control_file_says_something(mount: Mount) -> None:
-    async def test() -> None:
-        texts = {file.name.decode(): await mount.text(file.name.decode()) for file in FILES}
-        # Nothing is cached, scored or redirected yet, and the log is read from its file.
-        assert {name for name, text in texts.items() if not text} == {"cache", "scores", "redirects", "log", "epochs"}
-        figures = json.loads(texts["stats.json"])
-        assert figures["capacity_bytes"] == 10 << 30
-        assert {gauge.name for gauge in GAUGES} <= set(figures["metrics"])
-        written = {file.name.decode() for file in FILES if file.mode & 0o200}
-        assert set(mount.manager._table._acts) == written
-
-    trio.run(test)
+async def test_every_control_file_says_something(mount: Mount) -> None:
+    texts = {file.name.decode(): await mount.text(file.name.decode()) for file in FILES}
+    # Nothing is cached, scored or redirected yet, and the log is read from its file.
+    assert {name for name, text in texts.items() if not text} == {"cache", "scores", "redirects", "log", "epochs"}
+    figures = json.loads(texts["stats.json"])
+    assert figures["capacity_bytes"] == 10 << 30
+    assert {gauge.name for gauge in GAUGES} <= set(figures["metrics"])
+    written = {file.name.decode() for file in FILES if file.mode & 0o200}
+    assert set(mount.manager._table._acts) == written
 
 
-def test_a_change_reaches_every_component(mount: Mount) -> None:
+async def test_a_change_reaches_every_component(mount: Mount) -> None:
     mount.check()
-    trio.run(mount.write, "config", settings())
+    await mount.write("config", settings())
     options = mount.workers_options()
     assert (options.capacity.amount, options.policy, options.ttl) == (1 << 20, "lru", 7.0)
     mount.check()
 
 
-def test_a_refused_change_leaves_everything_as_it_was(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_change_leaves_everything_as_it_was(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     before = mount.workers_options()
 
     def full(terms: object) -> None:
         raise StoreFull("no space left")
 
-    async def test() -> None:
-        with monkeypatch.context() as patched:
-            # The last component, when all others have taken the change over.
-            patched.setattr(mount.manager._client_pipe, "change", full)
-            with pytest.raises(StoreFull):
-                await mount.write("config", settings())
-        assert mount.workers_options() == mount.manager._options.current == before
-        await mount.manager._options.settle()
-        mount.check()
-        assert "# no space left\n" in await mount.text("config")
-        with pytest.raises(ConfigError, match="cannot be changed while mounted"):
-            await mount.write("config", "ttl=9s\nworkers=4")
-        assert mount.workers_options() == before
-        await mount.write("config", settings())
-        mount.check()
-        assert "was refused" not in await mount.text("config")
-
-    trio.run(test)
-
-
-def test_a_manager_that_dies_after_publishing_leaves_its_change_to_the_next_one(
-    mount: Mount, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Died(BaseException):
-        pass
-
-    def dies(options: Options) -> None:
-        raise Died
-
-    mount.manager._options._components = (dies,)
-    with pytest.raises(Died):
-        trio.run(mount.write, "config", settings())
-    assert mount.workers_options().policy == "lru"
-    mount.end()
-    mount.manager = mount.next_manager()
+    with monkeypatch.context() as patched:
+        # The last component, when all others have taken the change over.
+        patched.setattr(mount.manager._client_pipe, "change", full)
+        with pytest.raises(StoreFull):
+            await mount.write("config", settings())
+    assert mount.workers_options() == mount.manager._options.current == before
+    await mount.manager._options.settle()
     mount.check()
+    assert "# no space left\n" in await mount.text("config")
+    with pytest.raises(ConfigError, match="cannot be changed while mounted"):
+        await mount.write("config", "ttl=9s\nworkers=4")
+    assert mount.workers_options() == before
+    await mount.write("config", settings())
+    mount.check()
+    assert "was refused" not in await mount.text("config")

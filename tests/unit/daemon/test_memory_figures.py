@@ -35,16 +35,6 @@ def test_samples_that_take_more_than_is_left_are_remarked_on_once(caplog: pytest
     )
 
 
-def test_without_a_limit_nothing_is_too_much(caplog: pytest.LogCaptureFixture) -> None:
-    held = Held(None, MemoryBounds())
-    held.own += 1 << 50
-    held.memory.check()
-    assert caplog.messages == []
-    status = held.memory.status()
-    limits = [name for name in status if name.endswith("limit_bytes")]
-    assert [status[name] for name in limits] == [None, None, MemoryBounds().pushed, None]
-
-
 def test_figures() -> None:
     held = Held(LIMIT, BOUNDS)
     held.own += 5

@@ -30,14 +30,6 @@ def _full(path: Path, text: str) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_what_is_published_is_found(run: RunLayout, options: Options) -> None:
-    changed = options.changed("capacity", "1MiB").changed("plan", "off").changed("source.latency_ms", "2.5")
-    publish_options(run, changed)
-    assert published_options(run, options) == changed
-    publish_options(run, options)
-    assert published_options(run, changed) == options
-
-
 def test_a_change_can_be_published_on_a_full_disk(
     run: RunLayout, options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:

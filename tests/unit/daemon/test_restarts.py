@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 
 from spiderfs.daemon.restarts import (
-    ALONE_AFTER,
     DEATHS,
     FIRST_PAUSE_S,
     LIVED_S,
@@ -172,14 +171,6 @@ def test_with_one_worker_a_request_that_was_answered_is_forgotten() -> None:
         suspects.died({2}, {3})
         assert 1 not in suspects.alone()
     assert suspects.alone()[2] >= REFUSED_AFTER
-
-
-def test_with_several_workers_two_requests_may_kill_by_turns() -> None:
-    suspects = Suspects(sole=False)
-    for death in range(1, REFUSED_AFTER + 1):
-        suspects.died({1}, ())
-        suspects.died({2}, ())
-        assert suspects.alone() == ({1: death, 2: death} if death >= ALONE_AFTER else {})
 
 
 def test_one_that_kills_is_remembered_among_very_many() -> None:

@@ -14,7 +14,7 @@ from spiderfs.core.events import Epoch, Labels, Pinning, Scored, WarmUp
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import PINNED, SAMPLES, Key, pinned_limit
 from spiderfs.policies import impact
-from spiderfs.policies.impact import SAMPLES_EACH, Impact, SingleUseSubstitutes
+from spiderfs.policies.impact import Impact
 from spiderfs.simulation import replay
 from spiderfs.trace import Accesses
 
@@ -64,14 +64,6 @@ def with_low_members(*job_dataset_ids: str) -> tuple[Engine, Impact]:
 
 
 class TestHighPart:
-    def test_admits_a_sample_of_higher_loss_than_the_lowest_member(self) -> None:
-        engine = Engine(Impact(), 3 * SIZE)
-        opened(engine, 6, 8, 10)
-        learned(engine, LOSSES)
-        assert engine.opened(7, SIZE).drop == (6,)
-        assert engine.opened(6, SIZE) == NOTHING
-        assert engine.opened(9, SIZE).drop == (7,)
-
     def test_uses_the_losses_of_the_last_epoch_end_until_the_next(self) -> None:
         engine = Engine(Impact(), 2 * SIZE)
         opened(engine, 6, 8)
@@ -100,12 +92,6 @@ class TestHighPart:
 
 
 class TestLowPart:
-    def test_without_high_samples_it_fills_once(self) -> None:
-        engine = Engine(Impact(), 3 * SIZE)
-        opened(engine, 1, 2, 3, 4, 5)
-        assert list(engine.members) == [1, 2, 3]
-        assert engine.policy.substitute_for("train", 4) is None  # type: ignore[attr-defined]
-
     def test_a_candidate_evicts_a_member_that_was_read(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
         opened(engine, 1, 2, 3)
@@ -143,34 +129,6 @@ class TestLowPart:
 
 
 class TestSubstitutes:
-    def test_substitutes_have_the_label_and_are_unread_and_serve_low_samples_only(self) -> None:
-        _, policy = with_low_members("train")
-        assert (policy.substitute_for("train", 5), policy.substitute_for("train", 4)) == (1, 2)
-        for key in (1, 6, 7, 10, 77):
-            assert policy.substitute_for("train", key) is None
-        assert policy.substitute_for("another", 5) is None
-
-    def test_each_substitutes_once_in_an_epoch(self) -> None:
-        engine, policy = with_low_members("train")
-        policy.substituted("train", 2, 4)
-        opened(engine, 2)
-        assert policy.substitute_for("train", 4) is None
-        assert list(policy.missed_ids) == [4]
-        policy.new_epoch("train")
-        assert policy.substitute_for("train", 4) == 2
-
-    def test_a_member_that_was_read_does_not_substitute(self) -> None:
-        engine, policy = with_low_members("train")
-        opened(engine, 2)
-        assert policy.substitute_for("train", 4) is None
-
-    def test_another_member_substitutes_next(self) -> None:
-        engine, policy = with_low_members("train")
-        engine.evict([1])
-        assert policy.substitute_for("train", 5) == 3
-        engine.evict([3])
-        assert policy.substitute_for("train", 5) is None
-
     def test_each_change_is_returned_once(self) -> None:
         engine, policy = with_low_members("train")
         assert sorted(policy.redirects_changed()) == [("train", 4, 2), ("train", 5, 1)]
@@ -206,20 +164,6 @@ def sections(engine: Engine) -> dict[str, set[Key]]:
 
 
 class TestPins:
-    def test_are_no_ones_victims(self) -> None:
-        engine = Engine(Impact(), 8 * SIZE)
-        opened(engine, *range(1, 9))
-        learned(engine, {key: float(key) for key in range(1, 31)})
-        pinned(engine, 1, 2)
-        for key in range(9, 31):
-            opened(engine, key)
-        assert sections(engine)[PINNED] == {1, 2}
-        pinned(engine)
-        assert sections(engine)[PINNED] == set()
-        for key in range(9, 31):
-            opened(engine, key)
-        assert 1 not in engine.members
-
     def test_enter_when_they_are_read_and_fill_a_quarter_at_most(self) -> None:
         engine = Engine(Impact(), 8 * SIZE)
         opened(engine, *range(1, 9))
@@ -241,45 +185,6 @@ class TestPins:
             engine.wanted("reader", key, float(time))
             opened(engine, key)
         assert sections(engine)[PINNED] == {1, 2}
-
-    def test_neither_substitute_nor_get_substitutes(self) -> None:
-        engine = Engine(Impact(), 8 * SIZE)
-        opened(engine, 1, 2, 3, 10)
-        policy = learned(engine, LOSSES, LABELS)
-        assert (policy.substitute_for("train", 5), policy.substitute_for("train", 4)) == (1, 2)
-        pinned(engine, 1, 4)
-        assert (policy.substitute_for("train", 5), policy.substitute_for("train", 4)) == (3, None)
-        opened(engine, 4)
-        assert list(policy.missed_ids) == []
-
-    def test_do_not_move_the_ratio(self) -> None:
-        engine = Engine(Impact(), 8 * SIZE)
-        policy = learned(engine, LOSSES)
-        pinned(engine, 1)
-        before = policy.ratio
-        for _ in range(500):
-            opened(engine, 1)
-        assert policy.ratio == before
-
-    def test_of_one_list_end_alone(self) -> None:
-        engine = Engine(Impact(), 12 * SIZE)
-        opened(engine, 1, 2, 3)
-        pinned(engine, 1, 2)
-        pinned(engine, 2, 3, job_dataset_id="other")
-        pinned(engine)
-        assert sections(engine)[PINNED] == {2, 3}
-        assert {name: list(keys) for name, keys in engine.policy.pinned.items()} == {"other": [2, 3]}  # type: ignore[attr-defined]
-
-    def test_survive_a_remount_and_no_other_policy(self) -> None:
-        engine = Engine(Impact(), 8 * SIZE)
-        opened(engine, *range(1, 9))
-        pinned(engine, 1, 2)
-        stored = [(key, size, section) for key, (size, section) in engine.members.items()]
-        again = Engine(Impact(), 8 * SIZE)
-        assert again.restore(stored, msgpack.unpackb(msgpack.packb(engine.state()))) == NOTHING
-        assert sections(again) == sections(engine)
-        again.change_policy(Impact())
-        assert sections(again)[PINNED] == set()
 
     def test_too_many_are_not_saved(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = Engine(Impact(), 8 * SIZE)
@@ -316,16 +221,6 @@ class TestJobDatasets:
         for key in keys:
             engine.policy.read_by(job_dataset_id, key)
             opened(engine, key)
-
-    def test_what_is_on_any_list_is_an_h_sample(self) -> None:
-        engine, policy = self.engine(10)
-        self.read(engine, "a", *range(1, 11))
-        policy.new_epoch("a")
-        assert not any(policy.ranks_low(key) for key in LOSSES)
-        assert [*policy.eviction_order()][:2] == [5, 6]
-        policy.forget_job_dataset("b", [])
-        policy.new_epoch("a")
-        assert [key for key in LOSSES if policy.ranks_low(key)] == [1, 2, 3, 4, 5]
 
     def test_an_l_sample_of_one_is_an_h_sample_of_another(self) -> None:
         engine, policy = self.engine()
@@ -373,37 +268,6 @@ class TestJobDatasets:
         self.read(engine, "train", 2, 5)
         assert 2 not in engine.members
 
-    def test_what_is_taken_back_when_a_job_dataset_ends(self) -> None:
-        engine, policy = self.engine()
-        self.read(engine, "b", 1, 2)
-        assert {key for _, key, given in policy.redirects_changed() if given is not None} == {3, 4, 5}
-        policy.forget_job_dataset("a", [])
-        assert set(policy.redirects_changed()) == {("a", key, None) for key in (3, 4, 5)}
-        assert policy.substitute_for("a", 3) is None
-
-    def test_reads_count_for_the_job_dataset_of_their_reader(self) -> None:
-        engine, policy = self.engine(10)
-        for _ in range(100):
-            self.read(engine, "a", 10)
-            self.read(engine, "b", 10)
-        # The counts of both were halved once: 450 to 50 each.
-        assert policy.ratio == pytest.approx((900 + 100) / (900 + 100 + 100 + 100))
-
-    def test_lists_survive_a_remount_until_other_job_datasets_begin_an_epoch(self) -> None:
-        engine, policy = self.engine(10)
-        self.read(engine, "a", *range(1, 11))
-        stored = [(key, size, section) for key, (size, section) in engine.members.items()]
-        again = Engine(Impact(), 10 * SIZE)
-        again.restore(stored, msgpack.unpackb(msgpack.packb(engine.state()), strict_map_key=False))
-        other = again.policy
-        assert isinstance(other, Impact)
-        assert [*other.eviction_order()] == [*policy.eviction_order()]
-        # a has read all of them, and goes on; nothing comes from b.
-        other.listed("a", LABELS)
-        assert other.substitute_for("a", 3) is None
-        learned(again, LOSSES, job_dataset_id="a")
-        assert [key for key in LOSSES if other.ranks_low(key)] == [1, 2, 3, 4, 5]
-
 
 class TestLists:
     def test_a_list_is_made_again_while_an_epoch_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,19 +286,6 @@ class TestLists:
 
 
 class TestWarmUp:
-    def test_evicts_nothing_until_it_is_over(self) -> None:
-        engine = Engine(Impact(), 3 * SIZE)
-        policy = learned(engine, {}, LABELS)
-        policy.warm_up("train", True)
-        opened(engine, 1, 2, 3)
-        for _ in range(2):
-            learned(engine, LOSSES)
-            for key in LOSSES:
-                assert engine.opened(key, SIZE) == NOTHING
-        assert (policy.substitute_for("train", 4), policy.ratio) == (None, pytest.approx(0.9))
-        policy.warm_up("train", False)
-        assert engine.opened(10, SIZE).drop == (1,)
-
     def test_ends_when_the_list_is_declared_again(self) -> None:
         engine = Engine(Impact(), 3 * SIZE)
         policy = learned(engine, LOSSES, LABELS)
@@ -464,49 +315,10 @@ class TestWarmUp:
         assert (without.hits.tolist(), warming.hits.tolist()) == ([0], [2])
 
 
-class TestSingleUseSubstitutes:
-    def test_a_member_is_offered_to_few_samples_and_each_sample_gets_one(self) -> None:
-        substitutes = SingleUseSubstitutes(lambda key: key >= 100)
-        substitutes.listed(dict.fromkeys([1, 2, *range(100, 120)], 0))
-        for key in (1, 2, 3):
-            substitutes.add(key)
-        rows = substitutes.drain_changes()
-        assert [given for _, given in rows] == [1] * SAMPLES_EACH + [2] * SAMPLES_EACH
-        assert len({key for key, _ in rows}) == 2 * SAMPLES_EACH
-        assert len(substitutes) == 3
-
-    def test_members_wait_while_many_are_offered(self) -> None:
-        substitutes = SingleUseSubstitutes(lambda key: key >= 100, samples_each=1, max_offered=2)
-        substitutes.listed(dict.fromkeys([1, 2, 3, 100, 101, 102], 0))
-        for key in (1, 2, 3):
-            substitutes.add(key)
-        assert [substitutes.substitute_for(key) for key in (100, 101, 102)] == [1, 2, None]
-        substitutes.discard(1)
-        assert substitutes.substitute_for(102) == 3
-        substitutes.take_back(101)
-        assert substitutes.substitute_for(100) == 2
-
-    def test_a_list_declared_again_has_other_labels(self) -> None:
-        substitutes = SingleUseSubstitutes(lambda key: key >= 100)
-        substitutes.listed({1: 0, 100: 0, 101: 1})
-        substitutes.add(1)
-        assert substitutes.substitute_for(100) == 1
-        substitutes.listed({1: 1, 100: 0, 101: 1})
-        assert [substitutes.substitute_for(key) for key in (100, 101)] == [None, 1]
-
-
 def test_losses_are_positive() -> None:
     for loss in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="positive"):
             Impact().scored(1, loss)
-
-
-def test_many_high_samples_are_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(Impact(), 3 * SIZE)
-    policy = learned(engine, LOSSES)
-    assert len(policy.state()["listed"]) == 5
-    monkeypatch.setattr(impact, "MAX_SAVED", 4)
-    assert policy.state()["listed"] == []
 
 
 def test_it_replays_what_was_learned() -> None:

@@ -21,33 +21,6 @@ from spiderfs.trace import Accesses
 
 
 class TestAdmission:
-    def test_a_ghost_that_is_worth_as_much_as_the_lowest_member_enters(self) -> None:
-        engine = engine_with(Shade(), 30, {1: 3.0, 2: 4.0, 3: 5.0})
-        engine.scored(4, 2.9)
-        assert engine.opened(4, 10) == NOTHING
-        engine.scored(5, 3.0)
-        assert engine.opened(5, 10) == Changes(((5, SAMPLES),), (1,))
-
-    def test_a_sample_that_was_never_scored_does_not_enter_a_full_cache(self) -> None:
-        engine = engine_with(Shade(), 20, {1: 3.0})
-        assert engine.opened(2, 10).keep == ((2, SAMPLES),)
-        assert engine.opened(3, 10) == NOTHING
-        engine.scored(3, 0.1)
-        assert engine.opened(3, 10).drop == (2,)
-
-    def test_a_member_that_was_learned_leaves_and_may_come_back(self) -> None:
-        engine = engine_with(Shade(), 20, {1: 3.0, 2: 4.0})
-        engine.scored(3, 3.5)
-        engine.scored(2, 2.5)
-        assert engine.opened(3, 10).drop == (2,)
-        assert engine.opened(2, 10) == NOTHING
-        engine.scored(2, 4.5)
-        assert engine.opened(2, 10).drop == (1,)
-
-    def test_without_a_trainer_it_fills_once(self) -> None:
-        engine = Engine(Shade(), 30)
-        assert [bool(engine.opened(key, 10).keep) for key in range(5)] == [True, True, True, False, False]
-
     def test_a_candidate_gets_all_the_room_it_needs_or_none(self) -> None:
         engine = engine_with(Shade(), 30, {1: 1.0, 2: 2.0, 3: 5.0})
         engine.scored(4, 3.0)
@@ -85,15 +58,6 @@ class TestGhosts:
         again = Engine(Shade(), 10)
         again.restore([(4, 10, SAMPLES)], msgpack.unpackb(msgpack.packb(engine.state())))
         assert [again.score(key) for key in (1, 2, 3, 4)] == [0, 0, 3, 4]
-
-
-def test_it_takes_over_what_another_policy_has_learned() -> None:
-    engine = engine_with(Shade(), 20, {1: 3.0, 2: 4.0})
-    fresh = Shade()
-    fresh.scored(2, 0.5)
-    engine.change_policy(fresh)
-    assert list(fresh.eviction_order()) == [1, 2]
-    assert fresh.score(1) == 0
 
 
 def test_it_has_no_use_for_hubs_pins_and_ratios() -> None:

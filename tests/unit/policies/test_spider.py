@@ -21,15 +21,6 @@ def hub(key: int, *neighbours: int, job_dataset_id: str = "train", nearest: floa
 
 
 class TestImportance:
-    def test_admits_a_sample_of_higher_score_than_the_lowest_member(self) -> None:
-        policy = Spider()
-        engine = engine_with(policy, 30, {1: 0.3, 2: 0.5, 3: 0.7})
-        for key, score in ((4, 0.2), (5, 0.3)):
-            policy.scored(key, score)
-            assert engine.opened(key, 10) == NOTHING
-        policy.scored(6, 0.6)
-        assert engine.opened(6, 10) == Changes(((6, IMPORTANCE),), (1,))
-
     def test_follows_scores_that_change_in_the_cache(self) -> None:
         policy = Spider()
         engine = engine_with(policy, 30, {1: 0.3, 2: 0.5, 3: 0.7})
@@ -56,18 +47,6 @@ class TestImportance:
             with pytest.raises(ValueError, match="positive"):
                 Spider().scored(1, score)
 
-    def test_section_by_itself(self) -> None:
-        policy = Spider()
-        policy.scored(1, 0.5)
-        policy.scored(4, 9)
-        policy.inserted(1, 10)
-        policy.inserted(2, 10)
-        assert list(policy.eviction_order(IMPORTANCE)) == [2, 1]
-        policy.scored(5, 0.5)
-        assert list(policy.victims_for(5, 10, None)) == [2]
-        policy.removed(1)
-        assert (policy.score(1), policy.score(3), list(policy.victims_for(4, 10, None))) == (0.5, 0, [2])
-
 
 class TestHomophily:
     def test_a_hub_takes_back_what_importance_borrowed(self) -> None:
@@ -77,25 +56,6 @@ class TestHomophily:
         assert engine.place(9, 10) == Changes(((9, HOMOPHILY),), (1,))
         assert engine.section_bytes == {BLOCKS: 0, IMPORTANCE: 30, HOMOPHILY: 10}
 
-    def test_hubs_leave_first_in_first_out_and_their_neighbours_with_them(self) -> None:
-        policy = Spider(ratio=0.5)
-        engine = Engine(policy, 40)
-        for key in (1, 2):
-            policy.hub_found(hub(key, 50, 60 + key))
-            engine.place(key, 10)
-        assert policy.substitute_for("train", 50) == 1
-        policy.hub_found(hub(3, 70))
-        assert engine.place(3, 10) == Changes(((3, HOMOPHILY),), (1,))
-        assert (policy.substitute_for("train", 61), policy.substitute_for("train", 50)) == (None, 2)
-
-    def test_a_hub_that_is_cached_moves_without_anybody_leaving(self) -> None:
-        policy = Spider(ratio=0.5)
-        engine = engine_with(policy, 40, {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4})
-        policy.hub_found(hub(2, 70))
-        assert engine.place(2, 10) == Changes(((2, HOMOPHILY),))
-        assert engine.place(2, 10) == NOTHING
-        assert list(policy.eviction_order()) == [1, 3, 4, 2]
-
     def test_a_hub_found_again_has_new_neighbours_and_its_old_age(self) -> None:
         policy = Spider(ratio=0.5)
         engine = Engine(policy, 40)
@@ -104,13 +64,6 @@ class TestHomophily:
             engine.place(each.key, 10)
         assert (policy.substitute_for("train", 50), policy.substitute_for("train", 51)) == (None, 1)
         assert list(policy.eviction_order(HOMOPHILY)) == [1, 2]
-
-    def test_a_hub_too_large_for_its_section_stays_where_it_is(self) -> None:
-        policy = Spider(ratio=0.9)
-        engine = engine_with(policy, 40, {1: 0.1})
-        policy.hub_found(hub(1, 50))
-        assert engine.place(1, 10) == NOTHING
-        assert engine.members[1].section == IMPORTANCE
 
     def test_a_hub_without_its_bytes_waits_for_them(self) -> None:
         policy = Spider(ratio=0.5)
@@ -159,69 +112,6 @@ class TestHomophily:
         for key in [*range(100, 300)] * 2:
             assert policy.substitute_for("train", key) == 1
             policy.substituted("train", 1, key)
-
-    def test_limits_change_while_it_runs(self) -> None:
-        policy = Spider(0, HubLimits(substitutions=1, neighbours=1))
-        engine = Engine(policy, 100)
-        policy.hub_found(hub(1, 50, 51))
-        engine.place(1, 10)
-        policy.substituted("train", 1, 50)
-        assert (policy.substitute_for("train", 50), policy.redirects_changed()) == (None, [])
-        policy.limit_hubs(HubLimits(substitutions=2, neighbours=None))
-        assert policy.redirects_changed() == [("train", 50, 1)]
-        policy.hub_found(hub(1, 50, 51))
-        assert policy.substitute_for("train", 51) == 1
-        policy.limit_hubs(HubLimits(substitutions=0))
-        assert sorted(policy.redirects_changed()) == [("train", 50, None)]
-
-    def test_each_job_dataset_counts_for_itself(self) -> None:
-        policy = Spider(0, HubLimits(substitutions=1))
-        engine = Engine(policy, 100)
-        for each in (
-            hub(1, 50),
-            hub(1, 50, 60, job_dataset_id="other"),
-            hub(2, 60, job_dataset_id="other", nearest=0.5),
-        ):
-            policy.hub_found(each)
-            engine.place(each.key, 10)
-        assert (policy.is_hub("train", 1), policy.is_hub("other", 1), policy.is_hub("train", 2)) == (True, True, False)
-        policy.substituted("train", 1, 50)
-        assert (policy.substitute_for("train", 50), policy.substitute_for("other", 50)) == (None, 1)
-        policy.substituted("other", 1, 50)
-        policy.new_epoch("train")
-        assert (policy.substitute_for("train", 50), policy.substitute_for("other", 50)) == (1, None)
-        assert policy.substitute_for("other", 60) == 2
-        # A job dataset that is over leaves the hubs of others alone, and its counts with them.
-        policy.forget_job_dataset("train", [])
-        assert (policy.substitute_for("other", 50), policy.substitute_for("other", 60)) == (None, 2)
-
-    def test_a_sample_waits_to_be_a_hub_of_two_job_datasets(self) -> None:
-        policy = Spider(ratio=0.5)
-        engine = Engine(policy, 100)
-        for job_dataset_id in ("train", "other", "third"):
-            policy.hub_found(hub(1, 50, job_dataset_id=job_dataset_id))
-        policy.forget_job_dataset("third", [])
-        engine.opened(1, 10)
-        assert [policy.substitute_for(job_dataset_id, 50) for job_dataset_id in ("train", "other", "third")] == [
-            1,
-            1,
-            None,
-        ]
-        again = Engine(Spider(), 100)
-        again.restore([(1, 10, HOMOPHILY)], engine.state())
-        assert [again.policy.substitute_for(name, 50) for name in ("train", "other")] == [1, 1]  # type: ignore[attr-defined]
-        engine.evict([1])
-        assert [policy.substitute_for(job_dataset_id, 50) for job_dataset_id in ("train", "other")] == [None, None]
-
-    def test_a_cached_sample_has_no_substitute(self) -> None:
-        policy = Spider(ratio=0.5)
-        engine = Engine(policy, 100)
-        policy.hub_found(hub(1, 50))
-        engine.place(1, 10)
-        engine.opened(50, 10)
-        assert policy.substitute_for("train", 50) is None
-        engine.evict([50])
-        assert policy.substitute_for("train", 50) == 1
 
     def test_a_hub_has_few_neighbours_and_none_twice(self) -> None:
         section = Homophily(HubLimits(neighbours=3))

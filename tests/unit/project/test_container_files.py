@@ -68,23 +68,6 @@ def test_a_mount_made_in_a_container_is_seen_outside() -> None:
     assert training["volumeMounts"][0]["mountPropagation"] == "HostToContainer"
 
 
-def test_the_nodes_find_each_other_by_the_service() -> None:
-    service, daemons = yaml.safe_load_all((FILES / "daemonset.yaml").read_text())
-    (port,) = (port["port"] for port in service["spec"]["ports"])
-    template = daemons["spec"]["template"]
-    spiderfs, nginx, _ = template["spec"]["containers"]
-    assert f"peers=http://{service['metadata']['name']}:{port}" in spiderfs["args"][0]
-    assert service["spec"]["clusterIP"] == "None"
-    assert service["spec"]["selector"] == template["metadata"]["labels"]
-    assert [port["containerPort"] for port in nginx["ports"]] == [port]
-    configuration = (FILES.parent / "nginx-peers.conf").read_text()
-    assert f"listen {port};" in configuration
-    # As the file system of the node, at the path that the configuration names.
-    (mounts,) = (volume for volume in template["spec"]["volumes"] if volume["name"] == "mounts")
-    assert f"root {nginx['volumeMounts'][0]['mountPath']}/imagenet;" in configuration
-    assert f"{mounts['hostPath']['path']}/imagenet " in spiderfs["args"][0]
-
-
 def test_the_image_installs_what_there_is() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     text = (FILES / "Containerfile").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shutil
@@ -11,11 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from spiderfs import __version__
-from spiderfs.options.model import Options
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "docs/examples/helm/spiderfs"
@@ -92,45 +89,6 @@ def test_with_its_defaults_it_is_the_manifest() -> None:
     assert objects() == manifest
 
 
-def mount_command(daemons: Any, tmp_path: Path) -> tuple[str, Options]:
-    """The source of the mount's command, and its options."""
-    (tmp_path / "source").mkdir()
-    (tmp_path / "mnt").mkdir()
-    line = daemons["spec"]["template"]["spec"]["containers"][0]["args"][0].partition("exec spiderfs mount")[2]
-    words = line.split()
-    source, point = words[1:3]
-    given = ",".join(after for before, after in itertools.pairwise(words) if before == "-o")
-    given = given.replace("/var/cache", str(tmp_path / "cache"))
-    assert point.startswith("/mnt/spiderfs/")
-    return source, Options.load([given], None, tmp_path / "source", tmp_path / "mnt")
-
-
-def test_values_change_source_capacity_and_options(tmp_path: Path) -> None:
-    (daemons,) = objects(
-        source={"url": "s3://bucket/cifar", "secret": "keys"},
-        dataset="cifar",
-        capacity="5GiB",
-        immutable=False,
-        options=",ttl=1min",
-        peers={"enabled": False},
-        prometheus={"enabled": False},
-        nodeSelector={},
-        tag="1.2.3",
-    )
-    source, options = mount_command(daemons, tmp_path)
-    assert source == "s3://bucket/cifar"
-    assert (str(options.capacity), options.ttl, options.immutable) == ("5GiB", 60, False)
-    assert options.cache_dir.first.name == "cifar"
-    template = daemons["spec"]["template"]
-    assert "annotations" not in template["metadata"]
-    (container,) = template["spec"]["containers"]
-    assert container["image"] == "spiderfs:1.2.3"
-    assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
-    assert container["startupProbe"]["exec"]["command"][-1] == "/mnt/spiderfs/cifar"
-    assert [volume["name"] for volume in template["spec"]["volumes"]] == ["mounts", "cache"]
-    assert [volume["name"] for volume in container["volumeMounts"]] == ["mounts", "cache"]
-
-
 def test_prometheus_finds_the_port_that_metrics_are_served_on() -> None:
     _, daemons = objects()
     template = daemons["spec"]["template"]
@@ -138,11 +96,6 @@ def test_prometheus_finds_the_port_that_metrics_are_served_on() -> None:
     (port,) = (port["containerPort"] for port in metrics["ports"])
     assert template["metadata"]["annotations"]["prometheus.io/port"] == str(port)
     assert metrics["args"][2].endswith(f":{port}")
-
-
-def test_a_value_that_is_misspelt_in_the_template_is_noticed() -> None:
-    with pytest.raises(KeyError):
-        value_of(".Values.capcity", {"Values": yaml.safe_load((CHART / "values.yaml").read_text())})
 
 
 def test_the_chart_has_the_version_of_spiderfs() -> None:

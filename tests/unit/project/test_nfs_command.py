@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from programs import program
@@ -19,7 +17,6 @@ ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import nfs  # noqa: E402
-import nfs_machine  # noqa: E402
 
 # A substitute for the emulator: it says that it runs, and runs until it is killed.
 EMULATOR = "#!/bin/sh\necho $$ > {ready}.new\nmv {ready}.new {ready}\nexec sleep 1000\n"
@@ -89,49 +86,3 @@ def test_what_is_unknown_is_refused_in_one_line(
         status = int(str(exc.code))
     assert status == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "ended", "status"),
-    [
-        (["passed", "skipped"], True, 0),
-        (["passed", "failed"], True, 1),
-        (["passed", "failed at setup"], True, 1),
-        (["passed"], False, 2),
-        ([], True, 1),
-    ],
-)
-def test_only_a_run_whose_cases_are_all_right_succeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcomes: list[str], ended: bool, status: int
-) -> None:
-    """The results of an interrupted run are written too."""
-
-    def run(*given: Any) -> bool:
-        given[-1].extend({"case": "changes", "way": "v3", "outcome": outcome, "seconds": 1.0} for outcome in outcomes)
-        return ended
-
-    monkeypatch.setattr(nfs, "run", run)
-    monkeypatch.setattr(nfs, "CACHE", tmp_path)
-    monkeypatch.setattr(nfs, "get_parts", lambda kernel: nfs_machine.Parts(tmp_path, tmp_path, tmp_path))
-    (tmp_path / "lib/modules/6.1").mkdir(parents=True)
-    monkeypatch.setattr(sys, "argv", ["nfs", "--json", str(tmp_path / "results.json")])
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    assert nfs.main() == status
-    assert len(json.loads((tmp_path / "results.json").read_text())["results"]) == len(outcomes)
-
-
-def test_every_case_has_a_name() -> None:
-    assert {"changes", "faults", "root_squash", "semantics", "a_planned_training"} <= set(nfs.cases())
-
-
-def test_other_runs_do_not_collect_the_cases() -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPIDERFS_NFS")}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n0", "--collect-only", "-p", "no:cacheprovider", ROOT / "tests/nfs"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert "no tests" in done.stdout, done.stdout

@@ -33,24 +33,6 @@ def test_it_begins_with_an_install_and_the_question_whether_it_helps() -> None:
     ]
 
 
-def test_it_names_near_its_top_both_commands_that_do_all_of_the_set_up() -> None:
-    top = TEXT.split("\n## ")[1]
-    (told,) = [" ".join(part.split()) for part in top.split("\n\n") if "scripts/test" in part]
-    assert re.findall(r"`(scripts/\w+)` \([^)]*\b\d+ minutes\)", told) == ["scripts/demo", "scripts/test"]
-    for what in (
-        "apt",
-        "fuse3",
-        "iproute2",
-        "compiler",
-        "headers",
-        "`.venv-dev`",
-        "`requirements.lock`",
-        "torch",
-        "GB",
-    ):
-        assert what in told, what
-
-
 def test_its_table_is_measured_as_it_says() -> None:
     result = json.loads((ROOT / "docs/results/streaming_formats.json").read_text())
     case = result["cases"]["fifth"]
@@ -70,14 +52,6 @@ def test_every_table_stands_in_one_document() -> None:
     assert sorted(found) == sorted(tables.TABLES)
 
 
-def test_the_first_page_of_the_site_shows_the_same() -> None:
-    page = (ROOT / "docs/index.md").read_text()
-    rows = re.findall(r"^\| .* \| [\d,]+ \| [\d,]+ \|$", page, re.MULTILINE)
-    assert len(rows) == 5
-    assert [row for row in rows if row not in TEXT] == []
-    assert len(re.findall(r"^(?:pip|spiderfs) ", page, re.MULTILINE)) == 4
-
-
 def test_what_a_training_gains_is_the_kept_result() -> None:
     result = tables.kept("train")
     runs = tables.runs_of(result)
@@ -91,20 +65,6 @@ def test_what_a_training_gains_is_the_kept_result() -> None:
     )
     assert f"({hits:.0%} hits)" in TEXT
     assert (result["loader_workers"], result["cached_share"]) == (2, 0.2)
-
-
-def test_with_eight_workers_a_plan_was_slower() -> None:
-    assert "With eight loader workers an epoch took longer with the plan than with the LRU cache." in " ".join(
-        TEXT.split()
-    )
-    runs = json.loads((ROOT / "docs/results/loader_workers.json").read_text())["runs"]
-    planned, lru = (
-        statistics.fmean(epoch["seconds"] for epoch in run["epochs"][1:])
-        for name in ("uniform+plan", "lru")
-        for run in runs
-        if (run["configuration"], run["workers"]) == (name, 8)
-    )
-    assert planned > lru
 
 
 def test_its_figures_of_serving_are_kept_results() -> None:

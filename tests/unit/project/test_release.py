@@ -28,6 +28,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FILES = ["spiderfs-7.1.0-py3-none-any.whl", "spiderfs-7.1.0.cdx.json", "spiderfs-7.1.0.sha256", "spiderfs-7.1.0.tar.gz"]
 
 
+@pytest.mark.thorough
 def test_a_release_is_made_once_and_whole_or_not_at_all(tmp_path: Path) -> None:
     def run(*command: str, status: int = 0, place: Path = tmp_path) -> str:
         done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -24,18 +23,6 @@ def test_an_environment_behind_a_link_is_left_alone(tmp_path: Path) -> None:
     assert f"{tmp_path / 'link'} is a link: delete the link, then run this again" in done.stderr
 
 
-def test_an_environment_that_someone_else_has_made_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/package").write_text("in use")
-    (tmp_path / "lock").touch()
-    done = subprocess.run(
-        [ROOT / "scripts/setup", tmp_path / "mine", tmp_path / "lock"], capture_output=True, text=True, timeout=60
-    )
-    assert (tmp_path / "mine/package").read_text() == "in use"
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert f"{tmp_path / 'mine'} is not what this script has made: rename or delete it" in done.stderr
-
-
 def test_the_environment_of_the_scripts_is_not_the_one_that_users_are_told_to_make() -> None:
     made = re.findall(r"^python3 -m venv (\S+)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert made == [".venv"]
@@ -43,14 +30,3 @@ def test_the_environment_of_the_scripts_is_not_the_one_that_users_are_told_to_ma
         named = re.findall(r"(?<![\w.])\.venv\S*", script.read_text()) if script.is_file() else []
         used = {re.match(r"\.venv[\w-]*", name)[0] for name in named}  # type: ignore[index]
         assert used <= {".venv-dev"} or script.name == "install-mount-helper", script
-
-
-def test_an_environment_for_peers_that_someone_else_has_made_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / ".peers").mkdir()
-    (tmp_path / ".peers/package").write_text("in use")
-    copy = shutil.copy(ROOT / "benchmarks/install-peers", tmp_path / "benchmarks")
-    done = subprocess.run([copy, "python"], capture_output=True, text=True, timeout=60)
-    assert (tmp_path / ".peers/package").read_text() == "in use"
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert ".peers is not what this script has made: rename or delete it" in done.stderr

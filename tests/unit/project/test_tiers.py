@@ -40,26 +40,6 @@ def test_each_test_runs_in_some_way_before_a_commit_and_in_every_way_with_all() 
     assert len(faults) < 0.7 * sum(item.startswith("tests/fault/") for item in everything)
 
 
-@pytest.mark.thorough
-def test_half_of_the_examples_are_made_before_a_commit() -> None:
-    shown = (
-        "import pytest, sys\n"
-        "class Shown:\n"
-        "    def pytest_collection_finish(self, session):\n"
-        "        print([item.cls.settings.max_examples for item in session.items if 'AgainstModel' in item.nodeid])\n"
-        "        print([item.obj._hypothesis_internal_use_settings.max_examples for item in session.items\n"
-        "               if 'both_ways' in item.nodeid])\n"
-        "sys.exit(pytest.main(sys.argv[1:], plugins=[Shown()]))"
-    )
-    files = ("tests/unit/core/test_foresight.py", "tests/unit/vfs/test_rules.py")
-    made = {}
-    for options in ((), ("--all",)):
-        command = [sys.executable, "-c", shown, "-p", "no:cacheprovider", "--collect-only", "-q", *options, *files]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-        made[options] = [int(number) for number in re.findall(r"^\[(\d+)\]$", done.stdout, re.MULTILINE)]
-    assert made == {(): [75, 50], ("--all",): [150, 100]}
-
-
 def test_clocks_have_just_begun_for_the_tests_of_clocks_where_the_kernel_allows_it() -> None:
     shows = "import time; print(time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))"
     script = """

@@ -93,16 +93,6 @@ class TestIndexes:
         empty_index.update(np.array([499]), vectors[[0]])
         assert len(empty_index) == 201
 
-    @pytest.mark.parametrize("content", [b"", b"no index at all"])
-    def test_refuses_another_file(self, empty_index: NeighbourIndex, tmp_path: Path, content: bytes) -> None:
-        (tmp_path / "index").write_bytes(content)
-        with pytest.raises((ValueError, OSError)):
-            empty_index.restore(tmp_path / "index")
-
-    def test_costs_some_bytes(self, empty_index: NeighbourIndex) -> None:
-        empty_index.update(np.arange(100), normalised(clusters(100)[1]))
-        assert 16 * 2 < empty_index.bytes_per_sample < 400
-
 
 def test_a_graph_that_cannot_answer_is_asked_for_fewer() -> None:
     class Failing:
@@ -230,16 +220,6 @@ class TestScorer:
         assert following.id == 0
         assert scores.hub(skip=lambda sample: sample < 3) is None
         assert [hub.id for hub in scores.hubs()] == [1, 0, 2]
-
-    def test_a_sample_twice_in_a_batch_counts_once(self, kind: Kind) -> None:
-        labels, embeddings = clusters(60)
-        once = Scorer(labels, 16, ScorerOptions(radius=1.0, index=kind))
-        twice = Scorer(labels, 16, ScorerOptions(radius=1.0, index=kind))
-        first = once.batch(np.arange(60), embeddings)
-        repeated = np.r_[np.arange(60), 5, 5, 17]
-        second = twice.batch(repeated, np.r_[embeddings, np.zeros((3, 16), np.float32)])
-        assert second.ids.tolist() == first.ids.tolist()
-        assert second.same.tolist() == first.same.tolist()
 
     def test_every_substitute_has_the_label_of_its_hub(self, kind: Kind) -> None:
         labels, embeddings = clusters(400)
@@ -392,11 +372,6 @@ class TestRadius:
         # The oldest were forgotten: 9, 9, 3, 9.
         assert radius.value == 9
 
-    def test_a_batch_larger_than_the_memory(self) -> None:
-        radius = Radius(NEAREST, remembered=4)
-        radius.observe(np.arange(10, dtype=np.float32))
-        assert radius.value == 7.5
-
     def test_a_fixed_one_stays(self) -> None:
         radius = Radius(ScorerOptions(radius=0.7))
         assert radius.settled
@@ -433,13 +408,6 @@ class TestRadius:
         again.new_epoch()
         assert again.value == radius.value
 
-    def test_of_the_nearest_never_settles(self) -> None:
-        radius = Radius(NEAREST, remembered=4)
-        for _ in range(5):
-            radius.observe(np.ones(4, np.float32))
-            radius.new_epoch()
-        assert not radius.settled
-
     @pytest.mark.parametrize("other", [NEAREST, ScorerOptions(radius="class", radius_share=0.1)])
     def test_of_another_calibration_begins_again(self, other: ScorerOptions) -> None:
         radius = Radius(CLASS, remembered=4)
@@ -466,13 +434,6 @@ def test_the_radius_of_a_class_takes_in_a_share_of_each(kind: Kind, share: float
         its = np.bincount(labels)[labels] == size
         assert counts.same[its].mean() == pytest.approx(share * (size - 1), rel=0.2)
     assert scorer.statistics().mean_same == pytest.approx(counts.same.mean())
-
-
-def test_samples_without_others_of_their_label_have_no_radius() -> None:
-    scorer = Scorer(np.arange(30), 16, ScorerOptions(radius="class"))
-    scorer.batch(np.arange(30), clusters(30)[1])
-    assert scorer.radius == 0
-    assert (scorer.scores == importance(0, 0)).all()
 
 
 class TestRawEmbeddings:

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -17,7 +16,7 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.events import Disconnected, Dispatched, Planned, Progressed, RankNews
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.policies.baselines import LRU
-from spiderfs.simulation import Replay, lists_of, replay
+from spiderfs.simulation import Replay, replay
 from spiderfs.trace import Accesses, TraceWriter, read_trace
 from trainer_hook.loader.epoch_order import EpochOrder
 
@@ -111,17 +110,6 @@ def test_a_trace_keeps_what_ranks_published(tmp_path: Path) -> None:
     assert trace.has_plans
 
 
-def test_job_datasets_whose_plans_have_samples_in_common_have_one_list() -> None:
-    plans = [
-        Planned(rank, job_dataset, 0, 0, True, keys) for rank, job_dataset, keys in ((1, "1", [1, 2]), (2, "2", [3]))
-    ]
-    apart = lists_of(plans)
-    assert apart["1"] is not apart["2"]
-    together = lists_of([*plans, Planned(3, "3", 0, 0, True, [2, 3])])
-    assert together["1"] is together["2"] is together["3"]
-    assert sorted(together["1"].keys) == [1, 2, 3]
-
-
 def test_simulate_follows_recorded_plans(tmp_path: Path) -> None:
     recorded = Recorded(2)
     path = tmp_path / "trace"
@@ -139,16 +127,3 @@ def test_simulate_follows_recorded_plans(tmp_path: Path) -> None:
     refused = CliRunner().invoke(main, ["simulate", str(tmp_path / "plain"), "--plans"])
     assert refused.exit_code != 0
     assert "holds no plans" in refused.output
-
-
-def test_nothing_is_pending_for_a_rank_that_ends() -> None:
-    engine = Engine(LRU(), 4)
-    order = [1, 2, 3, 4]
-    news: list[tuple[int, RankNews]] = [(0, Planned(job, str(job), 0, 0, True, order)) for job in (1, 2)]
-    news += [(0, Dispatched(job, str(job), 0, 0, [])) for job in (1, 2)]
-    news += [(1, Disconnected(1)), (2, Planned(2, "2", 1, 0, True, []))]
-    replay(engine, Accesses.of(order, [1] * 4), 4, news=news)
-    (shared,) = engine.exchange_pending.lists.values()
-    assert not shared.ranks
-    assert not engine.exchange_pending.active
-    assert np.count_nonzero([shared.pending_ranks(sample) for sample in range(4)]) == 0

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import random
-import struct
 from pathlib import Path
 
 import msgpack
@@ -18,7 +16,7 @@ from spiderfs.core.engine import Engine
 from spiderfs.core.events import AtHand, Epoch, Labels, Ratio, Scored
 from spiderfs.core.policy import Hub, HubLimits, Key
 from spiderfs.policies import POLICIES
-from spiderfs.policies.baselines import LRU, Belady, MinIO
+from spiderfs.policies.baselines import LRU, MinIO
 from spiderfs.policies.spider import Spider
 from spiderfs.simulation import policy_for, replay
 from spiderfs.trace import FORMAT, VERSION, Accesses, TraceWriter, read_trace
@@ -36,17 +34,6 @@ def test_counts_per_epoch() -> None:
     assert result.hit_ratio == pytest.approx(1 / 5)
     assert result.warm_hit_ratio == pytest.approx(1 / 3)
     assert result.origin_bytes_per_sample == 18
-
-
-def test_a_single_epoch_is_its_own_warm_one() -> None:
-    result = replay(Engine(LRU(), 10), Accesses.of([1, 1], [1, 1]), 2)
-    assert result.warm_hit_ratio == 0.5
-
-
-def test_blocks_go_their_own_way() -> None:
-    accesses = Accesses.of([1, (7, 0), 1, (7, 0)], [10, 10, 10, 10])
-    policy = policy_for(Belady, accesses)
-    assert replay(Engine(policy, 20), accesses, 4).hits.tolist() == [2]
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -169,15 +156,6 @@ def test_a_terminal_of_80_columns_has_room_for_each_figure(tmp_path: Path) -> No
     assert "…" not in output
 
 
-def test_command_reads_text(tmp_path: Path) -> None:
-    path = tmp_path / "mine.txt"
-    path.write_text("a 10\nb 10\na 10\n")
-    code, output = run(path)
-    assert code == 0
-    assert "did not wait" not in output
-    assert all(name in output for name in POLICIES)
-
-
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -195,36 +173,14 @@ def test_command_complains_in_one_line(trace: Path, options: list[str], complain
     assert complaint in output.splitlines()[-1]
 
 
-def opened(size: int) -> bytes:
-    columns = {"time_s": bytes(4), "key": b"\1", "size": size.to_bytes(8, "little")}
-    packed: bytes = msgpack.packb({"t": 0.0, "kind": "accesses", "rows": 1, **columns})
-    return packed
-
-
-def event(kind: str, **values: object) -> bytes:
-    packed: bytes = msgpack.packb({"t": 0.0, "kind": kind, "job_dataset_id": 1, **values})
-    return packed
-
-
-HEAD = msgpack.packb({"format": FORMAT, "version": VERSION, "options": 0})
-DAMAGED = {
-    "garbage": HEAD + random.Random(1).randbytes(32_000),
-    "a size beyond all files": HEAD + opened(5) + opened(2**64 - 1),
-    "a score that is none": HEAD + opened(5) + event("Scored", keys=bytes(8), scores=struct.pack("<d", math.nan)),
-    "a ratio that is none": HEAD + opened(5) + event("Ratio", ratio=-3.0) + opened(5),
-    "a label that is none": HEAD + opened(5) + event("Labels", labels=[bytes(8), bytes(7)]) + opened(5),
-}
-
-
-@pytest.mark.parametrize("what", DAMAGED)
-def test_a_damaged_trace_is_one_line(tmp_path: Path, what: str) -> None:
+def test_a_damaged_trace_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "damaged"
-    path.write_bytes(DAMAGED[what])
+    head = msgpack.packb({"format": FORMAT, "version": VERSION, "options": 0})
+    path.write_bytes(head + random.Random(1).randbytes(32_000))
     for options in ([], ["--radius", "nearest"]):
         code, output = run(path, *options)
-        assert code == 1
+        assert (code, len(output.splitlines())) == (1, 1)
         assert output.startswith("spiderfs: ")
-        assert len(output.splitlines()) == 1
         assert "is damaged at record" in output
 
 
@@ -240,11 +196,3 @@ def test_an_epoch_longer_than_the_trace_is_all_of_it(trace: Path, tmp_path: Path
     code, output = run(trace, "--policy", "lru", "--epoch", length, "--json", report)
     assert code == 0, output
     assert json.loads(report.read_text())["epoch_length"] == 151
-
-
-def test_command_needs_a_trace_with_something_in_it(tmp_path: Path) -> None:
-    assert "Missing argument 'TRACE'" in run()[1]
-    empty = tmp_path / "empty"
-    empty.touch()
-    assert "holds no accesses" in run(empty)[1]
-    assert run(tmp_path / "none")[0] == 1

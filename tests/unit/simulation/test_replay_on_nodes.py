@@ -11,9 +11,8 @@ from click.testing import CliRunner
 
 from spiderfs.cli.main import main
 from spiderfs.core.engine import Engine
-from spiderfs.policies.baselines import LRU
 from spiderfs.policies.spider import Spider
-from spiderfs.simulation import Replay, replay, replay_on_nodes
+from spiderfs.simulation import Replay, replay_on_nodes
 from spiderfs.trace import Accesses
 
 SAMPLES, EPOCHS = 2_000, 4
@@ -39,12 +38,6 @@ def test_the_caches_of_all_nodes_hold_the_sum_of_their_rooms(nodes: int, share: 
     # Nodes are the homes of somewhat more and fewer samples, and one file in fifty takes turns.
     assert result.origin_bytes[2:].mean() / SAMPLES == pytest.approx(1 - held, abs=0.06)
     assert result.hits[2:].mean() / SAMPLES == pytest.approx(held, abs=0.06)
-
-
-def test_a_node_alone_is_home_to_all() -> None:
-    keys = permutations()
-    alone = replay(Engine(LRU(), SAMPLES), Accesses.of(keys, [1] * len(keys)), SAMPLES)
-    assert np.array_equal(on_nodes(1, SAMPLES, keys).origin_bytes, alone.origin_bytes)
 
 
 def test_what_repeats_on_another_node_is_a_hit_at_its_home() -> None:

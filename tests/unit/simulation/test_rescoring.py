@@ -6,14 +6,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
 
 from spiderfs.cli.main import main
 from spiderfs.core.events import AtHand, Candidates, Epoch, Labels, Ratio, Scored
 from spiderfs.core.policy import Hub
-from spiderfs.errors import UsageError
 from spiderfs.scorer import SCORINGS
 from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.simulation import rescored
@@ -113,21 +111,6 @@ def place_of(inode: int) -> int:
     return INODES.tolist().index(inode)
 
 
-def test_another_radius_finds_other_neighbours(path: Path) -> None:
-    training(path)
-    trace = read_trace(path)
-    neighbours = []
-    for radius in (0.05, 0.4, 1.0):
-        hints = rescored(trace, "graph", ScorerOptions(radius=radius)).hints
-        found = [hint.hubs[0] for _, hint in hints if isinstance(hint, Candidates)]
-        neighbours.append(sum(len(hub.neighbours) for hub in found))
-        kinds = (Labels, Ratio, Epoch)
-        assert [hint for hint in hints if isinstance(hint[1], kinds)] == [
-            hint for hint in trace.hints() if isinstance(hint[1], kinds)
-        ]
-    assert neighbours[0] == 0 < neighbours[1] < neighbours[2]
-
-
 def test_a_list_that_is_declared_again_goes_on_and_a_changed_one_begins_again(path: Path) -> None:
     labels = dict(zip(INODES.tolist(), LABELS.tolist(), strict=True))
     changed = dict.fromkeys(labels, 0)
@@ -148,41 +131,6 @@ def test_a_list_that_is_declared_again_goes_on_and_a_changed_one_begins_again(pa
     assert scores[1] == scores[3]
     assert len(scores[4]) == 60
     assert scores[4] != scores[2]
-
-
-def damaged(path: Path, inodes: npt.NDArray[np.uint64], vectors: npt.NDArray[np.float64], number: int = LIST) -> None:
-    writer = TraceWriter(path)
-    writer.event(0, Labels(str(LIST), {5: 0, 6: 0}))
-    writer.append(0, 5, SIZE, list_number=LIST)
-    writer.event(0, TracedBatch(str(number), inodes, vectors, None))
-    writer.close()
-
-
-KNOWN = np.array([5, 6], np.uint64)
-
-
-@pytest.mark.parametrize(
-    ("inodes", "vectors", "number", "complaint"),
-    [
-        (KNOWN, np.ones((2, 4)), LIST + 1, "job dataset 8, but not its list"),
-        (KNOWN + 1, np.ones((2, 4)), LIST, "the file 7, which its list has not"),
-        (KNOWN, np.full((2, 4), np.inf), LIST, "not finite"),
-        (KNOWN[:0], np.ones((0, 4)), LIST, "a batch of 0 samples"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_damage_is_reported_in_one_line(
-    path: Path, inodes: npt.NDArray[np.uint64], vectors: npt.NDArray[np.float64], number: int, complaint: str
-) -> None:
-    damaged(path, inodes, vectors, number)
-    with pytest.raises(UsageError, match="the trace is damaged") as caught:
-        rescored(read_trace(path), "graph", ScorerOptions())
-    assert complaint in str(caught.value)
-    code, output = run(path, "--radius", "nearest")
-    assert code == 1
-    assert output.startswith("spiderfs: the trace is damaged")
-    assert len(output.splitlines()) == 1
-    assert run(path)[0] == 0, "without --radius the rest can be replayed"
 
 
 # -- the command
@@ -227,49 +175,3 @@ def test_command_varies_the_radius(path: Path, tmp_path: Path) -> None:
     assert "Scored again" not in output
     # The best sample of each batch was recorded as its hub; scored again, others become hubs too.
     assert 0 < json.loads(report_path.read_text())["results"][0]["redirects"] != rows["spider", "nearest"]["redirects"]
-
-
-def test_command_varies_neighbours_and_keeps_to_a_ratio(path: Path, tmp_path: Path) -> None:
-    training(path)
-    redirects = []
-    for options in (["--neighbours", 3], ["--neighbours", 50], ["--neighbours", 50, "--ratio", 1]):
-        report_path = tmp_path / "report.json"
-        code, output = run(path, "--policy", "spider", "--capacity", "30%", "--json", report_path, *options)
-        assert code == 0, output
-        row = json.loads(report_path.read_text())["results"][0]
-        assert (row["radius"], row["neighbours"]) == ("nearest", options[1])
-        redirects.append(row["redirects"])
-    assert redirects[2] == 0 < redirects[0] < redirects[1]
-
-
-def test_command_scores_raw_embeddings(path: Path, tmp_path: Path) -> None:
-    training(path)
-    report_path = tmp_path / "report.json"
-    code, output = run(
-        *(path, "--policy", "spider", "--capacity", "30%", "--embeddings", "raw", "--radius", "0.01,class,30"),
-        *("--json", report_path),
-    )
-    assert code == 0, output
-    redirects = {row["radius"]: row["redirects"] for row in json.loads(report_path.read_text())["results"]}
-    assert redirects["0.01"] == 0 < min(redirects["class"], redirects["30"])
-
-
-@pytest.mark.parametrize("radius", ["0", "-1", "2.5", "nan", "wide", "", "nearest,"])
-def test_command_refuses_what_is_no_radius(path: Path, radius: str) -> None:
-    training(path, epochs=1)
-    code, output = run(path, "--radius", radius)
-    assert code == 1
-    assert output.startswith("spiderfs: no radius")
-    assert output.endswith("2 apart at most: 2.5\n" if radius == "2.5" else "give a number above 0, class or nearest\n")
-    assert len(output.splitlines()) == 1
-
-
-def test_command_needs_embeddings_to_score_again(path: Path) -> None:
-    writer = TraceWriter(path)
-    writer.append(0, 5, SIZE)
-    writer.close()
-    code, output = run(path, "--neighbours", 3)
-    assert code == 1
-    assert output.startswith("spiderfs: the trace holds no embeddings")
-    assert "trace_embeddings=on" in output
-    assert run(path, "--neighbours", 3, "--policy", "lru")[0] == 0, "nothing has to be scored for it"

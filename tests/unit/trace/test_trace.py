@@ -68,12 +68,6 @@ def test_nothing_is_written_before_it_is_due_and_a_full_buffer_is(path: Path) ->
     writer.close()
 
 
-def test_goes_on_with_a_trace(path: Path) -> None:
-    write(path, 1, 2)
-    write(path, 3)
-    assert read_trace(path).accesses().keys == [1, 2, 3]
-
-
 def test_what_a_crash_cut_short_is_ignored_and_overwritten(path: Path) -> None:
     write(path, 1)
     whole = path.read_bytes()
@@ -94,26 +88,6 @@ def test_a_file_of_other_options_is_refused(path: Path) -> None:
     with pytest.raises(UsageError, match="the trace of a mount with another source"):
         TraceWriter(path, options=78)
     assert path.read_bytes() == before
-
-
-def test_what_a_scorer_found_stands_between_the_accesses(path: Path) -> None:
-    hub = Hub(INODE, "3", [5, 6, 7], [0.1, 0.25, 1 / 3])
-    writer = TraceWriter(path)
-    writer.event(0, Ratio(0.9))
-    writer.append(1, 5, 50, list_number=3)
-    writer.event(2, Scored("3", [5, 6], [1 / 3, 1 / 7]))
-    writer.event(2, Scored("3", [6], [1 / 9]))
-    writer.event(2, hub)
-    writer.redirect(3, 6, 60, INODE, 70, list_number=3)
-    writer.event(4, Epoch("3"))
-    writer.append(5, 7, 70)
-    writer.close()
-    trace = read_trace(path)
-    accesses = trace.accesses()
-    assert (accesses.keys, accesses.sizes, accesses.job_dataset_ids) == ([5, 6, 7], [50, 60, 70], ["3", "3", ""])
-    scores = [(1, Scored("3", [5, 6], [1 / 3, 1 / 7])), (1, Scored("3", [6], [1 / 9]))]
-    assert trace.hints() == [(0, Ratio(0.9)), *scores, (1, hub), (2, Epoch("3"))]
-    assert trace.served_ratio() == pytest.approx(1 / 3)
 
 
 def append_to(path: Path, *records: object) -> None:
@@ -224,16 +198,6 @@ def test_another_version_is_named(path: Path, header: bytes, version: str) -> No
     assert path.read_bytes() == header
 
 
-def test_a_header_cut_short_is_no_trace(path: Path) -> None:
-    write(path)
-    header = path.read_bytes()
-    for length in range(1, len(header)):
-        path.write_bytes(header[:length])
-        for attempt in (read_trace, TraceWriter):
-            with pytest.raises(UsageError, match="not a trace"):
-                attempt(path)
-
-
 def columns(rows: int, **changed: object) -> dict[str, object]:
     return {"t": 0, "kind": "accesses", "rows": rows, "time_s": bytes(4), "key": b"\1", "size": b"\1"} | changed
 
@@ -306,13 +270,6 @@ def test_a_damaged_length_reserves_no_memory(path: Path, length: bytes) -> None:
     assert peak < 1 << 24
 
 
-def test_paths_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file"):
-        read_trace(tmp_path / "none")
-    with pytest.raises(UsageError, match="cannot record"):
-        TraceWriter(tmp_path / "none" / "trace")
-
-
 def test_a_full_disk_is_one_line() -> None:
     full = Path("/dev/full")
     if not full.exists():
@@ -333,18 +290,6 @@ def test_a_line_that_is_not_text_trace_is_named(path: Path, line: str) -> None:
     path.write_text(f"a 1\n{line}\n")
     with pytest.raises(UsageError, match="line 2"):
         read_trace(path)
-
-
-def test_lists_come_back_each_by_itself(path: Path) -> None:
-    writer = TraceWriter(path)
-    lists = [("1", {5: 0, 6: -(2**32) - 1}), ("2", {5: 2**31})]
-    writer.event(0, Labels("1", lists[0][1]))
-    writer.event(0, Labels("2", lists[1][1]))
-    writer.append(1, 5, 10)
-    writer.event(2, Labels("2", lists[1][1]))
-    writer.close()
-    given = [Labels(dataset, labels) for dataset, labels in lists]
-    assert read_trace(path).hints() == [(0, given[0]), (0, given[1]), (1, given[1])]
 
 
 def batches_of(path: Path) -> list[TracedBatch]:

@@ -6,11 +6,10 @@ from typing import Any
 
 import hypothesis.strategies as st
 import msgpack
-import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from spiderfs.core.feed import Elastic, ElasticOptions, savitzky_golay, slope
+from spiderfs.core.feed import Elastic, ElasticOptions, slope
 
 
 def elastic(sigmas: list[float], accuracies: list[float], **options: Any) -> Elastic:
@@ -50,13 +49,6 @@ def test_delta_and_u_by_hand() -> None:
     assert subject.delta == pytest.approx(0.013)
 
 
-def test_u_without_growth_and_without_knowledge() -> None:
-    assert elastic([], []).u == 1
-    assert elastic([], [0.5]).u == 1
-    assert elastic([], [0.5, 0.5]).u == 0
-    assert elastic([], [0.9, 0.89, 0.88]).u == 0
-
-
 def test_ratio_by_hand() -> None:
     falling, flat = [5.0, 4.0, 3.0, 2.0, 1.0], [0.5, 0.5]
     assert elastic([1.0, 2.0], flat).ratio(0.5) == 0.9
@@ -65,22 +57,6 @@ def test_ratio_by_hand() -> None:
     assert elastic(falling, flat).ratio(1) == pytest.approx(0.8)
     assert elastic(falling, flat, end=0.5).ratio(1) == pytest.approx(0.5)
     assert elastic(falling, flat).ratio(7) == pytest.approx(0.8)
-
-
-def test_smoothing_by_hand() -> None:
-    # The five-point quadratic weights of Savitzky and Golay: (-3, 12, 17, 12, -3) / 35.
-    values = [1.0, 4.0, 2.0, 8.0, 3.0, 5.0, 4.0]
-    smoothed = savitzky_golay(values, 5, 2)
-    weights = np.array([-3, 12, 17, 12, -3]) / 35
-    assert smoothed[2:5] == pytest.approx([weights @ values[i : i + 5] for i in range(3)])
-    # Ends: the parabola through the first five, at its first two places.
-    assert smoothed[:2] == pytest.approx(np.polyval(np.polyfit(range(5), values[:5], 2), [0, 1]))
-    assert smoothed[5:] == pytest.approx(np.polyval(np.polyfit(range(5), values[2:], 2), [3, 4]))
-
-
-@pytest.mark.parametrize("values", [[], [0.5], [0.5, 0.7]])
-def test_too_few_to_smooth_are_left_alone(values: list[float]) -> None:
-    assert savitzky_golay(values, 5, 2).tolist() == values
 
 
 @given(

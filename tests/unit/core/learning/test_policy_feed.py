@@ -19,7 +19,6 @@ from spiderfs.core.events import AtHand, Epoch, Hint, Labels, Pinning, Ratio, Sc
 from spiderfs.core.feed import (
     DUE_WITH_READ,
     DUE_WITH_SCORES,
-    KEPT_JOBS,
     PLANNED_RATIO,
     QUANTILES,
     ElasticOptions,
@@ -91,13 +90,6 @@ def test_the_ratio_moves_with_the_share_of_the_epochs_that_are_over() -> None:
     assert harness.feed.status().jobs[0].epochs_done == 10
 
 
-def test_a_training_that_does_not_say_its_length_gets_the_option() -> None:
-    harness = Harness(elastic=ElasticOptions(0.9, 0.5, half_growth=1e9), epochs=20)
-    harness.feed.begin("a", "job", LABELS)
-    harness.end_epochs("job", FALLING)
-    assert harness.ratio == pytest.approx(0.8)
-
-
 def test_the_largest_ratio_of_the_running_jobs_counts() -> None:
     harness = Harness(elastic=ElasticOptions(0.9, 0.5), epochs=5)
     harness.feed.begin("a", "job", LABELS)
@@ -143,17 +135,6 @@ def test_a_job_that_comes_back_goes_on_and_a_new_one_begins_afresh() -> None:
     assert (again.feed.status().jobs[1].epochs_done, again.feed.status().jobs[1].epochs) == (4, 8)
 
 
-def test_a_bounded_number_of_jobs_is_kept() -> None:
-    harness = Harness()
-    harness.feed.begin("a", "running", LABELS)
-    for number in range(2 * KEPT_JOBS):
-        harness.feed.begin(f"{number}", f"job {number}", {})
-        harness.feed.end(f"{number}")
-    kept = [job_id for job_id, *_ in harness.feed.state()["jobs"]]
-    assert len(kept) == KEPT_JOBS
-    assert (kept[0], kept[-1]) == ("running", f"job {2 * KEPT_JOBS - 1}")
-
-
 def test_a_pinned_ratio_holds_for_the_next_policy_too() -> None:
     harness = Harness()
     harness.feed.begin("a", "job", LABELS)
@@ -194,16 +175,6 @@ def test_followed_plans_leave_hubs_little_if_only_late_reads_get_substitutes(onl
     harness.engine.unplan("trainer")
     harness.feed.schedule_changed()
     assert harness.ratio == 0.9
-
-
-def test_one_jobs_epoch_is_no_other_ones() -> None:
-    policy = RecordingPolicy()
-    harness = Harness(policy)
-    for job_dataset_id, job_id in (("a", "one"), ("b", "one"), ("c", "other")):
-        harness.feed.begin(job_dataset_id, job_id, LABELS)
-    harness.feed.epoch_ended("one", 0, {"a": 1.0})
-    assert [call[1] for call in policy.calls if call[0] == "new_epoch"] == ["a", "b"]
-    assert [job.epochs_done for job in harness.feed.status().jobs] == [1, 0]
 
 
 def test_scores_of_two_job_datasets_are_merged_and_of_one_they_stay() -> None:

@@ -23,15 +23,6 @@ def test_first_served_is_first_to_arrive() -> None:
     )
 
 
-def test_an_abandoned_epoch_is_forgotten() -> None:
-    served_samples = ServedSamples()
-    served_samples.record_read("one", 7, 70)
-    served_samples.forget("one")
-    served_samples.forget("one")
-    served_samples.record_read("one", 7, 71)
-    assert served_samples.arrived("one", [7]) == [71]
-
-
 def test_the_oldest_reads_are_forgotten_first() -> None:
     served_samples = ServedSamples(max_on_the_way=2)
     for served in (70, 71, 72):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from spiderfs.core.feed import QUANTILES, Worths
+from spiderfs.core.feed import Worths
 from spiderfs.core.policy import Key
 
 SCORES = st.floats(0.001, 1000, allow_nan=False)
@@ -120,23 +120,6 @@ def test_a_job_dataset_that_ends_gives_back_what_the_others_think(
     ranking.forget("one")
     ranking.scored("new", {1: 7.0})
     assert ranking.of[1] == 7.0
-
-
-def test_a_table_grows_with_its_job_dataset() -> None:
-    """A job dataset that has just begun is not measured by its first few samples for a whole epoch."""
-    ranking = Ranking(one={key: float(key) for key in range(1, 11)}, other={20: 1.0})
-    for key in range(21, 40):
-        ranking.scored("other", {key: float(key)})
-    worths = [ranking.of[key] for key in range(20, 36)]
-    assert worths == sorted(worths)
-    assert len(set(worths)) > 10
-
-
-def test_many_scores_become_a_short_table() -> None:
-    count = 10 * QUANTILES
-    ranking = Ranking(one={key: float(key + 1) for key in range(count)}, other={-1: 1.0})
-    worths = np.array([ranking.of[key] for key in range(count)])
-    assert worths == pytest.approx((np.arange(count) + 0.5) / count, abs=1 / QUANTILES)
 
 
 NAMES = st.sampled_from(["one", "other", "third"])

@@ -67,11 +67,6 @@ def test_files_that_differ_in_size_are_no_source_that_slows() -> None:
     assert sum(limits) / len(limits) > 0.8 * 8
 
 
-def test_one_fetch_at_a_time_can_be_the_most() -> None:
-    source = Simulated(0.001, 1e6, most=1)
-    assert set(source.run(5)) == {1}
-
-
 @pytest.mark.slow
 def test_backs_off_when_the_source_slows_down_and_tries_again() -> None:
     source = Simulated(0.05, 1e12, most=64)
@@ -88,17 +83,6 @@ def test_backs_off_when_the_source_slows_down_and_tries_again() -> None:
     assert source.concurrency.limit == 64 > slow
 
 
-def test_windows_without_enough_work_say_nothing() -> None:
-    concurrency = Concurrency(MOST)
-    now = 0.0
-    for _ in range(1000):
-        now += 0.1
-        concurrency.fetched(SIZE, 0.05, now)
-        concurrency.short_of_work()
-    assert concurrency.limit == FIRST_FETCHES
-    assert concurrency.latency_s == pytest.approx(0.05)
-
-
 def test_a_pause_before_the_first_fetch_is_no_slow_source() -> None:
     concurrency = Concurrency(MOST)
     concurrency.short_of_work()
@@ -111,16 +95,6 @@ def test_a_pause_before_the_first_fetch_is_no_slow_source() -> None:
 def test_a_limit_of_zero_is_refused(make: Callable[[], Concurrency]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         make()
-
-
-def test_the_limit_is_never_less_than_one() -> None:
-    concurrency = Concurrency(4)
-    now, size = 0.0, 1 << 40
-    for _ in range(200):
-        now += 1.0
-        size //= 2
-        concurrency.fetched(max(1, size), 0.01, now)
-        assert 1 <= concurrency.limit <= 4
 
 
 def test_it_doubles_from_the_start_until_that_gains_nothing() -> None:
@@ -154,13 +128,3 @@ def test_first_fetches_that_had_to_wait_for_work_say_nothing() -> None:
         concurrency.fetched(SIZE, 0.02, 1 + number / 10)
         concurrency.short_of_work()
     assert concurrency.limit == FIRST_FETCHES
-
-
-def test_a_limit_is_the_highest_only_once_a_rate_is_known() -> None:
-    few, many = Concurrency(8, 8), Concurrency(64, 8)
-    assert not few.is_highest
-    for number in range(40):
-        for concurrency in (few, many):
-            concurrency.fetched(1000, 0.01, number * 0.01)
-    assert few.is_highest
-    assert not many.is_highest

@@ -50,22 +50,6 @@ def test_a_cached_sample_takes_the_place_of_one_that_is_not_cached() -> None:
     assert shared.ask("a", [0]) == [4]
 
 
-def test_what_is_cached_and_wanted_itself_is_not_given_in_the_place_of_another() -> None:
-    shared = shared_list()
-    two_jobs(shared)
-    shared.entered(1)
-    assert shared.ask("a", [0, 1]) == [0, 1]
-
-
-def test_a_sample_is_given_once_an_epoch() -> None:
-    shared = shared_list()
-    two_jobs(shared)
-    shared.entered(2)
-    shared.dispatched("a", shared.ask("a", [0]))
-    assert shared.ask("a", [1]) == [1]
-    assert shared.ask("b", [5]) == [2]
-
-
 def test_a_job_may_have_what_another_one_is_about_to_fetch() -> None:
     shared = shared_list()
     two_jobs(shared)
@@ -104,15 +88,6 @@ def test_a_sample_that_is_wanted_twice_is_reserved_once() -> None:
     shared.dispatched("a", [0, 0])
     shared.taken("a", 2)
     assert (shared.reserved(0), shared.pending_ranks(0)) == (False, 1), "it is pending for the other job"
-
-
-def test_one_job_alone_gets_what_it_wants() -> None:
-    shared = shared_list()
-    for rank in ("rank 0", "rank 1"):
-        shared.begin(rank, "job", np.arange(3))
-    shared.entered(2)
-    assert not shared.active
-    assert shared.ask("rank 0", [0]) == [0]
 
 
 def test_a_share_of_the_misses_is_left_alone() -> None:
@@ -196,24 +171,6 @@ def test_a_promise_lasts_until_the_loop_has_taken_the_sample() -> None:
     assert not shared.reserved(1)
 
 
-def test_the_end_of_an_epoch_frees_what_was_reserved_and_pending() -> None:
-    shared = shared_list()
-    two_jobs(shared)
-    shared.dispatched("a", shared.ask("a", [0, 1]))
-    shared.end("a")
-    assert [shared.wanted_by(sample) for sample in range(6)] == [1] * 6
-    assert not shared.active
-    assert shared.ask("a", [3]) == [3]
-
-
-def test_a_sample_that_has_left_the_cache_is_not_given() -> None:
-    shared = shared_list()
-    two_jobs(shared)
-    shared.entered(2)
-    shared.left(2)
-    assert shared.ask("a", [0]) == [0]
-
-
 # -- what to fetch ahead, and what leaves
 
 
@@ -225,23 +182,6 @@ def test_what_is_pending_for_most_ranks_is_fetched_ahead() -> None:
     assert due in (4, 5)
     shared.fetching(due)
     assert due_of(shared, 3) == 9 - due
-
-
-def test_nothing_is_due_for_ranks_that_have_enough_to_choose_from() -> None:
-    shared = shared_list()
-    two_jobs(shared)
-    shared.entered(1)
-    assert due_of(shared, 1) is None
-    assert due_of(shared, 2) is not None
-
-
-def test_what_was_fetched_in_vain_is_due_again() -> None:
-    shared = shared_list(1)
-    two_jobs(shared)
-    shared.fetching(0)
-    assert due_of(shared, 1) is None
-    shared.not_kept(0)
-    assert due_of(shared, 1) == 0
 
 
 def due_of(shared: SharedList, ready: int) -> Any:
@@ -266,14 +206,6 @@ def test_the_sample_that_is_pending_for_the_fewest_ranks_leaves_first() -> None:
     shared.dispatched("a", [1])
     shared.taken("a", 1)
     assert engine.place(3, 1).drop == (2,)
-
-
-def test_a_candidate_that_is_pending_for_no_more_ranks_is_not_admitted() -> None:
-    engine = engine_with_two_jobs(2)
-    engine.opened(1, 1)
-    engine.opened(2, 1)
-    assert not engine.would_keep(3, 1)
-    assert not engine.would_keep(99, 1)  # a file that no list has
 
 
 def test_a_reserved_sample_leaves_only_when_the_cache_becomes_smaller() -> None:

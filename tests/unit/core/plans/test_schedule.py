@@ -94,30 +94,6 @@ def test_what_is_served_is_no_use(order: list[int], data: st.DataObject) -> None
         left.remove(position)
 
 
-def test_samples_that_change_places_are_not_served() -> None:
-    epoch = of_files(0, [1, 2, 3])
-    epoch.serve(0)
-    epoch.swap(0, 2)
-    assert [epoch.next_use(key) for key in (1, 2, 3)] == [2, 1, 0]
-
-
-def test_positions_are_located_in_the_epochs_known() -> None:
-    reader = PlannedReader(of_files(0, [1, 2, 3]), 0.0)
-    later = of_files(1, [3, 2, 1])
-    reader.follow_with(later)
-    assert reader.located(2) == (reader.epoch, 2)
-    assert reader.located(4) == (later, 1)
-    with pytest.raises(IndexError):
-        reader.located(6)
-
-
-def test_a_plan_that_is_given_up_has_no_pending_positions() -> None:
-    epoch = planned(0, [1, 2, 1])
-    epoch.give_up()
-    assert [epoch.next_position(key) for key in KEYS] == [None] * FILES
-    assert not any(epoch.pending(position) for position in range(3))
-
-
 # -- one reader against a model
 
 
@@ -485,19 +461,6 @@ def test_a_short_epoch_that_is_over_before_any_progress_is_reported_has_followed
     assert not from_the_end.trusted
 
 
-def test_what_loader_workers_have_in_hand_may_be_a_quarter_of_the_epoch() -> None:
-    rng = np.random.default_rng(1)
-    reader = PlannedReader(of_files(0, list(range(1, 8193))), 0.0)
-    for half in range(1, 8193, 2048):
-        # Eight workers with 256 each, in step.
-        files = [half + worker * 256 + at for at in range(256) for worker in rng.permutation(8)]
-        reader.progressed(half + 2047, half - 1, 0.0)
-        for file in files:
-            reader.opened(file, 0.0, False)
-    assert reader.followed_share == 1.0
-    assert list(reader.coming(100)) == []
-
-
 def test_opens_that_are_reported_a_moment_before_their_dispatch_follow_the_plan() -> None:
     """Two thousand samples a second, of which the manager hears 20 times a second."""
     reader = PlannedReader(of_files(0, list(range(1, 50_001))), 0.0)
@@ -517,15 +480,6 @@ def test_a_fast_reader_may_open_a_quarter_of_a_short_epoch_between_two_messages(
     assert reader.followed_share == 1.0
 
 
-def test_a_reader_that_opens_each_file_twice_follows_its_plan() -> None:
-    reader = PlannedReader(of_files(0, list(range(1, 2001))), 0.0)
-    for file in range(1, 2001):
-        reader.progressed(file, file - 1, 0.0)
-        reader.opened(file, 0.0, False)
-        reader.opened(file, 0.0, False)
-    assert reader.followed_share == 1.0
-
-
 def test_a_reader_whose_opens_are_not_reported_goes_on_in_its_plan() -> None:
     reader = PlannedReader(of_files(0, list(range(1, 10_001))), 0.0)
     reader.progressed(0, 0, 0.0)
@@ -534,7 +488,7 @@ def test_a_reader_whose_opens_are_not_reported_goes_on_in_its_plan() -> None:
     assert (reader.trusted, reader.proven, reader.opens) == (True, False, 0)
 
 
-@pytest.mark.parametrize("files", [1000, 2000, 5000, 16_000, 50_000, 200_000])
+@pytest.mark.parametrize("files", [1000, 5000, 50_000])
 def test_a_plan_is_distrusted_while_it_is_not_followed_and_trusted_again_afterwards(files: int) -> None:
     rng = np.random.default_rng(2)
     order = (rng.permutation(files) + 1).tolist()
@@ -550,7 +504,7 @@ def test_a_plan_is_distrusted_while_it_is_not_followed_and_trusted_again_afterwa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("files", [2000, 200_000])
+@pytest.mark.parametrize("files", [2000, 50_000])
 def test_a_wrong_plan_is_not_trusted_again_as_it_comes_to_its_end(files: int) -> None:
     rng = np.random.default_rng(2)
     reader = PlannedReader(of_files(0, (rng.permutation(files) + 1).tolist()), 0.0)
@@ -562,15 +516,6 @@ def test_a_wrong_plan_is_not_trusted_again_as_it_comes_to_its_end(files: int) ->
         if count >= 500:
             trusted.add((reader.trusted, reader.proven))
     assert trusted == {(False, False)}
-
-
-def test_a_plan_of_files_that_no_one_reads_is_never_proven() -> None:
-    """A list whose paths are not those that the data set reads."""
-    reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
-    for count in range(1000):
-        reader.progressed(count + 32, count, 0.0)
-        reader.opened(5000 + count, 0.0, False)
-    assert not reader.proven
 
 
 def test_a_plan_is_proven_by_opens_that_follow_it() -> None:
@@ -620,32 +565,6 @@ def test_samples_that_are_taken_and_not_opened_speak_against_a_plan_where_opens_
     assert plans.readers[7, "train"].proven == (not heard)
 
 
-def test_a_sorted_plan_is_distrusted_when_its_files_are_read_shuffled() -> None:
-    rng = np.random.default_rng(3)
-    reader = PlannedReader(of_files(0, list(range(1, 5001))), 0.0)
-    assert opens(reader, (rng.permutation(5000) + 1).tolist()) < 400
-
-
-def test_opens_after_the_end_of_the_epoch_do_not_count() -> None:
-    reader = PlannedReader(of_files(0, [1, 2, 3]), 0.0)
-    reader.progressed(3, 0, 0.0)
-    for _ in range(500):
-        for file in (1, 2, 3):
-            reader.opened(file, 0.0, False)
-    assert reader.followed_share == 1.0
-    reader.end(0)
-    assert opens(reader, [1, 2, 3] * 200) == 600
-
-
-def test_opens_of_files_outside_the_list_do_not_count() -> None:
-    reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
-    for file in range(1, 1001):
-        reader.progressed(file, file - 1, 0.0)
-        reader.opened(5000 + file, 0.0, True)
-        reader.opened(file, 0.0, False)
-    assert (reader.trusted, reader.opens, reader.late) == (True, 1000, 0)
-
-
 # -- how fast a reader is
 
 
@@ -677,16 +596,6 @@ def test_a_pause_of_the_training_does_not_change_its_pace() -> None:
     assert reader.pace_s == pytest.approx(0.1, rel=0.02), "who has really become slower is trusted"
 
 
-def test_the_time_before_the_first_batch_does_not_change_the_pace() -> None:
-    reader = PlannedReader(of_files(0, list(range(1, 1001))), 0.0)
-    reader.progressed(64, 0, 0.0)
-    reader.progressed(65, 1, 60.0)
-    assert reader.pace_s == FIRST_PACE_S
-    for file in range(2, 1001):
-        reader.progressed(file + 64, file, 60.0 + 0.01 * file)
-    assert reader.pace_s == pytest.approx(0.01, rel=0.02)
-
-
 def test_two_readers_are_compared_by_their_paces_once_they_have_drifted_apart() -> None:
     plans = Schedule()
     fast, slow = list(range(1, 4001)), list(range(4001, 8001))
@@ -708,12 +617,6 @@ def test_two_readers_are_compared_by_their_paces_once_they_have_drifted_apart() 
     assert plans.next_use_s(last) == quick.next_use_s(last)
     # What the fast one has read already, the slow one still wants.
     assert plans.next_use_s(1500) == pytest.approx(now + 1300 * 0.05, rel=0.02)
-
-
-def test_a_single_reader_needs_no_new_times() -> None:
-    plans = Schedule()
-    plans.begin("one", "train", of_files(0, [1, 2, 3]), 0.0)
-    assert not plans.anchor(1e6, 2.0)
 
 
 # -- all trainers
@@ -773,38 +676,6 @@ def test_opens_that_are_reported_before_the_first_plan_are_of_its_epoch() -> Non
     plans.begin("a", "train", of_files(0, [1, 2, 3]), 21.0)
     plans.progressed("a", "train", 0, 3, 0, 21.0)
     assert [key for _, key in plans.readers["a", "train"].coming(9)] == [2, 3]
-
-
-def test_unseen_samples_come_with_their_trainers() -> None:
-    plans = Schedule()
-    for trainer in ("a", "b"):
-        plans.begin(trainer, "train", of_files(0, [1, 2, 3]), 0.0)
-        plans.progressed(trainer, "train", 0, 0, 0, 0.0)
-        plans.progressed(trainer, "train", 0, 3, 2, 0.0)
-    assert plans.opened("a", 1, 0.0, False) == []
-    assert plans.unseen(9.0, "a") == [("a", 2)]
-    assert plans.unseen(9.0) == [("b", 1), ("b", 2)]
-
-
-def test_trusted_is_a_new_tuple_when_a_plan_is_no_longer_trusted() -> None:
-    rng = np.random.default_rng(5)
-    plans = Schedule()
-    plans.begin("a", "train", of_files(0, (rng.permutation(3000) + 1).tolist()), 0.0)
-    before = plans.trusted
-    for count, file in enumerate((rng.permutation(3000) + 1).tolist()[:400]):
-        plans.progressed("a", "train", 0, count + 32, count, 0.0)
-        plans.opened("a", file, 0.0, False)
-    assert before is not plans.trusted
-    assert not plans.active
-    assert plans.next_use_s(1) is None
-    assert not plans.planned("a", 1)
-
-
-def test_an_epoch_that_begins_again_forgets_later_ones_of_an_earlier_training() -> None:
-    reader = PlannedReader(of_files(8, [1, 2]), 0.0)
-    reader.follow_with(of_files(9, [2, 2, 1]))
-    reader.begin(of_files(0, [1, 2]), 0.0)
-    assert reader.later == []
 
 
 def test_a_reader_keeps_the_plans_of_a_few_epochs_those_that_come_first() -> None:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from spiderfs.core.plans.schedule import AHEAD_MOST, AHEAD_S, UNSEEN_AFTER_S, UnseenDraws
+from spiderfs.core.plans.schedule import AHEAD_S, UNSEEN_AFTER_S, UnseenDraws
 from spiderfs.core.policy import Key
 
 
 def taken(draws: UnseenDraws, now_s: float) -> list[Key]:
     return [draw.key for draw in draws.take(now_s)]
-
-
-def test_a_draw_is_unseen_when_its_open_was_not_reported() -> None:
-    draws = UnseenDraws()
-    draws.took(1, 100.0)
-    draws.took(2, 100.1)
-    assert draws.opened(2, 100.0)
-    assert taken(draws, 100.0 + UNSEEN_AFTER_S / 2) == []
-    assert taken(draws, 100.2 + UNSEEN_AFTER_S) == [1]
-    assert taken(draws, 200.0) == []
 
 
 def test_a_clock_that_was_set_back_keeps_no_draw_waiting() -> None:
@@ -44,12 +34,3 @@ def test_an_open_long_before_a_draw_is_someone_elses() -> None:
     draws.opened_ahead(2, 300.0)
     draws.took(2, 200.0)
     assert taken(draws, 400.0) == [1, 2]
-
-
-def test_only_the_last_opens_are_remembered() -> None:
-    draws = UnseenDraws()
-    for key in range(AHEAD_MOST + 1):
-        draws.opened_ahead(key, 100.0)
-    draws.took(0, 100.0)
-    draws.took(1, 100.0)
-    assert taken(draws, 200.0) == [0]

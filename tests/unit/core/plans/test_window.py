@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 
-import hypothesis.strategies as st
 import pytest
-from hypothesis import given
 
 from spiderfs.core.plans.fetch_limits import FIRST, LATE_EVERY, LEAST, MOST, Window
 
@@ -16,12 +14,6 @@ def test_opens_that_wait_for_an_idle_source_make_the_window_larger() -> None:
     for opens in range(1, 40):
         window.opened(opens, opens, idle=True)
     assert window.samples == MOST
-
-
-def test_one_burst_is_one_mistake() -> None:
-    window = Window()
-    window.opened(200, 200, idle=True)
-    assert window.samples == pytest.approx(1.5 * FIRST)
 
 
 def test_opens_that_do_not_wait_make_the_window_smaller() -> None:
@@ -57,14 +49,3 @@ def test_the_window_comes_to_a_size_at_which_few_opens_wait(needed: int) -> None
             late_before = late
     assert 0.5 / LATE_EVERY < (late - late_before) / 30_000 < 2 / LATE_EVERY
     assert 0.9 * needed < window.samples < 1.4 * needed
-
-
-@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000), st.booleans()), max_size=30))
-def test_the_window_stays_within_its_limits(steps: list[tuple[int, int, bool]]) -> None:
-    window, opens, late = Window(), 0, 0
-    for timely, waited, idle in steps:
-        opens, late = opens + timely + waited, late + waited
-        before = window.samples
-        window.opened(opens, late, idle)
-        assert LEAST <= window.samples <= MOST
-        assert (waited and idle) or window.samples <= before

@@ -137,50 +137,6 @@ def test_what_the_store_could_not_do_is_undone_and_can_be_tried_again() -> None:
 # -- folding
 
 
-def test_what_landed_is_kept() -> None:
-    harness = Harness()
-    harness.fetched(1, 2, 3)
-    harness.check()
-    assert harness.kept() == [1, 2, 3]
-    assert harness.content.usage().landing_entries == 0
-    assert harness.counted("events_folded", "admitted", "evicted", "landing_lost") == [3, 3, 0, 0]
-
-
-def test_released_blocks_are_the_next_to_leave_unless_their_file_is_pinned() -> None:
-    harness = Harness(capacity=4000)
-    for block in (1, 2):
-        harness.fetched(7, 8, block=block)
-    harness.cache.pin(8, 1000)
-    harness.cache.release_blocks(7)
-    harness.cache.release_blocks(8)
-    harness.check()
-    assert (harness.kept(BLOCKS), harness.kept(PINS)) == ([], [8, 8])
-    assert {member.key.inode for member in harness.content.members() if member.section == LANDING} == {7}
-    harness.fetched(*range(20, 26))
-    harness.check()
-    assert not harness.content.keys(7)
-
-
-def test_blocks_go_into_their_own_section() -> None:
-    harness = Harness()
-    harness.fetched(7, block=2)
-    harness.check()
-    assert harness.kept(BLOCKS) == [7]
-    assert harness.cache.score(ContentKey(7, 2)) == 0.0
-
-
-def test_the_least_recently_used_leaves_when_there_is_no_room() -> None:
-    harness = Harness()
-    budget = harness.cache.engine.budget_bytes
-    fits = budget // 500
-    harness.fetched(*range(1, fits + 1))
-    harness.cache.fold([event(1, 500, HIT)])
-    harness.fetched(100)
-    harness.check()
-    assert harness.kept() == [1, *range(3, fits + 1), 100]
-    assert harness.counted("evicted") == [1]
-
-
 def test_many_events_are_one_transaction_and_the_last_word_counts() -> None:
     harness = Harness(capacity=4000)
     budget = harness.cache.engine.budget_bytes
@@ -205,13 +161,6 @@ def test_a_keep_that_comes_too_late_is_undone() -> None:
     assert harness.kept() == [1]
 
 
-def test_an_empty_file_is_no_candidate() -> None:
-    harness = Harness()
-    harness.cache.fold([event(1, 0, HIT)])
-    harness.cache.fold([])
-    assert harness.counted("events_folded", "landing_lost") == [1, 0]
-
-
 def test_what_was_warmed_is_a_candidate() -> None:
     harness = Harness()
     harness.content.land(ContentKey(1), bytes(500))
@@ -232,14 +181,6 @@ def test_a_file_that_landing_refused_enlarges_it() -> None:
     evicted = harness.counted("evicted")
     harness.cache.fold([event(201, 900, REFUSED), event(202, 800, REFUSED)])
     assert harness.counted("evicted") == evicted, "there is room enough now"
-
-
-def test_a_file_too_large_for_the_cache_changes_nothing() -> None:
-    harness = Harness()
-    harness.fetched(*range(1, 10))
-    harness.cache.fold([event(200, CAPACITY // 2 + 1, REFUSED)])
-    assert harness.counted("evicted") == [0]
-    harness.check()
 
 
 def test_landing_is_a_small_share_and_bounded() -> None:
@@ -315,47 +256,6 @@ def test_opening_a_large_file_is_a_step_of_the_plan_and_no_candidate() -> None:
 # -- changes
 
 
-@pytest.mark.parametrize("policy", mountable_policies())
-def test_a_smaller_capacity_evicts_down_to_it(policy: str) -> None:
-    harness = Harness(policy)
-    harness.fetched(*range(1, 18))
-    harness.fetched(50, block=1)
-    harness.cache.set_capacity(3000)
-    harness.check()
-    assert 0 < harness.content.usage().used_bytes <= 3000
-    harness.cache.set_capacity(0)
-    harness.check()
-    assert harness.content.usage().used_bytes == 0
-    harness.cache.set_capacity(CAPACITY)
-    harness.fetched(1, 2)
-    harness.check()
-    assert harness.kept() == [1, 2]
-
-
-def test_another_policy_takes_over_what_is_cached() -> None:
-    harness = Harness("minio")
-    harness.fetched(*range(1, 30))
-    kept = harness.kept()
-    harness.fetched(100)
-    assert harness.kept() == kept, "minio evicts nothing"
-    harness.cache.set_policy("lru")
-    assert harness.kept() == kept
-    harness.fetched(101)
-    harness.check()
-    assert 101 in harness.kept()
-
-
-def test_evicting_by_hand_drops_from_every_section() -> None:
-    harness = Harness()
-    harness.fetched(1, 2)
-    harness.fetched(3, block=1)
-    harness.content.land(ContentKey(4), bytes(500))
-    keys = [ContentKey(1), ContentKey(3, 1), ContentKey(4), ContentKey(99)]
-    assert harness.cache.evict(keys) == 3
-    harness.check()
-    assert [member.key for member in harness.content.members()] == [ContentKey(2)]
-
-
 # -- from one mount to the next
 
 
@@ -398,24 +298,6 @@ def test_a_pinned_file_stays_and_outlives_the_mount() -> None:
     again.check()
     again.fetched(*range(20, 30))
     assert 4 not in again.kept()
-
-
-def test_a_restart_with_a_smaller_capacity_evicts() -> None:
-    first = Harness()
-    first.fetched(*range(1, 18))
-    second = Harness(content=first.content, capacity=2000)
-    second.check()
-    assert 0 < second.content.usage().used_bytes <= 2000
-
-
-def test_a_restart_under_another_policy_keeps_what_is_cached() -> None:
-    first = Harness("lfu")
-    first.fetched(*range(1, 10))
-    state = first.cache.saved_state()
-    second = Harness("lru", content=first.content)
-    second.cache.restore(CAPACITY, state)
-    second.check()
-    assert second.kept() == list(range(1, 10))
 
 
 def test_a_record_of_an_unknown_section_is_taken_over() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import redis
 import trio
 
 from benchmarks.common.redis_server import RedisServer
@@ -20,8 +17,7 @@ from spiderfs.daemon.caching import membership as module
 from spiderfs.daemon.caching.membership import Membership
 from spiderfs.errors import ConfigError
 from spiderfs.options.model import Options
-from spiderfs.sources.members import FIELDS, MOST_MEMBERS, Members
-from spiderfs.sources.node_names import MISSED
+from spiderfs.sources.members import Members
 from spiderfs.sources.node_names import Node as Known
 
 HERE, A, B = "http://127.0.0.1:80", "http://198.51.100.1:80", "http://198.51.100.2:80"
@@ -118,28 +114,6 @@ async def test_a_node_that_the_name_does_not_have_yet_is_the_home_of_nothing(nam
         names.says("198.51.100.1 198.51.100.2 127.0.0.1")
         await until(lambda: not all(map(node.members.is_remote, range(1000))))
         assert node.members.has_own
-
-
-@in_trio
-async def test_which_node_this_is_may_be_said(names: Names) -> None:
-    names.says("127.0.0.1 127.0.0.2")
-    async with running(Node(names.options("http://nodes:80", peer_self="http://127.0.0.2:80"))) as node:
-        await until(lambda: node.known == [HERE, "http://127.0.0.2:80"])
-        assert node.members.members[0] == "http://127.0.0.2:80"
-
-
-@in_trio
-async def test_an_answer_without_a_node_is_not_enough_to_lose_it_and_a_failure_changes_nothing(
-    names: Names, caplog: pytest.LogCaptureFixture
-) -> None:
-    names.says("127.0.0.1 198.51.100.1", *["127.0.0.1"] * (MISSED - 1), "-", "127.0.0.1 198.51.100.1", "-")
-    async with running(Node(names.options("http://nodes:80"))) as node:
-        await until(lambda: caplog.text.count("nodes cannot be looked up: the nodes") == 2)
-        assert node.known == [HERE, A]
-        assert node.moves <= 1
-        names.says("127.0.0.1")
-        await until(lambda: node.known == [HERE])
-        await until(lambda: not any(map(node.members.is_remote, range(1000))))
 
 
 @in_trio
@@ -247,46 +221,6 @@ async def test_servers_hold_their_shares_and_this_node_the_rest(names: Names) ->
 
 
 @in_trio
-async def test_what_a_server_has_room_for_is_asked_again_and_again(
-    names: Names, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = (["redis://10.0.0.1:6379/set", "10.0.0.1", "10.0.0.1", [0, 16383]],)
-    rooms, asked = [1 << 16, 1 << 15, 1 << 14], []
-
-    class Survey:
-        def __init__(self, url: str, finds_room: bool, source: str) -> None:
-            self._finds_room = finds_room
-
-        def look(self, node: Known) -> Known:
-            asked.append(node)
-            said = rooms.pop(0) if len(rooms) > 1 else rooms[0]
-            return node._replace(shards=shards, room=said if self._finds_room else 1 << 16)
-
-        def close(self) -> None: ...
-
-    monkeypatch.setattr(module, "Survey", Survey)
-    monkeypatch.setattr(module, "SURVEY_S", 0.005)
-    names.says("198.51.100.1", name="n1")
-    url = "redis://n1/set"
-    options = names.options(url)
-    known = Known(url, "n1", ["198.51.100.1"], shards, 1 << 14)
-    async with running(Node(options)) as node:
-        await until(lambda: known in node.members.nodes())
-        assert sum(map(node.members.is_remote, range(1 << 16))) == 1 << 14
-        before = len(asked)
-        await until(lambda: len(asked) > before + 2)
-        assert asked[-1] == known
-    # The next manager goes on with it, and a share that is written is not asked for.
-    asked.clear()
-    async with running(Node(options, node.members)) as following:
-        await until(lambda: len(asked) > 2)
-        assert asked[0] == known
-        following.membership.change(options.changed("peers", f"{url}*0.5"))
-        await until(lambda: known._replace(room=1 << 16) in node.members.nodes())
-        assert sum(map(node.members.is_remote, range(1 << 16))) == pytest.approx(1 << 15, rel=0.05)
-
-
-@in_trio
 async def test_nodes_find_each_other_by_a_server(names: Names, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(stream_module, "TIMEOUT_S", 0.5)
     names.says("198.51.100.2", name="n2")
@@ -321,53 +255,3 @@ async def test_nodes_find_each_other_by_a_server(names: Names, monkeypatch: pyte
             await until(lambda: one.known == sorted([urls[0], A]))
             one.membership.change(found)
             await until(lambda: one.known == urls[:1])
-
-
-@in_trio
-async def test_a_list_of_servers_becomes_nodes_that_find_each_other_and_a_list_again(
-    names: Names, tmp_path: Path
-) -> None:
-    own = f"http://{socket.gethostname()}:8443"
-    with RedisServer(tmp_path) as server:
-        options = names.options(f"{server.url}/set*0.5", cluster=server.url)
-        async with running(Node(options)) as node:
-            await until(lambda: node.known == ["here", f"{server.url}/set"])
-            found = options.changed("peers", "cluster/set")
-            node.membership.change(found)
-            await until(lambda: node.known == [own])
-            assert node.members.has_own
-            node.membership.change(found.changed("peers", f"{HERE}+{A}"))
-            await until(lambda: node.known == [HERE, A])
-            assert node.members.members[0] == HERE
-
-
-@in_trio
-async def test_more_nodes_than_there_are_places_are_left_out(names: Names, tmp_path: Path) -> None:
-    with RedisServer(tmp_path) as server, contextlib.closing(redis.Redis("127.0.0.1", server.port)) as client:
-        for number in range(2 * MOST_MEMBERS):
-            client.xadd("spiderfs:nodes:set", {"here": f"http://10.0.{number // 250}.{number % 250}:80"})
-        async with running(
-            Node(names.options("cluster/set", cluster=server.url, peer_self="http://10.0.0.0:80"))
-        ) as node:
-            await until(lambda: len(node.known) == MOST_MEMBERS - 1)
-            await until(lambda: node.known == ["http://10.0.0.0:80"])
-
-
-@in_trio
-async def test_a_node_that_has_none_of_what_it_is_asked_for_is_named_once(
-    names: Names, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "LOOK_UP_S", 0.005)
-    members = Members(1, "nas:/export/imagenet")
-    async with running(Node(names.options(f"{HERE}+{A}+{B}", peer_self=HERE), members)) as node:
-        await until(lambda: node.known == [HERE, A, B])
-        cells, width = members.row(0), len(FIELDS)
-        of = {url: members.members.index(url) * width for url in (A, B)}
-        for url, hits in ((A, 1), (B, 0)):
-            cells[of[url] + FIELDS.index("absent")], cells[of[url] + FIELDS.index("hits")] = 500, hits
-        await until(lambda: B in caplog.text)
-        cells[of[A] + FIELDS.index("hits")] = 0
-        await until(lambda: caplog.text.count("has had no file") > 1)
-    said = [record.getMessage() for record in caplog.records if "has had no file" in record.getMessage()]
-    assert [message.split()[1] for message in said] == [B, A]
-    assert all("nas:/export/imagenet" in message for message in said)

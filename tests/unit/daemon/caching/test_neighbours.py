@@ -169,23 +169,3 @@ def test_no_one_gets_the_bytes_of_another_member(indexers: Indexers, tmp_path: P
     for node in chunk.nodes:
         with pytest.raises(ArchiveFailed, match="other bytes"):
             trio.run(chunk.payload, node)
-
-
-def test_members_of_archives_in_archives(indexers: Indexers, tmp_path: Path) -> None:
-    memory = MemorySource()
-    memory.add(b"all.tar", tar_of({b"in.tar": tar_of(FILES), b"beside.jpg": b"x" * SIZE, b"other.jpg": b"y" * SIZE}))
-    once = ArchiveSource(memory, ["tar"], tmp_path / "0", ROOM, indexers)
-    twice = ArchiveSource(once, ["tar"], tmp_path / "1", ROOM, indexers)
-    for path, begins, beside in (
-        (b"all.tar/in.tar/005.jpg", FILES[b"005.jpg"], b"all.tar/in.tar/006.jpg"),
-        (b"all.tar/beside.jpg", b"x" * SIZE, b"all.tar/other.jpg"),
-    ):
-        around = twice.neighbourhood(path, twice.stat(path).version)
-        assert around is not None
-        member = around.member
-        assert member is not None
-        after = next(around.beside(1))
-        whole = twice.read(*around.request(member.begin, after.end))
-        assert around.bytes_in(whole, member.begin, member) == begins
-        content = twice.read(beside, 0, SIZE, twice.stat(beside).version)
-        assert around.bytes_in(whole, member.begin, after) == content

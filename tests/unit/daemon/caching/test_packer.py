@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import trio
 
 from benchmarks.fakes import MemoryContent
 from spiderfs.core.events import FETCHED, HIT, Access
-from spiderfs.daemon.caching import packer as packing
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.packer import Packer
 from spiderfs.metrics import SharedCounters
@@ -159,16 +158,23 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(impact, "FIRST_LOW_READS", 1e9)
 
 
-def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
-    async def main() -> None:
-        harness = Harness(tmp_path)
-        try:
-            await test(harness)
-        finally:
-            harness.lock.close()
-            harness.source.close()
+@contextmanager
+def made(tmp_path: Path) -> Iterator[Harness]:
+    harness = Harness(tmp_path)
+    yield harness
+    harness.lock.close()
+    harness.source.close()
 
-    trio.run(main)
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    with made(tmp_path) as harness:
+        yield harness
+
+
+async def with_a_package_of_an_earlier_mount(tmp_path: Path) -> None:
+    with made(tmp_path) as earlier:
+        await with_a_package(earlier)
 
 
 async def with_a_package(harness: Harness) -> None:
@@ -182,161 +188,110 @@ async def with_a_package(harness: Harness) -> None:
     harness.read(*range(10, 20))
 
 
-def test_what_is_missed_is_packed_without_reading_it_again(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.learn()
-        harness.source.reads.clear()
-        harness.read_and_collect(*range(9), 30)
-        assert harness.packer._collected_bytes == 9 * SIZE, "of the easy ones alone"
-        harness.policy.substituted("train", harness.inode(1), harness.inode(12))
-        harness.packer._collect(harness.policy)
-        assert harness.packer._collected_bytes == 9 * SIZE, "it was replaced, not read"
-        harness.read_and_collect(9)
-        await harness.pack()
-        assert harness.source.reads == []
-        assert harness.count("packages_written") == 1
-        assert [package.suffix for package in harness.packages] == [".package"]
-        # What is missed again is in a package already.
-        harness.policy.new_epoch("train")
-        harness.cache.evict(ContentKey(harness.inode(number)) for number in range(10))
-        harness.read_and_collect(*range(10))
-        assert harness.packer._collected_bytes == 0
-
-    run(tmp_path, test)
+async def test_what_is_missed_is_packed_without_reading_it_again(harness: Harness) -> None:
+    await harness.learn()
+    harness.source.reads.clear()
+    harness.read_and_collect(*range(9), 30)
+    assert harness.packer._collected_bytes == 9 * SIZE, "of the easy ones alone"
+    harness.policy.substituted("train", harness.inode(1), harness.inode(12))
+    harness.packer._collect(harness.policy)
+    assert harness.packer._collected_bytes == 9 * SIZE, "it was replaced, not read"
+    harness.read_and_collect(9)
+    await harness.pack()
+    assert harness.source.reads == []
+    assert harness.count("packages_written") == 1
+    assert [package.suffix for package in harness.packages] == [".package"]
+    # What is missed again is in a package already.
+    harness.policy.new_epoch("train")
+    harness.cache.evict(ContentKey(harness.inode(number)) for number in range(10))
+    harness.read_and_collect(*range(10))
+    assert harness.packer._collected_bytes == 0
 
 
-def test_one_read_fetches_fresh_samples_with_their_bytes(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await with_a_package(harness)
-        harness.source.reads.clear()
-        before = harness.count("origin_bytes")
-        assert await harness.load()
-        (read,) = harness.source.reads
-        assert read.startswith(DIRECTORY)
-        assert harness.count("origin_bytes") - before == harness.packages[0].stat().st_size
-        fresh = [number for number in harness.cached() if number < 10]
-        assert len(fresh) >= 5
-        assert harness.count("packaged_samples") == len(fresh)
-        for number in fresh:
-            assert harness.content.read(ContentKey(harness.inode(number))) == b"%03d" % number + bytes(SIZE - 3)
-        assert not await harness.load(), "there is nothing more to win"
-        # They stand in for others, as long as no one has read them.
-        first, *others = map(harness.inode, fresh)
-        harness.cache.evict([ContentKey(first)])
-        assert harness.policy.substitute_for("train", first) in others
-
-    run(tmp_path, test)
-
-
-def test_nothing_is_loaded_while_the_policy_has_no_room(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await with_a_package(harness)
-        # None of what is cached was read in this one.
-        harness.policy.new_epoch("train")
-        harness.source.reads.clear()
-        assert not await harness.load()
-        assert harness.source.reads == []
-
-    run(tmp_path, test)
-
-
-def test_a_file_that_has_changed_is_not_taken_from_a_package(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await with_a_package(harness)
-        changed = harness.root / "train/003"
-        changed.write_bytes(b"new" + bytes(SIZE))
-        old = harness.inode(3)
-        harness.catalogue.record(
-            harness.catalogue.directory_inode(b"train"), b"003", harness.source.stat(b"train/003"), 1e12
-        )
-        assert harness.inode(3) != old
-        assert await harness.load()
-        assert 3 not in harness.cached()
-        assert not harness.content.has(ContentKey(old))
-        assert not harness.content.has(ContentKey(harness.inode(3)))
-
-    run(tmp_path, test)
+async def test_one_read_fetches_fresh_samples_with_their_bytes(harness: Harness) -> None:
+    await with_a_package(harness)
+    harness.source.reads.clear()
+    before = harness.count("origin_bytes")
+    assert await harness.load()
+    (read,) = harness.source.reads
+    assert read.startswith(DIRECTORY)
+    assert harness.count("origin_bytes") - before == harness.packages[0].stat().st_size
+    fresh = [number for number in harness.cached() if number < 10]
+    assert len(fresh) >= 5
+    assert harness.count("packaged_samples") == len(fresh)
+    for number in fresh:
+        assert harness.content.read(ContentKey(harness.inode(number))) == b"%03d" % number + bytes(SIZE - 3)
+    assert not await harness.load(), "there is nothing more to win"
+    # They stand in for others, as long as no one has read them.
+    first, *others = map(harness.inode, fresh)
+    harness.cache.evict([ContentKey(first)])
+    assert harness.policy.substitute_for("train", first) in others
 
 
 @pytest.mark.parametrize("place", [40, -5])
-def test_a_damaged_package_is_removed_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int) -> None:
-    async def test(harness: Harness) -> None:
-        await with_a_package(harness)
-        (path,) = harness.packages
-        before, damaged = path.stat(), bytearray(path.read_bytes())
-        damaged[place] ^= 1
-        path.write_bytes(damaged)
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        assert await harness.load()
-        assert harness.packages == []
-        assert harness.count("packages_removed") == 1
-        assert not await harness.load()
-
-    run(tmp_path, test)
+async def test_a_damaged_package_is_removed_and_said(
+    harness: Harness, caplog: pytest.LogCaptureFixture, place: int
+) -> None:
+    await with_a_package(harness)
+    (path,) = harness.packages
+    before, damaged = path.stat(), bytearray(path.read_bytes())
+    damaged[place] ^= 1
+    path.write_bytes(damaged)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert await harness.load()
+    assert harness.packages == []
+    assert harness.count("packages_removed") == 1
+    assert not await harness.load()
     assert len(caplog.records) == 1
     assert "is removed" in caplog.text
 
 
-def test_one_that_another_mount_has_removed_is_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(harness: Harness) -> None:
-        await with_a_package(harness)
-        harness.packages[0].unlink()
-        assert await harness.load()
-        assert not await harness.load()
-        assert harness.count("packages_loaded") == 0
+async def test_packages_are_found_again_and_damaged_ones_go(
+    harness: Harness, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await with_a_package_of_an_earlier_mount(tmp_path)
 
-    run(tmp_path, test)
-    assert caplog.records == []
-
-
-def test_packages_are_found_again_and_damaged_ones_go(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run(tmp_path, with_a_package)
-
-    async def test(harness: Harness) -> None:
-        damaged = harness.packages[0].with_name(harness.packages[0].name.replace("-", "-0"))
-        damaged.write_bytes(b"not one")
-        damaged.chmod(0o600)
-        await harness.learn()
-        await harness.packer._find()
-        assert len(harness.packages) == 1
-        harness.read(*range(10, 20))
-        harness.source.reads.clear()
-        assert await harness.load()
-        assert len(harness.source.reads) == 1
-        assert {number for number in harness.cached() if number < 10}
-
-    run(tmp_path, test)
+    damaged = harness.packages[0].with_name(harness.packages[0].name.replace("-", "-0"))
+    damaged.write_bytes(b"not one")
+    damaged.chmod(0o600)
+    await harness.learn()
+    await harness.packer._find()
+    assert len(harness.packages) == 1
+    harness.read(*range(10, 20))
+    harness.source.reads.clear()
+    assert await harness.load()
+    assert len(harness.source.reads) == 1
+    assert {number for number in harness.cached() if number < 10}
     assert len(caplog.records) == 1
 
 
-def test_what_others_have_made_is_ignored_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run(tmp_path, with_a_package)
+async def test_what_others_have_made_is_ignored_and_counted(
+    harness: Harness, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await with_a_package_of_an_earlier_mount(tmp_path)
 
-    async def test(harness: Harness) -> None:
-        (ours,) = harness.packages
-        path, version, payload = b"train/001", harness.source.stat(b"train/001").version, bytes(SIZE)
-        name, forged = pack([(path, version, payload)], bytes(32))
-        # By another key; by another key under a name of ours; and one of ours to which others may write.
-        (ours.parent / os.fsdecode(name)).write_bytes(forged)
-        prefix = own_prefix(harness.packer._directory.key)
-        (ours.parent / os.fsdecode(prefix + b"0" * 32 + b".package")).write_bytes(forged)
-        opened = ours.parent / os.fsdecode(prefix + b"1" * 32 + b".package")
-        opened.write_bytes(ours.read_bytes())
-        opened.chmod(0o666)
-        await harness.learn()
-        await harness.packer._find()
-        assert list(harness.packer._packages) == [os.fsencode(ours.name)]
-        assert harness.count("packages_ignored") == 2
-        # That one can only be one of ours that is damaged.
-        assert harness.count("packages_removed") == 1
-        assert len(harness.packages) == 3
-        harness.packer._packages.clear()
-        ours.parent.chmod(0o777)
-        await harness.packer._find()
-        assert list(harness.packer._packages) == []
-        assert harness.count("packages_ignored") == 3
-
-    run(tmp_path, test)
+    (ours,) = harness.packages
+    path, version, payload = b"train/001", harness.source.stat(b"train/001").version, bytes(SIZE)
+    name, forged = pack([(path, version, payload)], bytes(32))
+    # By another key; by another key under a name of ours; and one of ours to which others may write.
+    (ours.parent / os.fsdecode(name)).write_bytes(forged)
+    prefix = own_prefix(harness.packer._directory.key)
+    (ours.parent / os.fsdecode(prefix + b"0" * 32 + b".package")).write_bytes(forged)
+    opened = ours.parent / os.fsdecode(prefix + b"1" * 32 + b".package")
+    opened.write_bytes(ours.read_bytes())
+    opened.chmod(0o666)
+    await harness.learn()
+    await harness.packer._find()
+    assert list(harness.packer._packages) == [os.fsencode(ours.name)]
+    assert harness.count("packages_ignored") == 2
+    # That one can only be one of ours that is damaged.
+    assert harness.count("packages_removed") == 1
+    assert len(harness.packages) == 3
+    harness.packer._packages.clear()
+    ours.parent.chmod(0o777)
+    await harness.packer._find()
+    assert list(harness.packer._packages) == []
+    assert harness.count("packages_ignored") == 3
     assert [("not made by this mount" in text, "is removed" in text) for text in caplog.messages] == [
         (True, False),
         (False, True),
@@ -344,131 +299,45 @@ def test_what_others_have_made_is_ignored_and_counted(tmp_path: Path, caplog: py
 
 
 @pytest.mark.parametrize("hard", [2, 4, 10])
-def test_with_a_new_list_what_still_ranks_low_is_packed_again(tmp_path: Path, hard: int) -> None:
-    async def test(harness: Harness) -> None:
-        await with_a_package(harness)
-        (before,) = harness.packages
-        await harness.repack()
-        for number in range(hard):
-            harness.score(number, 100.0 + number)
-            harness.score(SAMPLES - 1 - number, 0.1)
-        await harness.repack()
-        assert harness.packages == [before], "there is no new list yet"
-        harness.policy.new_epoch("train")
-        await harness.repack()
-        if hard == 2:
-            assert harness.packages == [before], "most of it still ranks low"
-            return
-        assert harness.packages == []
-        assert sorted(harness.packer._collected) == sorted(map(harness.inode, range(hard, 10)))
-        # Samples that were missed fill the new package.
-        harness.policy.missed_ids.clear()
-        harness.read_and_collect(*range(SAMPLES - hard, SAMPLES))
-        await harness.pack()
-        (package,) = harness.packer._packages.values()
-        assert set(package.inodes) == {*map(harness.inode, [*range(hard, 10), *range(SAMPLES - hard, SAMPLES)])}
-        (path,) = harness.packages
-        index = read_index(path.read_bytes(), path.stat().st_size, harness.packer._directory.key)
-        for file in index.files:
-            assert index.payload(file, path.read_bytes()) == (harness.root / os.fsdecode(file.path)).read_bytes()
-
-    run(tmp_path, test)
+async def test_with_a_new_list_what_still_ranks_low_is_packed_again(harness: Harness, hard: int) -> None:
+    await with_a_package(harness)
+    (before,) = harness.packages
+    await harness.repack()
+    for number in range(hard):
+        harness.score(number, 100.0 + number)
+        harness.score(SAMPLES - 1 - number, 0.1)
+    await harness.repack()
+    assert harness.packages == [before], "there is no new list yet"
+    harness.policy.new_epoch("train")
+    await harness.repack()
+    if hard == 2:
+        assert harness.packages == [before], "most of it still ranks low"
+        return
+    assert harness.packages == []
+    assert sorted(harness.packer._collected) == sorted(map(harness.inode, range(hard, 10)))
+    # Samples that were missed fill the new package.
+    harness.policy.missed_ids.clear()
+    harness.read_and_collect(*range(SAMPLES - hard, SAMPLES))
+    await harness.pack()
+    (package,) = harness.packer._packages.values()
+    assert set(package.inodes) == {*map(harness.inode, [*range(hard, 10), *range(SAMPLES - hard, SAMPLES)])}
+    (path,) = harness.packages
+    index = read_index(path.read_bytes(), path.stat().st_size, harness.packer._directory.key)
+    for file in index.files:
+        assert index.payload(file, path.read_bytes()) == (harness.root / os.fsdecode(file.path)).read_bytes()
 
 
-def test_a_package_that_cannot_be_read_is_not_packed_again(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await with_a_package(harness)
-        for number in range(5):
-            harness.score(number, 100.0 + number)
-        harness.packages[0].unlink()
-        harness.policy.new_epoch("train")
-        await harness.repack()
-        assert (harness.packer._packages, harness.packer._collected) == ({}, {})
-
-    run(tmp_path, test)
-
-
-def test_first_packages_are_of_random_cached_samples_that_rank_low(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.learn()
-        harness.read(*range(5, 25))
-        harness.policy.missed_ids.clear()
-        harness.source.reads.clear()
-        harness.packer._follow_list(harness.policy)
-        harness.packer._collect(harness.policy)
-        await harness.pack()
-        (package,) = harness.packer._packages.values()
-        numbers = [number for number in range(SAMPLES) if harness.inode(number) in package.inodes]
-        assert len(numbers) == 10
-        assert set(numbers) < set(range(5, 20))
-        assert numbers != list(range(5, 15)), "at random"
-        assert harness.source.reads == []
-
-    run(tmp_path, test)
-
-
-def test_another_policy_leaves_packages_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "PAUSE_S", 0.001)
-    monkeypatch.setattr(packing, "COLLECT_PAUSE_S", 0.001)
-
-    async def test(harness: Harness) -> None:
-        await with_a_package(harness)
-        harness.cache.set_policy("spider")
-        assert harness.cache.restocked is None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(harness.packer._keep_packing)
-            nursery.start_soon(harness.packer._keep_loading)
-            harness.read(*range(10))
-            await trio.sleep(5 * (packing.PAUSE_S + packing.COLLECT_PAUSE_S))
-            nursery.cancel_scope.cancel()
-        assert (harness.packer._collected_bytes, harness.count("packages_loaded")) == (0, 0)
-        assert len(harness.packages) == 1
-
-    run(tmp_path, test)
-
-
-def test_a_source_that_cannot_be_written_to_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    async def test(harness: Harness) -> None:
-        monkeypatch.setattr(PackageDirectory, "write", refuse)
-        monkeypatch.setattr(packing, "COLLECT_PAUSE_S", 0.001)
-        await harness.learn()
-        harness.read_and_collect(*range(10))
-        # It ends by itself.
-        with trio.fail_after(20):
-            await harness.packer._keep_packing()
-        assert harness.packages == []
-        harness.read(1)
-        assert 1 in harness.cached()
-
-    run(tmp_path, test)
-    assert len(caplog.records) == 1
-    assert "packages cannot be written to the source (Read-only file system)" in caplog.text
-
-
-def test_both_tasks_do_their_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "PAUSE_S", 0.001)
-    monkeypatch.setattr(packing, "COLLECT_PAUSE_S", 0.001)
-
-    async def test(harness: Harness) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(harness.packer.run)
-            await harness.learn()
-            with trio.fail_after(20):
-                for number in range(10):
-                    harness.read(number)
-                    await trio.sleep(0.005)
-                while not harness.packages:
-                    await trio.sleep(0.005)
-                harness.cache.evict(ContentKey(harness.inode(number)) for number in range(10))
-                harness.policy.new_epoch("train")
-                harness.read(*range(10, 20))
-                while not harness.count("packaged_samples"):
-                    await trio.sleep(0.005)
-            nursery.cancel_scope.cancel()
-
-    run(tmp_path, test)
+async def test_first_packages_are_of_random_cached_samples_that_rank_low(harness: Harness) -> None:
+    await harness.learn()
+    harness.read(*range(5, 25))
+    harness.policy.missed_ids.clear()
+    harness.source.reads.clear()
+    harness.packer._follow_list(harness.policy)
+    harness.packer._collect(harness.policy)
+    await harness.pack()
+    (package,) = harness.packer._packages.values()
+    numbers = [number for number in range(SAMPLES) if harness.inode(number) in package.inodes]
+    assert len(numbers) == 10
+    assert set(numbers) < set(range(5, 20))
+    assert numbers != list(range(5, 15)), "at random"
+    assert harness.source.reads == []

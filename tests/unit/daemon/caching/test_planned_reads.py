@@ -7,7 +7,8 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
 
 WORKER = 1
-DELAYS_S = {b"slow": 0.3, b"slower": 2.5, b"hanging": 600.0}
+DELAYS_S = {b"slow": 0.3, b"slower": 1.5, b"hanging": 600.0}
 SIZES = [1, 1_000, 16_384, 16_385, 100_000, 300_000]
 
 
@@ -76,7 +77,7 @@ class Harness:
         self.shared_counters = SharedCounters(1)
         counters = self.shared_counters.row(0)
         self.content = LmdbContent(self.cache_path)
-        limits = SourceLimits(timeout_s=2.0, attempts=1, max_concurrent=8)
+        limits = SourceLimits(timeout_s=1.0, attempts=1, max_concurrent=8)
         self.client = SourceClient(source, limits, rng=random.Random(1), on_event=counters.add, read=self.reading.read)
         records = MemoryRecords(TABLES)
         self.catalogue = Catalogue(records)
@@ -130,8 +131,19 @@ class Harness:
         return self.shared_counters.totals()[name]
 
 
+@asynccontextmanager
+async def running(harness: Harness) -> AsyncIterator[Harness]:
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(harness.reading.attend)
+            nursery.start_soon(harness.batches.run)
+            nursery.start_soon(harness.flights.attend, MANAGER)
+            yield harness
+            nursery.cancel_scope.cancel()
+
+
 @pytest.fixture
-def harness(tmp_path: Path) -> Iterator[Harness]:
+def idle(tmp_path: Path) -> Iterator[Harness]:
     harness = Harness(tmp_path)
     yield harness
     os.kill(harness.reading.pid, signal.SIGKILL)
@@ -142,39 +154,28 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
     harness.fetch_lock.close()
 
 
-def run(harness: Harness, test: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(harness.reading.attend)
-                nursery.start_soon(harness.batches.run)
-                nursery.start_soon(harness.flights.attend, MANAGER)
-                await test()
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
+@pytest.fixture
+def harness(idle: Harness) -> AbstractAsyncContextManager[Harness]:
+    return running(idle)
 
 
-def test_samples_of_all_sizes_are_stored_and_kept(harness: Harness) -> None:
+async def test_samples_of_all_sizes_are_stored_and_kept(harness: Harness) -> None:
     nodes = [harness.add(f"{size}", size) for size in SIZES]
 
-    async def test() -> None:
-        harness.begin(*nodes)
-        results = await harness.all_ended(*nodes)
-        assert [result and (result.where, result.size, result.failed) for result in results] == [
-            (FETCHED, size, False) for size in SIZES
-        ]
-        for node in nodes:
-            assert harness.held(node) == (harness.root / os.fsdecode(node.path)).read_bytes()
-            assert node.inode in harness.cache.engine.members
-        assert harness.counted("origin_reads") == harness.counted("source_requests") == len(SIZES)
-        assert harness.counted("origin_bytes") == sum(SIZES)
-        assert harness.content.usage().landing_entries == 0
-
-    run(harness, test)
+    harness.begin(*nodes)
+    results = await harness.all_ended(*nodes)
+    assert [result and (result.where, result.size, result.failed) for result in results] == [
+        (FETCHED, size, False) for size in SIZES
+    ]
+    for node in nodes:
+        assert harness.held(node) == (harness.root / os.fsdecode(node.path)).read_bytes()
+        assert node.inode in harness.cache.engine.members
+    assert harness.counted("origin_reads") == harness.counted("source_requests") == len(SIZES)
+    assert harness.counted("origin_bytes") == sum(SIZES)
+    assert harness.content.usage().landing_entries == 0
 
 
-def test_the_kernel_is_given_what_is_to_be_pushed(harness: Harness) -> None:
+async def test_the_kernel_is_given_what_is_to_be_pushed(harness: Harness) -> None:
     nodes = [harness.add(f"{number}", 20_000 + number) for number in range(100)]
     given: dict[int, bytes] = {}
 
@@ -184,187 +185,144 @@ def test_the_kernel_is_given_what_is_to_be_pushed(harness: Harness) -> None:
             inode, _, size, _ = _STORE.unpack_from(message, OUT_HEADER.size)
             given[inode] = message[len(store(inode, size)) :]
 
-    async def test() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(receive)
-            harness.begin(*nodes, push=True)
-            results = await harness.all_ended(*nodes)
-            # Those whose places in the table of flights were taken are handed back.
-            pushed = [node for node, result in zip(nodes, results, strict=True) if result is not None]
-            assert len(pushed) > len(nodes) // 2
-            assert all(result is None or (result.where, result.pushed) == (FETCHED, True) for result in results)
-            with trio.fail_after(10):
-                while len(given) < len(pushed):
-                    await trio.sleep(0.005)
-            nursery.cancel_scope.cancel()
-        assert given == {node.inode: (harness.root / os.fsdecode(node.path)).read_bytes() for node in pushed}
-        assert harness.reading.room == 8
-
-    run(harness, test)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        harness.begin(*nodes, push=True)
+        results = await harness.all_ended(*nodes)
+        # Those whose places in the table of flights were taken are handed back.
+        pushed = [node for node, result in zip(nodes, results, strict=True) if result is not None]
+        assert len(pushed) > len(nodes) // 2
+        assert all(result is None or (result.where, result.pushed) == (FETCHED, True) for result in results)
+        with trio.fail_after(10):
+            while len(given) < len(pushed):
+                await trio.sleep(0.005)
+        nursery.cancel_scope.cancel()
+    assert given == {node.inode: (harness.root / os.fsdecode(node.path)).read_bytes() for node in pushed}
+    assert harness.reading.room == 8
 
 
-def test_a_sample_is_stored_though_the_kernel_refuses_it(harness: Harness) -> None:
+async def test_a_sample_is_stored_though_the_kernel_refuses_it(harness: Harness) -> None:
     node, gone = harness.add("file", 50_000), harness.add("gone", 50_000)
     (harness.root / "gone").unlink()
 
-    async def test() -> None:
-        harness.kernel.close()
-        harness.begin(node, gone, push=True)
-        result, handed_back = await harness.all_ended(node, gone)
-        assert result is not None
-        assert (result.where, result.pushed, result.failed) == (FETCHED, False, False)
-        assert handed_back == PrefetchResult(None, failed=True)
-        assert harness.held(node) == (harness.root / "file").read_bytes()
-        assert harness.reading.room == 8
-
-    run(harness, test)
+    harness.kernel.close()
+    harness.begin(node, gone, push=True)
+    result, handed_back = await harness.all_ended(node, gone)
+    assert result is not None
+    assert (result.where, result.pushed, result.failed) == (FETCHED, False, False)
+    assert handed_back == PrefetchResult(None, failed=True)
+    assert harness.held(node) == (harness.root / "file").read_bytes()
+    assert harness.reading.room == 8
 
 
-def test_a_sample_that_a_reader_waits_for_is_not_given_to_the_kernel(harness: Harness) -> None:
+async def test_a_sample_that_a_reader_waits_for_is_not_given_to_the_kernel(harness: Harness) -> None:
     node = harness.add("slow", 50_000)
 
-    async def test() -> None:
-        harness.begin(node, push=True)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(harness.flights.wait, node.inode, MANAGER)
-            (result,) = await harness.all_ended(node)
-        assert result is not None
-        assert (result.where, result.pushed) == (FETCHED, True)
-        harness.kernel.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            harness.kernel.recv(1)
-
-    run(harness, test)
+    harness.begin(node, push=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(harness.flights.wait, node.inode, MANAGER)
+        (result,) = await harness.all_ended(node)
+    assert result is not None
+    assert (result.where, result.pushed) == (FETCHED, True)
+    harness.kernel.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        harness.kernel.recv(1)
 
 
-def test_the_slot_of_a_read_that_is_given_up_is_free_once_its_bytes_are_with_the_kernel(harness: Harness) -> None:
+async def test_the_slot_of_a_read_that_is_given_up_is_free_once_its_bytes_are_with_the_kernel(harness: Harness) -> None:
     late = harness.add("slower", 50_000)
 
-    async def test() -> None:
-        harness.client._limits = SourceLimits(timeout_s=0.5, attempts=1)
-        harness.begin(late, push=True)
-        assert await harness.all_ended(late) == [PrefetchResult(None, failed=True)]
-        assert harness.reading.room == 7
-        message = await trio.socket.from_stdlib_socket(harness.kernel).recv(1 << 20)
-        assert message.endswith((harness.root / "slower").read_bytes())
-        with trio.fail_after(10):
-            while harness.reading.room != 8:
-                await trio.sleep(0.005)
-
-    run(harness, test)
+    harness.client._limits = SourceLimits(timeout_s=0.5, attempts=1)
+    harness.begin(late, push=True)
+    assert await harness.all_ended(late) == [PrefetchResult(None, failed=True)]
+    assert harness.reading.room == 7
+    message = await trio.socket.from_stdlib_socket(harness.kernel).recv(1 << 20)
+    assert message.endswith((harness.root / "slower").read_bytes())
+    with trio.fail_after(10):
+        while harness.reading.room != 8:
+            await trio.sleep(0.005)
 
 
-def test_no_more_bytes_are_in_flight_than_may_be(harness: Harness) -> None:
+async def test_no_more_bytes_are_in_flight_than_may_be(harness: Harness) -> None:
     nodes = [harness.add(f"{number}", 200_000) for number in range(6)]
 
-    async def test() -> None:
-        harness.begin(*nodes)
-        results = await harness.all_ended(*nodes)
-        assert all(result is None or result.where == FETCHED for result in results)
-        assert (max(harness.in_flight), harness.in_flight[-1]) == (400_000, 0)
-
-    run(harness, test)
+    harness.begin(*nodes)
+    results = await harness.all_ended(*nodes)
+    assert all(result is None or result.where == FETCHED for result in results)
+    assert (max(harness.in_flight), harness.in_flight[-1]) == (400_000, 0)
 
 
-def test_more_than_may_be_read_at_a_time_are_all_read(harness: Harness) -> None:
-    nodes = [harness.add(f"{number}", 20_000 + number) for number in range(100)]
-
-    async def test() -> None:
-        harness.begin(*nodes)
-        results = await harness.all_ended(*nodes)
-        # Those whose places in the table of flights were taken are handed back.
-        read = [node for node, result in zip(nodes, results, strict=True) if result is not None]
-        assert len(read) > len(nodes) // 2
-        assert all(result is None or result.where == FETCHED for result in results)
-        assert all(harness.held(node) is not None for node in read)
-
-    run(harness, test)
-
-
-def test_what_the_store_has_or_another_fetches_is_handed_back(harness: Harness) -> None:
+async def test_what_the_store_has_or_another_fetches_is_handed_back(harness: Harness) -> None:
     stored, locked, free = (harness.add(name, 50_000) for name in ("stored", "locked", "free"))
     harness.content.land(ContentKey(stored.inode), (harness.root / "stored").read_bytes())
     other = FetchLock(harness.lock_path)
     assert other.try_hold(ContentKey(locked.inode))
 
-    async def test() -> None:
-        harness.begin(stored, locked, free)
-        results = await harness.all_ended(stored, locked, free)
-        assert results[:2] == [None, None]
-        assert results[2] is not None
-        assert harness.counted("origin_reads") == 1
-
-    run(harness, test)
+    harness.begin(stored, locked, free)
+    results = await harness.all_ended(stored, locked, free)
+    assert results[:2] == [None, None]
+    assert results[2] is not None
+    assert harness.counted("origin_reads") == 1
     other.close()
 
 
-def test_a_record_that_came_meanwhile_stays_and_is_kept(harness: Harness) -> None:
+async def test_a_record_that_came_meanwhile_stays_and_is_kept(harness: Harness) -> None:
     node = harness.add("slow", 50_000)
 
-    async def test() -> None:
-        harness.begin(node)
-        harness.content.land(ContentKey(node.inode), (harness.root / "slow").read_bytes())
-        (result,) = await harness.all_ended(node)
-        assert result is not None
-        assert result.where == HIT
-        member = harness.content.member(ContentKey(node.inode))
-        assert member is not None
-        assert member.section != "landing"
-        assert node.inode in harness.cache.engine.members
-
-    run(harness, test)
+    harness.begin(node)
+    harness.content.land(ContentKey(node.inode), (harness.root / "slow").read_bytes())
+    (result,) = await harness.all_ended(node)
+    assert result is not None
+    assert result.where == HIT
+    member = harness.content.member(ContentKey(node.inode))
+    assert member is not None
+    assert member.section != "landing"
+    assert node.inode in harness.cache.engine.members
 
 
-def test_a_source_that_fails_hands_back_and_one_that_refuses_does_not(harness: Harness) -> None:
+async def test_a_source_that_fails_hands_back_and_one_that_refuses_does_not(harness: Harness) -> None:
     gone, changed, good = (harness.add(name, 50_000) for name in ("gone", "changed", "good"))
     (harness.root / "gone").unlink()
     (harness.root / "changed").write_bytes(b"of another size")
 
-    async def test() -> None:
-        harness.begin(gone, changed, good)
-        results = await harness.all_ended(gone, changed, good)
-        assert [result and (result.where, result.failed) for result in results] == [
-            (None, True),
-            (None, True),
-            (FETCHED, False),
-        ]
-
-    run(harness, test)
+    harness.begin(gone, changed, good)
+    results = await harness.all_ended(gone, changed, good)
+    assert [result and (result.where, result.failed) for result in results] == [
+        (None, True),
+        (None, True),
+        (FETCHED, False),
+    ]
 
 
-def test_a_source_that_hangs_costs_its_time_limit(harness: Harness) -> None:
+async def test_a_source_that_hangs_costs_its_time_limit(harness: Harness) -> None:
     hanging, good = harness.add("hanging", 50_000), harness.add("good", 50_000)
 
-    async def test() -> None:
-        harness.begin(hanging, good)
-        began = trio.current_time()
-        results = await harness.all_ended(hanging, good)
-        assert results[0] == PrefetchResult(None, failed=True)
-        assert results[1] is not None
-        assert 1 < trio.current_time() - began < 10
-        assert harness.counted("source_timeouts") == 1
-
-    run(harness, test)
+    harness.begin(hanging, good)
+    began = trio.current_time()
+    results = await harness.all_ended(hanging, good)
+    assert results[0] == PrefetchResult(None, failed=True)
+    assert results[1] is not None
+    assert 0.5 < trio.current_time() - began < 10
+    assert harness.counted("source_timeouts") == 1
 
 
-def test_the_chunks_of_a_late_read_are_free_once_it_returns(harness: Harness) -> None:
+async def test_the_chunks_of_a_late_read_are_free_once_it_returns(harness: Harness) -> None:
     late = harness.add("slower", 50_000)
 
-    async def test() -> None:
-        harness.client._limits = SourceLimits(timeout_s=0.5, attempts=1)
-        harness.begin(late)
-        assert await harness.all_ended(late) == [PrefetchResult(None, failed=True)]
-        (meanwhile,) = harness.content.extents.lease([50_000])
-        assert meanwhile.runs[0][0] > 0
-        await trio.sleep(2.5)
-        harness.content.extents.free([meanwhile])
-        harness.content.extents._at = 0
-        assert harness.content.extents.lease([50_000])[0].runs == ((0, 4),)
+    harness.client._limits = SourceLimits(timeout_s=0.5, attempts=1)
+    harness.begin(late)
+    assert await harness.all_ended(late) == [PrefetchResult(None, failed=True)]
+    (meanwhile,) = harness.content.extents.lease([50_000])
+    assert meanwhile.runs[0][0] > 0
+    with trio.fail_after(10):
+        while harness.reading.room != 8:
+            await trio.sleep(0.005)
+    harness.content.extents.free([meanwhile])
+    harness.content.extents._at = 0
+    assert harness.content.extents.lease([50_000])[0].runs == ((0, 4),)
 
-    run(harness, test)
 
-
-def test_a_failure_after_records_were_stored_frees_none_of_their_chunks(
+async def test_a_failure_after_records_were_stored_frees_none_of_their_chunks(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = harness.add("slow", 50_000)
@@ -372,21 +330,18 @@ def test_a_failure_after_records_were_stored_frees_none_of_their_chunks(
     def full(*changes: object) -> None:
         raise StoreFull("no space left for the cache")
 
-    async def test() -> None:
-        harness.begin(node)
-        harness.content.land(ContentKey(node.inode), (harness.root / "slow").read_bytes())
-        monkeypatch.setattr(harness.cache, "apply", full)
-        (result,) = await harness.all_ended(node)
-        assert result is not None
-        assert result.where == HIT
-        (other,) = harness.content.extents.lease([200_000])
-        harness.content.extents.write(other, bytes(200_000))
-        assert harness.held(node) == (harness.root / "slow").read_bytes()
-
-    run(harness, test)
+    harness.begin(node)
+    harness.content.land(ContentKey(node.inode), (harness.root / "slow").read_bytes())
+    monkeypatch.setattr(harness.cache, "apply", full)
+    (result,) = await harness.all_ended(node)
+    assert result is not None
+    assert result.where == HIT
+    (other,) = harness.content.extents.lease([200_000])
+    harness.content.extents.write(other, bytes(200_000))
+    assert harness.held(node) == (harness.root / "slow").read_bytes()
 
 
-def test_a_full_disk_costs_the_samples_that_do_not_fit(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_costs_the_samples_that_do_not_fit(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [harness.add(f"{number}", 50_000) for number in range(3)]
     land_kept = harness.content.land_kept
 
@@ -397,106 +352,68 @@ def test_a_full_disk_costs_the_samples_that_do_not_fit(harness: Harness, monkeyp
 
     monkeypatch.setattr(harness.content, "land_kept", full)
 
-    async def test() -> None:
-        harness.begin(*nodes)
-        results = await harness.all_ended(*nodes)
-        assert [result and (result.where, result.failed) for result in results] == [
-            (FETCHED, False),
-            (UNSTORED, True),
-            (FETCHED, False),
-        ]
-        assert set(harness.cache.engine.members) == {nodes[0].inode, nodes[2].inode}
-        assert harness.counted("store_failures") == 1
-
-    run(harness, test)
+    harness.begin(*nodes)
+    results = await harness.all_ended(*nodes)
+    assert [result and (result.where, result.failed) for result in results] == [
+        (FETCHED, False),
+        (UNSTORED, True),
+        (FETCHED, False),
+    ]
+    assert set(harness.cache.engine.members) == {nodes[0].inode, nodes[2].inode}
+    assert harness.counted("store_failures") == 1
 
 
-def test_without_room_for_chunks_nothing_is_asked_for(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    node = harness.add("file", 50_000)
-
-    def full(sizes: list[int]) -> None:
-        raise StoreFull("no space left for the cache")
-
-    monkeypatch.setattr(harness.content, "lease", full)
-
-    async def test() -> None:
-        harness.begin(node)
-        assert await harness.all_ended(node) == [PrefetchResult(UNSTORED, 50_000, failed=True)]
-        assert harness.counted("source_requests") == 0
-
-    run(harness, test)
-
-
-def test_what_does_not_fit_beside_what_is_kept_is_refused(harness: Harness) -> None:
+async def test_what_does_not_fit_beside_what_is_kept_is_refused(harness: Harness) -> None:
     harness.cache.set_capacity(100_000)
     node = harness.add("file", 300_000)
 
-    async def test() -> None:
-        harness.begin(node)
-        (result,) = await harness.all_ended(node)
-        assert result is not None
-        assert (result.where, result.failed) == (REFUSED, True)
-        # Its chunks are free again.
-        assert harness.content.extents.lease([300_000])[0].runs[0][0] == 0 or harness.held(node) is None
-
-    run(harness, test)
+    harness.begin(node)
+    (result,) = await harness.all_ended(node)
+    assert result is not None
+    assert (result.where, result.failed) == (REFUSED, True)
+    # Its chunks are free again.
+    assert harness.content.extents.lease([300_000])[0].runs[0][0] == 0 or harness.held(node) is None
 
 
-def test_who_wants_a_sample_waits_until_it_is_stored(harness: Harness) -> None:
+def test_who_wants_a_sample_waits_until_it_is_stored(idle: Harness) -> None:
     """One process is the manager, and another one a worker."""
-    node = harness.add("slow", 50_000)
+    node = idle.add("slow", 50_000)
     ready, waits = os.pipe()
 
-    def worker() -> None:
-        async def main() -> None:
-            with trio.fail_after(20):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(harness.flights.attend, WORKER)
-                    while node.inode not in harness.flights:
-                        await trio.sleep(0.001)
-                    os.write(waits, b"w")
-                    await harness.flights.wait(node.inode, WORKER)
-                    nursery.cancel_scope.cancel()
+    async def worker() -> None:
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(idle.flights.attend, WORKER)
+                while node.inode not in idle.flights:
+                    await trio.sleep(0.001)
+                os.write(waits, b"w")
+                await idle.flights.wait(node.inode, WORKER)
+                nursery.cancel_scope.cancel()
 
-        trio.run(main)
+    # The process that is forked must not be within trio.
+    child = forked(lambda: trio.run(worker))
 
-    child = forked(worker)
+    async def manager() -> None:
+        async with running(idle) as harness:
+            harness.begin(node)
+            assert await trio.to_thread.run_sync(os.read, ready, 1) == b"w"
+            assert node.inode in harness.flights
+            await harness.all_ended(node)
+            assert await trio.to_thread.run_sync(exit_status, child) == 0
+            assert harness.held(node) is not None
 
-    async def test() -> None:
-        harness.begin(node)
-        assert await trio.to_thread.run_sync(os.read, ready, 1) == b"w"
-        assert node.inode in harness.flights
-        await harness.all_ended(node)
-        assert await trio.to_thread.run_sync(exit_status, child) == 0
-        assert harness.held(node) is not None
-
-    run(harness, test)
+    trio.run(manager)
     os.close(ready)
     os.close(waits)
 
 
-def test_a_manager_that_begins_has_nothing_under_way(harness: Harness) -> None:
-    assert harness.flights.begin(7)
-    assert not harness.flights.begin(7)
-    harness.flights.clear()
-    assert 7 not in harness.flights
-
-    async def test() -> None:
-        await harness.flights.wait(7, MANAGER)
-
-    run(harness, test)
-
-
-def test_a_process_that_stood_still_gives_the_source_its_time(
+async def test_a_process_that_stood_still_gives_the_source_its_time(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = harness.add("slower", 50_000)
     monkeypatch.setattr(planned_reads, "_STOOD_STILL_S", 0.0)
 
-    async def test() -> None:
-        harness.begin(node)
-        (result,) = await harness.all_ended(node)
-        assert result is not None
-        assert result.where == FETCHED
-
-    run(harness, test)
+    harness.begin(node)
+    (result,) = await harness.all_ended(node)
+    assert result is not None
+    assert result.where == FETCHED

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from spiderfs.core.homes import Homes
 from spiderfs.core.plans.exchange import SharedList
 from spiderfs.core.plans.fetch_limits import AHEAD_SHARE, Concurrency
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
-from spiderfs.core.plans.schedule import PROVEN_OPENS, UNPROVEN_SAMPLES, PlannedReader
+from spiderfs.core.plans.schedule import UNPROVEN_SAMPLES, PlannedReader
 from spiderfs.core.policy import Key
 from spiderfs.core.rooms import LANDING_SHARE
 from spiderfs.daemon.caching.cache_control import CacheControl
@@ -243,52 +244,52 @@ class Harness:
         return self.counters.totals()[name]
 
 
-Test = Callable[[Harness], Awaitable[None]]
-
-
-def run(
+@asynccontextmanager
+async def running(
     directory: Path,
-    test: Test,
     *,
     files: int = 100,
     sizes: Iterable[int] | None = None,
     cached: int = 6000,
     policy: str = "minio",
     most_fetches: int = 16,
-) -> Harness:
+) -> AsyncIterator[Harness]:
     harness = Harness(directory, sizes or [SIZE] * files, cached, policy, most_fetches)
-
-    async def main() -> None:
+    try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(harness.prefetcher.run)
-            await test(harness)
+            yield harness
             nursery.cancel_scope.cancel()
-
-    try:
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     finally:
         harness.interlock.close()
-    return harness
 
 
-def test_what_is_planned_is_prefetched_in_its_order(tmp_path: Path) -> None:
+@pytest.fixture
+def harness(tmp_path: Path) -> AbstractAsyncContextManager[Harness]:
+    return running(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def clock() -> trio.abc.Clock:
+    return trio.testing.MockClock(autojump_threshold=0)
+
+
+async def test_what_is_planned_is_prefetched_in_its_order(tmp_path: Path) -> None:
     order = random.Random(1).sample(range(100), 100)
 
-    async def test(harness: Harness) -> None:
+    async with running(tmp_path, most_fetches=1) as harness:
         await trio.sleep(5)
         assert harness.fetched == []
         harness.plan(order)
         await trio.sleep(5)
-
-    harness = run(tmp_path, test, most_fetches=1)
     assert harness.fetched == order
     assert harness.kept == set(order)
     assert harness.counted("prefetched") == 100
     assert set(harness.content.landed.values()) == {1}
 
 
-def test_what_cannot_be_fetched_ahead_is_no_sample_that_is_coming(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
+async def test_what_cannot_be_fetched_ahead_is_no_sample_that_is_coming(tmp_path: Path) -> None:
+    async with running(tmp_path, sizes=[LARGE, LARGE, SIZE]) as harness:
         place_of: dict[Key, int] = {inode: place for place, inode in enumerate(harness.inodes)}
         engine = harness.cache.engine
         shared = SharedList(harness.inodes, place_of, random.Random(1).random, engine.exchange_pending.changed)
@@ -302,8 +303,6 @@ def test_what_cannot_be_fetched_ahead_is_no_sample_that_is_coming(tmp_path: Path
         await trio.sleep(5)
         assert harness.fetched == [2]
         assert shared.ask((TRAINER, "train"), [1]) == [2]
-
-    run(tmp_path, test, sizes=[LARGE, LARGE, SIZE])
 
 
 class Pushes:
@@ -342,8 +341,8 @@ class Pushes:
         pass
 
 
-def test_pending_samples_of_jobs_are_fetched_into_the_store_where_plans_are_pushed_too(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
+async def test_pending_samples_of_jobs_are_fetched_into_the_store_where_plans_are_pushed_too(tmp_path: Path) -> None:
+    async with running(tmp_path, files=40, cached=10) as harness:
         pushes = Pushes()
         harness.prefetcher._push = pushes  # type: ignore[assignment]
         place_of: dict[Key, int] = {inode: place for place, inode in enumerate(harness.inodes)}
@@ -363,29 +362,26 @@ def test_pending_samples_of_jobs_are_fetched_into_the_store_where_plans_are_push
         assert len(set(harness.fetched)) == len(harness.fetched)
         assert harness.kept == set(harness.fetched)
 
-    run(tmp_path, test, files=40, cached=10)
 
-
-def test_a_followed_plan_makes_opens_hits_and_costs_each_file_once(tmp_path: Path) -> None:
+async def test_a_followed_plan_makes_opens_hits_and_costs_each_file_once(tmp_path: Path) -> None:
     hits: list[bool] = []
 
-    async def test(harness: Harness) -> None:
+    # A fetch takes twice as long as the reader does between two opens, and a tenth is cached.
+    async with running(tmp_path, files=2000, cached=200) as harness:
         harness.plan(range(2000))
         for number in range(2000):
             hits.append(await harness.read(number))
             await trio.sleep(0.005)
         await trio.sleep(5)
-
-    # A fetch takes twice as long as the reader does between two opens, and a tenth is cached.
-    harness = run(tmp_path, test, files=2000, cached=200)
     assert sum(hits) > 0.98 * len(hits)
     assert sorted(harness.fetched) == list(range(2000))
     assert harness.counted("planned_opens") == 2000
     assert harness.counted("planned_late") == len(hits) - sum(hits)
 
 
-def test_a_small_cache_is_not_fetched_for_in_vain(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
+async def test_a_small_cache_is_not_fetched_for_in_vain(tmp_path: Path) -> None:
+    # Only the first ones may be more than there is room for: how large files are is known from those that came.
+    async with running(tmp_path, files=200, cached=10) as harness:
         harness.plan(range(200))
         await trio.sleep(10)
         assert {0, 1} <= harness.kept
@@ -394,13 +390,11 @@ def test_a_small_cache_is_not_fetched_for_in_vain(tmp_path: Path) -> None:
             hits += await harness.read(number)
             await trio.sleep(0.05)
         assert hits == 200
-
-    # Only the first ones may be more than there is room for: how large files are is known from those that came.
-    assert len(run(tmp_path, test, files=200, cached=10).fetched) <= 200 + 16
+    assert len(harness.fetched) <= 200 + 16
 
 
-def test_no_more_is_fetched_at_a_time_than_has_room_to_land(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
+async def test_no_more_is_fetched_at_a_time_than_has_room_to_land(tmp_path: Path) -> None:
+    async with running(tmp_path, files=400, cached=20, most_fetches=64) as harness:
         harness.prefetcher._fetch.concurrency.limit = 64
         # The cache is full of what is needed late, so that only landing has room.
         for number in range(380, 400):
@@ -416,24 +410,9 @@ def test_no_more_is_fetched_at_a_time_than_has_room_to_land(tmp_path: Path) -> N
             for number in in_hand:
                 harness.cache.fold(events(trio.current_time(), harness.inodes[number], SIZE, HIT, TRAINER))
 
-    run(tmp_path, test, files=400, cached=20, most_fetches=64)
 
-
-def test_what_is_needed_sooner_stays_and_the_rest_makes_room(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        for number in range(160, 200):
-            await harness.read(number, trainer=0)
-        assert harness.kept == set(range(160, 200))
-        # Five of the cached ones come first, the others last.
-        harness.plan([*range(195, 200), *range(195)])
-        await trio.sleep(5)
-        assert harness.kept == {*range(195, 200), *range(5), *range(160, 190)}
-
-    run(tmp_path, test, files=200, cached=40)
-
-
-def test_no_further_ahead_than_the_window(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
+async def test_no_further_ahead_than_the_window(tmp_path: Path) -> None:
+    async with running(tmp_path, files=5000, cached=4000) as harness:
         harness.plan(range(5000))
         harness.has_pace(TRAINER, 0.01)
         await trio.sleep(3)
@@ -448,24 +427,9 @@ def test_no_further_ahead_than_the_window(tmp_path: Path) -> None:
         assert harness.prefetcher.status().plans[0].window_samples <= window
         assert max(harness.fetched) < 50 + window
 
-    run(tmp_path, test, files=5000, cached=4000)
 
-
-def test_the_window_is_a_part_of_the_cache(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.plan(range(5000))
-        harness.has_pace(TRAINER, 0.00001)
-        assert harness.prefetcher.status().plans[0].window_samples > 1000, "no one else needs the room"
-        await trio.sleep(3)
-        engine = harness.cache.engine
-        engine.resize(engine.used_bytes, 0)
-        assert harness.prefetcher.status().plans[0].window_samples <= len(engine.members) / 4, "the cache is full"
-
-    run(tmp_path, test, files=5000, cached=4000)
-
-
-def test_the_window_takes_no_more_room_beside_peers_than_landing_leaves_it(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
+async def test_the_window_takes_no_more_room_beside_peers_than_landing_leaves_it(tmp_path: Path) -> None:
+    async with running(tmp_path, files=5000, cached=4000) as harness:
         harness.plan(range(5000))
         harness.has_pace(TRAINER, 0.00001)
         await trio.sleep(3)
@@ -476,11 +440,9 @@ def test_the_window_takes_no_more_room_beside_peers_than_landing_leaves_it(tmp_p
         engine.resize(engine.used_bytes, 0)
         assert harness.prefetcher.status().plans[0].window_samples <= AHEAD_SHARE * len(engine.members)
 
-    run(tmp_path, test, files=5000, cached=4000)
 
-
-def test_the_sooner_deadline_goes_first_whoever_has_it(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
+async def test_the_sooner_deadline_goes_first_whoever_has_it(tmp_path: Path) -> None:
+    async with running(tmp_path, files=2000, cached=6000, most_fetches=1) as harness:
         harness.client.down = True
         harness.plan(range(1000), trainer=1)
         harness.plan(range(1999, 999, -1), trainer=2)
@@ -488,14 +450,12 @@ def test_the_sooner_deadline_goes_first_whoever_has_it(tmp_path: Path) -> None:
         harness.has_pace(2, 0.1)
         harness.client.down = False
         await trio.sleep(5)
-
-    harness = run(tmp_path, test, files=2000, cached=6000, most_fetches=1)
     first = harness.fetched[:110]
     assert [number for number in first if number < 1000] == list(range(100))
     assert [number for number in first if number >= 1000] == list(range(1999, 1989, -1))
 
 
-def test_a_slow_reader_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
+async def test_a_slow_reader_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
     hits: dict[int, list[bool]] = {1: [], 2: []}
 
     async def read_all(harness: Harness, trainer: int, order: Iterable[int], pace_s: float) -> None:
@@ -503,7 +463,7 @@ def test_a_slow_reader_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
             hits[trainer].append(await harness.read(number, trainer))
             await trio.sleep(pace_s)
 
-    async def test(harness: Harness) -> None:
+    async with running(tmp_path, files=2000, cached=400) as harness:
         orders = {1: list(range(1500)), 2: list(range(1999, 1899, -1))}
         # The line gives 250 files a second; both together read 210.
         harness.client.line_s = 0.004
@@ -515,14 +475,12 @@ def test_a_slow_reader_does_not_hold_up_a_fast_one(tmp_path: Path) -> None:
             for _ in range(10):
                 await trio.sleep(0.5)
                 harness.cache.engine.compare_paces(trio.current_time())
-
-    run(tmp_path, test, files=2000, cached=400)
     assert sum(hits[1][200:]) > 0.98 * len(hits[1][200:])
     assert sum(hits[2][10:]) > 0.95 * len(hits[2][10:])
 
 
-def test_the_next_epoch_is_prefetched_before_it_begins(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
+async def test_the_next_epoch_is_prefetched_before_it_begins(tmp_path: Path) -> None:
+    async with running(tmp_path, files=200, cached=50) as harness:
         harness.plan(range(100))
         harness.plan(range(100, 200), epoch=1, begun=False)
         for number in range(100):
@@ -534,61 +492,38 @@ def test_the_next_epoch_is_prefetched_before_it_begins(tmp_path: Path) -> None:
         harness.plan(range(100, 200), epoch=1)
         hits = [await harness.read(number) for number in range(100, 110)]
         assert all(hits)
-
-    harness = run(tmp_path, test, files=200, cached=50)
     assert max(Counter(harness.fetched).values()) == 1
 
 
 # -- what does not come
 
 
-def test_a_file_that_fails_is_left_alone_and_tried_again_later(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.source.broken = {b"00003"}
-        harness.plan(range(20))
-        await trio.sleep(9)
-        assert harness.kept == set(range(20)) - {3}
-        assert harness.fetched.count(3) == 1
-        await trio.sleep(10)
-        assert harness.fetched.count(3) == 2
-        harness.source.broken.clear()
-        await trio.sleep(11)
-        assert harness.kept == set(range(20))
-
-    harness = run(tmp_path, test)
+async def test_a_file_that_fails_is_left_alone_and_tried_again_later(harness: Harness) -> None:
+    harness.source.broken = {b"00003"}
+    harness.plan(range(20))
+    await trio.sleep(9)
+    assert harness.kept == set(range(20)) - {3}
+    assert harness.fetched.count(3) == 1
+    await trio.sleep(10)
+    assert harness.fetched.count(3) == 2
+    harness.source.broken.clear()
+    await trio.sleep(11)
+    assert harness.kept == set(range(20))
     assert harness.counted("prefetched") == 20
 
 
-def test_an_unreachable_source_is_not_asked(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.client.down = True
-        harness.plan(range(20))
-        await trio.sleep(60)
-        assert harness.fetched == []
-        harness.client.down = False
-        await trio.sleep(1)
-        assert harness.kept == set(range(20))
-
-    run(tmp_path, test)
+async def test_an_unreachable_source_is_not_asked(harness: Harness) -> None:
+    harness.client.down = True
+    harness.plan(range(20))
+    await trio.sleep(60)
+    assert harness.fetched == []
+    harness.client.down = False
+    await trio.sleep(1)
+    assert harness.kept == set(range(20))
 
 
-def test_who_leaves_is_fetched_for_no_more(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.client.line_s = 0.1
-        harness.plan(range(100))
-        await trio.sleep(1)
-        harness.cache.engine.unplan(TRAINER)
-        under_way = harness.prefetcher.status().under_way
-        before = len(harness.fetched)
-        await trio.sleep(60)
-        assert len(harness.fetched) <= before + under_way < 50
-        assert harness.prefetcher.status().under_way == 0
-
-    run(tmp_path, test)
-
-
-def test_a_plan_that_is_not_followed_is_not_fetched_for(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
+async def test_a_plan_that_is_not_followed_is_not_fetched_for(tmp_path: Path) -> None:
+    async with running(tmp_path, files=1500, cached=50) as harness:
         rng = random.Random(2)
         harness.plan(rng.sample(range(1500), 1500))
         for number in rng.sample(range(1500), 400):
@@ -599,19 +534,15 @@ def test_a_plan_that_is_not_followed_is_not_fetched_for(tmp_path: Path) -> None:
         await trio.sleep(60)
         assert len(harness.fetched) == before
 
-    run(tmp_path, test, files=1500, cached=50)
 
-
-@pytest.mark.slow
-def test_a_wrong_plan_costs_a_few_fetches_and_no_more(tmp_path: Path) -> None:
+@pytest.mark.thorough
+async def test_a_wrong_plan_costs_a_few_fetches_and_no_more(tmp_path: Path) -> None:
     """Counted against the same reads without a plan, epoch by epoch; each epoch has a wrong plan of its own."""
     files, cached = 800, 80
 
-    def reads(plan: bool) -> list[tuple[int, int]]:
-        counts = []
-
-        async def test(harness: Harness) -> None:
-            rng = random.Random(3)
+    async def reads(plan: bool) -> list[tuple[int, int]]:
+        counts, rng = [], random.Random(3)
+        async with running(tmp_path, files=files, cached=cached) as harness:
             for epoch in range(3):
                 before = len(harness.fetched), harness.counted("prefetched")
                 if plan:
@@ -619,11 +550,9 @@ def test_a_wrong_plan_costs_a_few_fetches_and_no_more(tmp_path: Path) -> None:
                 for number in random.Random(epoch).sample(range(files), files):
                     await harness.read(number)
                 counts.append((len(harness.fetched) - before[0], harness.counted("prefetched") - before[1]))
-
-        run(tmp_path, test, files=files, cached=cached)
         return counts
 
-    without, wrong = reads(False), reads(True)
+    without, wrong = await reads(False), await reads(True)
     assert wrong[0][1] <= UNPROVEN_SAMPLES
     assert wrong[0][0] <= without[0][0] + UNPROVEN_SAMPLES
     # It is found out within the first epoch, and later ones are not trusted before they are followed.
@@ -631,161 +560,82 @@ def test_a_wrong_plan_costs_a_few_fetches_and_no_more(tmp_path: Path) -> None:
     assert wrong[2][0] == without[2][0]
 
 
-def test_a_plan_that_is_followed_is_soon_fetched_further_ahead_for(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.plan(range(1000), proven=False)
-        await trio.sleep(5)
-        assert sorted(harness.fetched) == list(range(UNPROVEN_SAMPLES))
-        for number in range(PROVEN_OPENS):
-            await harness.read(number)
-        await trio.sleep(1)
-        assert len(harness.fetched) >= UNPROVEN_SAMPLES + PROVEN_OPENS
-
-    run(tmp_path, test, files=1000)
-
-
-def test_a_sample_larger_than_the_cache_holds_up_nothing(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.plan(range(8))
-        await trio.sleep(5)
-        assert harness.kept == set(range(8)) - {2}
-
-    sizes = [SIZE] * 8
-    sizes[2] = LARGE - 1
-    run(tmp_path, test, sizes=sizes, cached=40)
-
-
-def test_names_that_cannot_be_read_are_asked_for_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(harness: Harness) -> None:
-        harness.records.failing = True
-        harness.plan(range(20))
-        await trio.sleep(5)
-        assert harness.fetched == []
-        harness.records.failing = False
-        await trio.sleep(2)
-        assert harness.kept == set(range(20))
-
-    run(tmp_path, test)
+async def test_names_that_cannot_be_read_are_asked_for_again(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness.records.failing = True
+    harness.plan(range(20))
+    await trio.sleep(5)
+    assert harness.fetched == []
+    harness.records.failing = False
+    await trio.sleep(2)
+    assert harness.kept == set(range(20))
     # Once a second, and not in a loop.
     assert 1 <= caplog.text.count("nothing is fetched ahead for a moment") <= 6
 
 
-def test_large_files_are_passed_over_by_what_is_ready(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.plan(range(20))
-        await trio.sleep(5)
-        assert harness.prefetcher.ready_ahead(harness.reader()) == 20
-
-    run(tmp_path, test, sizes=[*[SIZE] * 5, LARGE, *[SIZE] * 14])
-
-
-def test_large_and_empty_files_are_left_to_their_readers(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.plan(range(20))
-        await trio.sleep(5)
-
+async def test_large_empty_and_unknown_files_are_left_to_their_readers(tmp_path: Path) -> None:
     sizes = [SIZE] * 20
     sizes[4], sizes[7] = 0, LARGE
-    harness = run(tmp_path, test, sizes=sizes)
-    assert sorted(harness.fetched) == [number for number in range(20) if number not in (4, 7)]
-
-
-def test_unknown_files_are_passed_over(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.inodes[2] = 0
-        harness.inodes[3] = 999
-        harness.plan(range(10))
+    async with running(tmp_path, sizes=sizes) as harness:
+        harness.inodes[2], harness.inodes[3] = 0, 999
+        harness.plan(range(20))
         await trio.sleep(5)
-
-    harness = run(tmp_path, test)
-    assert sorted(harness.fetched) == [0, 1, *range(4, 10)]
+    assert sorted(harness.fetched) == [number for number in range(20) if number not in (2, 3, 4, 7)]
 
 
-def test_what_is_here_or_on_its_way_is_not_fetched_again(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        for number in range(5):
-            await harness.read(number, trainer=0)
-        harness.content.land(ContentKey(harness.inodes[5]), bytes(SIZE))
-        harness.fetcher.others = frozenset({harness.inodes[6]})
-        harness.substitutes.add(harness.inodes[7])
-        harness.plan(range(10))
-        await trio.sleep(5)
-        assert sorted(harness.fetched) == [*range(5), 8, 9]
-        # It may die, and its lock with it.
-        harness.fetcher.others = frozenset()
-        await trio.sleep(1)
-        assert 6 in harness.kept
-
-    run(tmp_path, test)
+async def test_what_is_here_or_on_its_way_is_not_fetched_again(harness: Harness) -> None:
+    for number in range(5):
+        await harness.read(number, trainer=0)
+    harness.content.land(ContentKey(harness.inodes[5]), bytes(SIZE))
+    harness.fetcher.others = frozenset({harness.inodes[6]})
+    harness.substitutes.add(harness.inodes[7])
+    harness.plan(range(10))
+    await trio.sleep(5)
+    assert sorted(harness.fetched) == [*range(5), 8, 9]
+    # It may die, and its lock with it.
+    harness.fetcher.others = frozenset()
+    await trio.sleep(1)
+    assert 6 in harness.kept
 
 
-def test_what_another_process_has_fetched_meanwhile_counts_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_what_another_process_has_fetched_meanwhile_counts_there(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(harness: Harness) -> None:
-        hold = FetchLock.try_hold
+    hold = FetchLock.try_hold
 
-        def landed_meanwhile(lock: FetchLock, key: ContentKey) -> bool:
-            harness.content.land(key, bytes(SIZE))
-            return hold(lock, key)
+    def landed_meanwhile(lock: FetchLock, key: ContentKey) -> bool:
+        harness.content.land(key, bytes(SIZE))
+        return hold(lock, key)
 
-        monkeypatch.setattr(FetchLock, "try_hold", landed_meanwhile)
-        harness.plan(range(3))
-        await trio.sleep(5)
-        assert (harness.fetched, harness.counted("prefetched")) == ([], 0)
-
-    run(tmp_path, test)
-
-
-def test_who_opens_what_is_being_fetched_waits_for_that(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.client.latency_s = 1.0
-        harness.plan(range(3))
-        await trio.sleep(0.5)
-        assert not await harness.read(1)
-        assert trio.current_time() % 1 == pytest.approx(0.0, abs=0.01)
-        await trio.sleep(5)
-
-    harness = run(tmp_path, test)
-    assert sorted(harness.fetched) == [0, 1, 2]
+    monkeypatch.setattr(FetchLock, "try_hold", landed_meanwhile)
+    harness.plan(range(3))
+    await trio.sleep(5)
+    assert (harness.fetched, harness.counted("prefetched")) == ([], 0)
 
 
 # -- a store that cannot take them
 
 
-def test_a_full_disk_is_not_fetched_for_in_vain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(harness: Harness) -> None:
-        harness.content.full = True
-        harness.plan(range(100))
-        await trio.sleep(60)
-        # Once every ten seconds as many as are under way at a time.
-        assert len(harness.fetched) <= 7 * 16
-        assert harness.counted("prefetched") == 0
-        harness.content.full = False
-        harness.fetcher._full_until = 0.0
-        await trio.sleep(11)
-        assert harness.kept == set(range(100))
-
-    run(tmp_path, test)
+async def test_a_full_disk_is_not_fetched_for_in_vain(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    harness.content.full = True
+    harness.plan(range(100))
+    await trio.sleep(60)
+    # Once every ten seconds as many as are under way at a time.
+    assert len(harness.fetched) <= 7 * 16
+    assert harness.counted("prefetched") == 0
+    harness.content.full = False
+    harness.fetcher._full_until = 0.0
+    await trio.sleep(11)
+    assert harness.kept == set(range(100))
     caplog.clear()
 
 
-def test_files_without_room_to_land_are_not_fetched_again_and_again(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.content.refuses = True
-        harness.plan(range(100))
-        await trio.sleep(60)
-        assert max(Counter(harness.fetched).values()) <= 7
-        harness.content.refuses = False
-        await trio.sleep(11)
-        assert harness.kept == set(range(100))
-
-    run(tmp_path, test)
-
-
-def test_a_cache_without_room_fetches_nothing(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.plan(range(10))
-        await trio.sleep(60)
-
-    assert run(tmp_path, test, cached=0).fetched == []
+async def test_files_without_room_to_land_are_not_fetched_again_and_again(harness: Harness) -> None:
+    harness.content.refuses = True
+    harness.plan(range(100))
+    await trio.sleep(60)
+    assert max(Counter(harness.fetched).values()) <= 7
+    harness.content.refuses = False
+    await trio.sleep(11)
+    assert harness.kept == set(range(100))

@@ -24,7 +24,7 @@ from spiderfs.daemon.caching import pusher
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.caching.neighbours import Chunk
 from spiderfs.daemon.caching.prefetch_backend import Admission, Done, PrefetchResult
-from spiderfs.daemon.caching.push_ahead import MOST_REQUESTS, PushAhead
+from spiderfs.daemon.caching.push_ahead import PushAhead
 from spiderfs.daemon.caching.push_process import IN_MEMORY
 from spiderfs.daemon.caching.pusher import Pusher as Pushing
 from spiderfs.linux import steady_clock
@@ -192,18 +192,6 @@ def test_what_was_read_sooner_than_it_was_pushed_for_waits_no_more(harness: Harn
     assert harness.backend.waiting_bytes == 0
 
 
-def test_one_file_is_pushed_however_large_it_is(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, size=10 * MOST_BYTES)
-    assert harness.push(20) == [1]
-
-
-def test_requests_in_the_kernel_are_few(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, size=1 << 20)
-    harness.backend._most_bytes = 1 << 40
-    harness.cache.engine.members = dict.fromkeys(range(1, FILES + 1))  # type: ignore[misc]
-    assert len(harness.push(FILES)) == MOST_REQUESTS // 8
-
-
 def test_what_is_stored_is_pushed_without_waiting_for_the_source(harness: Harness) -> None:
     harness.cache.engine.members = dict.fromkeys(range(1, 6))  # type: ignore[misc]
     assert harness.push(5) == [1, 2, 3, 4, 5]
@@ -237,13 +225,6 @@ def test_what_the_kernel_is_not_asked_for_the_process_reports(harness: Harness, 
     ((_, found),) = harness.done
     assert (found.where, found.failed) == (None if failed else HIT, failed)
     assert harness.backend.able
-
-
-@pytest.mark.parametrize("outcome", [errno.ENOSYS, errno.EPERM])
-def test_a_kernel_that_does_not_say_what_it_has_is_not_asked_again(harness: Harness, outcome: int) -> None:
-    harness.push(1)
-    harness.backend._answered(1, outcome)
-    assert not harness.backend.able
 
 
 def test_what_lands_without_an_order_is_not_forgotten(harness: Harness) -> None:
@@ -292,16 +273,7 @@ def test_an_order_that_no_one_reports_is_given_up(harness: Harness, monkeypatch:
     assert all(found.failed for _, found in harness.done)
 
 
-def test_a_process_that_takes_no_order_holds_up_nothing(harness: Harness) -> None:
-    harness.pusher.takes = False
-    harness.push(3)
-    assert harness.backend.under_way == 0
-    assert [found.failed for _, found in harness.done] == [False] * 3
-    harness.pusher.ready = False
-    assert not harness.backend.has_room()
-
-
-def test_without_a_process_samples_are_fetched_into_the_store(
+async def test_without_a_process_samples_are_fetched_into_the_store(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert harness.backend.able
@@ -312,16 +284,13 @@ def test_without_a_process_samples_are_fetched_into_the_store(
     monkeypatch.setattr(pusher, "mounted_at", lambda path: Mount("", path, "", "0:1"))
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            process.need()
-            nursery.start_soon(process.run)
-            with trio.fail_after(20):
-                while not process.broken:
-                    await trio.sleep(0.01)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        process.need()
+        nursery.start_soon(process.run)
+        with trio.fail_after(20):
+            while not process.broken:
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
     assert not process.ready
     assert "cannot start the process that pushes files ahead" in caplog.text
 
@@ -412,19 +381,6 @@ def test_a_draw_that_was_passed_by_while_its_sample_was_on_its_way_is_pushed_too
     assert drawn.ordered == [1, 2, 3, 1]
 
 
-def test_a_draw_of_the_next_epoch_is_passed_by_too(tmp_path: Path) -> None:
-    drawn = Drawn(tmp_path, [0, 1])
-    first = drawn.reader.epoch
-    drawn.engine.plan(1, "train", PlannedEpoch(1, first.keys, first.index_of, first.order), 0.0, begun=False)
-    drawn.prefetch(0, 1)
-    drawn.harness.tell(1, 2)
-    node = drawn.harness.node(1)
-    drawn.harness.backend.prefetch(node, drawn.reader, 2, lambda node, reader, result: None)
-    assert drawn.ordered == [1, 2]
-    drawn.progressed(1)
-    assert drawn.ordered == [1, 2, 1]
-
-
 def test_what_waits_for_an_epoch_that_begins_goes_on_waiting(tmp_path: Path) -> None:
     """Its bytes count, it needs no substitute, and it is not pushed again."""
     drawn = Drawn(tmp_path, [0, 1])
@@ -477,18 +433,6 @@ def test_what_the_kernel_was_made_to_forget_is_pushed_again(tmp_path: Path) -> N
     assert drawn.ordered == [1, 2, 3, 4, 1]
 
 
-def test_readers_need_no_substitutes_for_what_waits_for_them(tmp_path: Path) -> None:
-    drawn = Drawn(tmp_path, range(20))
-    drawn.prefetch(0, 1)
-    assert 1 in drawn.harness.pushed, "it is on its way"
-    drawn.harness.tell(2, where=UNREAD | PUSHED)
-    assert 2 not in drawn.harness.pushed
-    drawn.harness.tell(1)
-    assert 1 in drawn.harness.pushed
-    drawn.progressed(1)
-    assert 1 not in drawn.harness.pushed
-
-
 def test_what_the_engine_would_not_keep_is_not_for_the_store(harness: Harness) -> None:
     engine = harness.cache.engine
     engine.plan(1, "train", harness.reader.epoch, 0.0, True)
@@ -502,21 +446,6 @@ def test_what_the_engine_would_not_keep_is_not_for_the_store(harness: Harness) -
     harness.tell(2, where=UNSTORED | PUSHED)
     assert 2 not in harness.passing, "a reader that asks for it again may have it stored"
     assert harness.done[-1][1].where == UNSTORED
-
-
-def test_a_large_file_is_for_the_store_in_any_case(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, size=1 << 20)
-    harness.cache.engine.resize(0, 0)
-    assert harness.push(1) == [1]
-    assert 1 not in harness.passing
-
-
-def test_a_push_that_fails_leaves_its_draw_as_a_reason_to_keep_the_sample(harness: Harness) -> None:
-    harness.push(1)
-    epoch = harness.reader.epoch
-    assert epoch.next_use(1) is None, "it is on its way to its reader"
-    harness.tell(1, where=UNREAD | PUSHED)
-    assert epoch.next_use(1) == 0
 
 
 def test_what_comes_together_is_pushed_when_it_is_in_the_store(harness: Harness) -> None:
@@ -560,37 +489,6 @@ def test_what_comes_together_is_pushed_when_it_is_in_the_store(harness: Harness)
     assert [found.failed for inode, found in harness.done if inode > 10] == [False, True]
     prefetch(41)
     assert harness.pusher.ordered[5:] == [41]
-
-
-def test_what_comes_together_waits_in_the_store_while_the_page_cache_has_enough(harness: Harness) -> None:
-    together, backend = harness.together, harness.backend
-    together.has_neighbours = True
-    harness.cache.engine.plan(1, "train", harness.reader.epoch, 0.0, True)
-    backend.prefetch(harness.node(1), harness.reader, 0, lambda *_: None)
-    together.has_neighbours = False
-    for position in range(2, 11):
-        backend.prefetch(harness.node(position + 1), harness.reader, position, lambda *_: None)
-        harness.tell(position + 1)
-    for inode in (1, 2):
-        harness.cache.engine.place(inode, SIZE)
-        together.done(harness.node(inode), harness.reader, PrefetchResult(FETCHED, SIZE, 0.1))  # type: ignore[misc]
-    # The plan has been followed up to the eleventh sample: room for one more.
-    backend.look((harness.reader,), again=False, idle=False)
-    assert harness.pusher.ordered[9:] == [1]
-    harness.reader.progressed(1, 1, 0.0)
-    backend.look((harness.reader,), again=False, idle=False)
-    assert harness.pusher.ordered[9:] == [1, 2]
-    assert backend.waiting_bytes == MOST_BYTES
-
-
-def test_what_is_on_its_way_into_the_store_comes_with_no_neighbours(harness: Harness) -> None:
-    """Another job may be pending it."""
-    harness.together.has_neighbours = True
-    harness.together.resident.add(1)
-    harness.cache.engine.plan(1, "train", harness.reader.epoch, 0.0, True)
-    harness.backend.prefetch(harness.node(1), harness.reader, 0, lambda *_: None)
-    assert not harness.together.begun
-    assert harness.pusher.ordered == [1]
 
 
 def test_what_the_store_keeps_is_given_to_the_kernel_by_who_fetches_it(harness: Harness) -> None:

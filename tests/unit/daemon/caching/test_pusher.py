@@ -6,7 +6,8 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ class Kept:
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     device = tmp_path.stat().st_dev
     found = Mount("", tmp_path, "", f"{os.major(device)}:{os.minor(device)}")
     monkeypatch.setattr(module, "mounted_at", lambda path: found)
@@ -64,119 +65,112 @@ async def until(condition: Callable[[], object]) -> None:
             await trio.sleep(0.01)
 
 
-def run(kept: Kept, test: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(kept.pusher.run)
-            kept.pusher.need()
-            await until(lambda: kept.pusher.ready)
-            await test()
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+@asynccontextmanager
+async def running(kept: Kept) -> AsyncIterator[Kept]:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(kept.pusher.run)
+        kept.pusher.need()
+        await until(lambda: kept.pusher.ready)
+        yield kept
+        nursery.cancel_scope.cancel()
 
 
-def test_a_process_that_does_nothing_is_replaced(
+@pytest.fixture
+def kept(idle: Kept) -> AbstractAsyncContextManager[Kept]:
+    return running(idle)
+
+
+@pytest.fixture
+def clock() -> trio.abc.Clock:
+    return trio.testing.MockClock(autojump_threshold=0.01)
+
+
+async def test_a_process_that_does_nothing_is_replaced(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "ASK_S", 0.1)
 
-    async def test() -> None:
-        first = await stopped()
-        kept.pusher.order(1, b"none")
-        assert kept.pusher.send() == []
-        await until(lambda: kept.lost)
-        assert kept.pusher.broken, "meanwhile samples are fetched into the store"
-        await until(lambda: kept.pusher.ready)
-        assert pusher_of(os.getpid()) != first
-        kept.pusher.order(2, b"none")
-        assert kept.pusher.send() == []
-        await until(lambda: kept.answers)
-        assert (kept.answers, kept.lost) == ([(2, errno.ENOENT)], 1)
-
-    run(kept, test)
+    first = await stopped()
+    kept.pusher.order(1, b"none")
+    assert kept.pusher.send() == []
+    await until(lambda: kept.lost)
+    assert kept.pusher.broken, "meanwhile samples are fetched into the store"
+    await until(lambda: kept.pusher.ready)
+    assert pusher_of(os.getpid()) != first
+    kept.pusher.order(2, b"none")
+    assert kept.pusher.send() == []
+    await until(lambda: kept.answers)
+    assert (kept.answers, kept.lost) == ([(2, errno.ENOENT)], 1)
     assert caplog.text.count("does nothing") == 1
 
 
-def test_orders_go_some_at_a_time_and_those_that_are_not_taken_are_named(kept: Kept) -> None:
+async def test_orders_go_some_at_a_time_and_those_that_are_not_taken_are_named(kept: Kept) -> None:
     paths = {number: b"%d" % number for number in range(ORDERS_AT_ONCE + 1)}
 
-    async def test() -> None:
-        for number, path in paths.items():
-            kept.pusher.order(number, path)
-        assert kept.pusher.send() == kept.pusher.send() == []
-        await until(lambda: len(kept.answers) == len(paths))
-        assert sorted(kept.answers) == [(number, errno.ENOENT) for number in paths]
-        kept.pusher._orders = None
-        for number, path in paths.items():
-            kept.pusher.order(number, path)
-        assert kept.pusher.send() == [*paths]
-
-    run(kept, test)
+    for number, path in paths.items():
+        kept.pusher.order(number, path)
+    assert kept.pusher.send() == kept.pusher.send() == []
+    await until(lambda: len(kept.answers) == len(paths))
+    assert sorted(kept.answers) == [(number, errno.ENOENT) for number in paths]
+    kept.pusher._orders = None
+    for number, path in paths.items():
+        kept.pusher.order(number, path)
+    assert kept.pusher.send() == [*paths]
 
 
-def test_a_process_that_does_not_begin_is_replaced(
+async def test_a_process_that_does_not_begin_is_replaced(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        monkeypatch.setattr(module, "BEGIN_S", 0.0)
-        os.kill(pusher_of(os.getpid()), signal.SIGKILL)
-        await until(lambda: kept.lost == 2)
-        assert kept.pusher.broken
-        monkeypatch.setattr(module, "BEGIN_S", 20.0)
-        await until(lambda: kept.pusher.ready)
-        assert not kept.pusher.broken
-
-    run(kept, test)
+    monkeypatch.setattr(module, "BEGIN_S", 0.0)
+    os.kill(pusher_of(os.getpid()), signal.SIGKILL)
+    await until(lambda: kept.lost == 2)
+    assert kept.pusher.broken
+    monkeypatch.setattr(module, "BEGIN_S", 20.0)
+    await until(lambda: kept.pusher.ready)
+    assert not kept.pusher.broken
     assert "has not begun" in caplog.text
 
 
-def test_a_process_that_dies_with_orders_unread_has_ended_like_any_other(
+async def test_a_process_that_dies_with_orders_unread_has_ended_like_any_other(
     kept: Kept, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        first = await stopped()
-        for number in range(3):
-            kept.pusher.order(number, b"none")
-            assert kept.pusher.send() == []
-        os.kill(first, signal.SIGKILL)
-        await until(lambda: kept.lost)
-        assert not kept.pusher.broken
-        await until(lambda: kept.pusher.ready)
-
-    run(kept, test)
+    first = await stopped()
+    for number in range(3):
+        kept.pusher.order(number, b"none")
+        assert kept.pusher.send() == []
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: kept.lost)
+    assert not kept.pusher.broken
+    await until(lambda: kept.pusher.ready)
     assert "has ended: another one starts" in caplog.text
     assert "cannot start" not in caplog.text
 
 
-def test_a_process_with_a_free_thread_is_kept_however_long_its_orders_wait(
-    kept: Kept, caplog: pytest.LogCaptureFixture
+async def test_a_process_with_a_free_thread_is_kept_however_long_its_orders_wait(
+    idle: Kept, caplog: pytest.LogCaptureFixture, clock: trio.abc.Clock
 ) -> None:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    async def main() -> None:
-        worked: list[bool] = []
-        with trio.socket.from_stdlib_socket(ours) as answers, trio.socket.from_stdlib_socket(its) as orders:
+    worked: list[bool] = []
+    with trio.socket.from_stdlib_socket(ours) as answers, trio.socket.from_stdlib_socket(its) as orders:
 
-            async def hear() -> None:
-                worked.append(await kept.pusher._receive(answers))
+        async def hear() -> None:
+            worked.append(await idle.pusher._receive(answers))
 
-            kept.pusher._orders = answers
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(hear)
-                kept.pusher.order(1, b"waits for the source")
-                assert kept.pusher.send() == []
-                ((number, path),) = orders_of(await orders.recv(MOST_BYTES))
-                assert (number, path.rpartition(b"/")[2]) == (1, b"waits for the source")
-                for _ in range(5):
-                    assert await orders.recv(MOST_BYTES) == packed_order(0, b"")
-                    await orders.send(ANSWER.pack(0, HERE))
-                assert (worked, kept.answers) == ([], [])
-                assert trio.current_time() >= 5 * ASK_S - 1
+        idle.pusher._orders = answers
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hear)
+            idle.pusher.order(1, b"waits for the source")
+            assert idle.pusher.send() == []
+            ((number, path),) = orders_of(await orders.recv(MOST_BYTES))
+            assert (number, path.rpartition(b"/")[2]) == (1, b"waits for the source")
+            for _ in range(5):
                 assert await orders.recv(MOST_BYTES) == packed_order(0, b"")
-                asked_at_s = trio.current_time()
-            assert worked == [False]
-            assert PATIENCE_S <= trio.current_time() - asked_at_s <= PATIENCE_S + 2 * ASK_S
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+                await orders.send(ANSWER.pack(0, HERE))
+            assert (worked, idle.answers) == ([], [])
+            assert trio.current_time() >= 5 * ASK_S - 1
+            assert await orders.recv(MOST_BYTES) == packed_order(0, b"")
+            asked_at_s = trio.current_time()
+        assert worked == [False]
+        assert PATIENCE_S <= trio.current_time() - asked_at_s <= PATIENCE_S + 2 * ASK_S
     assert caplog.text.count("does nothing") == 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ import trio
 from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.daemon.caching.background_rate import BackgroundRate
 from spiderfs.daemon.caching.cache_control import CacheControl
-from spiderfs.daemon.caching.warmer import MAX_WAITING, Pattern, Warmer
-from spiderfs.errors import ConfigError, SourceDenied
+from spiderfs.daemon.caching.warmer import Pattern, Warmer
+from spiderfs.errors import SourceDenied
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import SharedCounters
 from spiderfs.shared.warming import Warming
@@ -84,155 +85,103 @@ class Harness:
         return self.warmer.status()
 
 
-def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
-    async def main() -> None:
-        harness = Harness(directory)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(harness.warmer.run)
-                with trio.fail_after(30):
-                    await test(harness)
-                nursery.cancel_scope.cancel()
-        finally:
-            harness.source.open.set()
-            harness.lock.close()
-
-    trio.run(main)
-
-
-def test_requests_are_counted_together_until_someone_has_seen_that_all_is_done(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.add(b"a/1", b"a/2", b"b/1", b"c/1")
-        harness.warm(b"a")
-        await harness.until(lambda: not harness.warmer._warming.working)
-        harness.warm(b"b", b"a/1", b"no/such", b"nor.this")
-        done = await harness.done()
-        assert done == Warming(found=4, fetched=3, fetched_bytes=300, present=1, missing=2, unknown="no/such")
-        assert done.line() == (
-            "idle: 4 files found, 3 fetched (300 bytes), 1 cached before, 0 failed, 2 missing, 0 without room,"
-            " 0 not kept, 0 left (0 bytes); the mount has no file no/such\n"
-        )
-        harness.warm(b"c", b"*/2")
-        assert await harness.done() == Warming(found=2, fetched=1, fetched_bytes=100, present=1)
-
-    run(tmp_path, test)
-
-
-def test_what_has_no_room_among_pins_is_not_fetched(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.add(b"a/1", b"a/2", b"a/3", b"a*", b"b/1")
-        cache = CacheControl(harness.content, "lru", 0.5, SharedCounters(1).row(0))
-        cache.restore(500, None)  # room for pins: 250 bytes less half of what landing takes
-        harness.warmer.warm([Pattern(b"a", b"/mnt"), Pattern(b"a*", b"/mnt")], cache)
-        done = await harness.done()
-        assert (done.found, done.fetched, done.roomless, done.left) == (4, 2, 2, 0)
-        assert len(cache.engine.pins) == 2
-        await harness.warmer.unpin([Pattern(b"b", b"/mnt")], cache)
-        assert (harness.warmer.last_unpinned, len(cache.engine.pins)) == (0, 2)
-        await harness.warmer.unpin([Pattern(b"/", b"/mnt")], cache)
-        assert (harness.warmer.last_unpinned, len(cache.engine.pins)) == (2, 0)
-
-    run(tmp_path, test)
-
-
-def test_earlier_versions_give_their_room_to_pins_at_once(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        cache = CacheControl(harness.content, "lru", 0.5, SharedCounters(1).row(0))
-        cache.restore(700, None)
-        paths = [b"a/%d" % number for number in range(3)]
-        harness.add(*paths)
-        for _ in range(2):
-            harness.warmer.warm([Pattern(b"a", b"/mnt")], cache)
-            status = await harness.done()
-            assert (status.roomless, len(cache.engine.pins), cache.engine.pins.bytes) == (0, 3, 300)
-            for path in paths:
-                harness.source.change(path, b"y" * 100)
-            # Listings are trusted for a second.
-            for path in paths:
-                now = harness.source.stat(path)
-                harness.catalogue.record(*harness.catalogue.parent_of(path), now, steady_clock.now())
-
-    run(tmp_path, test)
-
-
-def test_all_is_found_while_the_first_files_are_fetched(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.source.open.clear()
-        harness.add(*(b"%02d/%02d" % (above, below) for above in range(20) for below in range(20)))
-        harness.warm(b"/")
-        assert harness.warmer.status().searching
-        await harness.until(lambda: not harness.warmer.status().searching)
-        assert harness.warmer.status() == Warming(found=400, left=400, left_bytes=40_000)
-        await harness.until(lambda: harness.source.waiting == harness.at_once)
+@asynccontextmanager
+async def running(directory: Path) -> AsyncIterator[Harness]:
+    harness = Harness(directory)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(harness.warmer.run)
+            with trio.fail_after(30):
+                yield harness
+            nursery.cancel_scope.cancel()
+    finally:
         harness.source.open.set()
-        assert await harness.done() == Warming(found=400, fetched=400, fetched_bytes=40_000)
-        assert harness.source.most == harness.at_once < AT_ONCE, "readers have the other threads"
-
-    run(tmp_path, test)
+        harness.lock.close()
 
 
-def test_it_can_be_ended_and_begun_again(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.warmer.stop()
-        assert harness.warmer.status() == Warming(), "there was nothing to end"
-        harness.source.open.clear()
-        harness.add(*(b"a/%03d" % number for number in range(100)), b"b/1")
-        harness.warm(b"a")
-        harness.warm(b"b")
-        await harness.until(lambda: not harness.warmer.status().searching)
-        await harness.until(lambda: harness.source.waiting == harness.at_once)
-        harness.warmer.stop()
-        ended = harness.warmer.status()
-        assert ended.ended
-        assert not ended.working
-        assert ended.line().startswith("ended: 101 files found, 0 fetched (0 bytes), ")
-        harness.warm(b"b")
-        harness.source.open.set()
-        assert await harness.done() == Warming(found=1, fetched=1, fetched_bytes=100)
-        # Those that the source had been asked for have come, or were given up on; nothing else was asked for.
-        assert harness.source.calls["read"] <= harness.at_once + 1
-
-    run(tmp_path, test)
+@pytest.fixture
+def harness(tmp_path: Path) -> AbstractAsyncContextManager[Harness]:
+    return running(tmp_path)
 
 
-def test_a_list_is_looked_up_by_directories_side_by_side(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        paths = [b"%02d/%02d" % (above, below) for above in range(20) for below in range(20)]
-        harness.add(*paths)
-        harness.warm(*paths, b"absent/1", b"absent/2", b"00/absent")
-        done = await harness.done()
-        assert (done.found, done.fetched, done.missing) == (400, 400, 3)
-        assert harness.source.calls["scan"] == 21, "each directory once"
+async def test_requests_are_counted_together_until_someone_has_seen_that_all_is_done(harness: Harness) -> None:
+    harness.add(b"a/1", b"a/2", b"b/1", b"c/1")
+    harness.warm(b"a")
+    await harness.until(lambda: not harness.warmer._warming.working)
+    harness.warm(b"b", b"a/1", b"no/such", b"nor.this")
+    done = await harness.done()
+    assert done == Warming(found=4, fetched=3, fetched_bytes=300, present=1, missing=2, unknown="no/such")
+    assert done.line() == (
+        "idle: 4 files found, 3 fetched (300 bytes), 1 cached before, 0 failed, 2 missing, 0 without room,"
+        " 0 not kept, 0 left (0 bytes); the mount has no file no/such\n"
+    )
+    harness.warm(b"c", b"*/2")
+    assert await harness.done() == Warming(found=2, fetched=1, fetched_bytes=100, present=1)
 
-    run(tmp_path, test)
+
+async def test_what_has_no_room_among_pins_is_not_fetched(harness: Harness) -> None:
+    harness.add(b"a/1", b"a/2", b"a/3", b"a*", b"b/1")
+    cache = CacheControl(harness.content, "lru", 0.5, SharedCounters(1).row(0))
+    cache.restore(500, None)  # room for pins: 250 bytes less half of what landing takes
+    harness.warmer.warm([Pattern(b"a", b"/mnt"), Pattern(b"a*", b"/mnt")], cache)
+    done = await harness.done()
+    assert (done.found, done.fetched, done.roomless, done.left) == (4, 2, 2, 0)
+    assert len(cache.engine.pins) == 2
+    await harness.warmer.unpin([Pattern(b"b", b"/mnt")], cache)
+    assert (harness.warmer.last_unpinned, len(cache.engine.pins)) == (0, 2)
+    await harness.warmer.unpin([Pattern(b"/", b"/mnt")], cache)
+    assert (harness.warmer.last_unpinned, len(cache.engine.pins)) == (2, 0)
 
 
-def test_what_cannot_be_read_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(harness: Harness) -> None:
-        harness.add(b"a/1", b"b/1")
-        harness.warm(b"c")
-        await harness.done()
-        harness.source.fail_next(SourceDenied("no"), SourceDenied("no"))
-        harness.warm(b"/")
-        assert await harness.done() == Warming(failed=2), "both directories"
-        harness.source.fail_next(SourceDenied("no"))
-        harness.warm(b"a/1", b"a/2", b"b/1")
-        done = await harness.done()
-        assert (done.fetched + done.failed, done.missing) in ((2, 1), (3, 0)), "one of the directories"
-        assert done.failed in (1, 2)
+async def test_earlier_versions_give_their_room_to_pins_at_once(harness: Harness) -> None:
+    cache = CacheControl(harness.content, "lru", 0.5, SharedCounters(1).row(0))
+    cache.restore(700, None)
+    paths = [b"a/%d" % number for number in range(3)]
+    harness.add(*paths)
+    for _ in range(2):
+        harness.warmer.warm([Pattern(b"a", b"/mnt")], cache)
+        status = await harness.done()
+        assert (status.roomless, len(cache.engine.pins), cache.engine.pins.bytes) == (0, 3, 300)
+        for path in paths:
+            harness.source.change(path, b"y" * 100)
+        # Listings are trusted for a second.
+        for path in paths:
+            now = harness.source.stat(path)
+            harness.catalogue.record(*harness.catalogue.parent_of(path), now, steady_clock.now())
 
-    run(tmp_path, test)
+
+async def test_all_is_found_while_the_first_files_are_fetched(harness: Harness) -> None:
+    harness.source.open.clear()
+    harness.add(*(b"%02d/%02d" % (above, below) for above in range(20) for below in range(20)))
+    harness.warm(b"/")
+    assert harness.warmer.status().searching
+    await harness.until(lambda: not harness.warmer.status().searching)
+    assert harness.warmer.status() == Warming(found=400, left=400, left_bytes=40_000)
+    await harness.until(lambda: harness.source.waiting == harness.at_once)
+    harness.source.open.set()
+    assert await harness.done() == Warming(found=400, fetched=400, fetched_bytes=40_000)
+    assert harness.source.most == harness.at_once < AT_ONCE, "readers have the other threads"
+
+
+async def test_a_list_is_looked_up_by_directories_side_by_side(harness: Harness) -> None:
+    paths = [b"%02d/%02d" % (above, below) for above in range(20) for below in range(20)]
+    harness.add(*paths)
+    harness.warm(*paths, b"absent/1", b"absent/2", b"00/absent")
+    done = await harness.done()
+    assert (done.found, done.fetched, done.missing) == (400, 400, 3)
+    assert harness.source.calls["scan"] == 21, "each directory once"
+
+
+async def test_what_cannot_be_read_is_counted(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    harness.add(b"a/1", b"b/1")
+    harness.warm(b"c")
+    await harness.done()
+    harness.source.fail_next(SourceDenied("no"), SourceDenied("no"))
+    harness.warm(b"/")
+    assert await harness.done() == Warming(failed=2), "both directories"
+    harness.source.fail_next(SourceDenied("no"))
+    harness.warm(b"a/1", b"a/2", b"b/1")
+    done = await harness.done()
+    assert (done.fetched + done.failed, done.missing) in ((2, 1), (3, 0)), "one of the directories"
+    assert done.failed in (1, 2)
     assert "warming /a: no" in caplog.text
-
-
-def test_too_many_requests_are_refused(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        for _ in range(MAX_WAITING):
-            harness.warm(b"a")
-        with pytest.raises(ConfigError, match=f"^{MAX_WAITING} requests wait already: write again once"):
-            harness.warm(b"a")
-        harness.warmer.stop()
-        harness.warm(b"a")
-        assert (await harness.done()).missing == 1
-
-    run(tmp_path, test)

@@ -53,12 +53,6 @@ def harness(tmp_path: Path) -> Harness:
     return Harness(tmp_path)
 
 
-def test_nothing_is_written_while_no_one_looks(harness: Harness) -> None:
-    harness.log.record_accesses([event(1)])
-    harness.log.write()
-    assert not harness.file.exists()
-
-
 def test_who_looks_gets_what_is_remembered_and_then_what_comes(harness: Harness) -> None:
     harness.log.record_accesses([event(1), event(2, FETCHED)])
     harness.log.want()
@@ -70,26 +64,22 @@ def test_who_looks_gets_what_is_remembered_and_then_what_comes(harness: Harness)
     assert harness.paths() == [SHOWN[1], SHOWN[2], SHOWN[1]]
 
 
-def test_it_writes_soon_after_accesses_were_recorded(harness: Harness) -> None:
-    async def main() -> None:
-        harness.log.render()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(harness.log.run)
-            for written in range(3):
-                await trio.sleep(10)
-                assert harness.paths() == written * [SHOWN[1]], "there is nothing new"
-                harness.log.record_accesses([event(1)])
-                await trio.sleep(1)
-            nursery.cancel_scope.cancel()
+@pytest.fixture
+def clock() -> trio.abc.Clock:
+    return trio.testing.MockClock(autojump_threshold=0)
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+async def test_it_writes_soon_after_accesses_were_recorded(harness: Harness, clock: trio.abc.Clock) -> None:
+    harness.log.render()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(harness.log.run)
+        for written in range(3):
+            await trio.sleep(10)
+            assert harness.paths() == written * [SHOWN[1]], "there is nothing new"
+            harness.log.record_accesses([event(1)])
+            await trio.sleep(1)
+        nursery.cancel_scope.cancel()
     assert harness.paths() == 3 * [SHOWN[1]]
-
-
-def test_who_looks_before_anything_was_read_finds_an_empty_file(harness: Harness) -> None:
-    harness.log.want()
-    harness.log.write()
-    assert harness.file.read_bytes() == b""
 
 
 def test_a_line_says_what_happened(harness: Harness) -> None:
@@ -142,14 +132,6 @@ def test_a_large_file_is_begun_again(harness: Harness, monkeypatch: pytest.Monke
         sizes.append(harness.file.stat().st_size)
     assert max(sizes) < 700
     assert sizes != sorted(sizes)
-
-
-def test_switched_off_it_remembers_nothing(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, enabled=False)
-    harness.log.record_accesses([event(1)])
-    harness.log.want()
-    harness.log.write()
-    assert harness.paths() == []
 
 
 def test_a_disk_without_room_costs_lines_and_nothing_else(harness: Harness) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import msgpack
@@ -15,7 +16,7 @@ import trio.testing
 
 from spiderfs.daemon.control import channel as module
 from spiderfs.daemon.control.channel import ControlClient, Send, answer_questions
-from spiderfs.errors import ConfigError, SpiderfsError, StoreFull, TryAgain
+from spiderfs.errors import ConfigError, SpiderfsError, TryAgain
 from spiderfs.protocol.requests import socket_address
 
 PATIENCE_S = 20.0
@@ -68,24 +69,20 @@ class Harness:
                 return answer
 
 
-def run(
-    path: Path, test: Callable[[Harness], Awaitable[None]], *, answered: bool = True, table: Table | None = None
-) -> None:
-    async def main(listener: socket.socket) -> None:
-        harness = Harness(path)
-        harness.table = table or harness.table
-        with trio.fail_after(PATIENCE_S):
-            async with trio.open_nursery() as nursery:
-                if answered:
-                    nursery.start_soon(answer_questions, listener, harness.table, nursery)
-                await test(harness)
-                nursery.cancel_scope.cancel()
-
+@asynccontextmanager
+async def running(path: Path, *, answered: bool = True, table: Table | None = None) -> AsyncIterator[Harness]:
+    harness = Harness(path)
+    harness.table = table or harness.table
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         with socket_address(path) as address:
             listener.bind(address)
         listener.listen(128)
-        trio.run(main, listener)
+        with trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                if answered:
+                    nursery.start_soon(answer_questions, listener, harness.table, nursery)
+                yield harness
+                nursery.cancel_scope.cancel()
 
 
 @pytest.fixture
@@ -96,72 +93,56 @@ def path(tmp_path: Path) -> Path:
     return directory / "control.sock"
 
 
-def test_questions_are_answered(path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        assert await harness.ask("stats") == b"text of stats"
-        await harness.client.apply("warm", b"caf\xe9/\xff\n")
-        assert harness.table.applied == [("warm", b"caf\xe9/\xff\n")]
-
-    run(path, test)
+@pytest.fixture
+def harness(path: Path) -> AbstractAsyncContextManager[Harness]:
+    return running(path)
 
 
-def test_many_ask_at_once_and_long_answers_arrive_whole(path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.table.text = bytes(3 << 20)
-        answers: list[int] = []
+async def test_questions_are_answered(harness: Harness) -> None:
+    assert await harness.ask("stats") == b"text of stats"
+    await harness.client.apply("warm", b"caf\xe9/\xff\n")
+    assert harness.table.applied == [("warm", b"caf\xe9/\xff\n")]
 
-        async def ask() -> None:
-            answers.append(len(await harness.ask("cache")))
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(20):
-                nursery.start_soon(ask)
-        assert answers == [(3 << 20) + 5] * 20
-        await harness.client.apply("warm", bytes(3 << 20))
-        assert len(harness.table.applied[0][1]) == 3 << 20
+async def test_many_ask_at_once_and_long_answers_arrive_whole(harness: Harness) -> None:
+    harness.table.text = bytes(3 << 20)
+    answers: list[int] = []
 
-    run(path, test)
+    async def ask() -> None:
+        answers.append(len(await harness.ask("cache")))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(ask)
+    assert answers == [(3 << 20) + 5] * 20
+    await harness.client.apply("warm", bytes(3 << 20))
+    assert len(harness.table.applied[0][1]) == 3 << 20
 
 
 @pytest.mark.parametrize("reason", ["workers cannot be changed", "unknown option \udcff\udce9", "é"])
-def test_a_refusal_comes_with_its_reason(path: Path, reason: str) -> None:
-    async def test(harness: Harness) -> None:
-        harness.table.error = ConfigError(reason)
-        with pytest.raises(ConfigError) as caught:
-            await harness.client.apply("config", b"x")
-        assert str(caught.value) == reason
-
-    run(path, test)
-
-
-def test_another_failure_is_reported_too(path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.table.error = StoreFull("no space left")
-        with pytest.raises(SpiderfsError, match="no space left"):
-            await harness.ask("stats")
-
-    run(path, test)
+async def test_a_refusal_comes_with_its_reason(harness: Harness, reason: str) -> None:
+    harness.table.error = ConfigError(reason)
+    with pytest.raises(ConfigError) as caught:
+        await harness.client.apply("config", b"x")
+    assert str(caught.value) == reason
 
 
 @pytest.mark.parametrize("ends", ["before", "between"])
-def test_a_mistake_in_a_control_file_is_logged_and_ends_nothing(
-    path: Path, caplog: pytest.LogCaptureFixture, ends: str
+async def test_a_mistake_in_a_control_file_is_logged_and_ends_nothing(
+    harness: Harness, caplog: pytest.LogCaptureFixture, ends: str
 ) -> None:
-    async def test(harness: Harness) -> None:
-        mistake = RuntimeError("dictionary changed size during iteration")
-        harness.table.error, harness.table.dies = (mistake, None) if ends == "before" else (None, mistake)
-        with pytest.raises(SpiderfsError, match="changed size") as caught:
-            await harness.ask("graph")
-        assert caught.value.errno == errno.EIO
-        harness.table.error = harness.table.dies = None
-        assert await harness.ask("stats") == b"text of stats"
-
-    run(path, test)
+    mistake = RuntimeError("dictionary changed size during iteration")
+    harness.table.error, harness.table.dies = (mistake, None) if ends == "before" else (None, mistake)
+    with pytest.raises(SpiderfsError, match="changed size") as caught:
+        await harness.ask("graph")
+    assert caught.value.errno == errno.EIO
+    harness.table.error = harness.table.dies = None
+    assert await harness.ask("stats") == b"text of stats"
     (record,) = caplog.records
     assert record.levelname == "ERROR"
 
 
-def test_a_list_of_any_length_is_sent_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_of_any_length_is_sent_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", 200_000)
 
     class Endless(Table):
@@ -169,39 +150,37 @@ def test_a_list_of_any_length_is_sent_in_pieces(path: Path, monkeypatch: pytest.
             for _ in range(100):
                 await send(bytes(100_000))
 
-    async def test(harness: Harness) -> None:
+    async with running(path, table=Endless()) as harness:
         pieces: list[int] = []
         await harness.client.render("cache", lambda piece: pieces.append(len(piece)))
         assert sum(pieces) == 10_000_000
 
-    run(path, test, table=Endless())
 
-
-def test_a_manager_that_is_long_about_something_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.5)
+async def test_a_manager_that_is_long_about_something_is_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.3)
     monkeypatch.setattr(module, "ALIVE_INTERVAL_S", 0.02)
 
     class Slow(Table):
         async def apply(self, name: str, text: bytes) -> None:
-            await trio.sleep(1.2)
+            await trio.sleep(0.7)
             self.applied.append((name, text))
 
         async def render(self, name: str, send: Send) -> None:
             await send(b"one ")
-            await trio.sleep(1.2)
+            await trio.sleep(0.7)
             await send(b"two")
 
     table = Slow()
 
-    async def test(harness: Harness) -> None:
+    async with running(path, table=table) as harness:
         await harness.client.apply("evict", b"/\n")
         assert table.applied == [("evict", b"/\n")]
         assert await harness.ask("cache") == b"one two"
 
-    run(path, test, table=table)
 
-
-def test_who_has_read_enough_stops_the_manager(path: Path) -> None:
+async def test_who_has_read_enough_stops_the_manager(path: Path) -> None:
     class Enough(Exception):
         pass
 
@@ -218,16 +197,15 @@ def test_who_has_read_enough_stops_the_manager(path: Path) -> None:
     def take(piece: bytes) -> None:
         raise Enough
 
-    async def test(harness: Harness) -> None:
+    async with running(path, table=Endless()) as harness:
         with pytest.raises(Enough):
             await harness.client.render("cache", take)
         await stopped.wait()
 
-    run(path, test, table=Endless())
 
+async def test_a_manager_that_ends_in_the_middle_is_try_again(path: Path) -> None:
+    async with running(path, answered=False) as harness:
 
-def test_a_manager_that_ends_in_the_middle_is_try_again(path: Path) -> None:
-    async def test(harness: Harness) -> None:
         async def end(listener: trio.SocketListener) -> None:
             stream = await listener.accept()
             await stream.send_all(msgpack.packb({"text": b"a piece"}))
@@ -244,69 +222,55 @@ def test_a_manager_that_ends_in_the_middle_is_try_again(path: Path) -> None:
             with pytest.raises(TryAgain):
                 await harness.ask("cache")
 
-    run(path, test, answered=False)
 
-
-def test_a_question_that_makes_no_sense_ends_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(harness: Harness) -> None:
+async def test_a_question_that_makes_no_sense_ends_nothing(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
         for sent in (b"", b"\xc1", b"hello", msgpack.packb(5), msgpack.packb({}), msgpack.packb({"apply": "x"})):
             assert await harness.raw(sent) == b""
         assert await harness.ask("stats") == b"text of stats"
-
-    with caplog.at_level(logging.INFO):
-        run(path, test)
     assert len(caplog.records) == 6
 
 
-def test_a_question_without_end_is_given_up(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_question_without_end_is_given_up(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", 1000)
 
-    async def test(harness: Harness) -> None:
+    with caplog.at_level(logging.INFO):
         with pytest.raises(TryAgain):
             await harness.client.apply("warm", bytes(100_000))
         assert await harness.ask("stats") == b"text of stats"
-
-    with caplog.at_level(logging.INFO):
-        run(path, test)
     assert [record.message for record in caplog.records] == ["a control question made no sense: too long"]
 
 
-def test_who_asks_and_goes_away_ends_nothing(path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.table.text = bytes(8 << 20)
-        for _ in range(5):
-            with socket_address(harness.path) as address:
-                async with await trio.open_unix_socket(address) as stream:
-                    await stream.send_all(msgpack.packb({"render": "cache"}))
-                    await stream.send_eof()
-        harness.table.text = b""
-        assert await harness.ask("stats") == b"stats"
-
-    run(path, test)
+async def test_who_asks_and_goes_away_ends_nothing(harness: Harness, path: Path) -> None:
+    harness.table.text = bytes(8 << 20)
+    for _ in range(5):
+        with socket_address(harness.path) as address:
+            async with await trio.open_unix_socket(address) as stream:
+                await stream.send_all(msgpack.packb({"render": "cache"}))
+                await stream.send_eof()
+    harness.table.text = b""
+    assert await harness.ask("stats") == b"stats"
 
 
-def test_without_a_socket_it_is_try_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        with pytest.raises(TryAgain):
-            await ControlClient(tmp_path / "control.sock").render("stats", lambda piece: None)
-
-    trio.run(main)
+async def test_without_a_socket_it_is_try_again(tmp_path: Path) -> None:
+    with pytest.raises(TryAgain):
+        await ControlClient(tmp_path / "control.sock").render("stats", lambda piece: None)
 
 
-def test_a_manager_that_does_not_answer_is_not_waited_for_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_manager_that_does_not_answer_is_not_waited_for_for_ever(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.05)
 
-    async def test(harness: Harness) -> None:
+    async with running(path, answered=False) as harness:
         with pytest.raises(TryAgain):
             await harness.ask("stats")
 
-    run(path, test, answered=False)
 
-
-def test_a_question_asked_before_the_manager_is_there_is_answered_when_it_comes(path: Path) -> None:
-    async def test(harness: Harness) -> None:
+async def test_a_question_asked_before_the_manager_is_there_is_answered_when_it_comes(path: Path) -> None:
+    async with running(path, answered=False) as harness:
         answers: list[bytes] = []
 
         async def ask() -> None:
@@ -326,5 +290,3 @@ def test_a_question_asked_before_the_manager_is_there_is_answered_when_it_comes(
             nursery.cancel_scope.cancel()
         listener.close()
         assert answers == [b"text of stats"]
-
-    run(path, test, answered=False)

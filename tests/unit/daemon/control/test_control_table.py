@@ -160,11 +160,6 @@ def test_the_graph_is_updated_while_lists_are_declared(harness: Harness) -> None
     assert len(list(harness.job_datasets)) == 4
 
 
-def test_a_trainer_has_to_declare_samples_before_there_is_a_graph(harness: Harness) -> None:
-    harness.forget_lists()
-    assert harness.text("graph")[0] == b"no trainer has declared its samples yet\n"
-
-
 # -- the table
 
 
@@ -178,23 +173,20 @@ async def rendered(table: ControlTable, name: str) -> list[bytes]:
     return pieces
 
 
-def test_a_text_comes_at_once_and_a_list_in_pieces() -> None:
+async def test_a_text_comes_at_once_and_a_list_in_pieces() -> None:
     async def pieces() -> AsyncGenerator[bytes]:
         for piece in (b"one ", b"two"):
             await trio.lowlevel.checkpoint()
             yield piece
 
-    async def main() -> None:
-        table = ControlTable({"stats": lambda: b"text", "cache": pieces}, {})
-        assert await rendered(table, "stats") == [b"text"]
-        assert await rendered(table, "cache") == [b"one ", b"two"]
-        with pytest.raises(NotFound, match="no control file nothing"):
-            await rendered(table, "nothing")
-
-    trio.run(main)
+    table = ControlTable({"stats": lambda: b"text", "cache": pieces}, {})
+    assert await rendered(table, "stats") == [b"text"]
+    assert await rendered(table, "cache") == [b"one ", b"two"]
+    with pytest.raises(NotFound, match="no control file nothing"):
+        await rendered(table, "nothing")
 
 
-def test_a_list_ends_with_its_reader() -> None:
+async def test_a_list_ends_with_its_reader() -> None:
     ended = []
 
     async def endless() -> AsyncGenerator[bytes]:
@@ -207,17 +199,14 @@ def test_a_list_ends_with_its_reader() -> None:
     async def gone(piece: bytes) -> None:
         raise trio.BrokenResourceError
 
-    async def main() -> None:
-        table = ControlTable({"cache": endless}, {})
-        for _ in range(20):
-            with pytest.raises(trio.BrokenResourceError):
-                await table.render("cache", gone)
-
-    trio.run(main)
+    table = ControlTable({"cache": endless}, {})
+    for _ in range(20):
+        with pytest.raises(trio.BrokenResourceError):
+            await table.render("cache", gone)
     assert len(ended) == 20
 
 
-def test_a_refusal_is_remembered_until_a_change_is_taken() -> None:
+async def test_a_refusal_is_remembered_until_a_change_is_taken() -> None:
     errors: list[Exception] = []
     written: list[bytes] = []
 
@@ -226,20 +215,17 @@ def test_a_refusal_is_remembered_until_a_change_is_taken() -> None:
         if errors:
             raise errors.pop()
 
-    async def main() -> None:
-        acts: dict[str, Act] = {"config": act, "warm": act}
-        table = ControlTable({}, acts)
-        with pytest.raises(ConfigError, match="stats can only be read"):
-            await table.apply("stats", b"x")
-        for error in (ConfigError("no such option"), StoreFull("no space left")):
-            errors.append(error)
-            with pytest.raises(type(error)):
-                await table.apply("config", b"x")
-            assert table.last_refusal == str(error)
-        await table.apply("warm", b"/")
-        assert table.last_refusal == "no space left"
-        await table.apply("config", b"policy=lru")
-        assert table.last_refusal == ""
-        assert written == [b"x", b"x", b"/", b"policy=lru"]
-
-    trio.run(main)
+    acts: dict[str, Act] = {"config": act, "warm": act}
+    table = ControlTable({}, acts)
+    with pytest.raises(ConfigError, match="stats can only be read"):
+        await table.apply("stats", b"x")
+    for error in (ConfigError("no such option"), StoreFull("no space left")):
+        errors.append(error)
+        with pytest.raises(type(error)):
+            await table.apply("config", b"x")
+        assert table.last_refusal == str(error)
+    await table.apply("warm", b"/")
+    assert table.last_refusal == "no space left"
+    await table.apply("config", b"policy=lru")
+    assert table.last_refusal == ""
+    assert written == [b"x", b"x", b"/", b"policy=lru"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -76,65 +75,54 @@ CHANGE = [("capacity", "1MiB"), ("policy", "lru")]
 OLD, NEW = {("10GiB", "spider")}, {("1MiB", "lru")}
 
 
-def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
-    trio.run(test, Harness(tmp_path))
+@pytest.fixture
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
 
 
-def test_a_change_reaches_everybody(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        assert harness.everywhere() == OLD
-        await harness.live.change(CHANGE)
-        assert harness.everywhere() == NEW
-        assert harness.taught_policy == "lru"
-
-    run(tmp_path, test)
+async def test_a_change_reaches_everybody(harness: Harness) -> None:
+    assert harness.everywhere() == OLD
+    await harness.live.change(CHANGE)
+    assert harness.everywhere() == NEW
+    assert harness.taught_policy == "lru"
 
 
 @pytest.mark.parametrize("setting", [("workers", "3"), ("capacity", "lots"), ("polcy", "lru")])
-def test_what_is_no_option_changes_nothing(tmp_path: Path, setting: tuple[str, str]) -> None:
-    async def test(harness: Harness) -> None:
-        with pytest.raises(ConfigError):
-            await harness.live.change([("capacity", "1MiB"), setting])
-        assert harness.everywhere() == OLD
-
-    run(tmp_path, test)
+async def test_what_is_no_option_changes_nothing(harness: Harness, setting: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        await harness.live.change([("capacity", "1MiB"), setting])
+    assert harness.everywhere() == OLD
 
 
-def test_what_cannot_be_published_changes_nothing(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.disk.refusals = [SpiderfsError("no space left")]
-        with pytest.raises(SpiderfsError, match="no space left"):
-            await harness.live.change(CHANGE)
-        assert harness.everywhere() == OLD
-        await harness.live.settle()
+async def test_what_cannot_be_published_changes_nothing(harness: Harness) -> None:
+    harness.disk.refusals = [SpiderfsError("no space left")]
+    with pytest.raises(SpiderfsError, match="no space left"):
         await harness.live.change(CHANGE)
-        assert harness.everywhere() == NEW
-
-    run(tmp_path, test)
+    assert harness.everywhere() == OLD
+    await harness.live.settle()
+    await harness.live.change(CHANGE)
+    assert harness.everywhere() == NEW
 
 
 @pytest.mark.parametrize("refusal", [StoreFull("no space left"), RuntimeError("a mistake")])
 @pytest.mark.parametrize("refuses", [0, 1, 2, "policy"])
-def test_what_a_component_refuses_is_taken_back_everywhere(
-    tmp_path: Path, refuses: int | str, refusal: Exception
+async def test_what_a_component_refuses_is_taken_back_everywhere(
+    harness: Harness, refuses: int | str, refusal: Exception
 ) -> None:
-    async def test(harness: Harness) -> None:
-        if isinstance(refuses, int):
-            harness.components[refuses].refusals = [refusal]
-        else:
-            harness.feed = [refusal]
-        with pytest.raises(type(refusal)):
-            await harness.live.change(CHANGE)
-        assert harness.everywhere() == OLD
-        assert harness.taught_policy == "spider"
+    if isinstance(refuses, int):
+        harness.components[refuses].refusals = [refusal]
+    else:
+        harness.feed = [refusal]
+    with pytest.raises(type(refusal)):
         await harness.live.change(CHANGE)
-        assert harness.everywhere() == NEW
+    assert harness.everywhere() == OLD
+    assert harness.taught_policy == "spider"
+    await harness.live.change(CHANGE)
+    assert harness.everywhere() == NEW
 
-    run(tmp_path, test)
 
-
-def test_going_back_is_tried_again_until_it_succeeds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(harness: Harness) -> None:
+async def test_going_back_is_tried_again_until_it_succeeds(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
         full = StoreFull("no space left")
         # A component refuses the change, and then the disk takes nothing any more.
         harness.components[2].refusals = [full]
@@ -158,43 +146,36 @@ def test_going_back_is_tried_again_until_it_succeeds(tmp_path: Path, caplog: pyt
         harness.live._publish = publish
         await harness.live.settle()
         assert harness.everywhere() == OLD
-
-    with caplog.at_level(logging.ERROR):
-        run(tmp_path, test)
     assert [record.getMessage() for record in caplog.records] == [
         "a change of options cannot be taken back yet (the options cannot be written): free the disk of the cache"
     ] * 2
 
 
 @pytest.mark.parametrize("dies", ["before publishing", 0, 1, 2, "policy"])
-def test_after_a_crash_at_any_point_the_next_manager_agrees_with_the_workers(tmp_path: Path, dies: int | str) -> None:
-    async def test(harness: Harness) -> None:
-        if dies == "before publishing":
-            harness.disk.refusals = [Died()]
-        elif isinstance(dies, int):
-            harness.components[dies].refusals = [Died()]
-        else:
-            harness.feed = [Died()]
-        with pytest.raises(Died):
-            await harness.live.change(CHANGE)
-        # Workers follow what is published, and the next manager makes all its components from it.
-        workers = published_options(harness.run, harness.mounted_with)
-        after = Harness(tmp_path)
-        assert after.live.current == workers
-        assert after.everywhere() == (OLD if dies == "before publishing" else NEW)
+async def test_after_a_crash_at_any_point_the_next_manager_agrees_with_the_workers(
+    harness: Harness, tmp_path: Path, dies: int | str
+) -> None:
+    if dies == "before publishing":
+        harness.disk.refusals = [Died()]
+    elif isinstance(dies, int):
+        harness.components[dies].refusals = [Died()]
+    else:
+        harness.feed = [Died()]
+    with pytest.raises(Died):
+        await harness.live.change(CHANGE)
+    # Workers follow what is published, and the next manager makes all its components from it.
+    workers = published_options(harness.run, harness.mounted_with)
+    after = Harness(tmp_path)
+    assert after.live.current == workers
+    assert after.everywhere() == (OLD if dies == "before publishing" else NEW)
 
-    run(tmp_path, test)
 
-
-def test_changes_are_made_one_after_the_other(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(harness.live.change, [("policy", "lru")])
-            nursery.start_soon(harness.live.change, [("capacity", "1MiB")])
-            nursery.start_soon(harness.live.change, [("policy", "lfu")])
-        ((capacity, policy),) = harness.everywhere()
-        assert capacity == "1MiB"
-        assert policy in ("lru", "lfu")
-        assert harness.taught_policy == policy
-
-    run(tmp_path, test)
+async def test_changes_are_made_one_after_the_other(harness: Harness) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(harness.live.change, [("policy", "lru")])
+        nursery.start_soon(harness.live.change, [("capacity", "1MiB")])
+        nursery.start_soon(harness.live.change, [("policy", "lfu")])
+    ((capacity, policy),) = harness.everywhere()
+    assert capacity == "1MiB"
+    assert policy in ("lru", "lfu")
+    assert harness.taught_policy == policy

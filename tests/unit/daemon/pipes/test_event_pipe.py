@@ -117,29 +117,31 @@ def test_many_writers_never_tear_a_record(pipe: tuple[int, int]) -> None:
     assert len(found) > 0
 
 
-def test_a_batch_that_does_not_become_full_is_passed_on_in_time_and_no_one_wakes_without_one(
-    pipe: tuple[int, int],
-) -> None:
-    async def main() -> None:
-        writer = EventWriter(pipe[1], SharedCounters(1).row(0))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(writer.flush_in_time)
-            # The clock of the test jumps to when someone wants to wake: here it is the test alone.
-            await trio.sleep(1e6)
-            assert read_events(pipe[0]) == []
-            for turn in range(3):
-                writer.record_access(turn, 0, HIT, 0)
-                writer.record_access(turn, 0, HIT, 1)
-                await trio.sleep(FLUSH_INTERVAL_S / 2)
-                assert read_events(pipe[0]) == []
-                await trio.sleep(FLUSH_INTERVAL_S)
-                assert len(read_events(pipe[0])) == 2
-            # What was full has gone, and what came after it goes in time.
-            for number in range(BATCH_EVENTS + 1):
-                writer.record_access(number, 0, HIT, 0)
-            assert len(read_events(pipe[0])) == BATCH_EVENTS
-            await trio.sleep(2 * FLUSH_INTERVAL_S)
-            assert len(read_events(pipe[0])) == 1
-            nursery.cancel_scope.cancel()
+@pytest.fixture
+def clock() -> trio.abc.Clock:
+    return MockClock(autojump_threshold=0)
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+async def test_a_batch_that_does_not_become_full_is_passed_on_in_time_and_no_one_wakes_without_one(
+    pipe: tuple[int, int], clock: trio.abc.Clock
+) -> None:
+    writer = EventWriter(pipe[1], SharedCounters(1).row(0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer.flush_in_time)
+        # The clock of the test jumps to when someone wants to wake: here it is the test alone.
+        await trio.sleep(1e6)
+        assert read_events(pipe[0]) == []
+        for turn in range(3):
+            writer.record_access(turn, 0, HIT, 0)
+            writer.record_access(turn, 0, HIT, 1)
+            await trio.sleep(FLUSH_INTERVAL_S / 2)
+            assert read_events(pipe[0]) == []
+            await trio.sleep(FLUSH_INTERVAL_S)
+            assert len(read_events(pipe[0])) == 2
+        # What was full has gone, and what came after it goes in time.
+        for number in range(BATCH_EVENTS + 1):
+            writer.record_access(number, 0, HIT, 0)
+        assert len(read_events(pipe[0])) == BATCH_EVENTS
+        await trio.sleep(2 * FLUSH_INTERVAL_S)
+        assert len(read_events(pipe[0])) == 1
+        nursery.cancel_scope.cancel()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import trio
 from mount_options import options_in
 from recording_policy import recorded_cache
 from short_lists import known_list
@@ -40,77 +38,35 @@ class Harness:
         return sorted(trainer for trainer, _ in self.cache.engine.schedule.readers)  # type: ignore[type-var]
 
 
-def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await test(Harness(tmp_path))
-
-    trio.run(main)
+@pytest.fixture
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
 
 
-def test_a_plan_wakes_the_prefetcher_and_shares_the_cache_in_another_way(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.plan(1, 0, 1, 3, 2)
-        assert (harness.readers, harness.woken) == ([1], 1)
-        assert harness.policy.ratio == PLANNED_RATIO
-        (reader,) = harness.cache.engine.schedule.trusted
-        assert [key for _, key in reader.coming(9)] == [10, 11, 10, 12], "one file is two samples of the list"
-        harness.plans.trainer_left(1)
-        harness.feed.schedule_changed()
-        assert (harness.readers, harness.policy.ratio) == ([], 0.9)
-
-    run(tmp_path, test)
-
-
-def test_what_is_left_of_an_epoch_is_given_up_when_it_ends(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.plan(1, 0, 1)
-        schedule = harness.cache.engine.schedule
-        assert schedule.next_use_s(11) is not None
-        harness.cache.engine.end_epoch(1, 0)
-        assert schedule.next_use_s(11) is None
-
-    run(tmp_path, test)
-
-
-def test_without_the_option_no_plan_is_left_and_none_is_taken(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.plan(1, 0, 1)
-        await harness.plan(2, 1, 2)
-        assert harness.readers == [1, 2]
-        harness.plans.change(harness.options.changed("plan", "off"))
-        assert harness.readers == []
-        await harness.plan(1, 0, 1)
-        assert (harness.readers, harness.woken) == ([], 2)
-
-    run(tmp_path, test)
+async def test_a_plan_wakes_the_prefetcher_and_shares_the_cache_in_another_way(harness: Harness) -> None:
+    await harness.plan(1, 0, 1, 3, 2)
+    assert (harness.readers, harness.woken) == ([1], 1)
+    assert harness.policy.ratio == PLANNED_RATIO
+    (reader,) = harness.cache.engine.schedule.trusted
+    assert [key for _, key in reader.coming(9)] == [10, 11, 10, 12], "one file is two samples of the list"
+    harness.plans.trainer_left(1)
+    harness.feed.schedule_changed()
+    assert (harness.readers, harness.policy.ratio) == ([], 0.9)
 
 
 @pytest.mark.parametrize("ends_by", ["the trainer leaves", "plan=off"])
-def test_progress_wakes_the_prefetcher_and_what_no_one_opened_is_reported_once(tmp_path: Path, ends_by: str) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.plan(1, 0, 1, 3, 2)
-        harness.plans.progressed(1, Progress("train", 0, 0, 0))
-        harness.plans.progressed(1, Progress("train", 0, 4, 2))
-        assert harness.woken == 3
-        (reader,) = harness.cache.engine.schedule.trusted
-        assert (reader.dispatched, reader.taken, [key for _, key in reader.coming(9)]) == (4, 2, [10, 12])
-        assert harness.unseen == [], "news of opens may be on its way"
-        harness.cache.engine.wanted(1, 11, 0.0)
-        if ends_by == "plan=off":
-            harness.plans.change(harness.options.changed("plan", "off"))
-        harness.plans.trainer_left(1)
-        assert harness.unseen == [(1, 10)]
-
-    run(tmp_path, test)
-
-
-def test_progress_is_not_followed_without_the_option(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
+async def test_progress_wakes_the_prefetcher_and_what_no_one_opened_is_reported_once(
+    harness: Harness, ends_by: str
+) -> None:
+    await harness.plan(1, 0, 1, 3, 2)
+    harness.plans.progressed(1, Progress("train", 0, 0, 0))
+    harness.plans.progressed(1, Progress("train", 0, 4, 2))
+    assert harness.woken == 3
+    (reader,) = harness.cache.engine.schedule.trusted
+    assert (reader.dispatched, reader.taken, [key for _, key in reader.coming(9)]) == (4, 2, [10, 12])
+    assert harness.unseen == [], "news of opens may be on its way"
+    harness.cache.engine.wanted(1, 11, 0.0)
+    if ends_by == "plan=off":
         harness.plans.change(harness.options.changed("plan", "off"))
-        harness.plans.progressed(1, Progress("train", 0, 4, 2))
-        harness.plans.change(harness.options)
-        await harness.plan(1, 0, 1, 3, 2)
-        (reader,) = harness.cache.engine.schedule.trusted
-        assert reader.dispatched == 0
-
-    run(tmp_path, test)
+    harness.plans.trainer_left(1)
+    assert harness.unseen == [(1, 10)]

@@ -7,7 +7,6 @@ import os
 import random
 import time
 import weakref
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,34 +21,20 @@ from mount_options import options_in
 
 from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.core.engine import Changes
-from spiderfs.core.events import (
-    FETCHED,
-    HIT,
-    OPENED,
-    REFUSED,
-    WARMED,
-    Access,
-    Candidates,
-    Epoch,
-    Labels,
-    Pinning,
-    Ratio,
-    Scored,
-)
+from spiderfs.core.events import FETCHED, HIT, OPENED, REFUSED, WARMED, Access, Candidates, Epoch, Labels, Ratio, Scored
 from spiderfs.core.homes import Homes
 from spiderfs.core.policy import PINNED, Hub
 from spiderfs.daemon.caching.cache_control import CacheControl
 from spiderfs.daemon.training.job_datasets.declared_lists import GRACE_S
-from spiderfs.daemon.training.job_datasets.job_datasets import KEPT_JOB_DATASETS, JobDataset
+from spiderfs.daemon.training.job_datasets.job_datasets import KEPT_JOB_DATASETS
 from spiderfs.daemon.training.service import Training
 from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
-from spiderfs.errors import ConfigError, ProtocolError
+from spiderfs.errors import ProtocolError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import SharedCounters
-from spiderfs.policies.spider import Spider
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan, Progress
 from spiderfs.scorer.scorer import Scorer
-from spiderfs.scorer.scoring import BatchScores, ScorerOptions
+from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.shared.published import publish_trainers, published_trainers
 from spiderfs.simulation import rescored
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -144,487 +129,345 @@ def listed(paths: list[bytes], name: str = "train") -> SampleList:
     return SampleList(name, name, b"".join(path + b"\0" for path in paths), labels)
 
 
-def run(
-    tmp_path: Path,
-    test: Callable[[Harness], Awaitable[None]],
-    policy: str = "spider",
-    recording: Recording | None = None,
-    immutable: bool = False,
-) -> None:
-    async def main() -> None:
-        await test(Harness(tmp_path, policy, recording, immutable))
-
-    trio.run(main)
+@pytest.fixture
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
 
 
-def test_unknown_paths_are_counted_and_the_others_are_found(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.list = listed([b"train/003", b"train/gone", b"nowhere/1", b"", b"train/001"])
-        # The empty path lies outside of the mount, which the hook has said.
-        assert await harness.declare() == Declared(2)
-        assert [inode > 0 for inode in harness.inodes] == [True, False, False, False, True]
-        (attached,) = published_trainers(harness.trainers_file)
-        assert (attached.pid, attached.job_dataset_numbers) == (os.getpid(), ())
-        await harness.training.detached(harness.trainer)
-        assert published_trainers(harness.trainers_file) == []
-
-    run(tmp_path, test)
+async def test_unknown_paths_are_counted_and_the_others_are_found(harness: Harness) -> None:
+    harness.list = listed([b"train/003", b"train/gone", b"nowhere/1", b"", b"train/001"])
+    # The empty path lies outside of the mount, which the hook has said.
+    assert await harness.declare() == Declared(2)
+    assert [inode > 0 for inode in harness.inodes] == [True, False, False, False, True]
+    (attached,) = published_trainers(harness.trainers_file)
+    assert (attached.pid, attached.job_dataset_numbers) == (os.getpid(), ())
+    await harness.training.detached(harness.trainer)
+    assert published_trainers(harness.trainers_file) == []
 
 
-def test_a_list_is_declared_when_workers_have_the_kernel_ask_for_names(tmp_path: Path) -> None:
+async def test_a_list_is_declared_when_workers_have_the_kernel_ask_for_names(tmp_path: Path) -> None:
     """Else the kernel would drop what was pushed for the plan that comes next."""
 
-    async def test(harness: Harness) -> None:
-        async def declare() -> None:
-            await harness.training.samples(harness.trainer, harness.list)
+    harness = Harness(tmp_path, immutable=True)
 
-        await harness.training.attached(harness.trainer)
-        harness.names_asked = False
+    async def declare() -> None:
+        await harness.training.samples(harness.trainer, harness.list)
+
+    await harness.training.attached(harness.trainer)
+    harness.names_asked = False
+    with trio.fail_after(5):
+        await declare()
+    harness.list = replace(harness.list, sends_batches=True)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(declare)
+        await trio.testing.wait_all_tasks_blocked(0.002)
+        assert len(nursery.child_tasks) == 1
+        harness.names_asked = True
+    harness.names_asked = False
+    with trio.fail_after(5):
+        await declare()
+
+
+async def test_the_first_batch_of_a_list_that_announced_none_waits_for_that_too(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, immutable=True)
+    scored: list[bool] = []
+
+    async def learn(*_: object) -> None:
+        scored.append(harness.names_asked)
+
+    harness.training.scoring.learn = learn  # type: ignore[method-assign]
+    await harness.declare()
+    harness.names_asked = False
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(harness.batch, np.random.default_rng(3), [*range(8)])
+        await trio.testing.wait_all_tasks_blocked(0.002)
+        (attached,) = published_trainers(harness.trainers_file)
+        assert (attached.sends_batches, scored) == (True, [])
+        harness.names_asked = True
+    assert scored == [True]
+
+
+async def test_a_list_with_other_labels_is_declared_when_workers_give_no_substitutes_by_the_old_ones(
+    harness: Harness,
+) -> None:
+    await harness.declare(sends_batches=True)
+    await harness.batch(np.random.default_rng(3), [*range(8)])
+    harness.names_asked = False
+    with trio.fail_after(0.9):
+        await harness.training.samples(harness.trainer, harness.list)
+    harness.list = replace(harness.list, labels=harness.list.labels[::-1].copy())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(harness.training.samples, harness.trainer, harness.list)
         with trio.fail_after(5):
-            await declare()
-        harness.list = replace(harness.list, sends_batches=True)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(declare)
-            await trio.testing.wait_all_tasks_blocked(0.002)
-            assert len(nursery.child_tasks) == 1
-            harness.names_asked = True
-        harness.names_asked = False
-        with trio.fail_after(5):
-            await declare()
-
-    run(tmp_path, test, immutable=True)
-
-
-def test_the_first_batch_of_a_list_that_announced_none_waits_for_that_too(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        scored: list[bool] = []
-
-        async def learn(*_: object) -> None:
-            scored.append(harness.names_asked)
-
-        harness.training.scoring.learn = learn  # type: ignore[method-assign]
-        await harness.declare()
-        harness.names_asked = False
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(harness.batch, np.random.default_rng(3), [*range(8)])
-            await trio.testing.wait_all_tasks_blocked(0.002)
-            (attached,) = published_trainers(harness.trainers_file)
-            assert (attached.sends_batches, scored) == (True, [])
-            harness.names_asked = True
-        assert scored == [True]
-
-    run(tmp_path, test, immutable=True)
-
-
-def test_a_list_with_other_labels_is_declared_when_workers_give_no_substitutes_by_the_old_ones(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare(sends_batches=True)
-        await harness.batch(np.random.default_rng(3), [*range(8)])
-        harness.names_asked = False
-        with trio.fail_after(0.9):
-            await harness.training.samples(harness.trainer, harness.list)
-        harness.list = replace(harness.list, labels=harness.list.labels[::-1].copy())
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(harness.training.samples, harness.trainer, harness.list)
-            with trio.fail_after(5):
-                while published_trainers(harness.trainers_file)[0].job_dataset_numbers:
-                    await trio.testing.wait_all_tasks_blocked()
-            await trio.testing.wait_all_tasks_blocked(0.002)
-            assert len(nursery.child_tasks) == 1
-            harness.names_asked = True
-
-    run(tmp_path, test)
+            while published_trainers(harness.trainers_file)[0].job_dataset_numbers:
+                await trio.testing.wait_all_tasks_blocked()
+        await trio.testing.wait_all_tasks_blocked(0.002)
+        assert len(nursery.child_tasks) == 1
+        harness.names_asked = True
 
 
 @pytest.mark.parametrize(("policy", "immutable"), [("lru", True), ("spider", False)])
-def test_where_no_one_will_be_given_substitutes_nothing_is_waited_for(
+async def test_where_no_one_will_be_given_substitutes_nothing_is_waited_for(
     tmp_path: Path, policy: str, immutable: bool
 ) -> None:
-    async def test(harness: Harness) -> None:
-        harness.names_asked = False
-        began = time.monotonic()
-        await harness.declare(sends_batches=True)
-        assert time.monotonic() < began + 0.9
-        (attached,) = published_trainers(harness.trainers_file)
-        assert attached.sends_batches == (policy == "spider")
-
-    run(tmp_path, test, policy, immutable=immutable)
+    harness = Harness(tmp_path, policy, immutable=immutable)
+    harness.names_asked = False
+    began = time.monotonic()
+    await harness.declare(sends_batches=True)
+    assert time.monotonic() < began + 0.9
+    (attached,) = published_trainers(harness.trainers_file)
+    assert attached.sends_batches == (policy == "spider")
 
 
-def test_only_who_sends_batches_of_a_list_is_given_substitutes_by_it(tmp_path: Path) -> None:
+async def test_only_who_sends_batches_of_a_list_is_given_substitutes_by_it(harness: Harness) -> None:
     """A plan never changes what a reader gets, also where an earlier hook's scores and hubs are of the same list."""
 
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        await harness.batch(np.random.default_rng(3), [*range(8)])
-        (attached,) = published_trainers(harness.trainers_file)
-        assert attached.job_dataset_numbers == (1,)
-        await harness.training.detached(harness.trainer)
-        await harness.declare()
-        await harness.training.plan(harness.trainer, planned([5, 3]))
-        await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
-        (attached,) = published_trainers(harness.trainers_file)
-        assert attached.job_dataset_numbers == ()
-        assert await harness.training.scores(harness.trainer, harness.list.name) is not None
-
-    run(tmp_path, test)
+    await harness.declare()
+    await harness.batch(np.random.default_rng(3), [*range(8)])
+    (attached,) = published_trainers(harness.trainers_file)
+    assert attached.job_dataset_numbers == (1,)
+    await harness.training.detached(harness.trainer)
+    await harness.declare()
+    await harness.training.plan(harness.trainer, planned([5, 3]))
+    await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+    (attached,) = published_trainers(harness.trainers_file)
+    assert attached.job_dataset_numbers == ()
+    assert await harness.training.scores(harness.trainer, harness.list.name) is not None
 
 
-def test_of_batches_that_come_together_those_are_scored_that_were_scored_the_longest_ago(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_reads_of_rows_that_are_left_out_are_done_with_too(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring.ROWS_AT_ONCE", 8)
-
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        rng = np.random.default_rng(3)
-        scored: list[int] = []
-        for _ in range(5):
-            parts = rng.permutation(SAMPLES).reshape(5, 8).astype(np.uint32)
-            vectors = rng.standard_normal((5, 8, 8)).astype(np.float16)
-            made = [Batch("train", 0, 0, ids, rows, None) for ids, rows in zip(parts, vectors, strict=True)]
-            await harness.training.learn(harness.trainer, harness.list.name, made)
-            (job_dataset,) = harness.training.job_datasets
-            scoring = harness.training.scoring.of(job_dataset)
-            assert scoring is not None
-            scored.append(round(scoring.scored_share * SAMPLES))
-        assert scored == [8, 16, 24, 32, 40], "each sample once before any is scored again"
-        assert (job_dataset.thinning.rows_scored, job_dataset.thinning.rows_left_out) == (40, 160)
-
-    run(tmp_path, test)
-
-
-def test_reads_of_rows_that_are_left_out_are_done_with_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the next batch would be filed under what an earlier read of its samples was given."""
     monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring.ROWS_AT_ONCE", 1)
 
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        one, other = harness.inodes[1], harness.inodes[4]
-        number = published_trainers(harness.trainers_file)[0].number
-        ones = np.ones((1, 8), np.float16)
+    await harness.declare()
+    one, other = harness.inodes[1], harness.inodes[4]
+    number = published_trainers(harness.trainers_file)[0].number
+    ones = np.ones((1, 8), np.float16)
 
-        def read(wanted: int, given: int) -> None:
-            harness.training.record_accesses([Access(1.0, wanted, given, SIZE, 0, 1, number, HIT)])
+    def read(wanted: int, given: int) -> None:
+        harness.training.record_accesses([Access(1.0, wanted, given, SIZE, 0, 1, number, HIT)])
 
-        read(one, other)
-        read(harness.inodes[0], harness.inodes[0])
-        # Of two batches of one row, one row is scored: that of sample 0, which comes first.
-        batches = [
-            Batch("train", 0, step, np.array([index], np.uint32), ones, None) for step, index in enumerate((0, 1))
-        ]
-        await harness.training.learn(harness.trainer, harness.list.name, batches)
-        read(one, one)
-        await harness.training.learn(harness.trainer, harness.list.name, batches[1:])
-        (job_dataset,) = harness.training.job_datasets
-        scoring = harness.training.scoring.of(job_dataset)
-        assert scoring is not None
-        assert (job_dataset.thinning.rows_left_out, round(scoring.scored_share * SAMPLES)) == (1, 2)
-        assert isinstance(scoring, Scorer)
-        assert sorted(scoring.index.present().tolist()) == [0, 1]
-
-    run(tmp_path, test)
+    read(one, other)
+    read(harness.inodes[0], harness.inodes[0])
+    # Of two batches of one row, one row is scored: that of sample 0, which comes first.
+    batches = [Batch("train", 0, step, np.array([index], np.uint32), ones, None) for step, index in enumerate((0, 1))]
+    await harness.training.learn(harness.trainer, harness.list.name, batches)
+    read(one, one)
+    await harness.training.learn(harness.trainer, harness.list.name, batches[1:])
+    (job_dataset,) = harness.training.job_datasets
+    scoring = harness.training.scoring.of(job_dataset)
+    assert scoring is not None
+    assert (job_dataset.thinning.rows_left_out, round(scoring.scored_share * SAMPLES)) == (1, 2)
+    assert isinstance(scoring, Scorer)
+    assert sorted(scoring.index.present().tolist()) == [0, 1]
 
 
-def test_every_redirect_is_of_one_label_and_of_the_list(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        harness.training.pin_ratio(0.5)
-        rng, seen = np.random.default_rng(3), 0
-        label = dict(zip(harness.inodes, harness.list.labels.tolist(), strict=True))
-        for epoch in range(4):
-            for _ in range(10):
-                await harness.batch(rng, rng.permutation(SAMPLES)[:8].tolist())
-                rows = redirect_rows(harness.records)
-                seen += len(rows)
-                assert all(job_dataset == 1 and label[wanted] == label[given] for wanted, job_dataset, given in rows)
-                members = harness.cache.engine.members
-                assert all(given in members and wanted not in members for wanted, _, given in rows)
-            await harness.training.epoch_end(harness.trainer, EpochEnd(epoch, 0.5))
-        assert seen > 0
-        scores = await harness.training.scores(harness.trainer, harness.list.name)
-        assert len(scores) == SAMPLES
-        assert (scores > 0).all()
-        harness.training.redirects.begin()
-        assert redirect_rows(harness.records) == []
-
-    run(tmp_path, test)
-
-
-def test_a_batch_is_filed_under_what_was_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare(sends_batches=True)
-        filed: list[list[int]] = []
-        (job_dataset,) = harness.training.job_datasets
-        scorer = job_dataset.scoring_for("graph", 8, harness.training.scoring._options)
-        score = scorer.batch
-
-        def batch(ids: npt.NDArray[np.int64], *rest: Any) -> BatchScores:
-            filed.append(ids.tolist())
-            return score(ids, *rest)
-
-        monkeypatch.setattr(scorer, "batch", batch)
-        wanted, given = harness.inodes[4], harness.inodes[7]
-        harness.training.record_accesses([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
-        rng = np.random.default_rng(1)
-        await harness.batch(rng, [4, 5])
-        await harness.batch(rng, [4, 5])
-        assert filed == [[7, 5], [4, 5]]
-
-    run(tmp_path, test)
-
-
-@pytest.mark.parametrize("sends_batches", [False, True])
-def test_reads_of_a_trainer_that_sends_no_batch_are_not_remembered(tmp_path: Path, sends_batches: bool) -> None:
-    """Workers' events may come after their trainer has gone, and its number is given to another one much later."""
-
-    async def test(harness: Harness) -> None:
-        await harness.declare(sends_batches)
-        inode, reads = harness.inodes[0], harness.training.scoring._served_samples
-        harness.training.record_accesses([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
-        assert reads.on_the_way(1) == sends_batches
-        await harness.training.detached(harness.trainer)
-        harness.training.record_accesses([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
-        assert reads.on_the_way(1) == 0
-
-    run(tmp_path, test)
-
-
-def test_a_ratio_can_be_pinned_and_let_go(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        policy = harness.cache.engine.policy
-        assert isinstance(policy, Spider)
-        harness.training.pin_ratio(0.25)
-        await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
-        assert policy.ratio == 0.25
-        harness.training.pin_ratio(None)
-        await harness.training.epoch_end(harness.trainer, EpochEnd(1, 0.5))
-        assert policy.ratio == 0.9
-        with pytest.raises(ConfigError, match="from 0 to 1"):
-            harness.training.pin_ratio(1.5)
-
-    run(tmp_path, test)
+async def test_every_redirect_is_of_one_label_and_of_the_list(harness: Harness) -> None:
+    await harness.declare()
+    harness.training.pin_ratio(0.5)
+    rng, seen = np.random.default_rng(3), 0
+    label = dict(zip(harness.inodes, harness.list.labels.tolist(), strict=True))
+    for epoch in range(4):
+        for _ in range(10):
+            await harness.batch(rng, rng.permutation(SAMPLES)[:8].tolist())
+            rows = redirect_rows(harness.records)
+            seen += len(rows)
+            assert all(job_dataset == 1 and label[wanted] == label[given] for wanted, job_dataset, given in rows)
+            members = harness.cache.engine.members
+            assert all(given in members and wanted not in members for wanted, _, given in rows)
+        await harness.training.epoch_end(harness.trainer, EpochEnd(epoch, 0.5))
+    assert seen > 0
+    scores = await harness.training.scores(harness.trainer, harness.list.name)
+    assert len(scores) == SAMPLES
+    assert (scores > 0).all()
+    harness.training.redirects.begin()
+    assert redirect_rows(harness.records) == []
 
 
 LOSSES = np.array([0.5, 4.0, 2.0, 1.0], np.float16)
 
 
-def test_losses_are_filed_under_what_was_served(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare(sends_batches=True)
-        harness.training.record_accesses([Access(1.0, harness.inodes[7], harness.inodes[4], SIZE, 0, 1, 1, HIT)])
-        await harness.batch(np.random.default_rng(1), [3, 4, 5, 6], LOSSES)
-        score = harness.cache.engine.score
-        assert [score(harness.inodes[index]) for index in (3, 7, 5, 6, 4)] == pytest.approx(
-            [np.log(10), np.log(13), np.log(12), np.log(11), 0]
-        )
-
-    run(tmp_path, test, "shade")
+async def test_losses_are_filed_under_what_was_served(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, "shade")
+    await harness.declare(sends_batches=True)
+    harness.training.record_accesses([Access(1.0, harness.inodes[7], harness.inodes[4], SIZE, 0, 1, 1, HIT)])
+    await harness.batch(np.random.default_rng(1), [3, 4, 5, 6], LOSSES)
+    score = harness.cache.engine.score
+    assert [score(harness.inodes[index]) for index in (3, 7, 5, 6, 4)] == pytest.approx(
+        [np.log(10), np.log(13), np.log(12), np.log(11), 0]
+    )
 
 
-def test_batches_without_losses_say_nothing_to_a_policy_that_needs_them(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        await harness.batch(np.random.default_rng(1), [3, 4])
-        assert [harness.cache.engine.score(harness.inodes[index]) for index in (3, 4)] == [0, 0]
-        (job_dataset,) = harness.training.job_datasets
-        scoring = harness.training.scoring.of(job_dataset)
-        assert scoring is not None
-        assert dict(scoring.described())["without losses"].startswith("1 ")
-        described = await harness.training.scoring.described(job_dataset, 10)
-        assert described is not None
-        assert "recall" not in dict(described)
-
-    run(tmp_path, test, "shade")
+async def test_batches_without_losses_say_nothing_to_a_policy_that_needs_them(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, "shade")
+    await harness.declare()
+    await harness.batch(np.random.default_rng(1), [3, 4])
+    assert [harness.cache.engine.score(harness.inodes[index]) for index in (3, 4)] == [0, 0]
+    (job_dataset,) = harness.training.job_datasets
+    scoring = harness.training.scoring.of(job_dataset)
+    assert scoring is not None
+    assert dict(scoring.described())["without losses"].startswith("1 ")
+    described = await harness.training.scoring.described(job_dataset, 10)
+    assert described is not None
+    assert "recall" not in dict(described)
 
 
-def test_each_kind_of_scores_is_kept_while_another_policy_uses_its_own(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        async def change(name: str) -> None:
-            harness.cache.set_policy(name)
-            await harness.training.policy_changed()
+async def test_each_kind_of_scores_is_kept_while_another_policy_uses_its_own(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, "shade")
 
-        await harness.declare()
-        rng = np.random.default_rng(1)
-        await harness.batch(rng, [3, 4, 5, 6], LOSSES)
-        ranks = await harness.training.scores(harness.trainer, harness.list.name)
-        await change("spider")
-        assert len(await harness.training.scores(harness.trainer, harness.list.name)) == 0
-        await harness.batch(rng, list(range(16)))
-        assert harness.cache.engine.score(harness.inodes[4]) not in (0, ranks[4])
-        await change("shade")
-        assert (await harness.training.scores(harness.trainer, harness.list.name)).tolist() == ranks.tolist()
-        assert harness.cache.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
-        # All that was learned is there after a remount, whichever policy is the first to ask.
-        harness.training.scoring.save()
-        (job_dataset,) = harness.training.job_datasets
-        job_dataset.scorings.clear()
-        await change("spider")
-        assert harness.cache.engine.score(harness.inodes[4]) > 0
-        await change("shade")
-        assert harness.cache.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
+    async def change(name: str) -> None:
+        harness.cache.set_policy(name)
+        await harness.training.policy_changed()
 
-    run(tmp_path, test, "shade")
+    await harness.declare()
+    rng = np.random.default_rng(1)
+    await harness.batch(rng, [3, 4, 5, 6], LOSSES)
+    ranks = await harness.training.scores(harness.trainer, harness.list.name)
+    await change("spider")
+    assert len(await harness.training.scores(harness.trainer, harness.list.name)) == 0
+    await harness.batch(rng, list(range(16)))
+    assert harness.cache.engine.score(harness.inodes[4]) not in (0, ranks[4])
+    await change("shade")
+    assert (await harness.training.scores(harness.trainer, harness.list.name)).tolist() == ranks.tolist()
+    assert harness.cache.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
+    # All that was learned is there after a remount, whichever policy is the first to ask.
+    harness.training.scoring.save()
+    (job_dataset,) = harness.training.job_datasets
+    job_dataset.scorings.clear()
+    await change("spider")
+    assert harness.cache.engine.score(harness.inodes[4]) > 0
+    await change("shade")
+    assert harness.cache.engine.score(harness.inodes[4]) == pytest.approx(np.log(13))
 
 
-def test_scores_of_lists_long_unused_are_deleted(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        await harness.batch(np.random.default_rng(1), list(range(16)))
-        harness.training.scoring.save()
-        scores = tmp_path / "scores"
-        (job,) = scores.iterdir()
-        (in_use,) = job.iterdir()
-        for number in range(KEPT_JOB_DATASETS + 2):
-            # Two of them are of one job.
-            saved = scores / f"{number // 2:032x}" / f"{number}"
-            saved.mkdir(parents=True)
-            (saved / "scores.npz").write_bytes(b"of an earlier training")
-            os.utime(saved, (1e9 + number, 1e9 + number))
-        # What an older version has saved had no directory for a job.
-        (scores / "0123456789abcdef").mkdir()
-        (scores / "0123456789abcdef" / "scores.npz").write_bytes(b"of an older version")
-        # Even if it were the oldest of all: it is not written again if that fails.
-        (job_dataset,) = harness.training.job_datasets
-        job_dataset.scorings.clear()
-        os.utime(in_use, (1.0, 1.0))
-        harness.training.scoring.save()
-        latest = {str(number) for number in range(2, KEPT_JOB_DATASETS + 2)}
-        assert {path.name for path in scores.glob("*/*")} == {in_use.name, *latest}
-        assert len(list(scores.iterdir())) == 1 + KEPT_JOB_DATASETS // 2
-
-    run(tmp_path, test)
+async def test_scores_of_lists_long_unused_are_deleted(harness: Harness, tmp_path: Path) -> None:
+    await harness.declare()
+    await harness.batch(np.random.default_rng(1), list(range(16)))
+    harness.training.scoring.save()
+    scores = tmp_path / "scores"
+    (job,) = scores.iterdir()
+    (in_use,) = job.iterdir()
+    for number in range(KEPT_JOB_DATASETS + 2):
+        # Two of them are of one job.
+        saved = scores / f"{number // 2:032x}" / f"{number}"
+        saved.mkdir(parents=True)
+        (saved / "scores.npz").write_bytes(b"of an earlier training")
+        os.utime(saved, (1e9 + number, 1e9 + number))
+    # What an older version has saved had no directory for a job.
+    (scores / "0123456789abcdef").mkdir()
+    (scores / "0123456789abcdef" / "scores.npz").write_bytes(b"of an older version")
+    # Even if it were the oldest of all: it is not written again if that fails.
+    (job_dataset,) = harness.training.job_datasets
+    job_dataset.scorings.clear()
+    os.utime(in_use, (1.0, 1.0))
+    harness.training.scoring.save()
+    latest = {str(number) for number in range(2, KEPT_JOB_DATASETS + 2)}
+    assert {path.name for path in scores.glob("*/*")} == {in_use.name, *latest}
+    assert len(list(scores.iterdir())) == 1 + KEPT_JOB_DATASETS // 2
 
 
 def known_scores(harness: Harness, inodes: list[int]) -> int:
     return sum(harness.cache.engine.score(inode) > 0 for inode in inodes)
 
 
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    return trio.testing.MockClock(rate=1.0)
+
+
 @pytest.mark.parametrize("policy", ["spider", "shade", "impact"])
-def test_a_list_that_no_one_uses_is_let_go_after_a_while(tmp_path: Path, policy: str) -> None:
-    clock = trio.testing.MockClock(rate=1.0)
-
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        inodes, job_dataset_id = harness.inodes, next(iter(harness.training.job_datasets)).job_dataset_id
-        await harness.batch(np.random.default_rng(1), list(range(30)), np.ones(30, np.float16))
-        scores = [harness.cache.engine.score(inode) for inode in inodes[:30]]
-        members = set(harness.cache.engine.members)
-        assert known_scores(harness, inodes) > len(members)
-        clock.jump(10 * GRACE_S)
+async def test_a_list_that_no_one_uses_is_let_go_after_a_while(
+    tmp_path: Path, policy: str, clock: trio.testing.MockClock
+) -> None:
+    harness = Harness(tmp_path, policy)
+    await harness.declare()
+    inodes, job_dataset_id = harness.inodes, next(iter(harness.training.job_datasets)).job_dataset_id
+    await harness.batch(np.random.default_rng(1), list(range(30)), np.ones(30, np.float16))
+    scores = [harness.cache.engine.score(inode) for inode in inodes[:30]]
+    members = set(harness.cache.engine.members)
+    assert known_scores(harness, inodes) > len(members)
+    clock.jump(10 * GRACE_S)
+    await harness.training.declared_lists.let_go()
+    assert [job_dataset.job_dataset_id for job_dataset in harness.training.job_datasets] == [job_dataset_id], (
+        "a trainer uses it"
+    )
+    await harness.training.detached(harness.trainer)
+    for _ in range(3):
         await harness.training.declared_lists.let_go()
-        assert [job_dataset.job_dataset_id for job_dataset in harness.training.job_datasets] == [job_dataset_id], (
-            "a trainer uses it"
-        )
-        await harness.training.detached(harness.trainer)
-        for _ in range(3):
-            await harness.training.declared_lists.let_go()
-            clock.jump(GRACE_S / 4)
-        # Who comes again in time finds it as it was.
-        kept = harness.training.job_datasets.get(job_dataset_id)
-        await harness.declare()
-        assert harness.training.job_datasets.get(job_dataset_id) is kept
-        clock.jump(10 * GRACE_S)
-        await harness.training.declared_lists.let_go()
-        assert harness.training.job_datasets.get(job_dataset_id) is kept
-        await harness.training.detached(harness.trainer)
-        gone = weakref.ref(kept)
-        del kept
-        await harness.training.declared_lists.let_go()
-        clock.jump(GRACE_S)
-        await harness.training.declared_lists.let_go()
-        gc.collect()
-        assert gone() is None
-        assert list(harness.training.job_datasets) == []
-        assert redirect_rows(harness.records) == []
-        assert known_scores(harness, inodes) <= len(members)
-        assert set(harness.cache.engine.members) == members
-        # And finds what was learned when it is declared again, under its old number.
-        await harness.declare()
-        assert [job_dataset.number for job_dataset in harness.training.job_datasets] == [1]
-        assert [harness.cache.engine.score(inode) for inode in inodes[:30]] == pytest.approx(scores)
-
-    async def main() -> None:
-        await test(Harness(tmp_path, policy))
-
-    trio.run(main, clock=clock)
+        clock.jump(GRACE_S / 4)
+    # Who comes again in time finds it as it was.
+    kept = harness.training.job_datasets.get(job_dataset_id)
+    await harness.declare()
+    assert harness.training.job_datasets.get(job_dataset_id) is kept
+    clock.jump(10 * GRACE_S)
+    await harness.training.declared_lists.let_go()
+    assert harness.training.job_datasets.get(job_dataset_id) is kept
+    await harness.training.detached(harness.trainer)
+    gone = weakref.ref(kept)
+    del kept
+    await harness.training.declared_lists.let_go()
+    clock.jump(GRACE_S)
+    await harness.training.declared_lists.let_go()
+    gc.collect()
+    assert gone() is None
+    assert list(harness.training.job_datasets) == []
+    assert redirect_rows(harness.records) == []
+    assert known_scores(harness, inodes) <= len(members)
+    assert set(harness.cache.engine.members) == members
+    # And finds what was learned when it is declared again, under its old number.
+    await harness.declare()
+    assert [job_dataset.number for job_dataset in harness.training.job_datasets] == [1]
+    assert [harness.cache.engine.score(inode) for inode in inodes[:30]] == pytest.approx(scores)
 
 
-def test_a_list_beside_it_keeps_what_both_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_beside_it_keeps_what_both_have(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spiderfs.daemon.training.job_datasets.declared_lists.GRACE_S", 0.0)
 
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        inodes = harness.inodes
-        await harness.batch(np.random.default_rng(1), list(range(30)))
-        other = Trainer(os.getpid(), os.getuid(), Hello("other", "other"))
-        await harness.training.attached(other)
-        await harness.training.samples(other, listed([b"train/%03d" % number for number in range(20)], "part"))
-        numbers = [job_dataset.number for job_dataset in harness.training.job_datasets]
-        assert numbers == [1, 2]
-        await harness.training.detached(harness.trainer)
-        await harness.training.declared_lists.let_go(0.0)
-        assert [job_dataset.number for job_dataset in harness.training.job_datasets] == [2]
-        assert known_scores(harness, inodes[:20]) == 20
-        # The third list does not take the second one's number.
-        await harness.training.attached(harness.trainer)
-        await harness.training.samples(harness.trainer, listed([b"train/%03d" % number for number in range(10)]))
-        assert [job_dataset.number for job_dataset in harness.training.job_datasets] == [2, 3]
-
-    run(tmp_path, test)
+    await harness.declare()
+    inodes = harness.inodes
+    await harness.batch(np.random.default_rng(1), list(range(30)))
+    other = Trainer(os.getpid(), os.getuid(), Hello("other", "other"))
+    await harness.training.attached(other)
+    await harness.training.samples(other, listed([b"train/%03d" % number for number in range(20)], "part"))
+    numbers = [job_dataset.number for job_dataset in harness.training.job_datasets]
+    assert numbers == [1, 2]
+    await harness.training.detached(harness.trainer)
+    await harness.training.declared_lists.let_go(0.0)
+    assert [job_dataset.number for job_dataset in harness.training.job_datasets] == [2]
+    assert known_scores(harness, inodes[:20]) == 20
+    # The third list does not take the second one's number.
+    await harness.training.attached(harness.trainer)
+    await harness.training.samples(harness.trainer, listed([b"train/%03d" % number for number in range(10)]))
+    assert [job_dataset.number for job_dataset in harness.training.job_datasets] == [2, 3]
 
 
-def test_all_lists_together_may_have_so_many_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_lists_together_may_have_so_many_samples(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spiderfs.daemon.training.job_datasets.declared_lists.MAX_SAMPLES", SAMPLES + 10)
 
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        other = Trainer(os.getpid(), os.getuid(), Hello("other", "test"))
-        await harness.training.attached(other)
-        await harness.training.samples(other, harness.list)
-        part = listed([b"train/%03d" % number for number in range(11)], "part")
-        with pytest.raises(ProtocolError, match="all jobs of this mount together") as refused:
-            await harness.training.samples(other, part)
-        assert refused.value.code == "too-large"
-        # Those that no one uses are let go for it, without waiting.
-        await harness.training.detached(other)
-        await harness.training.detached(harness.trainer)
-        await harness.training.attached(other)
+    await harness.declare()
+    other = Trainer(os.getpid(), os.getuid(), Hello("other", "test"))
+    await harness.training.attached(other)
+    await harness.training.samples(other, harness.list)
+    part = listed([b"train/%03d" % number for number in range(11)], "part")
+    with pytest.raises(ProtocolError, match="all jobs of this mount together") as refused:
         await harness.training.samples(other, part)
-        assert [len(job_dataset.list.keys) for job_dataset in harness.training.job_datasets] == [11]
-
-    run(tmp_path, test)
-
-
-def test_a_list_whose_scores_cannot_be_saved_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(self: JobDataset) -> None:
-        raise OSError(28, "No space left on device")
-
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        await harness.training.detached(harness.trainer)
-        with monkeypatch.context() as patched:
-            patched.setattr(JobDataset, "save", full)
-            await harness.training.declared_lists.let_go(0.0)
-        assert len(list(harness.training.job_datasets)) == 1
-        assert "unused list (No space left on device)" in caplog.text
-        await harness.training.declared_lists.let_go(0.0)
-        assert list(harness.training.job_datasets) == []
-
-    run(tmp_path, test)
+    assert refused.value.code == "too-large"
+    # Those that no one uses are let go for it, without waiting.
+    await harness.training.detached(other)
+    await harness.training.detached(harness.trainer)
+    await harness.training.attached(other)
+    await harness.training.samples(other, part)
+    assert [len(job_dataset.list.keys) for job_dataset in harness.training.job_datasets] == [11]
 
 
-def test_other_policies_still_give_scores(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        await harness.batch(np.random.default_rng(1), list(range(16)))
-        assert len(await harness.training.scores(harness.trainer, harness.list.name)) == SAMPLES
-        assert redirect_rows(harness.records) == []
-
-    run(tmp_path, test, "lru")
+async def test_other_policies_still_give_scores(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, "lru")
+    await harness.declare()
+    await harness.batch(np.random.default_rng(1), list(range(16)))
+    assert len(await harness.training.scores(harness.trainer, harness.list.name)) == SAMPLES
+    assert redirect_rows(harness.records) == []
 
 
 # -- plans
@@ -634,215 +477,128 @@ def planned(order: list[int], epoch: int = 0, position: int = 0, begun: bool = T
     return Plan("train", epoch, position, begun, np.array(order, np.uint32))
 
 
-def test_a_plan_gives_each_file_its_next_use(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        schedule = harness.cache.engine.schedule
-        await harness.training.plan(harness.trainer, planned([5, 3, 5, 9]))
-        await harness.training.plan(harness.trainer, planned([7, 3], 1, begun=False))
-        (reader,) = schedule.trusted
-        assert (reader.epoch.number, [epoch.number for epoch in reader.later]) == (0, [1])
-        uses = {index: schedule.next_use_s(harness.inodes[index]) for index in (5, 3, 9, 7, 0)}
-        assert uses[0] is None
-        assert uses[5] < uses[3] < uses[9] < uses[7]  # type: ignore[operator]
-        # The events of its own process tree count, under the number that it was attached by.
-        inode = harness.inodes[5]
-        harness.cache.fold([Access(1.0, inode, inode, SIZE, 0, 1, 1, HIT)])
-        assert [reader.epoch.pending(position) for position in range(4)] == [False, True, True, True]
-        assert uses[3] < schedule.next_use_s(inode) < uses[9]  # type: ignore[operator]
-        harness.cache.fold([Access(1.0, inode, inode, SIZE, 0, 1, 2, HIT)])
-        assert [reader.epoch.pending(position) for position in range(4)] == [False, True, True, True]
-        await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
-        assert schedule.next_use_s(harness.inodes[9]) is None
-        assert schedule.next_use_s(harness.inodes[7]) is not None
-        await harness.training.detached(harness.trainer)
-        assert schedule.readers == {}
-
-    run(tmp_path, test)
-
-
-def test_an_open_of_a_substitute_uses_up_what_was_asked_for(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        await harness.training.plan(harness.trainer, planned([5, 3]))
-        wanted, given = harness.inodes[5], harness.inodes[3]
-        harness.cache.fold([Access(1.0, given, wanted, SIZE, 0, 1, 1, HIT)])
-        schedule = harness.cache.engine.schedule
-        assert [schedule.next_use_s(inode) is None for inode in (wanted, given)] == [True, False]
-
-    run(tmp_path, test)
-
-
-def test_a_file_that_is_listed_twice_is_read_twice(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.list = listed([b"train/001", b"train/002", b"train/003", b"train/001"])
-        await harness.declare()
-        await harness.training.plan(harness.trainer, planned([0, 1, 3, 2]))
-        (reader,) = harness.cache.engine.schedule.trusted
-        inode = harness.inodes[0]
-        assert inode == harness.inodes[3]
-        assert [position for position, key in reader.coming(4) if key == inode] == [0, 2]
-        reader.opened(inode, 0.0, False)
-        assert reader.epoch.next_position(inode) == 2
-        reader.opened(inode, 0.0, False)
-        assert reader.epoch.next_position(inode) is None
-
-    run(tmp_path, test)
-
-
 @pytest.mark.parametrize("immutable", [True, False])
-def test_what_the_page_cache_answered_is_an_access_where_opens_are_not_seen(tmp_path: Path, immutable: bool) -> None:
+async def test_what_the_page_cache_answered_is_an_access_where_opens_are_not_seen(
+    tmp_path: Path, immutable: bool
+) -> None:
     recording = Recording(tmp_path / "trace")
 
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        guide, (first, second, third) = harness.training, harness.inodes[:3]
-        await guide.plan(harness.trainer, planned([0, 1, 2]))
-        guide.progressed(harness.trainer, Progress("train", 0, 0, 0))
-        # One is seen, one is a member that is read unseen, and one is not in the cache.
-        for inode in (first, second):
-            harness.content.land(ContentKey(inode), bytes(SIZE))
-        harness.cache.fold([*_events(second), Access(1.0, first, first, SIZE, 0, 1, 1, FETCHED)])
-        guide.progressed(harness.trainer, Progress("train", 0, 3, 3))
-        await guide.detached(harness.trainer)
-        recording.flush()
-        columns = read_trace(tmp_path / "trace").columns
-        unseen = columns["unseen"] != 0
-        assert columns["given"][unseen].tolist() == ([second, third] if immutable else [])
-        assert set(columns["given_size"][unseen].tolist()) == ({SIZE} if immutable else set())
-        assert set(harness.cache.engine.members) == {first, second}
-        order = list(harness.cache.engine.policy.eviction_order())
-        assert order == ([first, second] if immutable else [second, first]), "the policy heard of the unseen read"
-
-    run(tmp_path, test, "lru", recording, immutable=immutable)
+    harness = Harness(tmp_path, "lru", recording, immutable=immutable)
+    await harness.declare()
+    guide, (first, second, third) = harness.training, harness.inodes[:3]
+    await guide.plan(harness.trainer, planned([0, 1, 2]))
+    guide.progressed(harness.trainer, Progress("train", 0, 0, 0))
+    # One is seen, one is a member that is read unseen, and one is not in the cache.
+    for inode in (first, second):
+        harness.content.land(ContentKey(inode), bytes(SIZE))
+    harness.cache.fold([*_events(second), Access(1.0, first, first, SIZE, 0, 1, 1, FETCHED)])
+    guide.progressed(harness.trainer, Progress("train", 0, 3, 3))
+    await guide.detached(harness.trainer)
+    recording.flush()
+    columns = read_trace(tmp_path / "trace").columns
+    unseen = columns["unseen"] != 0
+    assert columns["given"][unseen].tolist() == ([second, third] if immutable else [])
+    assert set(columns["given_size"][unseen].tolist()) == ({SIZE} if immutable else set())
+    assert set(harness.cache.engine.members) == {first, second}
+    order = list(harness.cache.engine.policy.eviction_order())
+    assert order == ([first, second] if immutable else [second, first]), "the policy heard of the unseen read"
     recording.close()
 
 
-def test_who_asks_for_jobs_sees_what_was_read_unseen_until_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        guide = harness.training
-        await guide.plan(harness.trainer, planned([0, 1, 2]))
-        guide.progressed(harness.trainer, Progress("train", 0, 0, 0))
-        guide.progressed(harness.trainer, Progress("train", 0, 3, 2))
-        assert [job.page_cache_reads for job in harness.training.jobs()] == [0]
-        later_s = steady_clock.now() + 2
-        monkeypatch.setattr(steady_clock, "now", lambda: later_s)
-        assert [job.page_cache_reads for job in harness.training.jobs()] == [2]
-
-    run(tmp_path, test, immutable=True)
-
-
-def test_plans_are_not_acted_on_while_the_option_is_off(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        schedule = harness.cache.engine.schedule
-        await harness.training.plan(harness.trainer, planned([5, 3]))
-        assert schedule.active
-        harness.training.change(harness.options.changed("plan", "off"))
-        assert (schedule.active, schedule.readers) == (False, {})
-        await harness.training.plan(harness.trainer, planned([5, 3]))
-        assert not schedule.active
-        harness.training.change(harness.options)
-        await harness.training.plan(harness.trainer, planned([5, 3], position=1))
-        assert schedule.active
-        assert schedule.next_use_s(harness.inodes[5]) is None
-
-    run(tmp_path, test)
+async def test_who_asks_for_jobs_sees_what_was_read_unseen_until_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(tmp_path, immutable=True)
+    await harness.declare()
+    guide = harness.training
+    await guide.plan(harness.trainer, planned([0, 1, 2]))
+    guide.progressed(harness.trainer, Progress("train", 0, 0, 0))
+    guide.progressed(harness.trainer, Progress("train", 0, 3, 2))
+    assert [job.page_cache_reads for job in harness.training.jobs()] == [0]
+    later_s = steady_clock.now() + 2
+    monkeypatch.setattr(steady_clock, "now", lambda: later_s)
+    assert [job.page_cache_reads for job in harness.training.jobs()] == [2]
 
 
-def test_a_full_disk_is_no_reason_to_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        assert len(published_trainers(harness.trainers_file)) == 1
-        # A name that is taken stands for a disk that is full.
-        harness.trainers_file.with_suffix(".new").mkdir()
-        await harness.training.detached(harness.trainer)
-        assert published_trainers(harness.trainers_file) == [], "rather no one than who has left"
-        harness.training.begin(None)
-        assert harness.cache.engine.schedule.readers == {}
+async def test_plans_are_not_acted_on_while_the_option_is_off(harness: Harness) -> None:
+    await harness.declare()
+    schedule = harness.cache.engine.schedule
+    await harness.training.plan(harness.trainer, planned([5, 3]))
+    assert schedule.active
+    harness.training.change(harness.options.changed("plan", "off"))
+    assert (schedule.active, schedule.readers) == (False, {})
+    await harness.training.plan(harness.trainer, planned([5, 3]))
+    assert not schedule.active
+    harness.training.change(harness.options)
+    await harness.training.plan(harness.trainer, planned([5, 3], position=1))
+    assert schedule.active
+    assert schedule.next_use_s(harness.inodes[5]) is None
 
-    run(tmp_path, test)
+
+async def test_a_full_disk_is_no_reason_to_fail(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    await harness.declare()
+    assert len(published_trainers(harness.trainers_file)) == 1
+    # A name that is taken stands for a disk that is full.
+    harness.trainers_file.with_suffix(".new").mkdir()
+    await harness.training.detached(harness.trainer)
+    assert published_trainers(harness.trainers_file) == [], "rather no one than who has left"
+    harness.training.begin(None)
+    assert harness.cache.engine.schedule.readers == {}
     assert [record.getMessage() for record in caplog.records] == [
         "workers do not learn of trainers (Is a directory): their plans and substitutes rest"
     ] * 2
 
 
-def test_the_lowest_rank_on_a_mount_ends_the_epochs_of_its_job(tmp_path: Path) -> None:
+async def test_the_lowest_rank_on_a_mount_ends_the_epochs_of_its_job(harness: Harness) -> None:
     """Of a training on several nodes, one mount has rank 0, and the others have higher ranks alone."""
 
-    async def test(harness: Harness) -> None:
-        ranks = [Trainer(os.getpid(), os.getuid(), Hello("job", "test", rank=rank, world_size=8)) for rank in (6, 4, 5)]
-        for trainer in ranks:
-            await harness.training.attached(trainer)
-            await harness.training.samples(trainer, harness.list)
-        higher, lowest, between = ranks
-        feed, told = harness.training.feed, []
-        end = feed.epoch_ended
+    ranks = [Trainer(os.getpid(), os.getuid(), Hello("job", "test", rank=rank, world_size=8)) for rank in (6, 4, 5)]
+    for trainer in ranks:
+        await harness.training.attached(trainer)
+        await harness.training.samples(trainer, harness.list)
+    higher, lowest, between = ranks
+    feed, told = harness.training.feed, []
+    end = feed.epoch_ended
 
-        def note(job_id: str, epoch: int, *rest: Any) -> Changes:
-            told.append(epoch)
-            return end(job_id, epoch, *rest)
+    def note(job_id: str, epoch: int, *rest: Any) -> Changes:
+        told.append(epoch)
+        return end(job_id, epoch, *rest)
 
-        feed.epoch_ended = note  # type: ignore[method-assign]
-        for trainer, epoch in ((higher, 0), (lowest, 0), (between, 0), (lowest, 1)):
-            await harness.training.epoch_end(trainer, EpochEnd(epoch, 0.5))
-        assert told == [0, 1]
-        await harness.training.detached(lowest)
-        for trainer, epoch in ((between, 1), (higher, 1), (between, 2), (higher, 2)):
-            await harness.training.epoch_end(trainer, EpochEnd(epoch, 0.5))
-        assert told == [0, 1, 2]
-        # A training that begins again.
-        await harness.training.epoch_end(between, EpochEnd(0, 0.5))
-        assert told == [0, 1, 2, 0]
-
-    run(tmp_path, test)
-
-
-def test_two_trainers_have_a_plan_each(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        other = Trainer(os.getpid(), os.getuid(), Hello("other", "test", rank=1, world_size=2))
-        await harness.training.attached(other)
-        await harness.training.samples(other, harness.list)
-        await harness.training.plan(harness.trainer, planned([1, 2]))
-        await harness.training.plan(other, planned([8, 9]))
-        schedule = harness.cache.engine.schedule
-        assert sorted(schedule.readers) == [(1, "train"), (2, "train")]
-        # A rank that is not the first ends its own epoch too.
-        await harness.training.epoch_end(other, EpochEnd(0, 0.5))
-        found = [schedule.next_use_s(harness.inodes[index]) is not None for index in (1, 8)]
-        assert found == [True, False]
-        await harness.training.detached(other)
-        assert sorted(schedule.readers) == [(1, "train")]
-
-    run(tmp_path, test)
+    feed.epoch_ended = note  # type: ignore[method-assign]
+    for trainer, epoch in ((higher, 0), (lowest, 0), (between, 0), (lowest, 1)):
+        await harness.training.epoch_end(trainer, EpochEnd(epoch, 0.5))
+    assert told == [0, 1]
+    await harness.training.detached(lowest)
+    for trainer, epoch in ((between, 1), (higher, 1), (between, 2), (higher, 2)):
+        await harness.training.epoch_end(trainer, EpochEnd(epoch, 0.5))
+    assert told == [0, 1, 2]
+    # A training that begins again.
+    await harness.training.epoch_end(between, EpochEnd(0, 0.5))
+    assert told == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize(("policy", "scoring"), [("spider", "graph"), ("shade", "rank"), ("lru", "graph")])
-def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: str, scoring: str) -> None:
+async def test_what_is_recorded_gives_the_same_scores_again(tmp_path: Path, policy: str, scoring: str) -> None:
     path = tmp_path / "trace"
 
-    async def test(harness: Harness) -> None:
-        # Some that are unknown, and one that is named twice.
-        names = [b"train/%03d" % number for number in range(SAMPLES)]
-        harness.list = listed([b"gone/1", *names[:9], b"train/gone", *names[9:], b"gone/2", names[3]])
-        await harness.declare()
-        rng = np.random.default_rng(2)
-        known = np.flatnonzero(harness.inodes)
-        for epoch in range(3):
-            for together in (1, 2, 1, 3, 1):
-                served, wanted = rng.choice(known, 2)
-                harness.training.record_accesses(
-                    [Access(1.0, harness.inodes[served], harness.inodes[wanted], SIZE, 0, 1, 1, HIT)]
-                )
-                waiting = [rng.permutation(known)[:8].tolist() for _ in range(together)]
-                waiting[0][0] = int(wanted)
-                await harness.batches(rng, waiting, rng.random(8).astype(np.float16))
-            await harness.training.epoch_end(harness.trainer, EpochEnd(epoch, epoch / 4))
-
     recording = Recording(path)
-    run(tmp_path, test, policy, recording)
+    harness = Harness(tmp_path, policy, recording)
+    # Some that are unknown, and one that is named twice.
+    names = [b"train/%03d" % number for number in range(SAMPLES)]
+    harness.list = listed([b"gone/1", *names[:9], b"train/gone", *names[9:], b"gone/2", names[3]])
+    await harness.declare()
+    rng = np.random.default_rng(2)
+    known = np.flatnonzero(harness.inodes)
+    for epoch in range(3):
+        for together in (1, 2, 1, 3, 1):
+            served, wanted = rng.choice(known, 2)
+            harness.training.record_accesses(
+                [Access(1.0, harness.inodes[served], harness.inodes[wanted], SIZE, 0, 1, 1, HIT)]
+            )
+            waiting = [rng.permutation(known)[:8].tolist() for _ in range(together)]
+            waiting[0][0] = int(wanted)
+            await harness.batches(rng, waiting, rng.random(8).astype(np.float16))
+        await harness.training.epoch_end(harness.trainer, EpochEnd(epoch, epoch / 4))
     recording.close()
     trace = read_trace(path)
     assert trace.accuracies() == {"1": [0, 0.25, 0.5]}
@@ -871,124 +627,64 @@ async def said(harness: Harness, *indices: int) -> int:
     return await harness.training.pin(harness.trainer, harness.list.name, np.array(indices, np.uint32))
 
 
-def test_what_is_pinned_is_held_as_far_as_it_fits(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
-        # A quarter of the room for ten.
-        assert await said(harness, 5, 4, 4, 3) == 2
-        assert pinned(harness) == [4, 5]
-        assert await said(harness, 5, 20) == 2
-        assert pinned(harness) == [5]
-        await harness.batch(np.random.default_rng(1), [20], np.ones(1, np.float16))
-        assert pinned(harness) == [5, 20]
-        assert await said(harness) == 0
-        assert pinned(harness) == []
-
-    run(tmp_path, test, "impact")
-
-
-def test_the_cache_is_static_while_a_trainer_says_that_it_warms_up(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        guide, rng = harness.training, np.random.default_rng(1)
-        await guide.warm_up(harness.trainer, harness.list.name, True)
-        for epoch in range(2):
-            for first in (0, 10, 20):
-                losses = np.arange(first, first + 10).astype(np.float16) + 1
-                await harness.batch(rng, [*range(first, first + 10)], losses)
-            await guide.epoch_end(harness.trainer, EpochEnd(epoch))
-            kept = {harness.inodes.index(inode) for inode in harness.cache.engine.members if isinstance(inode, int)}
-            assert kept <= {*range(10)}
-        await guide.warm_up(harness.trainer, harness.list.name, False)
-        await harness.batch(rng, [29])
-        assert harness.inodes[29] in harness.cache.engine.members
-
-    run(tmp_path, test, "impact")
+async def test_the_cache_is_static_while_a_trainer_says_that_it_warms_up(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, "impact")
+    await harness.declare()
+    guide, rng = harness.training, np.random.default_rng(1)
+    await guide.warm_up(harness.trainer, harness.list.name, True)
+    for epoch in range(2):
+        for first in (0, 10, 20):
+            losses = np.arange(first, first + 10).astype(np.float16) + 1
+            await harness.batch(rng, [*range(first, first + 10)], losses)
+        await guide.epoch_end(harness.trainer, EpochEnd(epoch))
+        kept = {harness.inodes.index(inode) for inode in harness.cache.engine.members if isinstance(inode, int)}
+        assert kept <= {*range(10)}
+    await guide.warm_up(harness.trainer, harness.list.name, False)
+    await harness.batch(rng, [29])
+    assert harness.inodes[29] in harness.cache.engine.members
 
 
-def test_pins_end_with_the_trainer_and_with_the_policy(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
-        await said(harness, 5, 4)
-        harness.cache.set_policy("icache")
-        await harness.training.policy_changed()
-        assert pinned(harness) == []
-        await said(harness, 5, 4)
-        assert pinned(harness) == [4, 5]
+async def test_pins_end_with_the_trainer_and_with_the_policy(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, "impact")
+    await harness.declare()
+    await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
+    await said(harness, 5, 4)
+    harness.cache.set_policy("icache")
+    await harness.training.policy_changed()
+    assert pinned(harness) == []
+    await said(harness, 5, 4)
+    assert pinned(harness) == [4, 5]
+    await harness.training.detached(harness.trainer)
+    assert pinned(harness) == []
+
+
+async def test_pins_end_with_a_trainer_although_there_is_no_time_to_unpin_them(tmp_path: Path) -> None:
+    harness = Harness(tmp_path, "impact")
+    await harness.declare()
+    again = replace(harness.list, name="again")
+    await harness.training.samples(harness.trainer, again)
+    await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
+    await said(harness, 5)
+    assert await harness.training.pin(harness.trainer, again.name, np.array([4], np.uint32)) == 1
+    assert pinned(harness) == [4, 5]
+    with trio.CancelScope() as scope:
+        scope.cancel()
         await harness.training.detached(harness.trainer)
-        assert pinned(harness) == []
-
-    run(tmp_path, test, "impact")
-
-
-def test_pins_end_with_a_trainer_although_there_is_no_time_to_unpin_them(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        again = replace(harness.list, name="again")
-        await harness.training.samples(harness.trainer, again)
-        await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
-        await said(harness, 5)
-        assert await harness.training.pin(harness.trainer, again.name, np.array([4], np.uint32)) == 1
-        assert pinned(harness) == [4, 5]
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await harness.training.detached(harness.trainer)
-        await harness.declare()
-        await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
-        assert pinned(harness) == []
-
-    run(tmp_path, test, "impact")
+    await harness.declare()
+    await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
+    assert pinned(harness) == []
 
 
-def test_pins_of_an_earlier_mount_last_for_an_epoch(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        await harness.batch(np.random.default_rng(1), [*range(10)], np.ones(10, np.float16))
-        # A new mount leaves more room for landing.
-        await said(harness, 5)
-        harness.cache.restore(10 * SIZE, harness.cache.saved_state())
-        await harness.training.epoch_end(harness.trainer, EpochEnd(0, 0.5))
-        assert pinned(harness) == [5], "it was said in this epoch"
-        # A trainer whose manager was another one.
-        harness.training.pinboard.forget()
-        await harness.training.epoch_end(harness.trainer, EpochEnd(1, 0.5))
-        assert pinned(harness) == []
-
-    run(tmp_path, test, "impact")
-
-
-def test_pins_are_recorded(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    inodes: list[int] = []
-
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        inodes.extend(harness.inodes)
-        for indices in ([5, 4], [5, 4], []):
-            await said(harness, *indices)
-
-    recording = Recording(path)
-    run(tmp_path, test, "impact", recording)
-    recording.close()
-    trace = read_trace(path)
-    pinnings = [hint for _, hint in trace.hints() if isinstance(hint, Pinning)]
-    assert pinnings == [Pinning("1", [inodes[5], inodes[4]]), Pinning("1", [])]
-
-
-def test_a_trace_has_every_access_of_a_reader(tmp_path: Path) -> None:
+async def test_a_trace_has_every_access_of_a_reader(tmp_path: Path) -> None:
     recording = Recording(tmp_path / "trace")
 
-    async def test(harness: Harness) -> None:
-        await harness.declare()
-        one, two = harness.inodes[:2]
-        for where, block in ((FETCHED, 0), (HIT, 0), (WARMED, 0), (OPENED, 0), (REFUSED, 0), (HIT, 4)):
-            access = Access(1.0, one, one, SIZE, block, 4321, 0, where)
-            harness.training.on_access(access, offered=where != REFUSED)
-        harness.training.on_access(Access(1.0, two, one, 70, 0, 4321, 1, HIT), offered=True)
-
-    run(tmp_path, test, recording=recording)
+    harness = Harness(tmp_path, recording=recording)
+    await harness.declare()
+    one, two = harness.inodes[:2]
+    for where, block in ((FETCHED, 0), (HIT, 0), (WARMED, 0), (OPENED, 0), (REFUSED, 0), (HIT, 4)):
+        access = Access(1.0, one, one, SIZE, block, 4321, 0, where)
+        harness.training.on_access(access, offered=where != REFUSED)
+    harness.training.on_access(Access(1.0, two, one, 70, 0, 4321, 1, HIT), offered=True)
     recording.close()
     trace = read_trace(tmp_path / "trace")
     accesses = trace.accesses()

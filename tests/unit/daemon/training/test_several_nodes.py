@@ -114,67 +114,61 @@ class Epochs:
 
 
 @pytest.mark.parametrize("policy", ["spider", "shade"])
-def test_for_one_order_of_messages_the_scores_are_those_of_one_mount(
+async def test_for_one_order_of_messages_the_scores_are_those_of_one_mount(
     tmp_path: Path, server: RedisServer, policy: str
 ) -> None:
-    async def test() -> None:
-        alone = Node(tmp_path / "alone", "", [0, 1], 2, policy, policy)
-        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, policy, policy) for rank in (0, 1))
-        await alone.attach()
-        async with sharing(first, second):
-            epochs = Epochs(2, 50)
-            for epoch in range(2):
-                for step in epochs.steps(epoch):
-                    for rank, indices, vectors in step:
-                        before = first.count("rows_received")
-                        await alone.learn(rank, indices, vectors, epoch)
-                        await (first, second)[rank].learn(rank, indices, vectors, epoch)
-                        if rank == 1:
-                            await eventually(lambda before=before: first.count("rows_received") == before + 50)
-                        await eventually(lambda: np.array_equal(first.scores, alone.scores))
-                await eventually(lambda: np.array_equal(second.scores, alone.scores))
-                for node in (alone, first, second):
-                    for rank in node.trainers:
-                        await node.end_epoch(rank, epoch)
-                await eventually(partial(is_at, first, epoch + 1))
-            assert second.count("rows_sent") == first.count("rows_received") == SAMPLES
-            assert second.count("scores_received") == 2 * SAMPLES
-            drawn_by = await second.training.scores(second.trainers[1], "train")
-            assert np.array_equal(drawn_by, await alone.training.scores(alone.trainers[0], "train"))
-            assert second.scoring.sigma == first.scoring.sigma > 0
-            ratios = [node.training.feed.status().ratio for node in (alone, first, second)]
-            assert ratios[0] == ratios[1] == ratios[2]
-
-    trio.run(test)
+    alone = Node(tmp_path / "alone", "", [0, 1], 2, policy, policy)
+    first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, policy, policy) for rank in (0, 1))
+    await alone.attach()
+    async with sharing(first, second):
+        epochs = Epochs(2, 50)
+        for epoch in range(2):
+            for step in epochs.steps(epoch):
+                for rank, indices, vectors in step:
+                    before = first.count("rows_received")
+                    await alone.learn(rank, indices, vectors, epoch)
+                    await (first, second)[rank].learn(rank, indices, vectors, epoch)
+                    if rank == 1:
+                        await eventually(lambda before=before: first.count("rows_received") == before + 50)
+                    await eventually(lambda: np.array_equal(first.scores, alone.scores))
+            await eventually(lambda: np.array_equal(second.scores, alone.scores))
+            for node in (alone, first, second):
+                for rank in node.trainers:
+                    await node.end_epoch(rank, epoch)
+            await eventually(partial(is_at, first, epoch + 1))
+        assert second.count("rows_sent") == first.count("rows_received") == SAMPLES
+        assert second.count("scores_received") == 2 * SAMPLES
+        drawn_by = await second.training.scores(second.trainers[1], "train")
+        assert np.array_equal(drawn_by, await alone.training.scores(alone.trainers[0], "train"))
+        assert second.scoring.sigma == first.scoring.sigma > 0
+        ratios = [node.training.feed.status().ratio for node in (alone, first, second)]
+        assert ratios[0] == ratios[1] == ratios[2]
 
 
-def test_eight_mounts_rank_samples_as_one_scorer_that_gets_all(tmp_path: Path, server: RedisServer) -> None:
-    async def test() -> None:
-        ranks, batch = 8, 10
-        alone = Node(tmp_path / "alone", "", list(range(ranks)), ranks, "eight")
-        nodes = [Node(tmp_path / str(rank), server.url, [rank], ranks, "eight") for rank in range(ranks)]
-        await alone.attach()
-        async with sharing(*nodes):
-            epochs = Epochs(ranks, batch)
-            for epoch in range(2):
-                for step in epochs.steps(epoch):
-                    for rank, indices, vectors in step:
-                        await alone.learn(rank, indices, vectors, epoch)
-                        heard = nodes[0].count("rows_received") + (len(indices) if rank else 0)
-                        await nodes[rank].learn(rank, indices, vectors, epoch)
-                        await eventually(lambda heard=heard: nodes[0].count("rows_received") == heard)
-            await eventually(lambda: nodes[0].count("rows_received") == 2 * SAMPLES * (ranks - 1) // ranks)
-            await eventually(lambda: all(np.array_equal(node.scores, nodes[0].scores) for node in nodes))
-            assert spearmanr(nodes[0].scores, alone.scores).statistic >= 0.99
-            # Hubs come with the scores, to mounts that have cached none of these samples too.
-            for node in nodes:
-                policy = node.harness.cache.engine.policy
-                assert isinstance(policy, Spider)
-                assert policy._waiting or any(
-                    policy.is_hub(node.job_dataset.job_dataset_id, key) for key in node.job_dataset.list.keys
-                )
-
-    trio.run(test)
+async def test_eight_mounts_rank_samples_as_one_scorer_that_gets_all(tmp_path: Path, server: RedisServer) -> None:
+    ranks, batch = 8, 10
+    alone = Node(tmp_path / "alone", "", list(range(ranks)), ranks, "eight")
+    nodes = [Node(tmp_path / str(rank), server.url, [rank], ranks, "eight") for rank in range(ranks)]
+    await alone.attach()
+    async with sharing(*nodes):
+        epochs = Epochs(ranks, batch)
+        for epoch in range(2):
+            for step in epochs.steps(epoch):
+                for rank, indices, vectors in step:
+                    await alone.learn(rank, indices, vectors, epoch)
+                    heard = nodes[0].count("rows_received") + (len(indices) if rank else 0)
+                    await nodes[rank].learn(rank, indices, vectors, epoch)
+                    await eventually(lambda heard=heard: nodes[0].count("rows_received") == heard)
+        await eventually(lambda: nodes[0].count("rows_received") == 2 * SAMPLES * (ranks - 1) // ranks)
+        await eventually(lambda: all(np.array_equal(node.scores, nodes[0].scores) for node in nodes))
+        assert spearmanr(nodes[0].scores, alone.scores).statistic >= 0.99
+        # Hubs come with the scores, to mounts that have cached none of these samples too.
+        for node in nodes:
+            policy = node.harness.cache.engine.policy
+            assert isinstance(policy, Spider)
+            assert policy._waiting or any(
+                policy.is_hub(node.job_dataset.job_dataset_id, key) for key in node.job_dataset.list.keys
+            )
 
 
 def is_at(node: Node, epoch: int) -> bool:
@@ -182,245 +176,219 @@ def is_at(node: Node, epoch: int) -> bool:
     return node.training._nodes._jobs[node.job_dataset.job_id].epoch == epoch
 
 
-def test_an_epoch_ends_when_the_rows_of_all_nodes_have_come(tmp_path: Path, server: RedisServer) -> None:
-    async def test() -> None:
-        alone = Node(tmp_path / "alone", "", [0, 1], 2, "late")
-        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "late") for rank in (0, 1))
-        await alone.attach()
-        (now,) = Epochs(2, SAMPLES // 2).steps(0)
-        (later,) = Epochs(2, SAMPLES // 2).steps(1)
-        for epoch, step in enumerate((now, later)):
-            for rank, indices, vectors in step:
-                await alone.learn(rank, indices, vectors, epoch)
-            await alone.end_epoch(0, epoch)
-        async with sharing(first, second), trio.open_nursery() as nursery:
-            await first.learn(*now[0])
-            await first.end_epoch(0, 0)
-            assert await first.training.scores(first.trainers[0], "train") is not None, "no one waits for it"
-            nursery.start_soon(first.learn, *later[0], 1)
-            await second.learn(*now[1])
-            await second.end_epoch(1, 0)
-            await eventually(lambda: is_at(first, 1) and np.array_equal(first.scores, second.scores))
-            await second.learn(*later[1], 1)
-            await second.end_epoch(1, 1)
-            await eventually(lambda: first.count("rows_received") == SAMPLES)
-            await first.end_epoch(0, 1)
-            await eventually(lambda: is_at(first, 2))
-            assert first.scoring.described() == alone.scoring.described()
-            assert np.array_equal(first.scores, alone.scores)
-
-    trio.run(test)
+async def test_an_epoch_ends_when_the_rows_of_all_nodes_have_come(tmp_path: Path, server: RedisServer) -> None:
+    alone = Node(tmp_path / "alone", "", [0, 1], 2, "late")
+    first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "late") for rank in (0, 1))
+    await alone.attach()
+    (now,) = Epochs(2, SAMPLES // 2).steps(0)
+    (later,) = Epochs(2, SAMPLES // 2).steps(1)
+    for epoch, step in enumerate((now, later)):
+        for rank, indices, vectors in step:
+            await alone.learn(rank, indices, vectors, epoch)
+        await alone.end_epoch(0, epoch)
+    async with sharing(first, second), trio.open_nursery() as nursery:
+        await first.learn(*now[0])
+        await first.end_epoch(0, 0)
+        assert await first.training.scores(first.trainers[0], "train") is not None, "no one waits for it"
+        nursery.start_soon(first.learn, *later[0], 1)
+        await second.learn(*now[1])
+        await second.end_epoch(1, 0)
+        await eventually(lambda: is_at(first, 1) and np.array_equal(first.scores, second.scores))
+        await second.learn(*later[1], 1)
+        await second.end_epoch(1, 1)
+        await eventually(lambda: first.count("rows_received") == SAMPLES)
+        await first.end_epoch(0, 1)
+        await eventually(lambda: is_at(first, 2))
+        assert first.scoring.described() == alone.scoring.described()
+        assert np.array_equal(first.scores, alone.scores)
 
 
-def test_rows_that_come_before_rank_0_ends_their_last_epoch_wait_for_it(tmp_path: Path, server: RedisServer) -> None:
-    async def test() -> None:
-        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "early") for rank in (0, 1))
-        (now,) = Epochs(2, SAMPLES // 2).steps(0)
-        async with sharing(first, second):
-            await first.learn(*now[0])
-            await second.learn(*now[1])
-            await second.end_epoch(1, 0)
-            await second.learn(*now[1], 1)
-            await eventually(lambda: first.training._nodes._jobs["early"].early and first.count("rows_received"))
-            assert first.count("rows_received") == SAMPLES // 2
-            began = trio.current_time()
-            await first.end_epoch(0, 0)
-            await eventually(lambda: first.count("rows_received") == SAMPLES)
-            assert trio.current_time() - began < several_nodes.LATE_S / 2, "rank 1 has ended it already"
-
-    trio.run(test)
-
-
-def test_rank_0_that_begins_again_at_an_earlier_epoch_waits_for_the_others(tmp_path: Path, server: RedisServer) -> None:
-    async def test() -> None:
-        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "again") for rank in (0, 1))
-        (now,) = Epochs(2, SAMPLES // 2).steps(0)
-        async with sharing(first, second):
-            for epoch in range(2):
-                await first.learn(*now[0], epoch)
-                await second.learn(*now[1], epoch)
-                await second.end_epoch(1, epoch)
-                await first.end_epoch(0, epoch)
-                await eventually(partial(is_at, first, epoch + 1))
-            for node in (first, second):
-                await node.training.detached(next(iter(node.trainers.values())))
-            for node in (first, second):
-                await node.attach()
-            await first.learn(*now[0], 0)
-            await first.end_epoch(0, 0)
-            await trio.sleep(0.2)
-            assert is_at(first, 0), "rank 1 has not ended it this time"
-            heard = first.count("rows_received")
-            await second.learn(*now[1], 0)
-            await second.end_epoch(1, 0)
-            await eventually(partial(is_at, first, 1))
-            assert first.count("rows_received") == heard + SAMPLES // 2
-
-    trio.run(test)
+async def test_rows_that_come_before_rank_0_ends_their_last_epoch_wait_for_it(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "early") for rank in (0, 1))
+    (now,) = Epochs(2, SAMPLES // 2).steps(0)
+    async with sharing(first, second):
+        await first.learn(*now[0])
+        await second.learn(*now[1])
+        await second.end_epoch(1, 0)
+        await second.learn(*now[1], 1)
+        await eventually(lambda: first.training._nodes._jobs["early"].early and first.count("rows_received"))
+        assert first.count("rows_received") == SAMPLES // 2
+        began = trio.current_time()
+        await first.end_epoch(0, 0)
+        await eventually(lambda: first.count("rows_received") == SAMPLES)
+        assert trio.current_time() - began < several_nodes.LATE_S / 2, "rank 1 has ended it already"
 
 
-def test_what_a_full_disk_does_not_take_of_other_nodes_ends_nothing(
+async def test_rank_0_that_begins_again_at_an_earlier_epoch_waits_for_the_others(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "again") for rank in (0, 1))
+    (now,) = Epochs(2, SAMPLES // 2).steps(0)
+    async with sharing(first, second):
+        for epoch in range(2):
+            await first.learn(*now[0], epoch)
+            await second.learn(*now[1], epoch)
+            await second.end_epoch(1, epoch)
+            await first.end_epoch(0, epoch)
+            await eventually(partial(is_at, first, epoch + 1))
+        for node in (first, second):
+            await node.training.detached(next(iter(node.trainers.values())))
+        for node in (first, second):
+            await node.attach()
+        await first.learn(*now[0], 0)
+        await first.end_epoch(0, 0)
+        await trio.sleep(0.2)
+        assert is_at(first, 0), "rank 1 has not ended it this time"
+        heard = first.count("rows_received")
+        await second.learn(*now[1], 0)
+        await second.end_epoch(1, 0)
+        await eventually(partial(is_at, first, 1))
+        assert first.count("rows_received") == heard + SAMPLES // 2
+
+
+async def test_what_a_full_disk_does_not_take_of_other_nodes_ends_nothing(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "full") for rank in (0, 1))
-        (now,) = Epochs(2, SAMPLES // 2).steps(0)
-        takes, failed = first.training.scoring.learn, 0
+    first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "full") for rank in (0, 1))
+    (now,) = Epochs(2, SAMPLES // 2).steps(0)
+    takes, failed = first.training.scoring.learn, 0
 
-        async def is_full(*_: object) -> None:
-            nonlocal failed
-            failed += 1
-            raise OSError(errno.ENOSPC, "no space")
+    async def is_full(*_: object) -> None:
+        nonlocal failed
+        failed += 1
+        raise OSError(errno.ENOSPC, "no space")
 
-        async with sharing(first, second):
-            await first.learn(*now[0])
-            monkeypatch.setattr(first.training.scoring, "learn", is_full)
-            for times in (1, 2):
-                await second.learn(*now[1])
-                await eventually(lambda times=times: failed == times)
-            assert caplog.text.count("are left out") == 1
-            monkeypatch.setattr(first.training.scoring, "learn", takes)
+    async with sharing(first, second):
+        await first.learn(*now[0])
+        monkeypatch.setattr(first.training.scoring, "learn", is_full)
+        for times in (1, 2):
             await second.learn(*now[1])
-            await eventually(lambda: first.count("rows_received") == SAMPLES // 2)
-
-    trio.run(test)
+            await eventually(lambda times=times: failed == times)
+        assert caplog.text.count("are left out") == 1
+        monkeypatch.setattr(first.training.scoring, "learn", takes)
+        await second.learn(*now[1])
+        await eventually(lambda: first.count("rows_received") == SAMPLES // 2)
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_no_end_of_an_epoch_is_waited_for_long(
+async def test_no_end_of_an_epoch_is_waited_for_long(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     """A node dies before it says that it has ended one; or rank 0 ends none."""
     monkeypatch.setattr(several_nodes, "LATE_S", 0.3)
 
-    async def test() -> None:
-        job = f"no-end-{ends}"
-        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, job) for rank in (0, 1))
-        (now,) = Epochs(2, SAMPLES // 2).steps(0)
-        async with sharing(first, second):
-            await first.learn(*now[0])
-            await second.learn(*now[1])
-            await eventually(lambda: first.count("rows_received") == SAMPLES // 2)
-            if ends:
-                for epoch in range(3):
-                    with trio.fail_after(PATIENCE_S):
-                        await first.end_epoch(0, epoch)
-                        await first.learn(*now[0], epoch + 1)
-                    # Rows of the next epoch come after the end.
-                    assert is_at(first, epoch + 1)
-            else:
-                await second.learn(*now[1], 1)
-                await eventually(lambda: first.count("rows_received") == SAMPLES)
-
-    trio.run(test)
+    job = f"no-end-{ends}"
+    first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, job) for rank in (0, 1))
+    (now,) = Epochs(2, SAMPLES // 2).steps(0)
+    async with sharing(first, second):
+        await first.learn(*now[0])
+        await second.learn(*now[1])
+        await eventually(lambda: first.count("rows_received") == SAMPLES // 2)
+        if ends:
+            for epoch in range(3):
+                with trio.fail_after(PATIENCE_S):
+                    await first.end_epoch(0, epoch)
+                    await first.learn(*now[0], epoch + 1)
+                # Rows of the next epoch come after the end.
+                assert is_at(first, epoch + 1)
+        else:
+            await second.learn(*now[1], 1)
+            await eventually(lambda: first.count("rows_received") == SAMPLES)
 
 
-def test_a_mount_that_has_received_nothing_scores_its_own_rows(
+async def test_a_mount_that_has_received_nothing_scores_its_own_rows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        alone = Node(tmp_path / "alone", "", [1], 2, "no node")
-        node = Node(tmp_path / "node", "redis://127.0.0.1:1", [1], 2, "no node")
-        await alone.attach()
-        async with sharing(node):
-            for step in Epochs(1, 100).steps(0):
-                for _, indices, vectors in step:
-                    await alone.learn(1, indices, vectors)
-                    await node.learn(1, indices, vectors)
-            assert np.array_equal(node.scores, alone.scores)
-            await eventually(lambda: node.count("rows_lost"))
-            status = node.training.link_status()
-            assert status is not None
-            assert not status.up
-
-    trio.run(test)
+    alone = Node(tmp_path / "alone", "", [1], 2, "no node")
+    node = Node(tmp_path / "node", "redis://127.0.0.1:1", [1], 2, "no node")
+    await alone.attach()
+    async with sharing(node):
+        for step in Epochs(1, 100).steps(0):
+            for _, indices, vectors in step:
+                await alone.learn(1, indices, vectors)
+                await node.learn(1, indices, vectors)
+        assert np.array_equal(node.scores, alone.scores)
+        await eventually(lambda: node.count("rows_lost"))
+        status = node.training.link_status()
+        assert status is not None
+        assert not status.up
     assert [record.levelno for record in caplog.records] == [logging.WARNING], "said once"
 
 
-def test_a_mount_that_loses_the_server_keeps_the_scores_that_it_has(
+async def test_a_mount_that_loses_the_server_keeps_the_scores_that_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "PAUSE_S", 0.01)
     monkeypatch.setattr(cluster, "LONGEST_PAUSE_S", 0.05)
 
-    async def test() -> None:
-        with RedisServer(tmp_path) as server:
-            first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "lost") for rank in (0, 1))
-            async with sharing(first, second):
-                epochs = Epochs(2, 50)
-                steps = list(epochs.steps(0))
-                for rank, indices, vectors in steps[0]:
-                    await (first, second)[rank].learn(rank, indices, vectors)
-                await eventually(lambda: second.count("scores_received") == 100)
-                server.kill()
-                kept = second.scores.copy()
-                for rank, indices, vectors in steps[1]:
-                    await (first, second)[rank].learn(rank, indices, vectors)
-                await eventually(lambda: second.count("rows_lost") == 50)
-                assert np.array_equal(second.scores, kept), "the scores of a part of the rows would say less"
-                assert not np.array_equal(first.scores, kept), "the mount with rank 0 hears its own ranks"
-                server.start()
-                await eventually(lambda: (status := second.training.link_status()) and status.up)
-                await eventually(lambda: (status := first.training.link_status()) and status.up)
-                for rank, indices, vectors in steps[2]:
-                    await (first, second)[rank].learn(rank, indices, vectors)
-                heard = steps[2][1][1]
-                await eventually(lambda: np.array_equal(second.scores[heard], first.scores[heard]))
-
-    trio.run(test)
+    with RedisServer(tmp_path) as server:
+        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "lost") for rank in (0, 1))
+        async with sharing(first, second):
+            epochs = Epochs(2, 50)
+            steps = list(epochs.steps(0))
+            for rank, indices, vectors in steps[0]:
+                await (first, second)[rank].learn(rank, indices, vectors)
+            await eventually(lambda: second.count("scores_received") == 100)
+            server.kill()
+            kept = second.scores.copy()
+            for rank, indices, vectors in steps[1]:
+                await (first, second)[rank].learn(rank, indices, vectors)
+            await eventually(lambda: second.count("rows_lost") == 50)
+            assert np.array_equal(second.scores, kept), "the scores of a part of the rows would say less"
+            assert not np.array_equal(first.scores, kept), "the mount with rank 0 hears its own ranks"
+            server.start()
+            await eventually(lambda: (status := second.training.link_status()) and status.up)
+            await eventually(lambda: (status := first.training.link_status()) and status.up)
+            for rank, indices, vectors in steps[2]:
+                await (first, second)[rank].learn(rank, indices, vectors)
+            heard = steps[2][1][1]
+            await eventually(lambda: np.array_equal(second.scores[heard], first.scores[heard]))
 
 
-def test_who_has_all_ranks_sends_nothing(tmp_path: Path, server: RedisServer) -> None:
-    async def test() -> None:
-        node = Node(tmp_path / "node", server.url, [0, 1], 2, "whole")
-        async with sharing(node):
-            for step in Epochs(2, 50).steps(0):
-                for rank, indices, vectors in step:
-                    await node.learn(rank, indices, vectors)
-            await trio.sleep(0.1)
-            streams = {f"spiderfs:{what}:graph:{node.job_dataset.job_dataset_id}": "0-0" for what in ("rows", "scores")}
-            assert Stream(server.url).read(streams, 0.01) == {}
-
-    trio.run(test)
+async def test_who_has_all_ranks_sends_nothing(tmp_path: Path, server: RedisServer) -> None:
+    node = Node(tmp_path / "node", server.url, [0, 1], 2, "whole")
+    async with sharing(node):
+        for step in Epochs(2, 50).steps(0):
+            for rank, indices, vectors in step:
+                await node.learn(rank, indices, vectors)
+        await trio.sleep(0.1)
+        streams = {f"spiderfs:{what}:graph:{node.job_dataset.job_dataset_id}": "0-0" for what in ("rows", "scores")}
+        assert Stream(server.url).read(streams, 0.01) == {}
 
 
-def test_what_others_send_wrongly_is_said_once_and_harms_no_one(
+async def test_what_others_send_wrongly_is_said_once_and_harms_no_one(
     tmp_path: Path, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "wrong") for rank in (0, 1))
-        async with sharing(first, second):
-            good = encode(Batch("", 0, 0, np.array([3, 4]), np.eye(2, WIDTH)))
-            beyond = encode(Batch("", 0, 0, np.array([SAMPLES]), np.eye(1, WIDTH)))
-            wrong = [b"?", b"\xff" * 50, beyond, good[:-1], encode(Hello("test", "test"))]
-            stream, key = Stream(server.url), "spiderfs:rows:graph:" + first.job_dataset.job_dataset_id
-            stream.append([StreamEntry(key, message) for message in [*wrong, good, *wrong]])
-            await eventually(lambda: first.count("rows_received") == 2)
-            await eventually(lambda: second.count("scores_received") == 2)
-            scores = "spiderfs:scores:graph:" + first.job_dataset.job_dataset_id
-            stream.append([StreamEntry(scores, message) for message in wrong])
-            await eventually(lambda: len(caplog.records) == 2)
-            await eventually(lambda: stream.read({key: "0-0"}, 0.01) == {})
-
-    trio.run(test)
-    assert all("is invalid" in record.getMessage() for record in caplog.records)
+    first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "wrong") for rank in (0, 1))
+    async with sharing(first, second):
+        good = encode(Batch("", 0, 0, np.array([3, 4]), np.eye(2, WIDTH)))
+        beyond = encode(Batch("", 0, 0, np.array([SAMPLES]), np.eye(1, WIDTH)))
+        wrong = [b"?", b"\xff" * 50, beyond, good[:-1], encode(Hello("test", "test"))]
+        stream, key = Stream(server.url), "spiderfs:rows:graph:" + first.job_dataset.job_dataset_id
+        stream.append([StreamEntry(key, message) for message in [*wrong, good, *wrong]])
+        await eventually(lambda: first.count("rows_received") == 2)
+        await eventually(lambda: second.count("scores_received") == 2)
+        scores = "spiderfs:scores:graph:" + first.job_dataset.job_dataset_id
+        stream.append([StreamEntry(scores, message) for message in wrong])
+        await eventually(lambda: len(caplog.records) == 2)
+        await eventually(lambda: stream.read({key: "0-0"}, 0.01) == {})
+    assert all("of no use" in record.getMessage() for record in caplog.records)
 
 
-def test_a_hub_of_another_node_stands_in_for_its_own_label_alone(tmp_path: Path, server: RedisServer) -> None:
-    async def test() -> None:
-        node = Node(tmp_path / "node", server.url, [1], 2, "hub")
-        async with sharing(node):
-            labels = node.job_dataset.list.labels
-            near = np.arange(1, 8)
-            scores = SharedScores(WIDTH, np.arange(8), np.ones(8))
-            hub = SharedHub(0, near, np.linspace(0.1, 0.2, len(near)))
-            key = "spiderfs:scores:graph:" + node.job_dataset.job_dataset_id
-            Stream(server.url).append([StreamEntry(key, encode(scores) + encode(hub))])
-            await eventually(lambda: node.count("scores_received") == 8)
-            policy, inodes = node.harness.cache.engine.policy, node.job_dataset.list.inodes
-            assert isinstance(policy, Spider)
-            await eventually(lambda: int(inodes[0]) in policy._waiting)
-            (found,) = policy._waiting[int(inodes[0])].values()
-            assert set(found.neighbours) == set(inodes[near[labels[near] == labels[0]]].tolist())
-
-    trio.run(test)
+async def test_a_hub_of_another_node_stands_in_for_its_own_label_alone(tmp_path: Path, server: RedisServer) -> None:
+    node = Node(tmp_path / "node", server.url, [1], 2, "hub")
+    async with sharing(node):
+        labels = node.job_dataset.list.labels
+        near = np.arange(1, 8)
+        scores = SharedScores(WIDTH, np.arange(8), np.ones(8))
+        hub = SharedHub(0, near, np.linspace(0.1, 0.2, len(near)))
+        key = "spiderfs:scores:graph:" + node.job_dataset.job_dataset_id
+        Stream(server.url).append([StreamEntry(key, encode(scores) + encode(hub))])
+        await eventually(lambda: node.count("scores_received") == 8)
+        policy, inodes = node.harness.cache.engine.policy, node.job_dataset.list.inodes
+        assert isinstance(policy, Spider)
+        await eventually(lambda: int(inodes[0]) in policy._waiting)
+        (found,) = policy._waiting[int(inodes[0])].values()
+        assert set(found.neighbours) == set(inodes[near[labels[near] == labels[0]]].tolist())

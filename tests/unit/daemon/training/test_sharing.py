@@ -64,28 +64,6 @@ def mount() -> Mount:
     return mount
 
 
-def test_two_jobs_are_given_what_is_cached(mount: Mount) -> None:
-    assert mount.ask(A, [0, 1]) == [0, 1]  # alone
-    given = mount.ask(B, [0, 1])
-    assert set(given) <= {0, 1, 8, 9, 10, 11}
-    assert mount.planned(B)[:2] == given
-    assert sorted(mount.planned(B)) == list(range(FILES))
-    readers = mount.engine.schedule.readers
-    assert (readers[A].exchanges, readers[B].exchanges) == (True, True)
-
-
-def test_a_partial_sample_that_is_given_is_not_wanted_in_the_cache(mount: Mount) -> None:
-    mount.ask(A, [0])
-    ready = np.arange(FILES) == 3
-    question = Exchange(B[1], 1, 0, 0, 0, np.zeros(0, np.uint32), np.array([3, 4], np.uint32), "store", "job")
-    assert mount.sharing.ask(B, "job 2", mount.list, question, ready)[0] == 3
-    epoch = mount.engine.schedule.readers[B].epoch
-    assert (epoch.is_served(0), epoch.is_served(1)) == (True, False)
-    # Its file is not opened, and that does not count against the plan.
-    mount.engine.progressed(*B, 0, 2, 1, 1.0)
-    assert mount.engine.unseen(100.0, B[0]) == []
-
-
 def test_a_plan_is_put_right_when_an_answer_was_not_taken(mount: Mount) -> None:
     mount.ask(A, [0])
     mount.ask(B, [5])
@@ -93,16 +71,6 @@ def test_a_plan_is_put_right_when_an_answer_was_not_taken(mount: Mount) -> None:
     assert mount.planned(B)[0] == 5
     assert sorted(mount.planned(B)) == list(range(FILES))
     assert mount.sharing.counts("job 2").asked == 2
-
-
-def test_without_a_plan_a_rank_keeps_its_own(mount: Mount) -> None:
-    assert mount.ask((3, "train"), [0, 1]) == []
-    assert mount.ask(A, [0, 1], epoch=1) == []
-
-
-def test_a_list_with_repeated_samples_is_not_exchanged(mount: Mount) -> None:
-    mount.plan(A, [0, 0, 1], epoch=1)
-    assert mount.ask(A, [0], epoch=1) == []
 
 
 def test_what_was_taken_may_leave_the_cache(mount: Mount) -> None:
@@ -157,16 +125,6 @@ def test_a_name_that_means_another_list_leaves_nothing_of_the_former_one(mount: 
     assert list(mount.engine.exchange_pending.lists) == ["another digest"]
 
 
-def test_nothing_of_an_epoch_that_was_broken_off_is_pending(mount: Mount) -> None:
-    for rank in (A, B):
-        mount.ask(rank, [0])
-    mount.plan(B, [])
-    assert mount.engine.exchange_pending.lists["digest"].wanted_by(3) == 1
-    mount.plan(B, list(range(FILES)), epoch=1)
-    mount.ask(B, [0], epoch=1)
-    assert mount.engine.exchange_pending.lists["digest"].wanted_by(3) == 2
-
-
 def test_a_rank_goes_on_with_a_new_manager(mount: Mount) -> None:
     order = [11, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0]
     mount.plan(A, order, position=1)
@@ -174,13 +132,3 @@ def test_a_rank_goes_on_with_a_new_manager(mount: Mount) -> None:
     shared = mount.engine.exchange_pending.lists["digest"]
     assert [shared.wanted_by(sample) for sample in (11, 1, 3, 0)] == [0, 1, 1, 1]
     assert shared.reserved(1)
-
-
-def test_the_last_trainer_takes_the_list_with_it(mount: Mount) -> None:
-    for rank in (A, B):
-        mount.ask(rank, [0])
-    mount.sharing.trainer_left(1)
-    assert not mount.engine.exchange_pending.active
-    mount.sharing.stop()
-    assert dict(mount.engine.exchange_pending.lists) == {}
-    assert mount.sharing.counts("job 1").asked == 1

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-import trio
 from test_service import Harness
 
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset
 from spiderfs.daemon.training.trainer import Trainer
 from spiderfs.protocol import Batch, EpochEnd, Hello, ProtocolError
 from spiderfs.scorer.scorer import Scorer
-from spiderfs.shared.published import published_trainers
 
 EPOCH = [list(range(first, first + 10)) for first in range(0, 40, 10)]
 
@@ -61,79 +58,66 @@ class Job:
         return scoring
 
 
-def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
-    directory.mkdir(exist_ok=True)
-
-    async def main() -> None:
-        await test(Harness(directory))
-
-    trio.run(main)
+@pytest.fixture
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
 
 
-def learned_alone(directory: Path, name: str, seed: int, epochs: int) -> list[float]:
-    found: list[float] = []
-
-    async def test(harness: Harness) -> None:
-        job = Job(harness, name, seed)
-        await job.attach()
-        for epoch in range(epochs):
-            for batch in EPOCH:
-                await job.learn(batch)
-            await job.end(epoch)
-        found.extend((await job.scores()).tolist())
-
-    run(directory, test)
-    return found
+async def learned_alone(directory: Path, name: str, seed: int, epochs: int) -> list[float]:
+    directory.mkdir()
+    job = Job(Harness(directory), name, seed)
+    await job.attach()
+    for epoch in range(epochs):
+        for batch in EPOCH:
+            await job.learn(batch)
+        await job.end(epoch)
+    return (await job.scores()).tolist()  # type: ignore[no-any-return]
 
 
-def test_each_job_has_the_scores_that_it_has_alone(tmp_path: Path) -> None:
-    alone = learned_alone(tmp_path / "one", "one", 1, 3), learned_alone(tmp_path / "two", "two", 2, 1)
+async def test_each_job_has_the_scores_that_it_has_alone(tmp_path: Path) -> None:
+    alone = await learned_alone(tmp_path / "one", "one", 1, 3), await learned_alone(tmp_path / "two", "two", 2, 1)
     assert alone[0] != alone[1]
 
-    async def test(harness: Harness) -> None:
-        one, two = Job(harness, "one", 1), Job(harness, "two", 2)
-        await one.attach()
-        await two.attach()
-        assert one.job_dataset.list is two.job_dataset.list, "files and labels are there once"
-        # One ends three epochs while the other ends its first.
-        for epoch in range(3):
-            for batch in EPOCH:
-                await one.learn(batch)
-                if epoch == 1:
-                    await two.learn(batch)
-            await one.end(epoch)
-        await two.end(0)
-        assert [(await one.scores()).tolist(), (await two.scores()).tolist()] == list(alone)
+    (tmp_path / "both").mkdir()
+    harness = Harness(tmp_path / "both")
+    one, two = Job(harness, "one", 1), Job(harness, "two", 2)
+    await one.attach()
+    await two.attach()
+    assert one.job_dataset.list is two.job_dataset.list, "files and labels are there once"
+    # One ends three epochs while the other ends its first.
+    for epoch in range(3):
+        for batch in EPOCH:
+            await one.learn(batch)
+            if epoch == 1:
+                await two.learn(batch)
+        await one.end(epoch)
+    await two.end(0)
+    assert [(await one.scores()).tolist(), (await two.scores()).tolist()] == list(alone)
 
-    run(tmp_path / "both", test)
 
+async def test_the_end_of_an_epoch_is_that_of_one_job_only(harness: Harness) -> None:
+    one, two = Job(harness, "one", 1, epochs=10), Job(harness, "two", 2, epoch=4, epochs=10)
+    for job in (one, two):
+        await job.attach()
+        for batch in EPOCH:
+            await job.learn(batch)
 
-def test_the_end_of_an_epoch_is_that_of_one_job_only(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        one, two = Job(harness, "one", 1, epochs=10), Job(harness, "two", 2, epoch=4, epochs=10)
-        for job in (one, two):
-            await job.attach()
-            for batch in EPOCH:
-                await job.learn(batch)
+    def state(name: str) -> tuple[object, ...]:
+        (found,) = (job for job in harness.training.feed.status().jobs if job.job_id == name)
+        return found.epochs_done, found.sigma, found.beta, found.delta, found.u, found.ratio
 
-        def state(name: str) -> tuple[object, ...]:
-            (found,) = (job for job in harness.training.feed.status().jobs if job.job_id == name)
-            return found.epochs_done, found.sigma, found.beta, found.delta, found.u, found.ratio
-
-        before, radius, scores = state("two"), two.scorer.radius, (await two.scores()).tolist()
-        for epoch in range(3):
-            await one.end(epoch, 0.1 * epoch)
-        assert state("one")[0] == 3
-        assert state("two") == before
-        assert (two.scorer.radius, (await two.scores()).tolist()) == (radius, scores)
-        assert before[0] == 4, "a job goes on with the epoch that it names"
-        # A rank that is not the first ends no epoch.
-        rank = Job(harness, "one", 3, rank=1, world_size=2)
-        await rank.attach()
-        await rank.end(3, 0.9)
-        assert state("one")[0] == 3
-
-    run(tmp_path, test)
+    before, radius, scores = state("two"), two.scorer.radius, (await two.scores()).tolist()
+    for epoch in range(3):
+        await one.end(epoch, 0.1 * epoch)
+    assert state("one")[0] == 3
+    assert state("two") == before
+    assert (two.scorer.radius, (await two.scores()).tolist()) == (radius, scores)
+    assert before[0] == 4, "a job goes on with the epoch that it names"
+    # A rank that is not the first ends no epoch.
+    rank = Job(harness, "one", 3, rank=1, world_size=2)
+    await rank.attach()
+    await rank.end(3, 0.9)
+    assert state("one")[0] == 3
 
 
 async def _learned(harness: Harness, name: str, **told: Any) -> Job:
@@ -145,156 +129,112 @@ async def _learned(harness: Harness, name: str, **told: Any) -> Job:
     return job
 
 
-def test_a_job_that_comes_back_goes_on_and_a_new_one_starts_afresh(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        one = await _learned(harness, "one", epochs=9)
-        scores = (await one.scores()).tolist()
-        (state,) = harness.training.feed.status().jobs
-        for grace_s in (60.0, 0.0):
-            await one.leave()
-            await harness.training.declared_lists.let_go(grace_s)
-            assert len(harness.training.job_datasets) == (grace_s > 0)
-            new = Job(harness, f"new {grace_s}", 5)
-            await new.attach()
-            assert (await new.scores()).tolist() == []
-            assert [job.epochs_done for job in harness.training.feed.status().jobs if "new" in job.job_id] == [0]
-            await new.leave()
-            await harness.training.declared_lists.let_go(0.0 if grace_s == 0 else 60.0)
-            one = Job(harness, "one", 6, epochs=9, resume=True)
-            await one.attach()
-            assert one.warnings == ()
-            assert (await one.scores()).tolist() == scores
-            assert [job for job in harness.training.feed.status().jobs if job.job_id == "one"] == [state]
-
-    run(tmp_path, test)
+async def test_a_job_that_comes_back_goes_on_and_a_new_one_starts_afresh(harness: Harness) -> None:
+    one = await _learned(harness, "one", epochs=9)
+    scores = (await one.scores()).tolist()
+    (state,) = harness.training.feed.status().jobs
+    for grace_s in (60.0, 0.0):
+        await one.leave()
+        await harness.training.declared_lists.let_go(grace_s)
+        assert len(harness.training.job_datasets) == (grace_s > 0)
+        new = Job(harness, f"new {grace_s}", 5)
+        await new.attach()
+        assert (await new.scores()).tolist() == []
+        assert [job.epochs_done for job in harness.training.feed.status().jobs if "new" in job.job_id] == [0]
+        await new.leave()
+        await harness.training.declared_lists.let_go(0.0 if grace_s == 0 else 60.0)
+        one = Job(harness, "one", 6, epochs=9, resume=True)
+        await one.attach()
+        assert one.warnings == ()
+        assert (await one.scores()).tolist() == scores
+        assert [job for job in harness.training.feed.status().jobs if job.job_id == "one"] == [state]
 
 
-def test_scores_of_another_job_are_taken_on_purpose_only(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        one = await _learned(harness, "one")
-        scores = (await one.scores()).tolist()
-        heir = Job(harness, "heir", 2, scores_from="one")
-        await heir.attach()
-        assert (heir.warnings, (await heir.scores()).tolist()) == ((), scores), "of a job that runs"
-        await heir.learn(EPOCH[0])
-        assert (await one.scores()).tolist() == scores, "a copy"
-        own = (await heir.scores()).tolist()
-        assert own != scores
-        for job in (one, heir):
-            await job.leave()
-        await harness.training.declared_lists.let_go(0.0)
-        late = Job(harness, "late", 3, scores_from="one")
-        await late.attach()
-        assert (late.warnings, (await late.scores()).tolist()) == ((), scores), "of a job that is over"
-        # A job that has scores of its own keeps them.
-        heir = Job(harness, "heir", 2, scores_from="one")
-        await heir.attach()
-        assert (heir.warnings, (await heir.scores()).tolist()) == ((), own)
-
-    run(tmp_path, test)
-
-
-def test_what_a_job_asks_for_in_vain_is_answered(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        lost = Job(harness, "lost", 1, scores_from="unknown", resume=True)
-        await lost.attach()
-        assert lost.warnings == (
-            "the mount has no scores of job unknown to start from",
-            "the mount has no scores of job lost, so it starts afresh",
-        )
-        # Another rank is not told again.
-        rank = Job(harness, "lost", 1, scores_from="unknown", resume=True, rank=1, world_size=2)
-        await rank.attach()
-        assert rank.warnings == ()
-
-    run(tmp_path, test)
+async def test_scores_of_another_job_are_taken_on_purpose_only(harness: Harness) -> None:
+    one = await _learned(harness, "one")
+    scores = (await one.scores()).tolist()
+    heir = Job(harness, "heir", 2, scores_from="one")
+    await heir.attach()
+    assert (heir.warnings, (await heir.scores()).tolist()) == ((), scores), "of a job that runs"
+    await heir.learn(EPOCH[0])
+    assert (await one.scores()).tolist() == scores, "a copy"
+    own = (await heir.scores()).tolist()
+    assert own != scores
+    for job in (one, heir):
+        await job.leave()
+    await harness.training.declared_lists.let_go(0.0)
+    late = Job(harness, "late", 3, scores_from="one")
+    await late.attach()
+    assert (late.warnings, (await late.scores()).tolist()) == ((), scores), "of a job that is over"
+    # A job that has scores of its own keeps them.
+    heir = Job(harness, "heir", 2, scores_from="one")
+    await heir.attach()
+    assert (heir.warnings, (await heir.scores()).tolist()) == ((), own)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), shutil.Error([("a", "b", "[Errno 28] No")])])
-def test_scores_that_cannot_be_copied_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+async def test_scores_that_cannot_be_copied_leave_nothing(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
-    async def test(harness: Harness) -> None:
-        await _learned(harness, "one")
+    await _learned(harness, "one")
 
-        def full(source: Path, target: Path) -> None:
-            target.mkdir(parents=True)
-            (target / "half").write_bytes(b"of it")
-            raise error
+    def full(source: Path, target: Path) -> None:
+        target.mkdir(parents=True)
+        (target / "half").write_bytes(b"of it")
+        raise error
 
-        heir = Job(harness, "heir", 2, scores_from="one")
-        with monkeypatch.context() as patched:
-            patched.setattr(shutil, "copytree", full)
-            await heir.attach()
-        (warning,) = heir.warnings
-        assert warning.startswith("the scores of job one cannot be copied (")
-        assert (await heir.scores()).tolist() == []
-        assert not heir.job_dataset.directory.exists()
-        await heir.learn(EPOCH[0])
-
-    run(tmp_path, test)
+    heir = Job(harness, "heir", 2, scores_from="one")
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copytree", full)
+        await heir.attach()
+    (warning,) = heir.warnings
+    assert warning.startswith("the scores of job one cannot be copied (")
+    assert (await heir.scores()).tolist() == []
+    assert not heir.job_dataset.directory.exists()
+    await heir.learn(EPOCH[0])
 
 
-def test_no_id_leads_out_of_the_scores_directory(tmp_path: Path) -> None:
+async def test_no_id_leads_out_of_the_scores_directory(tmp_path: Path) -> None:
     # A directory above the one that is used which no other test has files in.
     tmp_path = tmp_path / "mount"
     tmp_path.mkdir()
+    harness = Harness(tmp_path)
     names = ["../../evil", "/etc/evil", "..", "a/b", "a", "\u00e4" * 60, "x" * 128]
-
-    async def test(harness: Harness) -> None:
-        for name in names:
-            await _learned(harness, name)
-        harness.training.scoring.save()
-        assert {job.parent for job in (tmp_path / "scores").glob("*/*")} == set((tmp_path / "scores").iterdir())
-        assert len(list((tmp_path / "scores").glob("*/*/*.npz"))) == len(names)
-        assert not list(tmp_path.parent.rglob("evil*"))
-
-    run(tmp_path, test)
+    for name in names:
+        await _learned(harness, name)
+    harness.training.scoring.save()
+    assert {job.parent for job in (tmp_path / "scores").glob("*/*")} == set((tmp_path / "scores").iterdir())
+    assert len(list((tmp_path / "scores").glob("*/*/*.npz"))) == len(names)
+    assert not list(tmp_path.parent.rglob("evil*"))
 
 
-def test_there_may_be_so_many_job_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_may_be_so_many_job_datasets(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spiderfs.daemon.training.job_datasets.declared_lists.MAX_JOB_DATASETS", 2)
 
-    async def test(harness: Harness) -> None:
-        one, two, three = (Job(harness, name, 1) for name in ("one", "two", "three"))
-        await one.attach()
-        await two.attach()
-        with pytest.raises(ProtocolError, match="in 2 lists at most; close the hooks of trainings that are over"):
-            await three.attach()
-        await one.leave()
-        # A job that no one uses leaves memory for it, without waiting.
-        await harness.training.samples(three.trainer, harness.list)
-        assert {job_dataset.job_id for job_dataset in harness.training.job_datasets} == {"two", "three"}
-
-    run(tmp_path, test)
+    one, two, three = (Job(harness, name, 1) for name in ("one", "two", "three"))
+    await one.attach()
+    await two.attach()
+    with pytest.raises(ProtocolError, match="in 2 lists at most; close the hooks of trainings that are over"):
+        await three.attach()
+    await one.leave()
+    # A job that no one uses leaves memory for it, without waiting.
+    await harness.training.samples(three.trainer, harness.list)
+    assert {job_dataset.job_id for job_dataset in harness.training.job_datasets} == {"two", "three"}
 
 
-def test_redirects_of_a_job_are_its_own(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        one, two = await _learned(harness, "one"), await _learned(harness, "two")
-        assert one.job_dataset.number != two.job_dataset.number
-        learned = {row.number: row.job_dataset_numbers for row in published_trainers(harness.trainers_file)}
-        assert learned == {1: (one.job_dataset.number,), 2: (two.job_dataset.number,)}
-
-    run(tmp_path, test)
-
-
-def test_pins_of_an_earlier_mount_end_with_the_epoch_of_their_job(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.cache.set_policy("impact")
-        await harness.training.policy_changed()
-        one, two = Job(harness, "one", 1), Job(harness, "two", 2)
-        for job in (one, two):
-            await job.attach()
-        policy: Any = harness.cache.engine.policy
-        inodes = one.job_dataset.list.inodes
-        for job_dataset_id in (one.job_dataset.job_dataset_id, two.job_dataset.job_dataset_id, "gone/digest"):
-            list(policy.pin(job_dataset_id, [int(inodes[0])]))
-        await one.end(0)
-        assert {job_dataset_id for job_dataset_id, pinned in policy.pinned.items() if pinned} == {
-            two.job_dataset.job_dataset_id
-        }
-        await two.end(0)
-        assert not any(policy.pinned.values())
-
-    run(tmp_path, test)
+async def test_pins_of_an_earlier_mount_end_with_the_epoch_of_their_job(harness: Harness) -> None:
+    harness.cache.set_policy("impact")
+    await harness.training.policy_changed()
+    one, two = Job(harness, "one", 1), Job(harness, "two", 2)
+    for job in (one, two):
+        await job.attach()
+    policy: Any = harness.cache.engine.policy
+    inodes = one.job_dataset.list.inodes
+    for job_dataset_id in (one.job_dataset.job_dataset_id, two.job_dataset.job_dataset_id, "gone/digest"):
+        list(policy.pin(job_dataset_id, [int(inodes[0])]))
+    await one.end(0)
+    assert {job_dataset_id for job_dataset_id, pinned in policy.pinned.items() if pinned} == {
+        two.job_dataset.job_dataset_id
+    }
+    await two.end(0)
+    assert not any(policy.pinned.values())

@@ -9,8 +9,8 @@ import stat
 import struct
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import msgpack
@@ -41,7 +41,6 @@ from spiderfs.protocol import (
     Pin,
     Pinned,
     Plan,
-    Progress,
     ProtocolError,
     Samples,
     Scores,
@@ -125,71 +124,65 @@ class Daemon:
                 await trio.sleep(0.005)
 
 
-def served(
+@asynccontextmanager
+async def served(
     tmp_path: Path,
-    talk: Callable[[Daemon], Awaitable[None]],
     sink: RecordingSink | None = None,
     limits: ServerLimits = ServerLimits(),  # noqa: B008
-) -> Daemon:
+) -> AsyncIterator[Daemon]:
     daemon = Daemon(tmp_path / "hook.sock", sink or RecordingSink(), limits)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(daemon.server.serve, listen(daemon.path), daemon.path)
-            await talk(daemon)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
-    return daemon
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(daemon.server.serve, listen(daemon.path), daemon.path)
+        yield daemon
+        nursery.cancel_scope.cancel()
 
 
-def test_another_socket_takes_the_place_of_one_that_was_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def daemon(tmp_path: Path) -> AbstractAsyncContextManager[Daemon]:
+    return served(tmp_path)
+
+
+async def test_another_socket_takes_the_place_of_one_that_was_deleted(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hook_server, "LOOK_AGAIN_S", 0.01)
 
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as client:
-            await client.greet()
-            for _ in range(2):
-                daemon.path.unlink()
-                await daemon.until(daemon.path.exists)
-                async with daemon.client() as other:
-                    await other.greet(b"a")
-            # Who was connected before goes on.
-            await client.send(samples(b"a"))
-            await client.said(Ok, "samples")
-
-    served(tmp_path, talk)
+    async with daemon.client() as client:
+        await client.greet()
+        for _ in range(2):
+            daemon.path.unlink()
+            await daemon.until(daemon.path.exists)
+            async with daemon.client() as other:
+                await other.greet(b"a")
+        # Who was connected before goes on.
+        await client.send(samples(b"a"))
+        await client.said(Ok, "samples")
 
 
-def test_a_whole_talk(tmp_path: Path) -> None:
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as client:
-            await client.greet(b"a", b"b/c", b"d")
-            await client.send(
-                Plan("train", 0, 0, True, np.array([2, 0], np.uint32)),
-                batch(2, 0),
-                EpochEnd(0, 0.5),
-                ScoresRequest("train", 7),
-            )
-            scores = await client.answer()
-            assert isinstance(scores, Scores)
-            assert (scores.request, scores.scores.tolist()) == (7, [1, 2, 3])
-            await client.send(CachedRequest("train", 8))
-            cached = await client.answer()
-            assert isinstance(cached, Cached)
-            assert (cached.request, cached.flags().tolist()) == (8, [True, False, True])
-            await client.send(Pin("train", 9, np.array([2, 0], np.uint32)))
-            pinned = await client.answer()
-            assert isinstance(pinned, Pinned)
-            assert (pinned.request, pinned.count) == (9, 2)
-            await client.send(Goodbye())
-            await client.said(Ok, "goodbye")
-            assert await client.answer() is None
-
+async def test_a_whole_talk(tmp_path: Path) -> None:
     sink = RecordingSink(scores_given=np.array([1, 2, 3], np.float32))
-    daemon = served(tmp_path, talk, sink)
+    async with served(tmp_path, sink) as daemon, daemon.client() as client:
+        await client.greet(b"a", b"b/c", b"d")
+        await client.send(
+            Plan("train", 0, 0, True, np.array([2, 0], np.uint32)),
+            batch(2, 0),
+            EpochEnd(0, 0.5),
+            ScoresRequest("train", 7),
+        )
+        scores = await client.answer()
+        assert isinstance(scores, Scores)
+        assert (scores.request, scores.scores.tolist()) == (7, [1, 2, 3])
+        await client.send(CachedRequest("train", 8))
+        cached = await client.answer()
+        assert isinstance(cached, Cached)
+        assert (cached.request, cached.flags().tolist()) == (8, [True, False, True])
+        await client.send(Pin("train", 9, np.array([2, 0], np.uint32)))
+        pinned = await client.answer()
+        assert isinstance(pinned, Pinned)
+        assert (pinned.request, pinned.count) == (9, 2)
+        await client.send(Goodbye())
+        await client.said(Ok, "goodbye")
+        assert await client.answer() is None
     order = ["attached", "samples", "plan", "learn", "epoch_end", "scores", "cached", "pin", "detached"]
     assert [name for name, _ in sink.calls] == order
     (trainer,) = {trainer for _, trainer in sink.calls}
@@ -199,46 +192,41 @@ def test_a_whole_talk(tmp_path: Path) -> None:
     assert daemon.counted == {"hook_batches": 1}
 
 
-def test_the_socket_is_its_owners_and_its_path_may_be_long(tmp_path: Path) -> None:
+async def test_the_socket_is_its_owners_and_its_path_may_be_long(tmp_path: Path) -> None:
     directory = tmp_path / ("d" * 120)
     directory.mkdir()
-
-    async def talk(daemon: Daemon) -> None:
-        assert stat.S_IMODE(daemon.path.stat().st_mode) == 0o600
-        async with daemon.client() as client:
-            await client.greet()
-
-    served(directory, talk)
-    served(directory, talk)
+    for _ in range(2):
+        async with served(directory) as daemon:
+            assert stat.S_IMODE(daemon.path.stat().st_mode) == 0o600
+            async with daemon.client() as client:
+                await client.greet()
 
 
-def test_a_list_may_have_so_many_bytes(tmp_path: Path) -> None:
+async def test_a_list_may_have_so_many_bytes(tmp_path: Path) -> None:
     """Refused once, before it takes memory; the rest of it is passed over, and others can be declared."""
 
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as client:
-            await client.greet()
-            chunks = [samples(b"x" * 40, total=1000, first=first) for first in range(100)]
-            await client.send(*chunks)
-            await client.said(Error, "more than 1000 bytes of paths and labels")
-            await daemon.until(lambda: daemon.server.declared_bytes.held <= 1000)
-            await client.send(samples(b"a", b"b"))
-            await client.said(Ok, "samples")
-            await client.send(samples(b"a" * 400, b"b" * 400, b"c" * 300, name="train"))
-            await client.said(Error, "too-large")
-            await client.send(samples(b"a" * 400, b"b" * 400, name="other"))
-            await client.said(Ok, "samples")
-            assert daemon.server.declared_bytes.held == 0
-
-    daemon = served(tmp_path, talk, limits=ServerLimits(message=Limits(list_bytes=1000)))
+    limits = ServerLimits(message=Limits(list_bytes=1000))
+    async with served(tmp_path, limits=limits) as daemon, daemon.client() as client:
+        await client.greet()
+        chunks = [samples(b"x" * 40, total=1000, first=first) for first in range(100)]
+        await client.send(*chunks)
+        await client.said(Error, "more than 1000 bytes of paths and labels")
+        await daemon.until(lambda: daemon.server.declared_bytes.held <= 1000)
+        await client.send(samples(b"a", b"b"))
+        await client.said(Ok, "samples")
+        await client.send(samples(b"a" * 400, b"b" * 400, b"c" * 300, name="train"))
+        await client.said(Error, "too-large")
+        await client.send(samples(b"a" * 400, b"b" * 400, name="other"))
+        await client.said(Ok, "samples")
+        assert daemon.server.declared_bytes.held == 0
     assert [len(declared) for _, declared in daemon.sink.lists] == [2, 2]
     assert daemon.counted["hook_malformed"] == 2
     (trainer,) = {trainer for _, trainer in daemon.sink.calls}
     assert list(trainer.lists.values()) == [2, 2]
 
 
-def test_the_lists_of_all_trainers_may_have_so_many_bytes(tmp_path: Path) -> None:
-    async def talk(daemon: Daemon) -> None:
+async def test_the_lists_of_all_trainers_may_have_so_many_bytes(tmp_path: Path) -> None:
+    async with served(tmp_path, limits=ServerLimits(declared_bytes=1000)) as daemon:
         async with daemon.client() as one, daemon.client() as other:
             await one.greet()
             await other.greet()
@@ -256,26 +244,21 @@ def test_the_lists_of_all_trainers_may_have_so_many_bytes(tmp_path: Path) -> Non
             await daemon.until(lambda: daemon.server.declared_bytes.held == 35)
         await daemon.until(lambda: daemon.server.declared_bytes.held == 0)
 
-    served(tmp_path, talk, limits=ServerLimits(declared_bytes=1000))
 
-
-def test_a_list_in_chunks(tmp_path: Path) -> None:
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as client:
-            await client.greet()
-            await client.send(samples(b"a", b"b", total=3), samples(b"c", total=3, first=2))
-            await client.said(Ok, "samples")
-            await client.send(samples(b"x", total=3), samples(b"y", total=3, first=2))
-            await client.said(Error, "where 1 was due")
-            await client.send(samples(b"y", total=3, first=1, name="other"))
-            await client.said(Error, "where 0 was due")
-            await client.send(batch(2), batch(3))
-            await client.said(Error, "index 3 in a list of 3")
-            await client.send(Pin("train", 1, np.array([0, 3], np.uint32)), Pin("other", 2, np.array([0], np.uint32)))
-            await client.said(Error, "index 3 in a list of 3")
-            await client.said(Error, "no list 'other'")
-
-    daemon = served(tmp_path, talk)
+async def test_a_list_in_chunks(tmp_path: Path) -> None:
+    async with served(tmp_path) as daemon, daemon.client() as client:
+        await client.greet()
+        await client.send(samples(b"a", b"b", total=3), samples(b"c", total=3, first=2))
+        await client.said(Ok, "samples")
+        await client.send(samples(b"x", total=3), samples(b"y", total=3, first=2))
+        await client.said(Error, "where 1 was due")
+        await client.send(samples(b"y", total=3, first=1, name="other"))
+        await client.said(Error, "where 0 was due")
+        await client.send(batch(2), batch(3))
+        await client.said(Error, "index 3 in a list of 3")
+        await client.send(Pin("train", 1, np.array([0, 3], np.uint32)), Pin("other", 2, np.array([0], np.uint32)))
+        await client.said(Error, "index 3 in a list of 3")
+        await client.said(Error, "no list 'other'")
     assert [list(declared.paths) for _, declared in daemon.sink.lists] == [[b"a", b"b", b"c"]]
     assert len(daemon.sink.batches) == 1
     assert daemon.sink.pins == []
@@ -293,69 +276,60 @@ def test_paths_below_the_mount(path: bytes, good: bool) -> None:
     assert is_below_mount(path) is good
 
 
-def test_paths_that_are_no_use_are_ignored_with_their_count(tmp_path: Path) -> None:
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as client:
-            await client.send(Hello("test", "test"), samples(b"a", b"/etc/passwd", b"../b", b"gone", b""))
-            await client.said(Ok)
-            await client.said(Warn, "2 of 5 paths are ignored: a path must be relative")
-            await client.said(Warn, "1 of 5 paths are ignored: no such file in the mount, such as gone")
-            await client.said(Ok, "samples")
-
-    daemon = served(tmp_path, talk, RecordingSink(known=frozenset([b"a"])))
+async def test_paths_that_are_no_use_are_ignored_with_their_count(tmp_path: Path) -> None:
+    async with served(tmp_path, RecordingSink(known=frozenset([b"a"]))) as daemon, daemon.client() as client:
+        await client.send(Hello("test", "test"), samples(b"a", b"/etc/passwd", b"../b", b"gone", b""))
+        await client.said(Ok)
+        await client.said(Warn, "2 of 5 paths are ignored: a path must be relative")
+        await client.said(Warn, "1 of 5 paths are ignored: no such file in the mount, such as gone")
+        await client.said(Ok, "samples")
     ((_, declared),) = daemon.sink.lists
     assert list(declared.paths) == [b"a", b"", b"", b"gone", b""]
 
 
-def test_what_is_out_of_order_is_refused(tmp_path: Path) -> None:
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as client:
-            await client.send(batch(0))
-            await client.said(Error, "batch before hello")
-            await client.greet(b"a")
-            await client.send(Hello("again", "again"))
-            await client.said(Error, "not for a trainer to say now")
-            await client.send(batch(0, name="other"))
-            await client.said(Error, "no list 'other'")
-            await client.send(samples(b"a", name="b"), samples(b"a", name="c"))
-            await client.said(Ok)
-            await client.said(Error, "more than 2 lists")
-            await client.send(samples(b"a"))
-            await client.said(Ok)
-
-    served(tmp_path, talk, limits=ServerLimits(lists=2))
+async def test_what_is_out_of_order_is_refused(tmp_path: Path) -> None:
+    async with served(tmp_path, limits=ServerLimits(lists=2)) as daemon, daemon.client() as client:
+        await client.send(batch(0))
+        await client.said(Error, "batch before hello")
+        await client.greet(b"a")
+        await client.send(Hello("again", "again"))
+        await client.said(Error, "not for a trainer to say now")
+        await client.send(batch(0, name="other"))
+        await client.said(Error, "no list 'other'")
+        await client.send(samples(b"a", name="b"), samples(b"a", name="c"))
+        await client.said(Ok)
+        await client.said(Error, "more than 2 lists")
+        await client.send(samples(b"a"))
+        await client.said(Ok)
 
 
-def test_a_list_that_is_over_makes_room(tmp_path: Path) -> None:
+async def test_a_list_that_is_over_makes_room(tmp_path: Path) -> None:
     def plan(name: str, epoch: int, *order: int) -> Plan:
         return Plan(name, epoch, 0, True, np.array(order, np.uint32))
 
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as client:
-            await client.greet(b"a")
-            await client.send(plan("train", 0, 0), samples(b"a", name="b"), plan("b", 4, 0))
-            await client.said(Ok)
-            # Breaking an epoch off ends no list.
-            await client.send(plan("train", 0), samples(b"a", name="c"))
-            await client.said(Error, "more than 2 lists: close plans and hooks that are over")
-            await client.send(plan("b", 5), samples(b"b", name="c"), plan("b", 6, 0), plan("train", 1, 0))
-            await client.said(Ok)
-            await client.said(Error, "no list 'b'")
-            # It may come back, and one that is read again is not over.
-            await client.send(
-                plan("c", 0, 0), plan("c", 1), samples(b"a", name="b"), plan("train", 2), plan("train", 3, 0)
-            )
-            await client.said(Ok)
-            await client.send(samples(b"b", name="c"))
-            await client.said(Error, "more than 2 lists")
-
-    daemon = served(tmp_path, talk, limits=ServerLimits(lists=2))
+    async with served(tmp_path, limits=ServerLimits(lists=2)) as daemon, daemon.client() as client:
+        await client.greet(b"a")
+        await client.send(plan("train", 0, 0), samples(b"a", name="b"), plan("b", 4, 0))
+        await client.said(Ok)
+        # Breaking an epoch off ends no list.
+        await client.send(plan("train", 0), samples(b"a", name="c"))
+        await client.said(Error, "more than 2 lists: close plans and hooks that are over")
+        await client.send(plan("b", 5), samples(b"b", name="c"), plan("b", 6, 0), plan("train", 1, 0))
+        await client.said(Ok)
+        await client.said(Error, "no list 'b'")
+        # It may come back, and one that is read again is not over.
+        await client.send(plan("c", 0, 0), plan("c", 1), samples(b"a", name="b"), plan("train", 2), plan("train", 3, 0))
+        await client.said(Ok)
+        await client.send(samples(b"b", name="c"))
+        await client.said(Error, "more than 2 lists")
     assert [call for call, _ in daemon.sink.calls if "withdrawn" in call] == ["withdrawn b", "withdrawn c"]
 
 
 @pytest.mark.parametrize(("version", "advice"), [(2, "where the training runs"), (4, "where the mount is")])
-def test_a_hook_of_another_version_is_told_so_in_its_own_framing(tmp_path: Path, version: int, advice: str) -> None:
-    async def talk(daemon: Daemon) -> None:
+async def test_a_hook_of_another_version_is_told_so_in_its_own_framing(
+    tmp_path: Path, version: int, advice: str
+) -> None:
+    async with served(tmp_path) as daemon:
         async with daemon.client() as client:
             old = msgpack.packb({"type": "hello", "client": "torch", "rank": 0, "world_size": 1})
             await client.stream.send_all(struct.pack("<2sBBII", b"sf", version, 0, len(old), 0) + old)
@@ -370,91 +344,49 @@ def test_a_hook_of_another_version_is_told_so_in_its_own_framing(tmp_path: Path,
         assert f"the hook speaks version {version} of the hook protocol, and this mount version {VERSION}" in error.text
         assert error.text.partition("update spiderfs ")[2].startswith(advice)
         assert "\n" not in error.text
-
-    daemon = served(tmp_path, talk)
     assert daemon.sink.calls == []
 
 
-def test_progress_passes_batches_by(tmp_path: Path) -> None:
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as client:
-            await client.greet(b"a", b"b")
-            await client.send(batch(0), Progress("train", 0, 2, 1), Progress("val", 0, 2, 1))
-            await client.said(Error, "no list 'val'")
-            await client.send(Goodbye())
-            await client.said(Ok, "goodbye")
-
-    daemon = served(tmp_path, talk, RecordingSink(batch_s=0.2))
-    assert [name for name, _ in daemon.sink.calls] == ["attached", "samples", "come", "learn", "detached"]
-    ((_, progress),) = daemon.sink.progress
-    assert (progress.list, progress.epoch, progress.dispatched, progress.taken) == ("train", 0, 2, 1)
-
-
-def test_two_trainers_with_lists_of_their_own(tmp_path: Path) -> None:
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as one, daemon.client() as two:
-            await one.greet(b"a", b"b")
-            await two.greet(b"c")
-            assert len(daemon.server.trainers) == 2
-            await one.send(batch(1))
-            await two.send(batch(1), batch(0))
-            await two.said(Error, "index 1 in a list of 1")
-            await daemon.until(lambda: len(daemon.sink.batches) == 2)
-
-    daemon = served(tmp_path, talk)
-    assert {trainer for trainer, _ in daemon.sink.batches} == {trainer for trainer, _ in daemon.sink.lists}
-    assert daemon.server.trainers == []
-
-
-def test_a_slow_sink_loses_no_batch_and_keeps_no_one_else_waiting(tmp_path: Path) -> None:
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as slow:
-            await slow.greet(b"a")
-            daemon.sink.batch_s = 1.0
-            await slow.send(*(batch(0, step=step) for step in range(300)))
-            async with daemon.client() as other:
-                await other.greet(b"b", b"c")
-                await other.send(ScoresRequest("train", 1))
-                await other.said(Scores)
-            assert len(daemon.sink.batches) < 300
-            daemon.sink.batch_s = 0
-            await daemon.until(lambda: len(daemon.sink.batches) == 300)
-
-    daemon = served(tmp_path, talk, limits=ServerLimits(queue=4))
+async def test_a_slow_sink_loses_no_batch_and_keeps_no_one_else_waiting(tmp_path: Path) -> None:
+    async with served(tmp_path, limits=ServerLimits(queue=4)) as daemon, daemon.client() as slow:
+        await slow.greet(b"a")
+        daemon.sink.batch_s = 1.0
+        await slow.send(*(batch(0, step=step) for step in range(300)))
+        async with daemon.client() as other:
+            await other.greet(b"b", b"c")
+            await other.send(ScoresRequest("train", 1))
+            await other.said(Scores)
+        assert len(daemon.sink.batches) < 300
+        daemon.sink.batch_s = 0
+        await daemon.until(lambda: len(daemon.sink.batches) == 300)
     assert [recorded.step for _, recorded in daemon.sink.batches] == [*range(300)]
 
 
-def test_batches_that_wait_take_bounded_memory_and_rows_leave_for_it(tmp_path: Path) -> None:
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as slow:
-            await slow.greet(b"a")
-            daemon.sink.batch_s = 0.5
-            await slow.send(*(batch(0, step=step) for step in range(100)), EpochEnd(0, None))
-            await daemon.until(lambda: len(daemon.sink.ends) == 1)
-
-    daemon = served(tmp_path, talk, limits=ServerLimits(waiting_bytes=20_000))
+async def test_batches_that_wait_take_bounded_memory_and_rows_leave_for_it(tmp_path: Path) -> None:
+    async with served(tmp_path, limits=ServerLimits(waiting_bytes=20_000)) as daemon, daemon.client() as slow:
+        await slow.greet(b"a")
+        daemon.sink.batch_s = 0.5
+        await slow.send(*(batch(0, step=step) for step in range(100)), EpochEnd(0, None))
+        await daemon.until(lambda: len(daemon.sink.ends) == 1)
     assert "thinned" in [name for name, _ in daemon.sink.calls]
     assert 10 <= len(daemon.sink.batches) <= 60
     assert daemon.counted["hook_batches"] == 100, "a batch of which nothing is left was heard too"
 
 
-def test_the_last_row_of_waiting_batches_does_not_leave(tmp_path: Path) -> None:
+async def test_the_last_row_of_waiting_batches_does_not_leave(tmp_path: Path) -> None:
     """The last batch of an epoch may have one row, and the end of the epoch parts it from the batches that follow."""
 
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as slow:
-            await slow.greet(b"a")
-            daemon.sink.batch_s = 0.1
-            for epoch in range(4):
-                await slow.send(batch(0, step=epoch), EpochEnd(epoch, None))
-            await daemon.until(lambda: len(daemon.sink.ends) == 4)
-
-    daemon = served(tmp_path, talk, limits=ServerLimits(waiting_bytes=1500))
+    async with served(tmp_path, limits=ServerLimits(waiting_bytes=1500)) as daemon, daemon.client() as slow:
+        await slow.greet(b"a")
+        daemon.sink.batch_s = 0.1
+        for epoch in range(4):
+            await slow.send(batch(0, step=epoch), EpochEnd(epoch, None))
+        await daemon.until(lambda: len(daemon.sink.ends) == 4)
     assert [recorded.step for _, recorded in daemon.sink.batches] == [*range(4)]
     assert daemon.counted["internal_errors"] == 0
 
 
-def test_no_row_leaves_while_its_list_is_declared_again(tmp_path: Path) -> None:
+async def test_no_row_leaves_while_its_list_is_declared_again(tmp_path: Path) -> None:
     """The list may be a shorter one then: the sink knows it already, and the connection still has the one before."""
     declared_again = trio.Event()
 
@@ -465,34 +397,28 @@ def test_no_row_leaves_while_its_list_is_declared_again(tmp_path: Path) -> None:
                 await declared_again.wait()
             return found
 
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as client:
-            await client.greet(b"a", b"b")
-            await client.send(samples(b"a"))
-            await daemon.until(lambda: len(daemon.sink.lists) == 2)
-            await client.send(*(batch(1, step=step) for step in range(30)), EpochEnd(0, None))
-            await wait_all_tasks_blocked(0.05)
-            assert "thinned" not in [name for name, _ in daemon.sink.calls]
-            declared_again.set()
-            await client.said(Ok, "samples")
-            for _ in range(30):
-                await client.said(Error, "index 1 in a list of 1")
-            await daemon.until(lambda: len(daemon.sink.ends) == 1)
-
-    served(tmp_path, talk, Sink(), ServerLimits(waiting_bytes=20_000))
+    async with served(tmp_path, Sink(), ServerLimits(waiting_bytes=20_000)) as daemon, daemon.client() as client:
+        await client.greet(b"a", b"b")
+        await client.send(samples(b"a"))
+        await daemon.until(lambda: len(daemon.sink.lists) == 2)
+        await client.send(*(batch(1, step=step) for step in range(30)), EpochEnd(0, None))
+        await wait_all_tasks_blocked(0.05)
+        assert "thinned" not in [name for name, _ in daemon.sink.calls]
+        declared_again.set()
+        await client.said(Ok, "samples")
+        for _ in range(30):
+            await client.said(Error, "index 1 in a list of 1")
+        await daemon.until(lambda: len(daemon.sink.ends) == 1)
 
 
-def test_a_slow_sink_gets_all_batches_that_wait_in_one_call(tmp_path: Path) -> None:
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as slow:
-            await slow.greet(b"a")
-            daemon.sink.batch_s = 0.05
-            told = [batch(0, step=step) for step in range(20)]
-            await slow.send(*told[:10], batch(9), *told[10:], EpochEnd(0, None))
-            await daemon.until(lambda: len(daemon.sink.ends) == 1)
-            await slow.said(Error, "index 9 in a list of 1")
-
-    daemon = served(tmp_path, talk)
+async def test_a_slow_sink_gets_all_batches_that_wait_in_one_call(tmp_path: Path) -> None:
+    async with served(tmp_path) as daemon, daemon.client() as slow:
+        await slow.greet(b"a")
+        daemon.sink.batch_s = 0.05
+        told = [batch(0, step=step) for step in range(20)]
+        await slow.send(*told[:10], batch(9), *told[10:], EpochEnd(0, None))
+        await daemon.until(lambda: len(daemon.sink.ends) == 1)
+        await slow.said(Error, "index 9 in a list of 1")
     assert [recorded.step for _, recorded in daemon.sink.batches] == [*range(20)], "each once, and in order"
     calls = [name for name, _ in daemon.sink.calls if name in ("learn", "epoch_end")]
     # 21 arrive at once: those that are there come together, and nothing goes past the epoch's end.
@@ -500,63 +426,45 @@ def test_a_slow_sink_gets_all_batches_that_wait_in_one_call(tmp_path: Path) -> N
     assert calls.count("learn") <= 6
 
 
-def test_a_disconnect_in_the_middle_of_a_frame_is_counted_and_no_more(tmp_path: Path) -> None:
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as client:
-            await client.greet(b"a")
-            await client.stream.send_all(encode(batch(0))[:-3])
-        await daemon.until(lambda: "detached" in [name for name, _ in daemon.sink.calls])
-        async with daemon.client() as client:
-            await client.greet(b"a")
-
-    daemon = served(tmp_path, talk)
-    assert daemon.counted == {"hook_malformed": 1}
-
-
-def test_no_bytes_harm_anybody_else(tmp_path: Path) -> None:
+async def test_no_bytes_harm_anybody_else(tmp_path: Path) -> None:
     rng = random.Random(5)
     good = (
         encode(Hello("x", "x")) + encode(samples(b"a", b"b")) + encode(batch(0, 1)) + encode(ScoresRequest("train", 1))
     )
 
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as witness:
-            await witness.greet(b"a")
-            for _ in range(150):
-                data = bytearray(good if rng.random() < 0.8 else rng.randbytes(200))
-                for _ in range(rng.randrange(1, 6)):
-                    data[rng.randrange(len(data))] = rng.randrange(256)
-                async with daemon.client() as client:
-                    try:
-                        await client.stream.send_all(data)
-                        await client.stream.send_eof()
-                        with trio.fail_after(PATIENCE_S):
-                            async for _ in client.stream:
-                                pass
-                    except trio.BrokenResourceError:
-                        continue
-            await witness.send(ScoresRequest("train", 1))
-            await witness.said(Scores)
-
-    daemon = served(tmp_path, talk)
+    async with served(tmp_path) as daemon, daemon.client() as witness:
+        await witness.greet(b"a")
+        for _ in range(150):
+            data = bytearray(good if rng.random() < 0.8 else rng.randbytes(200))
+            for _ in range(rng.randrange(1, 6)):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+            async with daemon.client() as client:
+                try:
+                    await client.stream.send_all(data)
+                    await client.stream.send_eof()
+                    with trio.fail_after(PATIENCE_S):
+                        async for _ in client.stream:
+                            pass
+                except trio.BrokenResourceError:
+                    continue
+        await witness.send(ScoresRequest("train", 1))
+        await witness.said(Scores)
     assert daemon.counted["hook_malformed"] > 20
     assert daemon.counted["internal_errors"] == 0
 
 
-def test_mistakes_do_not_end_the_connection_however_many(tmp_path: Path) -> None:
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as client:
-            await client.greet(b"a")
-            await client.send(*[Ok("nonsense")] * 1000, ScoresRequest("train", 1))
-            for _ in range(1000):
-                assert isinstance(await client.answer(), Error)
-            await client.said(Scores)
-
-    served(tmp_path, talk)
+async def test_mistakes_do_not_end_the_connection_however_many(daemon: Daemon) -> None:
+    async with daemon.client() as client:
+        await client.greet(b"a")
+        await client.send(*[Ok("nonsense")] * 1000, ScoresRequest("train", 1))
+        for _ in range(1000):
+            assert isinstance(await client.answer(), Error)
+        await client.said(Scores)
 
 
-def test_limits_of_connections_messages_and_patience(tmp_path: Path) -> None:
-    async def talk(daemon: Daemon) -> None:
+async def test_limits_of_connections_messages_and_patience(tmp_path: Path) -> None:
+    limits = ServerLimits(connections=2, message=Limits(frame_bytes=4096), hello_timeout_s=0.5)
+    async with served(tmp_path, limits=limits) as daemon:
         async with daemon.client() as client, daemon.client() as second, daemon.client() as third:
             await client.greet(b"a")
             await second.greet()
@@ -568,30 +476,24 @@ def test_limits_of_connections_messages_and_patience(tmp_path: Path) -> None:
         await daemon.until(lambda: not daemon.server.trainers)
         async with daemon.client() as silent:
             assert await silent.answer() is None
-
-    limits = ServerLimits(connections=2, message=Limits(frame_bytes=4096), hello_timeout_s=0.5)
-    daemon = served(tmp_path, talk, limits=limits)
     assert daemon.counted["hook_refused"] == 1
 
 
-def test_a_sink_that_fails_is_answered_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_sink_that_fails_is_answered_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(RecordingSink):
         async def epoch_end(self, trainer: Trainer, end: EpochEnd) -> None:
             raise HookError("not now") if end.epoch else ZeroDivisionError("a mistake")
 
-    async def talk(daemon: Daemon) -> None:
-        async with daemon.client() as client:
+    with caplog.at_level(logging.CRITICAL):
+        async with served(tmp_path, Failing()) as daemon, daemon.client() as client:
             await client.greet(b"a")
             await client.send(EpochEnd(0), EpochEnd(1))
             await client.said(Error, "an internal error")
             await client.said(Error, "not now")
-
-    with caplog.at_level(logging.CRITICAL):
-        daemon = served(tmp_path, talk, Failing())
     assert daemon.counted["internal_errors"] == 1
 
 
-def test_a_foreign_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_foreign_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only root can become someone else; the socket's mode is opened for it, so that the credentials decide."""
     program = (
         "import os, socket, sys\n"
@@ -601,7 +503,10 @@ def test_a_foreign_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "sys.stdout.buffer.write(listening.recv(4096)); sys.exit(bool(listening.recv(1)))\n"
     )
 
-    async def talk(daemon: Daemon) -> None:
+    if os.getuid() != 0:
+        # An ordinary user cannot become another one: let the daemon think that it is.
+        monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+    async with served(tmp_path) as daemon:
         daemon.path.chmod(0o666)
         directory = os.open(daemon.path.parent, os.O_RDONLY)
         uid = NOBODY if os.getuid() == 0 else os.getuid()
@@ -612,10 +517,5 @@ def test_a_foreign_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (answer,) = Decoder().feed(result.stdout)
         assert isinstance(answer, Error)
         assert (answer.code, f"not to user {uid}" in answer.text) == ("refused", True)
-
-    if os.getuid() != 0:
-        # An ordinary user cannot become another one: let the daemon think that it is.
-        monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
-    daemon = served(tmp_path, talk)
     assert daemon.counted == {"hook_refused": 1}
     assert daemon.sink.calls == []

@@ -170,18 +170,6 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_a_sample_is_kept_and_replaced(daemon: Daemon):
-    loader = daemon.loader()
-    assert isinstance(loader.keep(b"a" * 900, FIRST), Ok)
-    assert daemon.content.read(ContentKey(FIRST)) == b"a" * 900
-    assert isinstance(loader.keep(b"b" * 800, FIRST + 1, FIRST), Ok)
-    assert daemon.kept() == {FIRST + 1: 800}
-    # Two processes make the same.
-    assert isinstance(daemon.loader().keep(b"b" * 800, FIRST + 1, FIRST), Ok)
-    assert daemon.kept() == {FIRST + 1: 800}
-    assert daemon.counted["partials_kept"] == 3
-
-
 def test_samples_leave_by_age_and_the_budget_holds(daemon: Daemon):
     loader = daemon.loader()
     for number in range(20):

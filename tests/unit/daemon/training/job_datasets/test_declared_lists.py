@@ -23,7 +23,7 @@ from spiderfs.daemon.training.job_datasets import declared_lists as module
 from spiderfs.daemon.training.job_datasets.declared_lists import DeclaredLists
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets
 from spiderfs.daemon.training.job_datasets.trainers import Trainers
-from spiderfs.daemon.training.trainer import Declared, SampleList, Trainer
+from spiderfs.daemon.training.trainer import SampleList, Trainer
 from spiderfs.errors import ProtocolError
 from spiderfs.protocol import Hello
 from spiderfs.shared.published import publish_trainers
@@ -107,199 +107,131 @@ class Harness:
         return [job_dataset.number for job_dataset in self.job_datasets]
 
 
-def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await test(Harness(tmp_path))
-
-    trio.run(main)
+@pytest.fixture
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
 
 
-def test_trainers_share_a_list_by_its_content(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        one, other = harness.trainer(), harness.trainer()
-        assert await harness.declared.declare(one, sample_list(4)) == Declared()
-        assert await harness.declared.declare(other, sample_list(4, "by another name")) == Declared()
-        assert await harness.declared.declare(other, sample_list(FILES + 2)) == Declared(2), "two paths have no file"
-        outside = SampleList("outside", "train", b"\0gone\0", np.zeros(2, np.int32))
-        assert await harness.declared.declare(harness.trainer(), outside) == Declared(1), "of one the trainer knows it"
-        assert harness.trainers.job_dataset_of(one, "train") is harness.trainers.job_dataset_of(
-            other, "by another name"
-        )
-        assert (harness.numbers, harness.scoring.introduced) == ([1, 2, 3], [1, 2, 3])
-
-    run(tmp_path, test)
-
-
-def test_a_list_leaves_when_its_last_trainer_has_left_for_long_enough(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        one = harness.trainer()
-        await harness.declared.declare(one, sample_list(4))
-        await harness.declared.let_go(0.0)
-        assert harness.numbers == [1]
-        harness.trainers.detach(one)
-        await harness.declared.let_go()
-        assert harness.numbers == [1]
-        (job_dataset_id,) = [job_dataset.job_dataset_id for job_dataset in harness.job_datasets]
-        await harness.declared.let_go(0.0)
-        assert (harness.numbers, harness.scoring.saved, harness.redirects.withdrawn) == ([], [1], [1])
-        assert harness.policy.calls == [("forget_job_dataset", job_dataset_id, 4)]
-        await harness.declared.declare(harness.trainer(), sample_list(4))
-        assert harness.numbers == [1], "a list keeps its number"
-
-    run(tmp_path, test)
-
-
-def test_read_ahead_is_as_usual_again_when_no_list_of_ranges_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_read_ahead_is_as_usual_again_when_no_list_of_ranges_is_left(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes: list[tuple[int, ...]] = []
     monkeypatch.setattr(module, "set_read_ahead", lambda _, *kib: changes.append(kib))
 
-    async def test(harness: Harness) -> None:
-        await harness.declared.let_go()
-        one = harness.trainer()
-        ranges = SampleList("ranges", "train", b"000.@ranges/0-4\0", np.zeros(1, np.int32))
-        await harness.declared.declare(one, ranges)
-        await harness.declared.let_go(0.0)
-        assert changes == [(4,)]
-        harness.trainers.detach(one)
-        await harness.declared.let_go(0.0)
-        assert changes == [(4,), (256, 4)]
-        # Another manager does not know what this one has done.
-        later = Harness(tmp_path).declared
-        await later.let_go()
-        assert len(changes) == 2
-        await later.let_go(0.0)
-        await later.let_go(0.0)
-        assert changes[2:] == [(256, 4)]
-
-    run(tmp_path, test)
+    await harness.declared.let_go()
+    one = harness.trainer()
+    ranges = SampleList("ranges", "train", b"000.@ranges/0-4\0", np.zeros(1, np.int32))
+    await harness.declared.declare(one, ranges)
+    await harness.declared.let_go(0.0)
+    assert changes == [(4,)]
+    harness.trainers.detach(one)
+    await harness.declared.let_go(0.0)
+    assert changes == [(4,), (256, 4)]
+    # Another manager does not know what this one has done.
+    later = Harness(tmp_path).declared
+    await later.let_go()
+    assert len(changes) == 2
+    await later.let_go(0.0)
+    await later.let_go(0.0)
+    assert changes[2:] == [(256, 4)]
 
 
-def test_what_another_list_names_is_not_forgotten(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        one, other = harness.trainer(), harness.trainer()
-        await harness.declared.declare(one, sample_list(5))
-        await harness.declared.declare(other, sample_list(3))
-        harness.trainers.detach(one)
-        await harness.declared.let_go(0.0)
-        assert [call[2] for call in harness.policy.calls if call[0] == "forget_job_dataset"] == [2]
-
-    run(tmp_path, test)
+async def test_what_another_list_names_is_not_forgotten(harness: Harness) -> None:
+    one, other = harness.trainer(), harness.trainer()
+    await harness.declared.declare(one, sample_list(5))
+    await harness.declared.declare(other, sample_list(3))
+    harness.trainers.detach(one)
+    await harness.declared.let_go(0.0)
+    assert [call[2] for call in harness.policy.calls if call[0] == "forget_job_dataset"] == [2]
 
 
-def test_what_another_job_declares_meanwhile_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_another_job_declares_meanwhile_is_not_forgotten(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_AT_A_TIME", 2)
 
-    async def test(harness: Harness) -> None:
-        one = harness.trainer()
-        await harness.declared.declare(one, sample_list(FILES))
-        harness.trainers.detach(one)
-        (job_dataset,) = harness.job_datasets
-        beside = JobDataset(2, "another", job_dataset.list, tmp_path)
+    one = harness.trainer()
+    await harness.declared.declare(one, sample_list(FILES))
+    harness.trainers.detach(one)
+    (job_dataset,) = harness.job_datasets
+    beside = JobDataset(2, "another", job_dataset.list, tmp_path)
+    forget_job_dataset = harness.policy.forget_job_dataset
+
+    def meanwhile(job_dataset_id: str, keys: Iterable[Key]) -> None:
+        forget_job_dataset(job_dataset_id, keys)
+        if beside.job_dataset_id not in harness.job_datasets:
+            harness.job_datasets.put(beside)
+
+    harness.policy.forget_job_dataset = meanwhile  # type: ignore[method-assign]
+    await harness.declared.let_go(0.0)
+    assert [call[2] for call in harness.policy.calls] == [2, 0, 0]
+
+
+async def test_a_list_is_forgotten_whole_although_it_is_declared_in_vain_meanwhile(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_AT_A_TIME", 2)
+
+    one, again = harness.trainer(), harness.trainer()
+    await harness.declared.declare(one, sample_list(FILES))
+    harness.trainers.detach(one)
+    over = trio.Event()
+
+    async def fails(*of: Any) -> None:
+        await over.wait()
+        raise ProtocolError("in vain")
+
+    async def declare() -> None:
+        with pytest.raises(ProtocolError, match="in vain"):
+            await harness.declared.declare(again, sample_list(FILES))
+
+    monkeypatch.setattr(module, "inodes_of", fails)
+    async with trio.open_nursery() as nursery:
         forget_job_dataset = harness.policy.forget_job_dataset
 
         def meanwhile(job_dataset_id: str, keys: Iterable[Key]) -> None:
             forget_job_dataset(job_dataset_id, keys)
-            if beside.job_dataset_id not in harness.job_datasets:
-                harness.job_datasets.put(beside)
+            if len(harness.policy.calls) == 1:
+                nursery.start_soon(declare)
 
         harness.policy.forget_job_dataset = meanwhile  # type: ignore[method-assign]
         await harness.declared.let_go(0.0)
-        assert [call[2] for call in harness.policy.calls] == [2, 0, 0]
+        over.set()
+    assert [call[2] for call in harness.policy.calls] == [2, 2, 2]
+    assert harness.redirects.withdrawn == [1]
 
-    run(tmp_path, test)
 
-
-def test_a_list_is_forgotten_whole_although_it_is_declared_in_vain_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_list_stays_that_cannot_be_saved_or_is_declared_meanwhile(
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_AT_A_TIME", 2)
-
-    async def test(harness: Harness) -> None:
-        one, again = harness.trainer(), harness.trainer()
-        await harness.declared.declare(one, sample_list(FILES))
-        harness.trainers.detach(one)
-        over = trio.Event()
-
-        async def fails(*of: Any) -> None:
-            await over.wait()
-            raise ProtocolError("in vain")
-
-        async def declare() -> None:
-            with pytest.raises(ProtocolError, match="in vain"):
-                await harness.declared.declare(again, sample_list(FILES))
-
-        monkeypatch.setattr(module, "inodes_of", fails)
-        async with trio.open_nursery() as nursery:
-            forget_job_dataset = harness.policy.forget_job_dataset
-
-            def meanwhile(job_dataset_id: str, keys: Iterable[Key]) -> None:
-                forget_job_dataset(job_dataset_id, keys)
-                if len(harness.policy.calls) == 1:
-                    nursery.start_soon(declare)
-
-            harness.policy.forget_job_dataset = meanwhile  # type: ignore[method-assign]
-            await harness.declared.let_go(0.0)
-            over.set()
-        assert [call[2] for call in harness.policy.calls] == [2, 2, 2]
-        assert harness.redirects.withdrawn == [1]
-
-    run(tmp_path, test)
-
-
-def test_a_list_stays_that_cannot_be_saved_or_is_declared_meanwhile(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def test(harness: Harness) -> None:
-        one = harness.trainer()
-        await harness.declared.declare(one, sample_list(4))
-        harness.trainers.detach(one)
-        harness.scoring.full = True
-        await harness.declared.let_go(0.0)
-        assert harness.numbers == [1]
-        harness.scoring.full = False
-        again = harness.trainer()
-        harness.scoring.meanwhile = lambda: harness.declared.declare(again, sample_list(4))
-        await harness.declared.let_go(0.0)
-        assert (harness.numbers, harness.redirects.withdrawn) == ([1], [])
-
-    run(tmp_path, test)
+    one = harness.trainer()
+    await harness.declared.declare(one, sample_list(4))
+    harness.trainers.detach(one)
+    harness.scoring.full = True
+    await harness.declared.let_go(0.0)
+    assert harness.numbers == [1]
+    harness.scoring.full = False
+    again = harness.trainer()
+    harness.scoring.meanwhile = lambda: harness.declared.declare(again, sample_list(4))
+    await harness.declared.let_go(0.0)
+    assert (harness.numbers, harness.redirects.withdrawn) == ([1], [])
     assert ["unused list (No space left on device)" in text for text in caplog.messages] == [True]
 
 
-def test_a_list_that_has_no_room_is_refused_unless_unused_ones_make_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_two_lists_that_come_at_once_do_not_take_the_same_room(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_SAMPLES", 5)
 
-    async def test(harness: Harness) -> None:
-        one, other = harness.trainer(), harness.trainer()
-        await harness.declared.declare(one, sample_list(4))
-        with pytest.raises(ProtocolError, match="all jobs of this mount together have 5 in"):
-            await harness.declared.declare(other, sample_list(2))
-        harness.trainers.detach(one)
-        await harness.declared.declare(other, sample_list(2))
-        assert harness.numbers == [2]
+    refused: list[int] = []
 
-    run(tmp_path, test)
+    async def declare(samples: int) -> None:
+        try:
+            await harness.declared.declare(harness.trainer(), sample_list(samples))
+        except ProtocolError:
+            refused.append(samples)
 
-
-def test_two_lists_that_come_at_once_do_not_take_the_same_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_SAMPLES", 5)
-
-    async def test(harness: Harness) -> None:
-        refused: list[int] = []
-
-        async def declare(samples: int) -> None:
-            try:
-                await harness.declared.declare(harness.trainer(), sample_list(samples))
-            except ProtocolError:
-                refused.append(samples)
-
-        async with trio.open_nursery() as nursery:
-            for samples in (3, 4):
-                nursery.start_soon(declare, samples)
-        assert (len(harness.numbers), len(refused)) == (1, 1)
-
-    run(tmp_path, test)
+    async with trio.open_nursery() as nursery:
+        for samples in (3, 4):
+            nursery.start_soon(declare, samples)
+    assert (len(harness.numbers), len(refused)) == (1, 1)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from short_lists import job_dataset, known_list
+from short_lists import job_dataset
 
 from spiderfs.daemon.training.job_datasets import job_datasets as module
-from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets, directory_of, job_dataset_id_of
+from spiderfs.daemon.training.job_datasets.job_datasets import JobDatasets, directory_of, job_dataset_id_of
 
 
 def test_a_job_dataset_keeps_its_number() -> None:
@@ -27,15 +26,6 @@ def test_when_numbers_run_out_those_of_job_datasets_that_are_over_come_again(mon
     assert set(found) == {2, 3, 4}
     assert living.number not in found
     assert job_datasets.number_of("job/digest 1") == 1
-
-
-def test_jobs_share_a_list_with_the_same_files_only() -> None:
-    job_datasets, one = JobDatasets(), known_list([10, 11])
-    job_datasets.put(JobDataset(1, "a", one, Path("/nonexistent")))
-    assert job_datasets.known_list("digest", np.array([10, 11], np.uint64)) is one
-    assert job_datasets.known_list("digest", np.array([10, 12], np.uint64)) is None, "a file has another version"
-    assert job_datasets.known_list("other", np.array([10, 11], np.uint64)) is None
-    assert [len(job_datasets.of_job(job)) for job in ("a", "b")] == [1, 0]
 
 
 def test_no_two_job_datasets_have_one_id_or_one_directory() -> None:

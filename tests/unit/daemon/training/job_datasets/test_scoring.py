@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import trio
 from mount_options import options_in
 from recording_policy import RecordingPolicy, recorded_cache
 from short_lists import job_dataset
-from trio.testing import wait_all_tasks_blocked
 
 from benchmarks.fakes import MemoryContent
-from spiderfs.core.events import FETCHED, HIT, Access, Hint, Scored
+from spiderfs.core.events import HIT, Access
 from spiderfs.core.feed import PolicyFeed
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset, JobDatasets
 from spiderfs.daemon.training.job_datasets.scoring import BatchScoring
@@ -25,7 +22,6 @@ from spiderfs.daemon.training.job_datasets.trainers import Trainers
 from spiderfs.metrics import SharedCounters
 from spiderfs.protocol import Batch
 from spiderfs.scorer.scoring import ScorerOptions
-from spiderfs.store.store import ContentKey
 
 SIZE = 100
 # Sample i of the list is this file; the last one is unknown.
@@ -72,28 +68,23 @@ def batch(indices: tuple[int, ...]) -> Batch:
     return Batch("train", 0, 0, np.array(indices, np.uint32), vectors.astype(np.float16), None)
 
 
-def run(tmp_path: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await test(Harness(tmp_path))
-
-    trio.run(main)
+@pytest.fixture
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
 
 
-def test_scores_go_to_the_samples_whose_bytes_were_served(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.scoring.record_accesses(
-            [Access(1.0, 15, 11, SIZE, 0, 1, TRAINER, HIT), Access(1.0, 16, 12, SIZE, 0, 1, 0, HIT)]
-        )
-        await harness.learn(0, 1, 2)
-        assert harness.scored() == [10, 12, 15], "what no trainer has read says nothing"
-        await harness.learn(0, 1, 2)
-        assert harness.scored() == [10, 11, 12]
-        harness.scoring.record_accesses([Access(1.0, 15, 11, SIZE, 0, 1, TRAINER, HIT)])
-        harness.scoring.forget_reads(TRAINER)
-        await harness.learn(1)
-        assert harness.scored() == [11]
-
-    run(tmp_path, test)
+async def test_scores_go_to_the_samples_whose_bytes_were_served(harness: Harness) -> None:
+    harness.scoring.record_accesses(
+        [Access(1.0, 15, 11, SIZE, 0, 1, TRAINER, HIT), Access(1.0, 16, 12, SIZE, 0, 1, 0, HIT)]
+    )
+    await harness.learn(0, 1, 2)
+    assert harness.scored() == [10, 12, 15], "what no trainer has read says nothing"
+    await harness.learn(0, 1, 2)
+    assert harness.scored() == [10, 11, 12]
+    harness.scoring.record_accesses([Access(1.0, 15, 11, SIZE, 0, 1, TRAINER, HIT)])
+    harness.scoring.forget_reads(TRAINER)
+    await harness.learn(1)
+    assert harness.scored() == [11]
 
 
 @pytest.mark.parametrize(
@@ -106,234 +97,85 @@ def test_scores_go_to_the_samples_whose_bytes_were_served(tmp_path: Path) -> Non
     ],
     ids=["defaults", "as the mount says", "of a class", "released program"],
 )
-def test_samples_are_scored_with_the_options_of_the_mount(
+async def test_samples_are_scored_with_the_options_of_the_mount(
     options: dict[str, Any], expected: ScorerOptions, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        harness = Harness(tmp_path, **options)
-        await harness.learn(*range(8))
-        (scoring,) = harness.list.scorings.values()
-        assert scoring.options == expected
-
-    trio.run(main)
+    harness = Harness(tmp_path, **options)
+    await harness.learn(*range(8))
+    (scoring,) = harness.list.scorings.values()
+    assert scoring.options == expected
 
 
-def test_samples_of_no_file_are_left_out(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.learn(8)
-        assert harness.policy.calls == []
-        harness.scoring.record_accesses([Access(1.0, 99, 10, SIZE, 0, 1, TRAINER, HIT)])
-        await harness.learn(0, 1, 8)
-        assert harness.scored() == [11], "the first was served a file that the list does not have"
-
-    run(tmp_path, test)
+async def test_samples_of_no_file_are_left_out(harness: Harness) -> None:
+    await harness.learn(8)
+    assert harness.policy.calls == []
+    harness.scoring.record_accesses([Access(1.0, 99, 10, SIZE, 0, 1, TRAINER, HIT)])
+    await harness.learn(0, 1, 8)
+    assert harness.scored() == [11], "the first was served a file that the list does not have"
 
 
-def test_a_hub_is_published_and_placed_when_its_bytes_are_there(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        placed: list[object] = []
-        harness.feed._size_of = placed.append  # type: ignore[assignment]
-        # The second batch has a radius to go by.
-        for _ in range(2):
-            await harness.learn(*range(8))
-        hubs = [hub for (hub,) in harness.calls("hub_found")]
-        assert hubs
-        assert placed == hubs, "each is asked for once"
-        assert set(hubs) <= set(INODES)
-
-    run(tmp_path, test)
+async def test_each_of_the_batches_that_are_scored_together_has_a_hub(harness: Harness) -> None:
+    await harness.learn(*range(8))
+    harness.policy.calls.clear()
+    batches = [batch(tuple(range(4))), batch(tuple(range(4, 8))), batch((8,))]
+    await harness.scoring.learn(TRAINER, harness.list, batches)
+    hubs = [hub for (hub,) in harness.calls("hub_found")]
+    assert len(hubs) == 2, "the file of the third batch is gone"
+    assert {hub in INODES[:4] for hub in hubs} == {True, False}
 
 
-def test_each_of_the_batches_that_are_scored_together_has_a_hub(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.learn(*range(8))
-        harness.policy.calls.clear()
-        batches = [batch(tuple(range(4))), batch(tuple(range(4, 8))), batch((8,))]
-        await harness.scoring.learn(TRAINER, harness.list, batches)
-        hubs = [hub for (hub,) in harness.calls("hub_found")]
-        assert len(hubs) == 2, "the file of the third batch is gone"
-        assert {hub in INODES[:4] for hub in hubs} == {True, False}
-
-    run(tmp_path, test)
-
-
-def test_rows_that_there_is_no_time_for_are_left_out_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring.ROWS_AT_ONCE", 2)
-
-    async def test(harness: Harness) -> None:
-        await harness.scoring.learn(TRAINER, harness.list, [batch((0, 1)), batch((2, 3))])
-        assert harness.scored() == [10, 11]
-        assert harness.counters.totals()["hook_rows_left_out"] == 2
-        await harness.scoring.learn(TRAINER, harness.list, [batch((0, 1)), batch((2, 3))])
-        assert harness.scored() == [12, 13], "those that were scored the longest ago come first"
-
-    run(tmp_path, test)
+async def test_waiting_rows_that_leave_are_those_whose_scores_are_youngest(harness: Harness) -> None:
+    await harness.learn(0, 1)
+    assert harness.scored() == [10, 11]
+    harness.scoring.record_accesses([Access(1.0, 15, 12, SIZE, 0, 1, TRAINER, HIT)])
+    kept = harness.scoring.thinned(TRAINER, harness.list, np.array([0, 1, 2, 3, 2], np.uint32), 2)
+    assert kept is not None
+    assert kept.tolist() == [3, 4], "samples 3 and 2 were never scored; of two rows of sample 2 the newer is kept"
+    assert harness.counters.totals()["hook_rows_left_out"] == 3
+    await harness.learn(2)
+    assert harness.scored() == [12], "the read of the row that left is done with"
 
 
-def test_waiting_rows_that_leave_are_those_whose_scores_are_youngest(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.learn(0, 1)
-        assert harness.scored() == [10, 11]
-        harness.scoring.record_accesses([Access(1.0, 15, 12, SIZE, 0, 1, TRAINER, HIT)])
-        kept = harness.scoring.thinned(TRAINER, harness.list, np.array([0, 1, 2, 3, 2], np.uint32), 2)
-        assert kept is not None
-        assert kept.tolist() == [3, 4], "samples 3 and 2 were never scored; of two rows of sample 2 the newer is kept"
-        assert harness.counters.totals()["hook_rows_left_out"] == 3
-        await harness.learn(2)
-        assert harness.scored() == [12], "the read of the row that left is done with"
-
-    run(tmp_path, test)
-
-
-def test_the_wait_for_another_job_datasets_scoring_is_no_time_of_this_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock_s = 0.0
-    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring.time.perf_counter", lambda: clock_s)
-
-    async def test(harness: Harness) -> None:
-        nonlocal clock_s
-        another = object()
-        await harness.scoring._one_at_a_time.acquire_on_behalf_of(another)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(harness.learn, 0, 1)
-            await wait_all_tasks_blocked()
-            clock_s = 100.0
-            harness.scoring._one_at_a_time.release_on_behalf_of(another)
-        assert harness.scored() == [10, 11]
-        assert harness.list.scoring_s == 0.0
-
-    run(tmp_path, test)
-
-
-def test_a_policy_that_was_chosen_while_a_batch_was_scored_does_not_get_it(tmp_path: Path) -> None:
+async def test_a_policy_that_was_chosen_while_a_batch_was_scored_does_not_get_it(harness: Harness) -> None:
     class Other(RecordingPolicy):
         scoring = "loss"
 
-    async def test(harness: Harness) -> None:
-        other = Other()
-        scoring = harness.list.scoring_for("graph", 8, harness.scoring._options)
-        score = scoring.batch
+    other = Other()
+    scoring = harness.list.scoring_for("graph", 8, harness.scoring._options)
+    score = scoring.batch
 
-        def meanwhile(*rows: Any) -> object:
-            harness.cache.engine.change_policy(other)
-            return score(*rows)
+    def meanwhile(*rows: Any) -> object:
+        harness.cache.engine.change_policy(other)
+        return score(*rows)
 
-        scoring.batch = meanwhile  # type: ignore[method-assign, assignment]
-        await harness.learn(0, 1)
-        assert (harness.policy.calls, other.calls) == ([], [])
-        assert scoring.scored_share > 0
-
-    run(tmp_path, test)
+    scoring.batch = meanwhile  # type: ignore[method-assign, assignment]
+    await harness.learn(0, 1)
+    assert (harness.policy.calls, other.calls) == ([], [])
+    assert scoring.scored_share > 0
 
 
-def test_an_epoch_begins_for_each_scoring_there_is(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        assert await harness.scoring.new_epoch([harness.list]) == {}
-        await harness.learn(*range(8))
-        sigmas = await harness.scoring.new_epoch([harness.list])
-        scoring = harness.scoring.of(harness.list)
-        assert scoring is not None
-        assert sigmas == {harness.list.job_dataset_id: scoring.sigma}
-
-    run(tmp_path, test)
-
-
-def test_a_list_that_is_introduced_has_the_scores_that_were_saved(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await harness.learn(*range(8))
-        learned = harness.scoring.to_draw_by(harness.list)
-        await harness.scoring.save_in_thread()
-        harness.policy.calls.clear()
-        harness.list = harness.declare()
-        assert len(harness.scoring.to_draw_by(harness.list)) == 0
-        await harness.scoring.introduce(harness.list)
-        assert harness.calls("listed") == [("job/digest 1", 8)]
-        assert harness.scored() == INODES[:8]
-        assert harness.scoring.to_draw_by(harness.list) == pytest.approx(learned)
-
-    run(tmp_path, test)
-
-
-def test_saved_scores_are_passed_on_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two slices other tasks go on; the rest is not told if the job dataset has ended by then."""
-    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring._SCORES_AT_ONCE", 2)
-
-    async def test(harness: Harness) -> None:
-        await harness.learn(*range(8))
-        hints: list[Hint] = []
-        harness.feed._note = hints.append
-        turns = 0
-
-        async def take_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += any(isinstance(hint, Scored) for hint in hints)
-                await trio.lowlevel.checkpoint()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(take_turns)
-            await harness.scoring.introduce(harness.list)
-            nursery.cancel_scope.cancel()
-        assert [len(hint.keys) for hint in hints if isinstance(hint, Scored)] == [2, 2, 2, 2]
-        assert turns >= 2
-
-        def over(hint: Hint) -> None:
-            hints.append(hint)
-            if isinstance(hint, Scored):
-                harness.lists.remove(harness.list)
-
-        hints.clear()
-        harness.feed._note = over
-        await harness.scoring.introduce(harness.list)
-        assert [len(hint.keys) for hint in hints if isinstance(hint, Scored)] == [2]
-
-    run(tmp_path, test)
-
-
-def test_a_job_dataset_that_leaves_memory_while_it_is_introduced_is_begun_no_more(tmp_path: Path) -> None:
+async def test_a_job_dataset_that_leaves_memory_while_it_is_introduced_is_begun_no_more(harness: Harness) -> None:
     """When the policy is changed all job datasets are introduced to the new one, and some may be over by then."""
 
-    async def test(harness: Harness) -> None:
-        await harness.learn(*range(8))
-        remember = harness.list.remember
+    await harness.learn(*range(8))
+    remember = harness.list.remember
 
-        def meanwhile(name: str, options: ScorerOptions) -> None:
-            harness.lists.remove(harness.list)
-            remember(name, options)
+    def meanwhile(name: str, options: ScorerOptions) -> None:
+        harness.lists.remove(harness.list)
+        remember(name, options)
 
-        harness.list.remember = meanwhile  # type: ignore[method-assign]
-        harness.policy.calls.clear()
-        await harness.scoring.introduce(harness.list)
-        assert (harness.policy.calls, harness.feed.status().jobs) == ([], [])
-
-    run(tmp_path, test)
+    harness.list.remember = meanwhile  # type: ignore[method-assign]
+    harness.policy.calls.clear()
+    await harness.scoring.introduce(harness.list)
+    assert (harness.policy.calls, harness.feed.status().jobs) == ([], [])
 
 
-def test_batches_that_wait_together_are_ranked_each_by_itself(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.cache.set_policy("shade")
-        waiting = [
-            replace(batch(indices), losses=np.array(losses, np.float16))
-            for indices, losses in (((0, 1, 2), (1, 2, 3)), ((3, 4, 5), (40, 60, 50)))
-        ]
-        await harness.scoring.learn(TRAINER, harness.list, waiting)
-        scores = harness.list.scorings["rank"].scores[:6]
-        np.testing.assert_allclose(np.exp(scores), [10, 11, 12, 10, 12, 11], rtol=1e-5)
-
-    run(tmp_path, test)
-
-
-def test_a_policy_that_is_not_guided_leaves_scores_to_samplers(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.cache.set_policy("lru")
-        harness.cache.fold([Access(1.0, 10, 10, SIZE, 0, 1, 0, FETCHED)])
-        harness.content.land(ContentKey(10), bytes(SIZE))
-        await harness.learn(*range(8))
-        await harness.scoring.new_epoch([harness.list])
-        await harness.scoring.introduce(harness.list)
-        assert len(harness.scoring.to_draw_by(harness.list)) == len(INODES)
-
-    run(tmp_path, test)
+async def test_batches_that_wait_together_are_ranked_each_by_itself(harness: Harness) -> None:
+    harness.cache.set_policy("shade")
+    waiting = [
+        replace(batch(indices), losses=np.array(losses, np.float16))
+        for indices, losses in (((0, 1, 2), (1, 2, 3)), ((3, 4, 5), (40, 60, 50)))
+    ]
+    await harness.scoring.learn(TRAINER, harness.list, waiting)
+    scores = harness.list.scorings["rank"].scores[:6]
+    np.testing.assert_allclose(np.exp(scores), [10, 11, 12, 10, 12, 11], rtol=1e-5)

@@ -1,0 +1,17 @@
+"""Data sets whose `samples` are a path and a label each, as those of a folder of images are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from torch.utils.data import Dataset
+
+Sample = TypeVar("Sample", covariant=True)
+
+
+class Listed(Dataset[Sample]):
+    samples: Sequence[tuple[Any, Any]]
+
+    def __len__(self) -> int:
+        return len(self.samples)

@@ -14,13 +14,16 @@ Without `--all` runs a choice of what costs most, in which each kind occurs: no 
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import inspect
 import os
 import zlib
 from collections.abc import Iterator
 
 import mounting
 import pytest
+import trio
 from hypothesis import settings
 from programs import not_ignoring_interrupts
 
@@ -38,6 +41,8 @@ FAST_SUBJECTS = ("memory", "lmdb")
 # Where a test runs in one mode and with one number of workers, unless all is asked for. The parameters that say which.
 ONE_WAY = ("tests/fault/", "tests/fuse/test_idle.py")
 WAYS = ("binding", "workers")
+# How long a test that is a coroutine may take.
+TEST_S = 60.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -129,6 +134,30 @@ def _halve_examples(item: pytest.Item, halved: set[object]) -> None:
 
 def _halved(whole: settings) -> settings:
     return settings(whole, max_examples=max(1, whole.max_examples // 2))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine with Trio, for a minute at most, by the clock that is one of its fixtures.
+
+    A fixture may give an async context manager: the test runs in it, and is given what it yields.
+    """
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    clock = next((value for value in pyfuncitem.funcargs.values() if isinstance(value, trio.abc.Clock)), None)
+
+    async def run() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            # A clock that jumps is for tests that wait for longer.
+            stack.enter_context(trio.fail_after(TEST_S) if clock is None else contextlib.nullcontext())
+            for name, value in given.items():
+                if isinstance(value, contextlib.AbstractAsyncContextManager):
+                    given[name] = await stack.enter_async_context(value)
+            await pyfuncitem.obj(**given)
+
+    trio.run(run, clock=clock)
+    return True
 
 
 @pytest.fixture(scope="module", autouse=True)

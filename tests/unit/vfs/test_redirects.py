@@ -91,12 +91,6 @@ def test_a_trainer_is_its_process_its_threads_and_all_below_it(harness: Harness,
     assert [harness.redirects.trainer_of(thread) for thread in family] == [trainer] * 4
 
 
-def test_grandchildren_belong_to_it_too(harness: Harness, family: list[int]) -> None:
-    trainer = attached(os.getpid())
-    harness.redirects.set_trainers([trainer], "trainer")
-    assert [harness.redirects.trainer_of(thread) for thread in family] == [trainer] * 4
-
-
 def test_the_nearest_trainer_counts(harness: Harness, family: list[int]) -> None:
     ours, theirs = attached(os.getpid(), 1), attached(family[0], 2)
     harness.redirects.set_trainers([ours, theirs], "trainer")
@@ -123,13 +117,6 @@ def test_what_was_found_of_a_thread_is_looked_up_again(harness: Harness, monkeyp
     assert harness.redirects.trainer_of(os.getpid()) == trainer
     harness.clock.now += IDENTITY_S + 0.01
     assert harness.redirects.trainer_of(os.getpid()) is None
-
-
-@pytest.mark.parametrize("who", ["trainer", "all"])
-def test_without_a_trainer_nothing_is_asked(harness: Harness, who: str) -> None:
-    harness.redirects.set_trainers([], who)  # type: ignore[arg-type]
-    assert not harness.redirects.active
-    assert not harness.redirects.attended
 
 
 def test_off_is_off(harness: Harness) -> None:
@@ -220,14 +207,6 @@ def test_what_the_kernel_has_needs_no_substitute() -> None:
     pushed.add(WANTED)
     assert redirects.substitute(WANTED, one, Nothing(), Settings()) == GIVEN, "the lease holds"
     assert redirects.substitute(WANTED, two, Nothing(), Settings()) is None
-
-
-def test_an_open_knows_what_was_asked_for_once(harness: Harness) -> None:
-    redirects = harness.redirects
-    redirects.remember_lookup(5, WANTED, GIVEN)
-    assert redirects.wanted(6, GIVEN) is None, "another thread"
-    assert redirects.wanted(5, GIVEN) == WANTED
-    assert redirects.wanted(5, GIVEN) is None, "asked twice"
 
 
 def test_a_look_up_without_an_open_is_not_taken_for_a_later_one(harness: Harness) -> None:

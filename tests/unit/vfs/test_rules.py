@@ -70,11 +70,6 @@ def test_nothing_is_trusted_for_longer_than_its_ttl_nor_for_ever(checked_at: flo
         assert left == min(ttl_s, FOREVER_S) - (now - checked_at)
 
 
-@given(ttl_s=TTLS)
-def test_an_expired_name_is_not_trusted_whatever_the_ttl(ttl_s: float) -> None:
-    assert left_s(0.0, NOW, ttl_s) <= 0
-
-
 @given(checked_at=TIMES, now=TIMES, ttl_s=TTLS, since_s=TIMES)
 def test_nothing_is_trusted_that_was_checked_too_early(
     checked_at: float, now: float, ttl_s: float, since_s: float

@@ -38,10 +38,6 @@ def test_an_mtime_in_the_future_costs_one_window_and_no_more(mtime_s: float) -> 
     assert at(mtime_s, asked_at=NOW + 500, known=first) == first < NOW + 500
 
 
-def test_a_settled_version_stays_settled() -> None:
-    assert at(NOW, known=0.0) == 0
-
-
 def test_a_version_does_not_wait_for_the_old_time_when_our_clock_was_set_back() -> None:
     assert at(NOW - 3600, asked_at=NOW - 3600, known=NOW + WINDOW_S) == NOW - 3600 + WINDOW_S
 

@@ -20,6 +20,7 @@ import inspect
 import os
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import mounting
 import pytest
@@ -38,9 +39,10 @@ IMMUTABLE = "immutable"
 # Folders and kinds of subjects that are left out with --fast.
 SLOW_FOLDERS = ("tests/unit/benchmarks", "tests/unit/project")
 FAST_SUBJECTS = ("memory", "lmdb")
-# Where a test runs in one mode and with one number of workers, unless all is asked for. The parameters that say which.
-ONE_WAY = ("tests/fault/", "tests/fuse/test_idle.py")
-WAYS = ("binding", "workers")
+# Where a test runs in one mode and with one number of workers, unless all is asked for. The parameters that say which;
+# `mount` is a fixture's number of workers.
+ONE_WAY = ("tests/fault/", "tests/fuse/")
+WAYS = ("binding", "workers", "mount", "mode")
 # How long a test that is a coroutine may take.
 TEST_S = 60.0
 
@@ -168,6 +170,13 @@ def earlier_objects_set_aside() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An empty directory that a test fills and mounts."""
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
 
 
 @pytest.fixture(scope="module", autouse=True)

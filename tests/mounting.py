@@ -131,6 +131,29 @@ def children(pid: int) -> list[int]:
     return [child for child in map(int, found) if is_running(child)]
 
 
+def descendants(pid: int, program: bytes = b"") -> list[int]:
+    """The pids of all live processes below this one, or of those of them whose command line has these bytes."""
+    found, waiting = [], [pid]
+    while waiting:
+        below = children(waiting.pop())
+        waiting += below
+        for each in below:
+            # It may end in this moment.
+            with contextlib.suppress(OSError):
+                found += [each] if program in Path(f"/proc/{each}/cmdline").read_bytes() else []
+    return found
+
+
+def threads_of(pid: int) -> list[str]:
+    """The states of a process's threads that have not ended: of one whose first thread has ended too."""
+    states = []
+    with contextlib.suppress(OSError):
+        for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):
+                states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return [state for state in states if state not in "ZX"]
+
+
 def is_running(pid: int) -> bool:
     """Whether the process lives; a process that has ended and waits until init reaps it does not."""
     try:

@@ -121,6 +121,14 @@ def together(all_readers: list[Reader], within_s: float = 60.0) -> Report:
     )
 
 
+def read_through(point: Path, wanted: Mapping[str, str], count: int = 1, rounds: int = 1) -> Report:
+    """Have `count` readers read all files so many times; fails if a read does, or has a wrong byte."""
+    with readers(count, point, wanted, rounds) as some:
+        seen = together(some)
+    assert (seen.wrong, seen.errors, seen.reads) == ([], [], count * rounds * len(wanted))
+    return seen
+
+
 def read_afresh(path: Path) -> bytes:
     """Read a file past the kernel's pages, so that an immutable mount hears of it too."""
     with open(path, "rb") as file:

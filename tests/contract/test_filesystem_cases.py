@@ -10,7 +10,7 @@ import os
 import stat
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, Protocol
@@ -456,7 +456,15 @@ def subject_of(kind: str, root: Path, place: Path, **own: Any) -> Iterator[Subje
         yield OnMount(mount, binding == "immutable", below)
 
 
+# What another mount covers, in parts: one worker is covered by several, a view by others.
+THOROUGH = ("1 worker", "immutable", "view, 1 worker", "immutable view")
 KINDS = ("memory", "lmdb", *MOUNTS, "served")
+
+
+def chosen(kinds: Iterable[str]) -> list[Any]:
+    return [pytest.param(kind, marks=pytest.mark.thorough) if kind in THOROUGH else kind for kind in kinds]
+
+
 CHANGED_AFTER_ALL = "has changed at the source, but the mount is `immutable`"
 
 
@@ -465,7 +473,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("source")
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=chosen(KINDS))
 def kind(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
@@ -942,7 +950,7 @@ def _read_or_none(subject: Subject, path: bytes) -> bytes | None:
 ALONE = [kind for kind in KINDS if kind not in MOUNTS or MOUNTS[kind][0] == 1]
 
 
-@pytest.mark.parametrize("kind", ALONE, indirect=True)
+@pytest.mark.parametrize("kind", chosen(ALONE), indirect=True)
 def test_owner_and_modes_can_be_replaced(kind: str, tmp_path: Path) -> None:
     if kind.startswith("immutable") and os.geteuid() != 0:
         pytest.skip("in an immutable mount, owner and modes say who may read, and so keep this user out")
@@ -981,7 +989,7 @@ def test_a_name_that_is_trusted_for_ever_is_asked_again_when_its_version_is_gone
         assert read(subject, large) == bytes_of(2 << 20, seed=1)
 
 
-@pytest.mark.parametrize("kind", ALONE, indirect=True)
+@pytest.mark.parametrize("kind", chosen(ALONE), indirect=True)
 def test_the_limit_between_small_and_large_files(kind: str, tmp_path: Path) -> None:
     limit = 3 << 20
     tree = Tree(tmp_path, "source")

@@ -164,17 +164,6 @@ def test_what_is_of_another_length_is_not_given_to_readers(home: Home) -> None:
     assert home.status.timeouts == 3
 
 
-def test_threads_ask_side_by_side(home: Home) -> None:
-    contents = {b"%d" % number: os.urandom(100 + 1000 * number) for number in range(40)}
-    for path, content in contents.items():
-        home.add(path, content, content)
-    with ThreadPoolExecutor(8) as threads:
-        for is_right, is_from_home, _ in threads.map(home.read, contents):
-            assert is_right
-            assert is_from_home
-    assert home.status.hits == 40
-
-
 @pytest.mark.parametrize("what", ["killed", "stopped"])
 def test_one_that_is_lost_costs_the_time_limit_a_few_times_and_is_asked_again(
     home: Home, what: str, monkeypatch: pytest.MonkeyPatch
@@ -299,22 +288,6 @@ def test_a_server_is_the_home_of_what_it_has_room_for(
             assert other.look(home.node._replace(room=GROUPS)) == home.node
         assert home.node in home.members.nodes()
         assert home.members.has_own
-
-
-def test_a_server_that_is_full_gives_what_it_has(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        home = made("redis", tmp_path, stack, "--maxmemory", "4mb")
-        paths = [b"%d" % number for number in range(300)]
-        for path in paths:
-            home.add(path, at_home=None)
-        for _ in range(3):
-            given = 0
-            for path in paths:
-                is_right, is_from_home, _ = home.read(path)
-                assert is_right
-                given += is_from_home
-        assert 20 < given < 250
-        assert (home.status.up, home.status.timeouts) == (True, 0)
 
 
 @KINDS

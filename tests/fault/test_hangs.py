@@ -15,10 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mounting import NO_MANAGER, PATIENCE_S, Mounted, eventually, mounted, mounts_at, run_spiderfs
-from process_tree import descendants, threads_of
+from mounting import (
+    NO_MANAGER,
+    PATIENCE_S,
+    Mounted,
+    descendants,
+    eventually,
+    mounted,
+    mounts_at,
+    run_spiderfs,
+    threads_of,
+)
 from programs import program
-from reading import digest, readers, together
+from reading import digest, read_through
 
 CLASSES, EACH = 3, 40
 CLEANED = "took away what a crash had left mounted"
@@ -171,9 +180,7 @@ def test_a_supervisor_killed_while_a_look_up_is_pending_leaves_nothing(
         with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED]) as again:
             assert mounts_at(again.point) == 1
             names = [f"train/0/{number:03d}" for number in range(EACH)]
-            with readers(1, again.point, digests(source, names), rounds=1) as one:
-                seen = together(one)
-            assert (seen.wrong, seen.errors) == ([], [])
+            read_through(again.point, digests(source, names))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mounting import Mounted, detach, eventually, mounted, mounts_at, run_spiderfs
+from mounting import Mounted, descendants, detach, eventually, mounted, mounts_at, run_spiderfs, threads_of
 from planning import planned, pusher
-from process_tree import descendants, threads_of
 from programs import program
 from reading import digest, readers, together, write_files
 

@@ -19,14 +19,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import fsspec
 import pytest
-from mounting import Mounted, as_root, eventually, mounted, refused_by_modes, settle
+from mounting import Mounted, as_root, eventually, mounted, refused_by_modes
 from PIL import Image
 from programs import program
 from reading import digest, write_files
@@ -162,21 +161,6 @@ def test_a_file_object_does_what_the_built_in_one_does(subject: Subject, source:
         assert found == list(_every_way(real))
 
 
-def test_its_name_is_the_path_as_it_was_given(subject: Subject) -> None:
-    if subject.open is not OPENERS["fsspec"]:
-        for path in (subject.mount.point / "page", os.fspath(subject.mount.point / "page")):
-            with subject.open(path, "rb") as file, builtins.open(path, "rb") as real:
-                assert file.name == real.name
-
-
-def test_its_descriptor_is_a_real_one(subject: Subject, source: Path) -> None:
-    with subject.open(subject.mount.point / "train/112000", "rb") as file:
-        file.read(100)
-        assert os.pread(file.fileno(), 50, 1000) == (source / "train/112000").read_bytes()[1000:1050]
-        assert os.fstat(file.fileno()).st_size == 112_000
-        assert file.read(5) == (source / "train/112000").read_bytes()[100:105]
-
-
 @pytest.mark.parametrize("more", [{}, {"newline": ""}, {"encoding": "latin-1"}, {"errors": "replace", "newline": "\n"}])
 def test_text(subject: Subject, source: Path, more: dict[str, str]) -> None:
     more = {"encoding": "utf-8", **more}
@@ -240,15 +224,6 @@ def test_nothing_can_be_written(mount: Mounted, mode: str, binding: str) -> None
 def test_roundabout_paths(subject: Subject, source: Path, path: str) -> None:
     wanted = (source / "one" if path.endswith("one") else source / "train/112000").read_bytes()
     assert subject.read(Path(os.path.join(subject.mount.point, path))) == wanted
-
-
-def test_relative_paths(mount: Mounted, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(mount.point / "train")
-    cache(mount, "train/112000")
-    with Subject("client", mount).counted(2):
-        assert client.read_bytes("112000") == (source / "train/112000").read_bytes()
-        assert client.read_bytes(b"112000") == (source / "train/112000").read_bytes()
-    assert client.read_bytes("../one") == (source / "one").read_bytes()
 
 
 def test_a_control_file_is_read_through_the_mount(subject: Subject) -> None:
@@ -391,17 +366,6 @@ def test_known_names_and_cached_bytes_outlive_the_source(own_source: Path, tmp_p
             subject.read(mount.point / "uncached")
 
 
-def test_a_stale_name_is_looked_up_again(own_source: Path, tmp_path: Path) -> None:
-    (own_source / "file").write_bytes(b"old")
-    with mounted(own_source, tmp_path / "m") as mount:
-        os.stat(mount.point / "file")
-        (own_source / "file").write_bytes(b"newer")
-        settle(own_source)
-        assert client.read_bytes(mount.point / "file") == b"newer"
-        with Subject("client", mount).counted(1):
-            assert client.read_bytes(mount.point / "file") == b"newer"
-
-
 @pytest.mark.parametrize("way", OPENERS)
 def test_an_immutable_mount_asks_for_each_name_once(own_source: Path, tmp_path: Path, way: str) -> None:
     """Whatever an earlier mount trusts, and whatever `ttl` says."""
@@ -415,28 +379,9 @@ def test_an_immutable_mount_asks_for_each_name_once(own_source: Path, tmp_path: 
                 assert Subject(way, mount).read(mount.point / "file") == content
 
 
-def test_options_that_change_are_followed(own_source: Path, tmp_path: Path) -> None:
-    (own_source / "file").write_bytes(b"old")
-    with mounted(own_source, tmp_path / "m") as mount:
-        client.read_bytes(mount.point / "file")
-        with Subject("client", mount).counted(1):
-            client.read_bytes(mount.point / "file")
-        mount.change("ttl", "0s")
-        before = mount.metric("client_opens")
-        eventually(lambda: _through_the_mount(mount), what="the new TTL")
-        assert mount.metric("client_opens") >= before
-
-
 def landed(mount: Mounted, size: int) -> None:
     """Wait until the cache holds so many bytes; no reader waits for that."""
     eventually(lambda: mount.stats()["used_bytes"] == size, what=f"{size} bytes in the cache")
-
-
-def _through_the_mount(mount: Mounted) -> bool:
-    """Whether a read is answered by the mount."""
-    before = _settled(mount)
-    client.read_bytes(mount.point / "file")
-    return _settled(mount) == before
 
 
 def test_a_mount_that_goes_and_comes_back(own_source: Path, tmp_path: Path) -> None:
@@ -504,20 +449,6 @@ def test_a_process_that_gives_up_its_rights(mount: Mounted) -> None:
 
 
 # -- processes and threads
-
-
-def test_threads(mount: Mounted, source: Path) -> None:
-    names = [name for name in SIZES if name != "large"]
-    wanted = {name: digest((source / name).read_bytes()) for name in names}
-    for name in names:
-        client.read_bytes(mount.point / name)
-
-    def read_all(seed: int) -> list[str]:
-        order = Random(seed).sample(names, len(names))
-        return [name for name in order * 20 if digest(client.read_bytes(mount.point / name)) != wanted[name]]
-
-    with Subject("client", mount).counted(8 * 20 * len(names)), ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(read_all, range(8))) == [[]] * 8
 
 
 def test_a_fork_after_the_first_use(mount: Mounted, source: Path) -> None:

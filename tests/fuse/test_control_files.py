@@ -270,13 +270,6 @@ def test_every_name_can_be_warmed_and_evicted_as_it_is(tmp_path: Path) -> None:
         assert b"[" in names(mount)
 
 
-def test_a_long_list_of_files_can_be_warmed(mount: Mounted) -> None:
-    """The list is longer than the kernel's largest write, so that lines are cut between two writes."""
-    lines = [f"absent/{'x' * 100}{number}" for number in range(3000)]
-    write(mount.control("warm"), "\n".join([*lines[:1500], *SIZES, *lines[1500:]]) + "\n")
-    eventually(lambda: cached(mount) == set(SIZES))
-
-
 def test_the_log_shows_accesses_and_can_be_followed(mount: Mounted) -> None:
     read_files(mount, "train/a/0.bin")
     assert eventually(lambda: re.search(r" fetched +4000 thread=\d+ train/a/0\.bin", mount.control("log").read_text()))
@@ -300,21 +293,6 @@ def test_the_log_shows_accesses_and_can_be_followed(mount: Mounted) -> None:
             eventually(lambda: shows(b"val/b/4.bin"))
         finally:
             follower.kill()
-
-
-def test_a_trace_is_recorded_and_can_be_simulated(source: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "epoch.trace"
-    with mounted(source, tmp_path / "m", trace=trace, capacity="1MiB") as mount:
-        for _ in range(3):
-            read_files(mount)
-        write(mount.control("warm"), "train\n")
-        eventually(lambda: mount.metric("events_folded") >= 3 * len(SIZES))
-    done = run_spiderfs("simulate", trace, "--policy", "all", "--capacity", "50%,100%")
-    assert done.returncode == 0, done.stderr
-    assert f"{3 * len(SIZES)}" in done.stdout
-    assert "belady" in done.stdout
-    # If the cache has room for all files, two epochs of three are hits.
-    assert re.search(r"66\.7|0\.667", done.stdout)
 
 
 def test_ordinary_programs_read_and_write_them(lasting: Mounted, tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ def findings(*arguments: str | Path) -> tuple[int, list[tuple[str, str, str]]]:
     return done.returncode, [(row["what"], row["state"], row["said"]) for row in json.loads(done.stdout)]
 
 
-def test_a_mount_is_well_until_its_daemon_is_killed(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def test_a_mount_is_well_until_its_daemon_is_killed(source: Path, tmp_path: Path) -> None:
     write_files(source, {"a": 1000})
     with mounted(source, tmp_path / "m", capacity="10MiB") as mount:
         status, found = findings(mount.point)

@@ -8,8 +8,7 @@ from mounting import eventually, mounted, run_spiderfs
 from reading import write_files
 
 
-def test_what_is_named_leaves_the_cache(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def test_what_is_named_leaves_the_cache(source: Path, tmp_path: Path) -> None:
     write_files(source, {f"{kind}/{number}": 1000 for kind in ("a", "b", "c") for number in range(5)})
     with mounted(source, tmp_path / "m", capacity="10MiB") as mount:
 

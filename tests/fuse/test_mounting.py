@@ -27,7 +27,7 @@ from mounting import (
 )
 from ordinary_user import let_everybody_in
 from programs import program
-from reading import read_afresh, readers, together, write_files
+from reading import read_afresh, read_through, write_files
 
 ROOT = Path(__file__).resolve().parents[2]
 # Where tests in a mount namespace of root's put their cache, on a tmpfs: root's may not lie below what others own.
@@ -36,10 +36,9 @@ SIZES = {f"dir/{number}": 50_000 for number in range(20)}
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/file").write_bytes(b"content")
-    return tmp_path / "source"
+def source(source: Path) -> Path:
+    (source / "file").write_bytes(b"content")
+    return source
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], *words: str, status: int = 1) -> None:
@@ -198,9 +197,7 @@ def test_a_warm_restart_keeps_the_cache_and_its_order(source: Path, tmp_path: Pa
     with mounted(source, tmp_path / "m", cache=cache, **options) as mount:
         stats = mount.stats()
         assert stats["sections"]["samples"]["entries"] == len(names)
-        with readers(1, mount.point, wanted, rounds=1) as one:
-            seen = together(one)
-        assert (seen.wrong, seen.errors) == ([], [])
+        read_through(mount.point, wanted)
         figures = mount.stats()["metrics"]
         assert (figures["opens_hit"], figures["opens"]) == (len(names), len(names))
         assert figures["origin_bytes"] == 0
@@ -393,17 +390,6 @@ def test_without_allow_other_no_one_else_gets_in(source: Path, tmp_path: Path) -
     with mounted(source, tmp_path / "m") as mount:
         let_everybody_in(mount.point.parent)
         assert _as_nobody(mount.point / "file") == [os.strerror(errno.EACCES)]
-
-
-def test_two_mounts_of_one_source_do_not_disturb_each_other(source: Path, tmp_path: Path) -> None:
-    wanted = write_files(source, SIZES)
-    with mounted(source, tmp_path / "one") as one, mounted(source, tmp_path / "two", workers=2) as two:
-        for mount in (one, two):
-            with readers(2, mount.point, wanted, rounds=1) as some:
-                seen = together(some)
-            assert (seen.wrong, seen.errors) == ([], [])
-        one.stop()
-        assert (two.point / "file").read_bytes() == b"content"
 
 
 # -- what is missing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import random
 import signal
@@ -17,7 +16,6 @@ from pathlib import Path
 import pytest
 from mounting import Mounted, children, eventually, mounted, options_text, run_spiderfs
 from object_server import MODIFIED_S, ObjectServer, object_server
-from PIL import Image
 from reading import files_below
 
 SECRET, TOKEN = "SECRET-of-a-test", "TOKEN-of-a-test"
@@ -133,15 +131,6 @@ def test_names_that_come_into_an_empty_directory_are_listed(
         eventually(lambda: os.listdir(mount.point / "empty") == ["new.jpg"], 5, "the new name")
 
 
-def test_a_share_of_the_bucket_is_cached(server: ObjectServer, tmp_path: Path) -> None:
-    total = sum(map(len, server.objects.values()))
-    with shown(server, tmp_path, capacity="20%") as mount:
-        eventually(lambda: mount.stats()["source_bytes"] == total, what="the end of the survey")
-        for _ in range(2):
-            assert files(mount) == server.objects
-            assert mount.stats()["used_bytes"] <= mount.stats()["capacity_bytes"] == total // 5
-
-
 def test_what_is_cached_is_read_while_the_store_is_away(server: ObjectServer, tmp_path: Path) -> None:
     options = {"ttl": "0s", "source__attempts": 1, "source__timeout_s": 2}
     with shown(server, tmp_path, allowed=("NoSuchBucket",), **options) as mount:
@@ -200,17 +189,6 @@ def test_processes_that_are_killed_connect_again(server: ObjectServer, tmp_path:
                     os.kill(pid, signal.SIGKILL)
             assert path.read_bytes() == server.objects[f"train/{path.relative_to(mount.point)}"]
         assert mount.metric("source_errors") == 0
-
-
-def test_views_of_objects_are_made(server: ObjectServer, tmp_path: Path) -> None:
-    image = io.BytesIO()
-    Image.effect_noise((640, 480), 50).save(image, "PNG")
-    server.objects["train/picture.png"] = image.getvalue()
-    with shown(server, tmp_path, view="jpeg256") as mount:
-        view = (mount.point / "picture.png").read_bytes()
-        assert min(Image.open(io.BytesIO(view)).size) == 256
-        original = mount.point / ".spiderfs/views/original/picture.png"
-        assert original.read_bytes() == server.objects["train/picture.png"]
 
 
 def test_no_secret_is_ever_written_or_shown(server: ObjectServer, tmp_path: Path) -> None:
@@ -311,15 +289,6 @@ def test_what_is_known_is_shown_though_the_store_is_off_before_the_mount(
         began = time.monotonic()
         assert (mount.point / "c0/000.jpg").read_bytes() == cached
         assert time.monotonic() - began < 1, "it is known that the store is off"
-
-
-def test_a_cache_belongs_to_one_store(server: ObjectServer, tmp_path: Path) -> None:
-    with shown(server, tmp_path) as mount:
-        files(mount)
-    text = options_text({"cache_dir": mount.cache, "source.endpoint": server.url.replace("127.0.0.1", "localhost")})
-    done = run_spiderfs("mount", "s3://bucket/train", mount.point, "-o", text)
-    assert done.returncode == 1
-    assert f"holds the files of s3://bucket/train at {server.url}" in done.stderr
 
 
 def test_a_store_that_a_variable_names_has_a_cache_of_its_own(

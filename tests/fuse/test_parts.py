@@ -46,13 +46,6 @@ def test_the_bytes_are_the_source_s_and_come_once(source: Path, tmp_path: Path, 
         assert metrics["origin_reads"] < 80
 
 
-def test_two_readers_share_what_comes(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path / "m", capacity="400MiB", workers=2, source__latency_ms=20) as mount:
-        with ThreadPoolExecutor(2) as threads:
-            list(threads.map(read, [mount.point / "large"] * 2))
-        assert mount.metric("origin_bytes") == SIZE
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_files_are_read_side_by_side_and_one_may_be_shorter_than_a_part(
     source: Path, tmp_path: Path, workers: int

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,13 +15,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from mounting import Mounted, as_root, detach, eventually, mounted
+from planning import Trainer
 from programs import program
 from reading import readers, together, write_files
 
-from spiderfs.protocol import Decoder, EpochEnd, Hello, Message, Ok, Plan, Progress, Samples, encode
+from spiderfs.protocol import EpochEnd
 
 FILES, SIZE = 400, 4_000
 NAMES = [f"{number % 4}/{number:04d}" for number in range(FILES)]
@@ -30,75 +29,8 @@ NAMES = [f"{number % 4}/{number:04d}" for number in range(FILES)]
 SLOW = {"source__latency_ms": 5, "policy": "minio"}
 
 
-class Trainer:
-    """A process that reads for itself: this one, or the one that `hook` belongs to."""
-
-    def __init__(self, mount: Mounted, names: Sequence[str] = NAMES) -> None:
-        self._mount, self._names = mount, names
-        self._connect()
-
-    def _connect(self) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(30)
-        self._socket.connect(os.fsdecode(self._mount.control("hook").read_bytes().rstrip(b"\n")))
-        self._decoder = Decoder()
-        self.tell(Hello("test", "test"))
-        self.hear()
-        paths = b"".join(os.fsencode(name) + b"\0" for name in self._names)
-        count = len(self._names)
-        labels = np.arange(count, dtype=np.int32) % 4
-        self.tell(Samples("train", "train", count, 0, labels, np.frombuffer(paths, np.uint8)))
-        self.hear()
-
-    def tell(self, message: Message) -> None:
-        self._socket.sendall(encode(message))
-
-    def hear(self) -> None:
-        """Wait for an Ok."""
-        while True:
-            data = self._socket.recv(1 << 16)
-            assert data, "the daemon has gone"
-            if any(isinstance(answer, Ok) for answer in self._decoder.feed(data)):
-                return
-
-    def plan(self, order: Sequence[int], epoch: int = 0, position: int = 0, begun: bool = True) -> None:
-        self.tell(Plan("train", epoch, position, begun, np.array(order, np.uint32)))
-        if begun:
-            self._epoch, self._taken = epoch, position
-
-    def takes(self, files: int) -> None:
-        """Read some files of the plan, of which all before were taken."""
-        self.tell(Progress("train", self._epoch, self._taken + files, self._taken))
-        self._taken += files
-
-    def took(self) -> None:
-        """All that was read was taken."""
-        self.tell(Progress("train", self._epoch, self._taken, self._taken))
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def again(self) -> None:
-        """Connect again, as the hook does when the manager was restarted."""
-        self._socket.close()
-
-        def connected() -> bool:
-            try:
-                self._connect()
-            except OSError:
-                return False
-            return True
-
-        eventually(connected, what="the hook's socket")
-
-
-@contextlib.contextmanager
-def training(mount: Mounted, names: Sequence[str] = NAMES) -> Iterator[Trainer]:
-    trainer = Trainer(mount, names)
-    try:
-        yield trainer
-    finally:
-        trainer.close()
+def training(mount: Mounted, names: Sequence[str] = NAMES) -> contextlib.AbstractContextManager[Trainer]:
+    return contextlib.closing(Trainer(mount, names))
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +249,7 @@ from pathlib import Path
 from test_plan import NAMES, Trainer, shuffled
 point, source = Path(sys.argv[3]), Path(sys.argv[4])
 order = shuffled(int(sys.argv[5]))
-trainer = Trainer(SimpleNamespace(control=lambda name: point / ".spiderfs" / name))
+trainer = Trainer(SimpleNamespace(control=lambda name: point / ".spiderfs" / name), NAMES)
 trainer.plan(order)
 print("planned", flush=True)
 sys.stdin.readline()

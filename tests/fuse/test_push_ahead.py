@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -220,56 +217,3 @@ def test_an_unmount_does_not_wait_for_what_is_pushed(source: Path, tmp_path: Pat
         assert (done.returncode, done.stderr) == (0, "")
         assert time.monotonic() - begin < 10
         assert process.ended(10)
-
-
-class Group:
-    """A control group that counts memory, of version 1 or 2."""
-
-    def __init__(self, name: str) -> None:
-        for root, self._field in ((Path("/sys/fs/cgroup/memory"), "cache"), (Path("/sys/fs/cgroup"), "file")):
-            self.path = root / f"spiderfs-test-{os.getpid()}-{name}"
-            try:
-                self.path.mkdir()
-            except OSError:
-                continue
-            if (self.path / "memory.stat").exists():
-                return
-            self.path.rmdir()
-        pytest.skip("no control group that counts memory can be made here")
-
-    def add(self, pid: int) -> None:
-        (self.path / "cgroup.procs").write_text(str(pid))
-
-    def page_cache_bytes(self) -> int:
-        return int(dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())[self._field])
-
-    def remove(self) -> None:
-        eventually(lambda: not (self.path / "cgroup.procs").read_text())
-        self.path.rmdir()
-
-
-def test_pushed_pages_are_the_memory_of_the_daemons_group(source: Path, tmp_path: Path) -> None:
-    with contextlib.ExitStack() as groups:
-        daemons = Group("daemon")
-        groups.callback(daemons.remove)
-        readers = Group("reader")
-        groups.callback(readers.remove)
-        read = "import sys; [open(name, 'rb').read() for name in sys.argv[1:]]"
-
-        def read_all() -> int:
-            """How many bytes of pages a reader in its group is charged with."""
-            before = readers.page_cache_bytes()
-            names = [mount.point / name for name in NAMES]
-            subprocess.run(
-                [sys.executable, "-c", read, *names], check=True, preexec_fn=lambda: readers.add(os.getpid())
-            )
-            return readers.page_cache_bytes() - before
-
-        with mounted(source, tmp_path / "m", immutable="on") as mount:
-            for pid in (mount.manager(), *mount.workers()):
-                daemons.add(pid)
-            with planned(mount, NAMES):
-                pushed(mount)
-            assert read_all() < FILES * SIZE / 10
-            drop_pages(mount)
-            assert read_all() > FILES * SIZE * 0.9

@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 from mounting import Mounted, eventually, mounted
-from reading import digest, readers, together, write_files
+from reading import digest, read_through, write_files
 
 from benchmarks.common.sources import write_patterned
 
@@ -54,16 +54,6 @@ def test_mmap(mount: Mounted, source: Path, name: str) -> None:
         assert mapped[-5:] == content[-5:]
         assert mapped[4090:4100] == content[4090:4100]
         assert hashlib.sha256(mapped).digest() == hashlib.sha256(content).digest()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_sendfile(mount: Mounted, source: Path, tmp_path: Path, name: str) -> None:
-    with open(mount.point / name, "rb") as file, open(tmp_path / "copy", "wb") as copy:
-        size = os.fstat(file.fileno()).st_size
-        offset = 0
-        while offset < size:
-            offset += os.sendfile(copy.fileno(), file.fileno(), offset, size - offset)
-    assert (tmp_path / "copy").read_bytes() == (source / name).read_bytes()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -194,9 +184,7 @@ def test_state_and_metrics_count_a_file_that_was_just_read(tmp_path: Path, bindi
 
 def test_24_processes_of_one_file(mount: Mounted, source: Path) -> None:
     wanted = write_files(source, {"shared": 300_000}, seed=64)
-    with readers(24, mount.point, wanted, rounds=2) as many:
-        seen = together(many)
-    assert (seen.wrong, seen.errors, seen.reads) == ([], [], 48)
+    read_through(mount.point, wanted, 24, 2)
 
 
 @pytest.mark.not_immutable("takes long")
@@ -285,21 +273,6 @@ def test_reads_that_jump_fetch_what_they_ask_for_and_then_the_blocks_of_which_th
             assert mount.metric("readahead_blocks") == 0
         finally:
             os.close(fd)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_random_reads_of_a_file_far_larger_fetch_hardly_more_than_they_ask_for(tmp_path: Path, workers: int) -> None:
-    (tmp_path / "source").mkdir()
-    with open(tmp_path / "source" / "sparse", "wb") as file:
-        file.truncate(SPARSE_BYTES)
-    random, size, count = Random(5), 128 << 10, 200
-    with mounted(tmp_path / "source", tmp_path / "m", workers=workers) as mount:
-        with open(mount.point / "sparse", "rb", buffering=0) as file:
-            for _ in range(count):
-                assert os.pread(file.fileno(), size, random.randrange(SPARSE_BYTES // 4096) * 4096 - size) == bytes(
-                    size
-                )
-        assert mount.metric("origin_bytes") <= 1.1 * count * size
 
 
 @pytest.mark.parametrize("workers", [1, 2])

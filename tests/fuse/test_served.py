@@ -257,23 +257,6 @@ def _asked_by_another_user(socket: Path) -> int | None:
     return caught.value.errno
 
 
-def test_a_forked_process_reads_on(daemon: ServedDaemon, source: Path) -> None:
-    content = (source / "large").read_bytes()
-    with client.open(f"{URL}/large", "rb", buffering=0) as file:
-        file.seek(1 << 20)
-        context = multiprocessing.get_context("fork")
-        with context.Pool(2) as pool:
-            found = pool.map(_read_on, [(file.tell(), 100)] * 4)
-        assert found == [content[1 << 20 :][:100]] * 4
-        assert file.read(5) == content[1 << 20 :][:5]
-
-
-def _read_on(where: tuple[int, int]) -> bytes:
-    with client.open(f"{URL}/large", "rb") as file:
-        file.seek(where[0])
-        return file.read(where[1])
-
-
 def test_what_is_no_request_ends_its_connection_alone(daemon: ServedDaemon) -> None:
     for bad in (b"\xff\xff\xff\xff", LENGTH.pack(REQUEST_BYTES + 1) + b"x", LENGTH.pack(3) + b"\xc1\xc1\xc1"):
         with socket.socket(socket.AF_UNIX) as raw:
@@ -324,15 +307,6 @@ def test_commands_take_the_name(daemon: ServedDaemon, source: Path) -> None:
     for option in ("immutable", "allow_other", "binding=pyfuse3"):
         refused = run_spiderfs("serve", source, "--name", "b", "-o", f"cache_dir={daemon.cache.parent}/other,{option}")
         assert f"{option.partition('=')[0]} needs a mount, and there is none: leave it out" in refused.stderr
-
-
-def test_umount_ends_it(source: Path, tmp_path: Path) -> None:
-    with served(source, tmp_path / "d") as daemon:
-        client.read_bytes(f"{URL}/text")
-        done = run_spiderfs("umount", URL)
-        assert done.returncode == 0, done.stderr
-        assert daemon.supervisor.ended(10)
-        assert not daemon.point.exists()
 
 
 def test_a_directory_that_others_may_write_to_is_refused(

@@ -6,8 +6,6 @@ import os
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 import threading
 import time
 import zlib
@@ -15,14 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mounting import Mounted, children, eventually, mounted
+from mounting import Mounted, descendants, eventually, mounted
+from pictures import image_file, picture
 from reading import write_contents, write_files
 
 from spiderfs.views.making import make
 from spiderfs.views.recipe import READY, Recipe
-
-sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
-from images import image_file, picture
 
 MOST = 50_000_000
 PHOTOS = {
@@ -100,17 +96,6 @@ def test_what_has_no_view_is_shown_as_it_is(small: Mounted) -> None:
     assert "small (jpeg:64:80), 1 made" in small.status()
 
 
-def test_a_listing_makes_nothing(small: Mounted) -> None:
-    assert sorted(os.listdir(small.point / "train/0")) == sorted(Path(name).name for name in PHOTOS if "/0/" in name)
-    with os.scandir(small.point / "train/0") as entries:
-        assert all(entry.is_file() and entry.inode() for entry in entries)
-    found = subprocess.run(["find", small.point, "-type", "f"], capture_output=True, check=True, timeout=60)
-    assert len(found.stdout.splitlines()) >= len(PHOTOS) + len(OTHERS)
-    assert small.metric("views_made") == 0
-    subprocess.run(["ls", "-l", small.point / "train/0"], capture_output=True, check=True, timeout=60)
-    assert small.metric("views_made") == len(PHOTOS) // 2
-
-
 @pytest.mark.opened_and_immutable
 def test_a_view_that_has_left_the_cache_is_made_again_with_the_same_bytes(small: Mounted) -> None:
     for name in PHOTOS:
@@ -163,29 +148,7 @@ def test_readers_of_one_file_have_it_made_once(source: Path, tmp_path: Path) -> 
 
 def makers(mount: Mounted) -> list[int]:
     """The pids of all makers of views."""
-    found = []
-    waiting = [mount.supervisor.pid]
-    while waiting:
-        below = children(waiting.pop())
-        waiting += below
-        for pid in below:
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"spiderfs.views.making" in command:
-                found.append(pid)
-    return found
-
-
-def test_killed_makers_cost_nothing_but_their_work(small: Mounted) -> None:
-    names = list(PHOTOS)
-    (small.point / names[0]).read_bytes()
-    for name in names[1:]:
-        for pid in makers(small):
-            os.kill(pid, signal.SIGKILL)
-        assert (small.point / name).read_bytes() == view_of(PHOTOS[name])
-    assert small.metric("view_makers_lost") == 0
+    return descendants(mount.supervisor.pid, b"spiderfs.views.making")
 
 
 def test_a_cached_read_does_not_wait_for_a_maker_that_hangs(small: Mounted) -> None:
@@ -210,14 +173,6 @@ def test_a_cached_read_does_not_wait_for_a_maker_that_hangs(small: Mounted) -> N
         os.kill(pid, signal.SIGKILL)
         waiting.join()
     assert (small.point / other).read_bytes() == view_of(PHOTOS[other])
-
-
-def test_makers_end_with_their_mount(small: Mounted) -> None:
-    (small.point / next(iter(PHOTOS))).read_bytes()
-    pids = makers(small)
-    assert pids
-    small.stop()
-    eventually(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids))
 
 
 def test_a_cache_that_was_lost_still_knows_its_view(source: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mounting import Mounted, eventually, mounted
+from pictures import image_file, picture
 from PIL import Image
 from reading import write_contents
 
 import trainer_hook
 from benchmarks.serving.decoders import COMMON, DALI, THREADS, Task, batch_loader, defined_by, rates, snippets
 from benchmarks.serving.decoding import LOCAL, NUMPY, OPENCV, ORIGINAL, PILLOW, ROWS, SIMPLEJPEG, TORCHVISION
-
-sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
-from images import image_file, picture
 
 # Their packages take GB, so the benchmark's environment alone has them; it runs the same snippets.
 IN_THE_BENCHMARK = {TORCHVISION, DALI}

@@ -6,7 +6,6 @@ The root of the mount shows the view, or a directory in `.spiderfs/views` does.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from known_losses import Training
 from mounting import eventually, mounted
+from pictures import image_file, picture
 from reading import read_afresh, write_contents
 from torch.utils.data import DataLoader, Dataset
 
@@ -24,9 +24,6 @@ from spiderfs.forms.profile import Record, save_record
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.making import make
 from spiderfs.views.recipe import NO_VIEW, READY, Recipe
-
-sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
-from images import image_file, picture
 
 PHOTOS = {f"{number % 3}/{number:02d}.jpg": image_file(image=picture(seed=number)) for number in range(36)}
 VIEWS = {name: make(content, READY["jpeg256"], 50_000_000) for name, content in PHOTOS.items()}

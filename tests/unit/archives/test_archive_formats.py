@@ -336,16 +336,6 @@ def test_a_member_that_is_not_what_the_zip_says_is_not_shown(tmp_path: Path, lie
         shown(made, "zip", tmp_path)
 
 
-def test_the_standard_library_shows_a_part_of_a_damaged_archive(tmp_path: Path) -> None:
-    """Why the parser is not that one."""
-    tree = {b"%d" % number: b"x" * 512 for number in range(10)}
-    broken = _at(tar_of(tree), 1024 + 110, b"7")
-    with tarfile.open(fileobj=io.BytesIO(broken)) as tar:
-        assert len(tar.getmembers()) == 1
-    with pytest.raises(ArchiveFailed, match="checksum"):
-        index_of(broken, "tar", tmp_path)
-
-
 def test_too_many_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "MOST_MEMBERS", 100)
     with pytest.raises(ArchiveFailed, match="more than 100 members"):
@@ -381,15 +371,6 @@ def test_an_index_names_its_archive(tmp_path: Path) -> None:
         (tmp_path / "other").write_bytes(none)
         with pytest.raises(ValueError, match="is no index"):
             archive_of(tmp_path / "other")
-
-
-def test_who_has_an_index_mapped_keeps_it_when_it_is_replaced(tmp_path: Path) -> None:
-    before = index_of(tar_of(TREE), "tar", tmp_path)
-    after = index_of(tar_of({b"other": b"x" * 9000}), "tar", tmp_path)
-    assert before.find(b"other") is None
-    assert before.find(b"n01/a.jpg") is not None
-    assert after.find(b"n01/a.jpg") is None
-    assert [path.name for path in tmp_path.iterdir()] == ["index"], "what was written beside it was renamed"
 
 
 def test_pieces_read_small_members_in_a_row_and_hop_over_large_ones() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import resource
@@ -292,22 +291,6 @@ def test_no_index_is_deleted_while_the_source_is_away(show: Show, tmp_path: Path
     assert len(list((tmp_path / "archives" / "0").glob("*.index"))) == 1
 
 
-def test_archives_in_archives_are_shown_by_a_second_source(show: Show) -> None:
-    memory = MemorySource()
-    memory.add(
-        b"all.tar", tar_of({b"n01.tar": tar_of({b"a.jpg": b"first"}), b"n02.zip": zip_of({b"b.jpg": b"second"})})
-    )
-    once = show(memory)
-    assert len(read(once, b"all.tar/n01.tar")) == 10240
-    twice = show(once, name="1")
-    assert read(twice, b"all.tar/n01.tar/a.jpg") == b"first"
-    assert read(twice, b"all.tar/n02.zip/b.jpg") == b"second"
-    memory.calls.clear()
-    found = twice.stat(b"all.tar/n01.tar/a.jpg")
-    twice.read(b"all.tar/n01.tar/a.jpg", 0, 5, found.version)
-    assert memory.calls["read"] == 1
-
-
 class Gate(MemorySource):
     """A source whose reads wait until the gate is open."""
 
@@ -378,12 +361,6 @@ def test_a_link_has_the_version_of_its_archive(show: Show, tagged: bool) -> None
     assert found[0] != found[1], "by the time alone they would be the same"
 
 
-def test_a_stored_member_of_a_zip_has_no_limit(show: Show) -> None:
-    memory = MemorySource()
-    memory.add(b"s.zip", zip_of({b"large": b"x" * 5000}))
-    assert read(show(memory, longest_bytes=1000), b"s.zip/large") == b"x" * 5000
-
-
 def test_a_source_that_does_not_answer_says_nothing_of_the_archive(show: Show) -> None:
     inner = Changing()
     inner.add(b"s.tar", tar_of(TREE))
@@ -415,24 +392,6 @@ def test_a_process_that_dies_is_an_answer_that_did_not_come(tmp_path: Path, monk
         with pytest.raises(SourceUnavailable, match="died"):
             source.stat(b"s.tar/n01")
         monkeypatch.setattr(indexer_process.subprocess, "Popen", real)
-        assert read(source, b"s.tar/n01/a.jpg") == b"first"
-
-
-def test_a_process_that_cannot_be_started_is_not_taken_for_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = MemorySource()
-    memory.add(b"s.tar", tar_of(TREE))
-
-    def refused(command: list[str], **pipes: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    with patient_indexers() as indexers:
-        source = ArchiveSource(memory, ["tar"], tmp_path, 1 << 20, indexers)
-        with monkeypatch.context() as patch:
-            patch.setattr(indexer_process.subprocess, "Popen", refused)
-            with pytest.raises(SourceUnavailable, match="no process can be started"):
-                source.stat(b"s.tar/n01")
         assert read(source, b"s.tar/n01/a.jpg") == b"first"
 
 

@@ -55,12 +55,6 @@ def test_a_record_of_a_pax_header_that_has_no_length_is_refused(tmp_path: Path, 
         index_of(about + tar_of({b"a": b"x"}), "tar", tmp_path)
 
 
-def test_too_many_directories_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "MOST_MEMBERS", 100)
-    with pytest.raises(ArchiveFailed, match="more than 100 members"):
-        index_of(tar_of({b"%d" % number: None for number in range(101)}), "tar", tmp_path)
-
-
 def test_links_that_linux_cannot_have_are_left_out(tmp_path: Path) -> None:
     texts = {b"empty": b"", b"long": b"x" * 4096, b"longest": b"x" * 4095}
     buffer = io.BytesIO()

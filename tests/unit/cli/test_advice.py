@@ -94,12 +94,6 @@ def test_bench_says_what_to_mount_with_and_why(measured: BenchFindings, says: st
     assert measured.verdict() == says
 
 
-def test_nothing_is_expected_above_what_memory_gives() -> None:
-    assert found(233, 239, lru=298, plan=310).verdict().endswith("the loader hardly waits for it")
-    assert "expect 233 ± 5.7 images/s" in found(233, 100, lru=120, plan=310).verdict()
-    assert "expect 1,000 ± 25 images/s" in found(500, 100, lru=120, plan=310, jpeg256=3000).verdict()
-
-
 def test_inside_the_noise_there_is_no_verdict() -> None:
     varying = {
         "loader": steady(500),

@@ -172,12 +172,6 @@ def test_commands_for_a_path_that_is_not_mounted(tmp_path: Path) -> None:
     assert spiderfs("stat").exit_code == 2
 
 
-def test_status_of_one_mount(mounted: Path) -> None:
-    shown = spiderfs("status", mounted).output
-    assert shown.startswith(f"/nfs/a on {mounted}\npolicy           minio, 2 workers, pid 4711, up 1:01:40\n")
-    assert json.loads(spiderfs("status", mounted, "--json").output)["pid"] == 4711
-
-
 @pytest.mark.parametrize("arguments", [["status"], ["config"]])
 def test_a_reader_that_has_gone_says_nothing_of_the_mount(
     mounted: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
@@ -235,12 +229,6 @@ def test_config_says_why_it_refuses(mounted: Path, change: str, said: str) -> No
     assert (mounted / ".spiderfs" / "config").read_text() == "capacity=10GiB\n"
 
 
-def test_config_remarks_on_a_capacity_that_can_hardly_be_meant(mounted: Path) -> None:
-    result = spiderfs("config", mounted, "capacity = 200", "policy=lru")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "spiderfs: warning: capacity=200 is 200 bytes: write a size with its unit, such as 20GiB\n"
-
-
 def test_mount_remarks_on_a_capacity_that_can_hardly_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mnt").mkdir()
     (tmp_path / "source").mkdir()
@@ -252,11 +240,6 @@ def test_mount_remarks_on_a_capacity_that_can_hardly_be_meant(tmp_path: Path, mo
         assert result.exit_code == 0
         assert result.stderr.startswith(said)
         assert result.stderr.count("\n") == bool(said)
-
-
-def test_config_of_a_mount_that_fails(mounted: Path) -> None:
-    (mounted / ".spiderfs" / "config").unlink()
-    assert "cannot be used" in refusal("config", mounted)
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EBUSY])

@@ -163,14 +163,6 @@ def test_warming_that_is_under_way_is_left_alone(mounted: Path, daemon: Daemon) 
     assert daemon.written == []
 
 
-def test_it_can_leave_the_daemon_to_it(mounted: Path, daemon: Daemon) -> None:
-    daemon.says = [Warming(), Warming(searching=True)]
-    result = spiderfs(mounted, "train", "--detach")
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == f"the daemon goes on: {mounted}/.spiderfs/warm says how far it is\n"
-    assert daemon.written == ["train\n"]
-
-
 @pytest.mark.parametrize(
     ("ended_by", "said"),
     [
@@ -235,14 +227,6 @@ def test_pinning_fails_where_pins_have_no_room(mounted: Path, daemon: Daemon) ->
         "spiderfs: 1,000 files are not pinned: pinned files may take half of the cache, so give it more with 'spiderfs"
         f" config {mounted} capacity=SIZE', or unpin others\n"
     )
-
-
-def test_pinning_ends_as_warming_does(mounted: Path, daemon: Daemon) -> None:
-    ended = Warming(ended=True, found=7, fetched=2, left=5)
-    daemon.says = [Warming(), Warming(), Warming(searching=True), KeyboardInterrupt(), ended]
-    assert "ended after 2 of 7 files: run it again to go on" in refusal(mounted, "train", command="pin")
-    assert daemon.written == ["pin: train\n", "\n"]
-    assert "has no file or directory tarin" in refusal(mounted, "tarin", command="pin")
 
 
 def test_unpinning_says_how_many_files_it_was(mounted: Path, daemon: Daemon) -> None:

@@ -20,7 +20,7 @@ import pytest
 from forking import exit_status, forked
 from programs import program
 
-from spiderfs.client.client import STORES, Cache, Gone
+from spiderfs.client.client import Cache, Gone
 from spiderfs.core.events import HIT, Access
 from spiderfs.daemon.pipes import ClientPipe
 from spiderfs.errors import StoreDamaged
@@ -156,12 +156,6 @@ def test_what_is_cached_is_served_and_reported(daemon: Daemon) -> None:
     inode = daemon.inodes[b"cat"]
     assert event[1:8] == (inode, inode, 5, 0, os.getpid(), 0, HIT)
     assert [daemon.counted(name) for name in ("opens", "opens_hit", "client_opens", "redirects")] == [1, 1, 1, 0]
-
-
-def test_an_empty_file_needs_no_record(daemon: Daemon) -> None:
-    daemon.record(b"train", b"empty", b"")
-    assert Cache(daemon.terms).serve(b"train/empty") == b""
-    assert [event.size for event in daemon.events()] == [0]
 
 
 @pytest.mark.parametrize(
@@ -303,14 +297,6 @@ def test_a_store_that_was_wiped_is_opened_again(daemon: Daemon) -> None:
     assert Cache(daemon.terms).serve(b"train/cat") == b"a new cat"
 
 
-def test_two_caches_share_one_store(daemon: Daemon) -> None:
-    one, other = Cache(daemon.terms), Cache(daemon.terms)
-    assert one._store is other._store
-    assert one.serve(b"train/cat") == other.serve(b"train/cat")
-    del one, other
-    assert len(STORES._open) == 0
-
-
 # -- trainers
 
 
@@ -358,12 +344,6 @@ def remote(does: str, *arguments: object) -> Iterator[int]:
 def attach(daemon: Daemon, pid: int | None = None) -> None:
     pid = os.getpid() if pid is None else pid
     daemon.trainers([Attached(3, pid, started_at(pid), (DATASET,), True)])
-
-
-def test_a_trainer_is_told_apart(daemon: Daemon) -> None:
-    attach(daemon)
-    assert Cache(daemon.terms).serve(b"train/cat") == b"a cat"
-    assert [(event.trainer, event.wanted) for event in daemon.events()] == [(3, daemon.inodes[b"cat"])]
 
 
 def test_a_trainer_gets_the_substitute_of_what_is_not_cached(daemon: Daemon) -> None:

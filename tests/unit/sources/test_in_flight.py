@@ -5,15 +5,7 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from spiderfs.core.memory import UNBOUNDED
 from spiderfs.sources.in_flight import InFlight
-
-
-async def test_without_a_bound_no_one_waits() -> None:
-    in_flight = InFlight()
-    for _ in range(3):
-        await in_flight.reserve(UNBOUNDED // 4)
-    assert in_flight.held_bytes == 3 * (UNBOUNDED // 4)
 
 
 async def test_no_large_read_waits_for_ever_behind_small_ones() -> None:

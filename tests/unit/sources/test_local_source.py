@@ -64,13 +64,6 @@ def test_a_root_without_permission_says_so(root: Path) -> None:
     assert "cannot be read by this user" in result.stdout
 
 
-def test_other_types_are_not_shown(root: Path, source: LocalSource) -> None:
-    os.mkfifo(root / "fifo")
-    assert [name for name, _ in source.scan(b"")] == [b".", b"file"]
-    with pytest.raises(SourceNotFound):
-        source.stat(b"fifo")
-
-
 def test_a_file_replaced_by_a_fifo_does_not_hold_the_reader(root: Path, source: LocalSource) -> None:
     version = source.stat(b"file").version
     (root / "file").unlink()
@@ -211,13 +204,6 @@ def test_a_root_made_again_is_found_again(root: Path, source: LocalSource) -> No
         source.stat(b"file")
 
 
-def test_a_root_moved_away_still_serves_but_loses_nothing(root: Path, source: LocalSource) -> None:
-    root.rename(root.with_name("remote"))
-    assert source.stat(b"file").size == 7
-    with pytest.raises(SourceUnavailable):
-        source.stat(b"missing")
-
-
 def test_another_kind_of_file_system_at_the_path_is_not_the_source(
     root: Path, source: LocalSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,15 +240,6 @@ def test_an_unmounted_source_is_unavailable_until_it_is_mounted_again(tmp_path: 
     finally:
         source.close()
         subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-# Other tests may have left idle threads behind, and from 3.12 on Python warns of a fork beside threads.
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_the_root_survives_a_fork(source: LocalSource) -> None:
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if source.stat(b"file").size == 7 else 1)
-    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_a_path_longer_than_path_max(root: Path, source: LocalSource) -> None:

@@ -236,12 +236,6 @@ def nonsense(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
     return True
 
 
-def endless(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-    reply(handler, 404, b"", length=1 << 30)
-    handler.close_connection = True
-    return True
-
-
 def of_no_length(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
     handler.send_response(200)
     handler.end_headers()
@@ -296,27 +290,6 @@ def test_a_home_is_waited_for_as_long_as_the_source_takes_at_present(setup: Setu
         setup.reader.read(own, 0, len(CONTENT), setup.source.stat(own).version)
     assert setup.read() == CONTENT
     assert (setup.status().timeouts, setup.status().hits) == (1, 1)
-
-
-def test_a_long_text_about_a_file_that_is_not_there_is_not_waited_for(setup: Setup) -> None:
-    setup.peer.answers = endless
-    for _ in range(FAILURES + 1):
-        assert setup.read() == CONTENT
-    assert setup.status() == PeerStatus(True, 0, 0, FAILURES + 1, 0)
-
-
-@pytest.mark.parametrize("says", [True, False])
-def test_a_connection_that_the_server_has_closed_is_made_again(setup: Setup, says: bool) -> None:
-    def closing(handler: BaseHTTPRequestHandler, path: bytes) -> bool:
-        handler.close_connection = True
-        if says:
-            reply(handler, 200, CONTENT, {"Connection": "close"})
-        return says
-
-    setup.peer.answers = closing
-    for _ in range(3):
-        assert type(setup.read()) is FromPeer
-    assert setup.status().timeouts == 0
 
 
 def test_a_kept_connection_that_ends_at_the_next_question_is_made_again(setup: Setup) -> None:

@@ -59,11 +59,6 @@ def source(memory: MemorySource, settings: SlowSettings, clock: Clock) -> SlowSo
     return SlowSource(memory, settings, clock=clock.time, sleep=clock.sleep)
 
 
-def test_without_settings_nothing_waits(source: SlowSource, clock: Clock) -> None:
-    source.stat(b"file")
-    assert clock.now == 1000.0
-
-
 def test_latency_counts_once_per_call(source: SlowSource, settings: SlowSettings, clock: Clock) -> None:
     settings.set("latency_ms", 5)
     version = source.stat(b"file").version
@@ -159,15 +154,6 @@ def test_settings_are_seen_by_every_opener(tmp_path: Path) -> None:
     created.close()
     created.close()
     opened.close()
-
-
-def test_creating_again_leaves_the_old_state_to_its_users(tmp_path: Path) -> None:
-    old = SlowSettings.create(tmp_path / "slow", latency_ms=1)
-    new = SlowSettings.create(tmp_path / "slow", latency_ms=2)
-    assert (old.get("latency_ms"), new.get("latency_ms")) == (1, 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["slow"]
-    old.close()
-    new.close()
 
 
 @pytest.mark.parametrize(("name", "value"), [("bandwidth", 1e16), ("latency_ms", -1), ("latency_ms", math.nan)])

@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
-from images import image_file, opened, picture
+from pictures import image_file, opened, picture
 from PIL import Image
 
 from spiderfs.views.making import fingerprint, make

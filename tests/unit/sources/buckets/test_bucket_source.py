@@ -217,13 +217,6 @@ def test_a_prefix_without_objects_is_said_to_be_empty(server: ObjectServer, sour
     assert listed(source) == {}
 
 
-def test_a_bucket_may_be_shown_as_a_whole(server: ObjectServer) -> None:
-    put(server, "a", "d/b", "/lead")
-    source = opened(server, "bucket")
-    assert listed(source) == {"a": "f", "d": "d"}
-    assert bytes(source.read(b"d/b", 0, 3, source.stat(b"d/b").version)) == b"d/b"
-
-
 # -- bytes
 
 
@@ -485,21 +478,6 @@ def test_redirects_without_end_are_an_error(
         source.stat(b"a")
     with pytest.raises(SourceUnavailable):
         source.read(b"a", 0, 3, version)
-
-
-def test_a_listing_without_end_is_an_error(
-    server: ObjectServer, source: BucketSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = (
-        b"<EnumerationResults><NextMarker>x</NextMarker></EnumerationResults>"
-        if server.dialect == "az"
-        else b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>"
-        b"</ListBucketResult>"
-    )
-    monkeypatch.setattr(server, "listing", lambda query: page)
-    for ask in (lambda: list(source.scan(b"")), lambda: source.stat(b""), lambda: source.stat(b"a")):
-        with pytest.raises(SourceUnavailable, match="a page of a listing again and again, or ever new ones"):
-            ask()
 
 
 def test_empty_pages_before_the_first_name_are_passed_over(

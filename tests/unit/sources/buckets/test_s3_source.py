@@ -121,21 +121,6 @@ def test_without_credentials_a_user_is_told_what_to_do(server: ObjectServer, mon
     assert not any("authorization" in headers for headers in server.headers)
 
 
-def test_a_requester_pays(server: ObjectServer) -> None:
-    put(server, "p/a")
-    source = opened(server, requester_pays=True)
-    source.read(b"a", 0, 3, source.stat(b"a").version)
-    assert [headers["x-amz-request-payer"] for headers in server.headers] == ["requester"] * 2
-
-
-def test_a_bucket_may_be_named_by_the_host(monkeypatch: pytest.MonkeyPatch, server: ObjectServer) -> None:
-    port = server.url.rpartition(":")[2]
-    source = open_source("s3://bucket", StoreSettings(endpoint=f"http://localhost:{port}", addressing="virtual"))
-    store = source._bucket.connected().gets
-    assert store.config["endpoint"] == f"http://bucket.localhost:{port}"
-    assert str(store.config["virtual_hosted_style_request"]).lower() == "true"
-
-
 def test_rotated_credentials_are_found(server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(server, "p/a")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -285,15 +270,6 @@ def test_the_identity_says_where_the_store_lies(
     with pytest.raises(SourceUnavailable, match="logs in: leave that out") as raised:
         identity_of("s3://bucket/p/")
     assert "SECRET" not in repr(raised.value)
-
-
-def test_the_endpoint_is_found_once(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(server, "p/a")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-    source = open_source("s3://bucket/p")
-    assert source.identity == f"s3://bucket/p at {server.url}"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    assert bytes(source.read(b"a", 0, 3, source.stat(b"a").version)) == b"p/a"
 
 
 def test_an_answer_may_take_longer_than_the_time_limit_while_it_comes(server: ObjectServer) -> None:

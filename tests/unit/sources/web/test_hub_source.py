@@ -392,14 +392,6 @@ def test_listings_that_cannot_be_read_are_errors(hub: FakeHub, source: HubSource
     assert listed(source) == {}
 
 
-def test_a_hub_that_cannot_be_reached_says_so() -> None:
-    source = HubSource(URL, StoreSettings(endpoint="http://127.0.0.1:1"))
-    with pytest.raises(SourceUnavailable, match="cannot be reached") as caught:
-        source.stat(b"")
-    assert len(str(caught.value).splitlines()) == 1
-    source.close()
-
-
 def test_a_body_that_drips_ends_in_time(hub: FakeHub) -> None:
     source = opened(hub, timeout_s=0.3)
     version = source.stat(b"train/b.bin").version

@@ -88,13 +88,6 @@ def test_a_manifest_is_a_tree(server: FileServer, source: ManifestSource) -> Non
     assert server.asked() == [f"GET {MANIFEST}", "GET data/train/b.jpg"]
 
 
-def test_find_writes_one(server: FileServer, source: ManifestSource) -> None:
-    write(server, b"./a.jpg\t5\t1700000000.1234567890\n./train/b.jpg\t10\t1700000000\ntrain/b.jpg\t10\t1700000000.5\n")
-    assert listed(source) == {"a.jpg": "f", "train": "d"}
-    assert listed(source, b"train") == {"b.jpg": "f"}
-    assert whole(source, b"a.jpg") == b"first"
-
-
 def test_paths_that_cannot_be_names_are_left_out_and_said(
     server: FileServer, source: ManifestSource, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,14 +99,6 @@ def test_paths_that_cannot_be_names_are_left_out_and_said(
         with pytest.raises(SourceNotFound):
             source.stat(path)
     assert len(caplog.records) == 2
-
-
-def test_names_that_are_not_text_can_be_read(server: FileServer, source: ManifestSource) -> None:
-    name = os.fsdecode(b"caf\xe9 +%2F#?.jpg")
-    server.put(name, b"odd")
-    write(server)
-    assert whole(source, os.fsencode(name)) == b"odd"
-    assert name in listed(source)
 
 
 def test_a_directory_hides_a_file_of_its_name(server: FileServer, source: ManifestSource) -> None:
@@ -403,13 +388,3 @@ def test_a_proxy_is_used_as_other_programs_do(
     assert server.headers[-1]["host"] == "data.example.org"
     assert server.headers[-1]["proxy-authorization"].startswith("Basic ")
     far.close()
-
-
-def test_a_manifest_of_many_files_takes_little_more_memory_than_its_text(server: FileServer) -> None:
-    from spiderfs.sources.listed_files import ListedFiles
-
-    text = b"".join(b"train/n%04d/%06d.jpg\t%d\t1700000000\n" % (at % 100, at, at) for at in range(20_000))
-    files = ListedFiles(text)
-    assert len(files.files(b"train/n0007")) == 200
-    kept = sum(map(len, files._lines.values()))
-    assert kept < len(text)

@@ -218,8 +218,6 @@ def test_a_reader_around_fuse_gets_what_the_mount_gives(source: Path, tmp_path: 
         assert read("file") == b"all of it!"
         eventually(lambda: os.getxattr(mount.point / "file", "user.spiderfs.state") == b"cached" or not read("file"))
         assert read("file") == b"all of it!"
-        # What it has open of the cache goes before the mount ends.
-        del read
 
 
 def test_versions_that_were_superseded_do_not_fill_the_cache(source: Path, tmp_path: Path) -> None:

@@ -83,14 +83,7 @@ _WITH_ABORT = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    "victim",
-    [
-        "none",
-        pytest.param("supervisor", marks=_WITH_ABORT),
-        "worker",
-        "its reading process",
-        "manager",
-    ],
+    "victim", ["none", pytest.param("supervisor", marks=_WITH_ABORT), "worker", "its reading process", "manager"]
 )
 def test_no_one_waits_for_a_process_that_cannot_end(
     tmp_path: Path, files: dict[str, str], below: Mounted, victim: str

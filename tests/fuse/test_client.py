@@ -189,8 +189,7 @@ def test_unbuffered_and_updating_files_are_opened_through_the_mount(mount: Mount
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["none", "train", "", "one/below", "none/none", "broken", "x" * 256, "nul\0", ".spiderfs", ".spiderfs/none"],
+    "path", ["none", "train", "", "one/below", "none/none", "broken", "x" * 256, "nul\0", ".spiderfs", ".spiderfs/none"]
 )
 def test_errors_are_those_of_the_mount(subject: Subject, path: str) -> None:
     # With os.path.join, for Path refuses some of them itself.

@@ -20,10 +20,7 @@ NAMES = [f"sample {number}" for number in range(12)]
 MOST_BYTES = 60_000
 
 
-@pytest.mark.parametrize(
-    ("workers", "options"),
-    [(2, {"ttl": "0s"}), (3, {}), (1, {"ttl": "0s"})],
-)
+@pytest.mark.parametrize(("workers", "options"), [(2, {"ttl": "0s"}), (3, {}), (1, {"ttl": "0s"})])
 def test_a_file_that_is_replaced_all_the_time_is_read_without_errors(
     source: Path, tmp_path: Path, workers: int, options: dict[str, object]
 ) -> None:

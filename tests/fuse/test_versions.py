@@ -50,8 +50,7 @@ def test_a_file_of_any_time_is_shown(source: Path, tmp_path: Path, seconds: int)
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"ttl": "0s"}, {}, {"ttl": "0s", "workers": 2}, {"sample_max_bytes": 4}, {"immutable": "on"}],
+    "options", [{"ttl": "0s"}, {}, {"ttl": "0s", "workers": 2}, {"sample_max_bytes": 4}, {"immutable": "on"}]
 )
 def test_bytes_that_were_read_while_they_were_written_do_not_stay(
     source: Path, tmp_path: Path, options: dict[str, object]

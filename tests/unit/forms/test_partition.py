@@ -139,12 +139,7 @@ def predicted_by(capacities: Capacities, demands: Places, cache_bytes: float, us
     return predicted
 
 
-FAST_READS = Places(
-    Demand(0.0005),
-    Demand(0.002),
-    Demand(0.008),
-    Demand(0.008, storage_bytes=100e3),
-)
+FAST_READS = Places(Demand(0.0005), Demand(0.002), Demand(0.008), Demand(0.008, storage_bytes=100e3))
 
 
 def test_a_slow_source_asks_for_originals_and_a_slow_processor_for_decoded_ones() -> None:

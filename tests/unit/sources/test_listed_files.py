@@ -42,10 +42,7 @@ LISTS = {
         "[\n" + ",\n".join(map(json.dumps, RCLONE)) + "\n]\n",
         {**BY_TIME, "a/é 1.jpg": Version(10, TIME_S * 10**9 + 500_000_000)},
     ),
-    "rclone in one line": (
-        json.dumps(RCLONE),
-        {**BY_TIME, "a/é 1.jpg": Version(10, TIME_S * 10**9 + 500_000_000)},
-    ),
+    "rclone in one line": (json.dumps(RCLONE), {**BY_TIME, "a/é 1.jpg": Version(10, TIME_S * 10**9 + 500_000_000)}),
     "an inventory": (
         f'"bucket","data/a/%C3%A9+1.jpg","10","2023-01-02T15:04:05.000Z","{E_TAG}","STANDARD"\n'
         f'"bucket","data/b.jpg","7","2023-01-02T15:04:05.000Z","{E_TAG}-3","STANDARD"\n',

@@ -12,14 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spiderfs.errors import (
-    ConfigError,
-    SourceChanged,
-    SourceDenied,
-    SourceError,
-    SourceNotFound,
-    SourceUnavailable,
-)
+from spiderfs.errors import ConfigError, SourceChanged, SourceDenied, SourceError, SourceNotFound, SourceUnavailable
 from spiderfs.sources.local import LocalSource
 
 

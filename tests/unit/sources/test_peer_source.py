@@ -19,15 +19,7 @@ from spiderfs.errors import SourceChanged
 from spiderfs.shared.slots import SharedSlots
 from spiderfs.sources.members import Members, PeerStatus
 from spiderfs.sources.node_names import Node
-from spiderfs.sources.peers import (
-    FAILURES,
-    LONGER,
-    STRIPE_BYTES,
-    PeerSource,
-    asked_name,
-    asked_version,
-    key_at,
-)
+from spiderfs.sources.peers import FAILURES, LONGER, STRIPE_BYTES, PeerSource, asked_name, asked_version, key_at
 from spiderfs.sources.source import FromPeer, Version, version_hash
 
 pytestmark = pytest.mark.clock

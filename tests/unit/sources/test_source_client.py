@@ -333,8 +333,7 @@ async def test_an_answer_makes_it_reachable_again(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"timeout_s": 0}, {"attempts": 0}, {"max_concurrent": 0}, {"backoff_s": 3.0}, {"probe_interval_s": -1}],
+    "wrong", [{"timeout_s": 0}, {"attempts": 0}, {"max_concurrent": 0}, {"backoff_s": 3.0}, {"probe_interval_s": -1}]
 )
 def test_limits_are_checked(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):

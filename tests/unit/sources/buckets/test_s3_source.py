@@ -14,11 +14,7 @@ from certificates import own_certificate
 from object_server import ObjectServer, object_server
 
 from benchmarks.common.sources import patterned
-from spiderfs.errors import (
-    ConfigError,
-    SourceTimeout,
-    SourceUnavailable,
-)
+from spiderfs.errors import ConfigError, SourceTimeout, SourceUnavailable
 from spiderfs.sources.buckets import bucket, s3
 from spiderfs.sources.buckets.source import BucketSource
 from spiderfs.sources.object_source import StoreSettings

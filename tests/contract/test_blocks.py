@@ -330,29 +330,6 @@ def test_freeing_too_late_leaves_the_next_file_of_that_name(tmp_path: Path) -> N
     files.close()
 
 
-def test_a_descriptor_that_was_passed_on_keeps_the_bytes(content: LmdbContent) -> None:
-    """As the kernel keeps the open file of a worker that dies."""
-    path = land_all_of_it(content)
-    fd = content.plain_file(FILE, SIZE)
-    assert fd is not None
-    reader, writer = os.pipe()
-
-    def keep() -> None:
-        os.close(writer)
-        os.read(reader, 1)
-
-    child = forked(keep)
-    os.close(fd)
-    os.close(reader)
-    drop(content, 1, 2, 3)
-    content.free()
-    assert disk_bytes(path) >= SIZE
-    os.close(writer)
-    assert os.waitpid(child, 0)[1] == 0
-    content.free()
-    assert not path.exists()
-
-
 # -- other processes
 
 

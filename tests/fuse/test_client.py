@@ -16,7 +16,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -295,25 +294,6 @@ def test_fsspec_names_and_attributes(mount: Mounted, source: Path) -> None:
             change("/one")
 
 
-def test_fsspec_contents(mount: Mounted, source: Path, tmp_path: Path) -> None:
-    content = (source / "train/112000").read_bytes()
-    files = fsspec.filesystem("spiderfs", mountpoint=mount.point)
-    files.cat("/train/112000")
-    with Subject("client", mount).counted(6):
-        assert files.cat("/train/112000") == content
-        assert files.cat_file("/train/112000", 5, -7) == content[5:-7]
-        assert files.cat_ranges(["/train/112000"], [1], [9]) == [content[1:9]]
-        assert files.read_block("/train/112000", 100, None) == content[100:]
-        assert files.head("/train/112000", 10) == content[:10]
-        with fsspec.open(f"spiderfs://{mount.point}/train/112000") as file:
-            assert (file.size, file.read()) == (len(content), content)
-    with files.open("/large") as file:
-        assert file.size == SIZES["large"]
-    files.get("/train", str(tmp_path / "copy"), recursive=True)
-    for path in (source / "train").iterdir():
-        assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()
-
-
 # -- changes
 
 
@@ -448,55 +428,6 @@ def test_a_process_that_gives_up_its_rights(mount: Mounted) -> None:
 
 
 # -- processes and threads
-
-
-def test_a_fork_after_the_first_use(mount: Mounted, source: Path) -> None:
-    name = "train/112000"
-    wanted = (source / name).read_bytes()
-    client.read_bytes(mount.point / name)
-    stop = threading.Event()
-    wrong: list[int] = []
-
-    def read_on() -> None:
-        while not stop.is_set():
-            if client.read_bytes(mount.point / name) != wanted:
-                wrong.append(1)
-
-    threads = [threading.Thread(target=read_on) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        children = [_forked(mount.point / name, wanted) for _ in range(6)]
-        statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert (statuses, wrong) == ([0] * 6, [])
-    one = client.Client(mount.point)
-    eventually(lambda: one.cached(os.fsencode(mount.point / name)) == wanted, what="reads around FUSE by the parent")
-
-
-def _forked(path: Path, wanted: bytes) -> int:
-    """A child that reads, forks one itself, and ends with 0 if all was right and came from the cache."""
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        right = all(client.read_bytes(path) == wanted for _ in range(50))
-        one = client.Client(path.parent.parent)
-        deadline = time.monotonic() + 20
-        while one.cached(os.fsencode(path)) != wanted and time.monotonic() < deadline:
-            time.sleep(0.01)
-        grandchild = os.fork()
-        if grandchild == 0:
-            os._exit(0 if client.read_bytes(path) == wanted else 1)
-        status = os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1])
-        if not right or time.monotonic() >= deadline:
-            status = 2
-    finally:
-        os._exit(status)
 
 
 def test_a_fork_behind_pythons_back(mount: Mounted, source: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -10,13 +9,11 @@ import re
 import select
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mounting import Mounted, eventually, mounted, run_spiderfs
-from ordinary_user import let_everybody_in
 from programs import program
 from reading import read_afresh, write_files
 
@@ -318,36 +315,3 @@ def test_ordinary_programs_read_and_write_them(lasting: Mounted, tmp_path: Path)
         for ttl in ("7s", "8s"):
             subprocess.run(["sh", "-c", command, "sh", options, f"negative_ttl={ttl}"], cwd=tmp_path, check=True)
             assert f"\nnegative_ttl={ttl}" in options.read_text(), command
-
-
-# Opens the file until that is refused, reads from each, and says how many it has open, until its input ends.
-_GREEDY = """
-import os, sys
-files = []
-try:
-    while True:
-        files.append(os.open(sys.argv[1], os.O_RDONLY))
-        assert os.read(files[-1], 10)
-except OSError as exc:
-    print(len(files), exc.strerror, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_another_user_does_not_keep_the_owner_from_reading(source: Path, tmp_path: Path) -> None:
-    let_everybody_in(tmp_path)
-    let_everybody_in(source)
-    options = {"allow_other": "on", "allowed": ["a control file cannot be opened"]}
-    with mounted(source, tmp_path / "m", **options) as mount, contextlib.ExitStack() as others:  # type: ignore[arg-type]
-        for uid in range(65530, 65534):
-            user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-            command = [*user, sys.executable, "-S", "-c", _GREEDY, mount.control("metrics")]
-            other = others.enter_context(program(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-            assert other.stdout is not None
-            number, _, why = other.stdout.readline().decode().strip().partition(" ")
-            assert why in ("Resource temporarily unavailable", "Device or resource busy")
-            # In an immutable mount the one that was refused is open too.
-            assert int(number) in ((0, 1) if uid == 65533 else (64, 65))
-        with open(mount.control("metrics")) as stats:
-            assert stats.read()

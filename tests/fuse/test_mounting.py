@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -395,21 +394,6 @@ def test_without_allow_other_no_one_else_gets_in(source: Path, tmp_path: Path) -
 # -- what is missing
 
 
-def _without_fuse(arguments: Sequence[str | Path], hide: str) -> subprocess.CompletedProcess[str]:
-    """Run in a mount namespace in which something of FUSE is out of sight."""
-    script = f"{hide} && exec {shlex.join(map(str, arguments))}"
-    prefix = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    command = [*prefix, "unshare", "--mount", "--propagation", "private", "sh", "-c", script]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_without_the_fuse_device_there_is_one_line(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "mnt").mkdir()
-    command = [SPIDERFS, "mount", source, tmp_path / "mnt", "-o", f"cache_dir={tmp_path}/cache"]
-    done = _without_fuse(command, "mount -t tmpfs tmpfs /dev")
-    assert_one_line(done, "/dev/fuse is missing", "modprobe fuse")
-
-
 def test_at_a_terminal_a_mount_says_in_one_line_where_it_is(source: Path, tmp_path: Path) -> None:
     point, cache = tmp_path / "mnt", tmp_path / "cache"
     point.mkdir()
@@ -421,33 +405,6 @@ def test_at_a_terminal_a_mount_says_in_one_line_where_it_is(source: Path, tmp_pa
         assert told == f"mounted at {point}, cache in {cache}: watch it with 'spiderfs top {point}'\r\n"
     os.close(ours)
     os.close(theirs)
-
-
-def test_without_fusermount3_an_ordinary_user_gets_one_line(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "mnt").mkdir()
-    let_everybody_in(tmp_path)
-    (tmp_path / "mnt").chmod(0o777)
-    # The checks of a mount, as the user no one where the tests run as root.
-    script = f"""
-import os, sys
-if os.getuid() == 0:
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-os.environ["PATH"] = {os.fspath(tmp_path / "empty")!r}
-sys.path.insert(0, {os.fspath(ROOT)!r})
-sys.argv = ["spiderfs", "mount", {os.fspath(source)!r}, {os.fspath(tmp_path / "mnt")!r}, "-o", "cache_dir={tmp_path}/c"]
-from spiderfs.cli.main import main
-main()
-"""
-    # Imported before the change of user, who may not be allowed to look into this checkout.
-    preload = (
-        "import click, pydantic, importlib\n"
-        "import spiderfs.cli.mount, spiderfs.options.model, spiderfs.policies, spiderfs.cli.main\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", preload + script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert_one_line(done, "fusermount3 is missing", "fuse3")
 
 
 @pytest.mark.parametrize(

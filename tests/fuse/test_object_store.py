@@ -343,32 +343,3 @@ def test_names_of_a_list_spare_all_listings(
         # Whether there is anything is asked of the store; no directory is.
         assert {request for request in asked if not request.startswith("GET")} <= {"LIST train/"}
         assert sum(request.startswith("GET") for request in asked.elements()) == 60
-
-
-def test_a_file_that_was_replaced_since_its_list_was_written_is_read_as_it_is_now(
-    server: ObjectServer, tmp_path: Path
-) -> None:
-    names = tmp_path / "names"
-    names.write_text(f"one.jpg\t3\t{MODIFIED_S}\nlonger.jpg\t3\t{MODIFIED_S}\n")
-    server.objects |= {"train/one.jpg": b"new", "train/longer.jpg": b"longer"}
-    server.modified_s["train/one.jpg"] = MODIFIED_S + 5
-    with shown(server, tmp_path, names=names) as mount:
-        mount.expect("the list of names is out of date, for example about 'one.jpg'")
-        assert (mount.point / "one.jpg").read_bytes() == b"new"
-        assert (mount.point / "longer.jpg").read_bytes() == b"longer"
-    with shown(server, tmp_path / "immutable", names=names, immutable="on") as mount:
-        mount.expect("has changed at the source", "the list of names is out of date")
-        with pytest.raises(OSError, match="Stale file handle"):
-            (mount.point / "one.jpg").read_bytes()
-        assert (mount.point / "one.jpg").read_bytes() == b"new"
-
-
-def test_a_wrong_list_of_names_is_one_line(server: ObjectServer, tmp_path: Path) -> None:
-    names, point = tmp_path / "names", tmp_path / "mnt"
-    names.write_text("one.jpg\t3\t5\ntwo.jpg 3\n")
-    point.mkdir()
-    options = options_text({"names": names, "cache_dir": tmp_path / "cache", "source__endpoint": server.url})
-    done = run_spiderfs("mount", "s3://bucket/train", point, "-o", options)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"spiderfs: names={names}: line 2 is not PATH, SIZE and TAG")
-    assert done.stderr.count("\n") == 1

@@ -9,17 +9,16 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mounting import Mounted, as_root, detach, eventually, mounted
+from mounting import Mounted, eventually, mounted
 from planning import Trainer
 from programs import program
-from reading import readers, together, write_files
+from reading import write_files
 
 from spiderfs.protocol import EpochEnd
 
@@ -298,50 +297,3 @@ def test_two_trainings_with_plans_of_their_own(mount: Mounted, source: Path) -> 
     assert mount.metric("opens") == 2 * FILES
     assert mount.metric("hit_ratio") > 0.7
     eventually(lambda: plans(mount) == [])
-
-
-FULL = (
-    r"no space left for the cache .*",
-    "no room to keep for names",
-    "could not be written to disk",
-    "workers do not learn of",
-)
-
-
-def test_a_full_disk_harms_no_read(tmp_path: Path) -> None:
-    source, disk = tmp_path / "source", tmp_path / "disk"
-    wanted = write_files(source, {f"{number:03d}": 200_000 for number in range(150)})
-    names = sorted(wanted)
-    disk.mkdir()
-    as_root("mount", "-t", "tmpfs", "-o", "size=48M,mode=1777", "tmpfs", disk)
-    try:
-        with (
-            mounted(source, tmp_path / "m", cache=disk / "cache", allowed=FULL, **SLOW) as mount,
-            training(mount, names) as trainer,
-        ):
-            order = random.Random(1).sample(range(len(names)), len(names))
-            trainer.plan(order)
-            with readers(2, mount.point, wanted, rounds=1) as some:
-                for number in order:
-                    assert (mount.point / names[number]).read_bytes() == (source / names[number]).read_bytes()
-                seen = together(some)
-            assert (seen.wrong, seen.errors, seen.reads) == ([], [], 2 * len(wanted))
-            assert mount.metric("store_failures") > 0
-            assert mount.stats()["plans"]
-    finally:
-        detach(disk)
-
-
-@SEVERAL_WORKERS
-def test_processes_of_the_trainer_that_read_on_their_own_disturb_nothing(mount: Mounted, source: Path) -> None:
-    wanted = write_files(source, dict.fromkeys(NAMES[:100], SIZE))
-    order = shuffled(4)
-    with training(mount) as trainer:
-        trainer.plan(order)
-        with readers(2, mount.point, wanted, rounds=2) as some:
-            reading = threading.Thread(target=read, args=(mount, source, order, 0.0, trainer))
-            reading.start()
-            seen = together(some)
-            reading.join(60)
-        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
-        eventually(lambda: position(mount) == FILES)

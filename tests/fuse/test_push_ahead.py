@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -119,22 +118,6 @@ def test_the_process_that_pushes_holds_nothing_of_the_daemons(source: Path, tmp_
         assert process.ended(10)
 
 
-def test_another_process_follows_one_that_was_killed(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path / "m", immutable="on") as mount:
-        mount.expect("the process that pushes files ahead has ended")
-        with planned(mount, NAMES, lambda: mount.change("source.hang", 1)):
-            first = pusher(mount)
-            eventually(lambda: mount.stats()["plans"] != [])
-            os.kill(first, signal.SIGKILL)
-            eventually(lambda: pusher(mount) != first, what="another pusher")
-            mount.change("source.hang", 0)
-            # Those of which no one knows whether the first one had asked for them are looked at again.
-            eventually(lambda: mount.metric("prefetched") >= FILES, what="all files")
-            # What is fetched into the store, while a READ of the first one waits for it too, counts once.
-            pushed(mount)
-            assert (mount.metric("prefetched"), mount.metric("origin_reads")) == (FILES, FILES)
-
-
 @FORGETS_NAMES
 @pytest.mark.parametrize("workers", [1, 2])
 def test_names_are_forgotten_before_anything_is_pushed_for_who_will_be_given_substitutes(
@@ -206,14 +189,3 @@ def test_what_is_forgotten_for_the_sake_of_substitutes_is_pushed_again(
                 assert mount.metric("opens") <= 2 * (FILES - there)
         metrics = mount.stats()["metrics"]
         assert (metrics["prefetched"], metrics["origin_reads"]) == (FILES, FILES)
-
-
-def test_an_unmount_does_not_wait_for_what_is_pushed(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path / "m", immutable="on", source__latency_ms=200) as mount, planned(mount, NAMES):
-        process = Process(pusher(mount))
-        eventually(lambda: mount.metric("pushed"))
-        begin = time.monotonic()
-        done = run_spiderfs("umount", mount.point)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert time.monotonic() - begin < 10
-        assert process.ended(10)

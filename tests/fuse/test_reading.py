@@ -241,40 +241,6 @@ def test_read_ahead_hides_the_latency_of_a_sequential_reader_only(source: Path, 
             os.close(fd)
 
 
-def _brings(mount: Mounted, fd: int, offset: int, size: int) -> tuple[int, int]:
-    """How many requests and bytes the source is asked for by one read."""
-    before = mount.stats()["metrics"]
-    assert len(os.pread(fd, size, offset)) == size
-    after = mount.stats()["metrics"]
-    return after["origin_reads"] - before["origin_reads"], after["origin_bytes"] - before["origin_bytes"]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_reads_that_jump_fetch_what_they_ask_for_and_then_the_blocks_of_which_they_want_half(
-    source: Path, tmp_path: Path, workers: int
-) -> None:
-    size = 1 << 16
-    with mounted(source, tmp_path / "m", workers=workers) as mount:
-        fd = os.open(mount.point / "large", os.O_RDONLY)
-        try:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-            for piece in range(0, 16, 2):
-                assert _brings(mount, fd, (15 << 20) + piece * size, size) == (1, size)
-            # Blocks 11 and 12, by one request.
-            assert _brings(mount, fd, (11 << 20) - size // 2, size) == (1, size)
-            assert os.getxattr(mount.point / "large", "user.spiderfs.state") == b"uncached"
-            assert _brings(mount, fd, (15 << 20) + 5 * size, size) == (1, 1 << 20)
-            eventually(lambda: os.getxattr(mount.point / "large", "user.spiderfs.state") == b"partial 1/22")
-            assert _brings(mount, fd, (15 << 20) + 3 * size, size) == (0, 0)
-            assert _brings(mount, fd, (11 << 20) + 3 * size, size) == (1, size)
-            # A whole block, here the last, costs no more bytes if it is kept.
-            assert _brings(mount, fd, 21 << 20, 4099) == (1, 4099)
-            eventually(lambda: os.getxattr(mount.point / "large", "user.spiderfs.state") == b"partial 2/22")
-            assert mount.metric("readahead_blocks") == 0
-        finally:
-            os.close(fd)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_readers_in_order_side_by_side_fetch_each_byte_once(source: Path, tmp_path: Path, workers: int) -> None:
     """A file has one window of read-ahead, which they would tear to and fro; each goes on where it stopped."""

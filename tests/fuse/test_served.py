@@ -214,28 +214,6 @@ def test_a_killed_daemon_is_an_error_and_another_one_takes_its_place(source: Pat
         assert done.returncode == 0, done.stderr
 
 
-# The worker that opens the file "text" dies.
-_DEADLY = """
-import os, signal
-from spiderfs.vfs.filesystem import Filesystem
-
-def deadly(self, node, *more, opened=Filesystem._open_file):
-    if node.path == b"text":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return opened(self, node, *more)
-
-Filesystem._open_file = deadly
-"""
-
-
-def test_a_request_that_kills_every_worker_is_an_error_for_its_reader_alone(source: Path, tmp_path: Path) -> None:
-    with served(source, tmp_path / "d", allowed=["ended", "have died at this request"], first=_DEADLY) as daemon:
-        assert client.read_bytes(f"{URL}/{SMALL[0]}") == (source / SMALL[0]).read_bytes()
-        assert error_of(f"{URL}/text") == errno.EIO
-        assert daemon.metric("deadly_requests") == 1
-        assert client.read_bytes(f"{URL}/{SMALL[1]}") == (source / SMALL[1]).read_bytes()
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_is_refused(source: Path, tmp_path: Path) -> None:
     with served(source, tmp_path / "d") as daemon:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import subprocess
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -83,42 +80,6 @@ def test_the_state_of_a_file_of_terabytes_is_known_without_a_walk(source: Path, 
         started = time.monotonic()
         assert os.getxattr(mount.point / "huge", "user.spiderfs.state") == b"partial 1/8388608"
         assert time.monotonic() - started < 1
-
-
-def test_a_small_file_that_changes_all_the_time_can_be_opened(source: Path, tmp_path: Path) -> None:
-    ended = threading.Event()
-
-    def change() -> None:
-        for number in itertools.count():
-            (source / "new").write_bytes(b"%d" % (number % 10) * (1000 + number))
-            os.rename(source / "new", source / "file")
-            if ended.wait(0.06):
-                return
-
-    with mounted(source, tmp_path / "place", ttl="0s", source__latency_ms=15) as mount, ThreadPoolExecutor(1) as pool:
-        writer = pool.submit(change)
-        try:
-            eventually((source / "file").exists)
-            for _ in range(40):
-                content = (mount.point / "file").read_bytes()
-                assert content == content[:1] * len(content)
-                assert len(content) % 10 == int(content[:1])
-        finally:
-            ended.set()
-        writer.result()
-
-
-def test_each_open_of_a_version_that_has_not_settled_reads_it_again(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path / "place", ttl="0s") as mount:
-        (source / "file").write_bytes(b"version 0")
-        mtime_ns = os.stat(source / "file").st_mtime_ns
-        # As long as it can be young at all.
-        while time.time_ns() < mtime_ns + 10**9:
-            content = b"version %d" % (time.time_ns() % 10)
-            in_place(source / "file", content, mtime_ns)
-            if (read := (mount.point / "file").read_bytes()) != content:
-                assert time.time_ns() > mtime_ns + 2 * 10**9, f"{read!r} and not {content!r}"
-        assert mount.stats()["used_bytes"] == 0
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pty
 import signal
 import subprocess
 import time
@@ -113,24 +112,6 @@ def test_the_daemon_goes_on_by_itself_where_it_is_told_to(slow: Mounted) -> None
     assert run_spiderfs("warm", slow.point, "--detach").returncode == 0
     slow.control("warm").write_text("\n")
     eventually(lambda: progress(slow).startswith("ended: "))
-
-
-def test_on_a_terminal_it_shows_how_far_it_is(slow: Mounted) -> None:
-    ours, theirs = pty.openpty()
-    try:
-        with begin(slow.point, "train", stdout=theirs) as command:
-            os.close(theirs)
-            shown = b""
-            while b" of 50 files, " not in shown or b"B/s" not in shown:
-                shown += os.read(ours, 4096)
-            slow.change("source.latency_ms", 0)
-            with contextlib.suppress(OSError):  # the terminal has no one on its other side
-                while piece := os.read(ours, 4096):
-                    shown += piece
-            assert command.wait(30) == 0
-    finally:
-        os.close(ours)
-    assert b"50 files fetched (195.3 KiB)" in shown
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

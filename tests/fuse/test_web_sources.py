@@ -176,18 +176,6 @@ def test_files_of_a_manifest_are_fetched_once(server: FileServer, tmp_path: Path
         assert server.asked("GET c") == []
 
 
-def test_a_changed_manifest_is_noticed_when_the_directory_ttl_has_passed(server: FileServer, tmp_path: Path) -> None:
-    with mounted(f"{server.url}/manifest.tsv", tmp_path, ttl="0.2s", dir_ttl="0.2s", negative_ttl="0s") as mount:
-        assert files(mount) == contents(server)
-        server.put("c0/new.jpg", b"new")
-        server.put("c0/000.jpg", b"changed", 1_700_000_100)
-        del server.files["c0/004.jpg"]
-        publish(server, 1_700_000_200)
-        eventually(lambda: "new.jpg" in os.listdir(mount.point / "c0"), what="the new manifest")
-        assert files(mount) == contents(server)
-        assert not (mount.point / "c0/004.jpg").exists()
-
-
 def test_a_file_that_changes_within_a_second_is_read_as_it_is_then(server: FileServer, tmp_path: Path) -> None:
     """Its ETag stays. So bytes of so young a version are not kept."""
     now = int(time.time())

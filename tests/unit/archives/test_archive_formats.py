@@ -50,11 +50,6 @@ TREE: Tree = {
 }
 
 
-@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT], ids=["gnu", "pax"])
-def test_a_tar_of_the_standard_library(tmp_path: Path, form: int) -> None:
-    assert shown(tar_of(TREE, form), "tar", tmp_path) == with_directories(TREE)
-
-
 def test_a_ustar_splits_long_names(tmp_path: Path) -> None:
     tree = {b"d" * 120 + b"/" + b"n" * 90: b"x"}
     assert shown(tar_of(tree, tarfile.USTAR_FORMAT), "tar", tmp_path) == with_directories(tree)
@@ -73,11 +68,6 @@ def test_old_formats_of_gnu_tar(tmp_path: Path, form: str) -> None:
     written(tmp_path / "tree", tree)
     made = run("tar", f"--format={form}", "-cf", "-", "--", *os.listdir(tmp_path / "tree"), cwd=tmp_path / "tree")
     assert shown(made, "tar", tmp_path) == with_directories(tree)
-
-
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
-def test_a_zip_of_the_standard_library(tmp_path: Path, method: int) -> None:
-    assert shown(zip_of(TREE, method), "zip", tmp_path) == with_directories(TREE)
 
 
 @pytest.mark.parametrize("level", ["-0", "-9"])

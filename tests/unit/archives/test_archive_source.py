@@ -483,28 +483,6 @@ def test_indices_in_memory_are_bounded(show: Show, no_disk: Path, monkeypatch: p
     assert memory.calls["read"] == 5, "its index was made again"
 
 
-def test_an_index_that_neither_disk_nor_memory_takes_is_an_error_until_one_does(
-    no_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = MemorySource()
-    memory.add(b"s.tar", tar_of(TREE))
-    real, small = (
-        subprocess.Popen,
-        "from spiderfs.archives import indexer_process as p; p.MOST_SPARE_BYTES = 99; p.main()",
-    )
-
-    def forgetful(command: list[str], **pipes: object) -> subprocess.Popen[bytes]:
-        return real([command[0], "-c", small], **pipes)  # type: ignore[call-overload, no-any-return]
-
-    monkeypatch.setattr(indexer_process.subprocess, "Popen", forgetful)
-    with patient_indexers() as indexers:
-        source = ArchiveSource(memory, ["tar"], no_disk, 1 << 20, indexers)
-        with pytest.raises(ArchiveFailed, match=r"s\.tar: its index cannot be written .*: free the cache's disk"):
-            source.stat(b"s.tar/n01")
-        no_disk.unlink()
-        assert read(source, b"s.tar/n01/a.jpg") == b"first"
-
-
 def test_a_damaged_index_is_made_again(show: Show, tmp_path: Path) -> None:
     memory = MemorySource()
     memory.add(b"s.tar", tar_of(TREE))

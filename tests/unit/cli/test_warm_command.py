@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spiderfs.cli import warm
-from spiderfs.cli.control_files import explained
 from spiderfs.cli.main import main
 from spiderfs.errors import SpiderfsError
 from spiderfs.linux import mounts
-from spiderfs.linux.mounts import FSTYPE, Mount
+from spiderfs.linux.mounts import Mount
 from spiderfs.shared.warming import Warming
 
 
@@ -86,19 +84,6 @@ def refusal(*arguments: str | Path, stdin: bytes = b"", command: str = "warm") -
     return result.stderr
 
 
-def test_it_says_what_was_fetched(mounted: Path, daemon: Daemon) -> None:
-    begun = Warming(searching=True, found=3, fetched=1, fetched_bytes=1 << 20, left=2, left_bytes=2 << 20)
-    daemon.says = [
-        Warming(found=9, fetched=9),
-        begun,
-        Warming(found=1234, fetched=1230, fetched_bytes=5 << 20, present=4),
-    ]
-    result = spiderfs(mounted)
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == "1,230 files fetched (5.0 MiB) in 0:00, 4 were cached before\n"
-    assert daemon.written == [".\n"]
-
-
 def test_paths_are_below_the_mount(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     (mounted.parent / "link").symlink_to(mounted)
     monkeypatch.chdir(mounted.parent)
@@ -154,15 +139,6 @@ def test_a_list_on_stdin_comes_in_pieces(mounted: Path, daemon: Daemon, monkeypa
     assert refusal(mounted, "-") == "spiderfs: there is no path on the standard input: write one a line\n"
 
 
-def test_warming_that_is_under_way_is_left_alone(mounted: Path, daemon: Daemon) -> None:
-    daemon.says = [Warming(searching=True, found=2000, fetched=500, left=1500)]
-    assert refusal(mounted) == (
-        f"spiderfs: {mounted} is being warmed already, 500 of 2,000 files found so far: wait until that is done, or end"
-        f" it with 'echo > {mounted}/.spiderfs/warm'\n"
-    )
-    assert daemon.written == []
-
-
 @pytest.mark.parametrize(
     ("ended_by", "said"),
     [
@@ -205,21 +181,6 @@ def test_it_says_that_the_cache_is_smaller_than_what_was_fetched(mounted: Path, 
     assert result.stderr == ("spiderfs: warning: the cache holds 2.0 MiB, so not all of what was fetched is in it\n")
 
 
-def test_pinning_fetches_and_says_how_much_is_pinned(mounted: Path, daemon: Daemon) -> None:
-    daemon.says = [Warming(), Warming(), Warming(searching=True), Warming(found=5, fetched=3, present=2)]
-    result = spiderfs(mounted, "train", "val/1", command="pin")
-    assert (result.exit_code, result.stderr) == (0, "")
-    pinned = "1,234 files are pinned, 1.0 MiB of at most 5.0 MiB, half of the room for kept files\n"
-    assert result.stdout == f"3 files fetched (0 B) in 0:00, 2 were cached before\n{pinned}"
-    assert daemon.written == ["pin: train\nval/1\n"]
-    assert spiderfs(mounted, command="pin").stdout == pinned
-    assert daemon.written == ["pin: train\nval/1\n"], "without a path nothing is pinned"
-    result = spiderfs(mounted, "--json", "train", command="pin")
-    assert json.loads(result.stdout)["pinned"] == {"files": 1234, "bytes": 1 << 20, "limit_bytes": 5 << 20}
-    assert json.loads(result.stdout)["request"]["present"] == 2
-    assert json.loads(spiderfs(mounted, "--json", command="pin").stdout)["request"] is None
-
-
 def test_pinning_fails_where_pins_have_no_room(mounted: Path, daemon: Daemon) -> None:
     daemon.says = [Warming(), Warming(), Warming(found=1005, fetched=5, roomless=1000)]
     said = refusal(mounted, "train", command="pin")
@@ -227,13 +188,6 @@ def test_pinning_fails_where_pins_have_no_room(mounted: Path, daemon: Daemon) ->
         "spiderfs: 1,000 files are not pinned: pinned files may take half of the cache, so give it more with 'spiderfs"
         f" config {mounted} capacity=SIZE', or unpin others\n"
     )
-
-
-def test_unpinning_says_how_many_files_it_was(mounted: Path, daemon: Daemon) -> None:
-    assert spiderfs(mounted, "gone/since", mounted, command="unpin").stdout == "6 files are pinned no longer\n"
-    assert daemon.written == ["unpin: gone/since\n", "unpin: .\n"]
-    assert json.loads(spiderfs(mounted, "--json", "train", command="unpin").stdout) == {"unpinned": 3}
-    assert spiderfs(mounted, command="unpin").exit_code == 2
 
 
 @pytest.mark.parametrize("command", ["evict", "unpin"])
@@ -259,13 +213,6 @@ def test_the_mount_is_not_blamed_for_a_terminal_that_fails(
     monkeypatch.setattr(click, "echo", full)
     with pytest.raises(SpiderfsError, match="the progress cannot be shown: No space left on device"):
         warm.warm.callback(str(mounted), (), False, False)  # type: ignore[misc]
-
-
-def test_a_mount_that_is_unmounted_meanwhile(mounted: Path, daemon: Daemon) -> None:
-    mounts.MOUNT_TABLE.write_text("")
-    assert str(explained(Mount("/nfs/a", mounted, FSTYPE, "0:50"), FileNotFoundError(errno.ENOENT, "gone"))) == (
-        f"{mounted} was unmounted meanwhile: mount it again"
-    )
 
 
 def test_without_a_terminal_lines_say_how_far_it_is(
@@ -311,25 +258,6 @@ def test_on_a_terminal_a_bar_says_how_far_it_is(mounted: Path, daemon: Daemon, m
     ]
     assert spiderfs(mounted).exit_code == 0
     assert [shown[1:] for shown in lines] == [(0, None), (3, 4)]
-
-
-def test_names_are_looked_up_through_the_mount(mounted: Path, daemon: Daemon) -> None:
-    assert spiderfs(mounted, "--names").stdout == "8 names in 5 directories\n"
-    assert spiderfs(mounted, "train", "val/1", "--names").stdout == "6 names in 3 directories\n"
-    assert daemon.written == []
-    assert (
-        refusal(mounted, "train/*", "--names")
-        == f"spiderfs: {mounted} has no file or directory train/*: check the path\n"
-    )
-    said = refusal(mounted, "-", "--names", stdin=b"val\nabsent\nabsent")
-    assert said == (f"spiderfs: 2 paths could not be looked up, one is {mounted}/absent (No such file or directory)\n")
-    result = spiderfs(mounted, "--names", "--detach")
-    assert result.exit_code == 2
-    assert "--names is done by this command itself: leave out --detach" in result.stderr
-
-
-def test_it_needs_a_mount(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == f"spiderfs: no spiderfs mount is at {tmp_path}: 'spiderfs status' lists the mounts\n"
 
 
 def test_no_one_waits_long_for_a_daemon_that_does_not_answer(

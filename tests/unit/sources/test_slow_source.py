@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from programs import program
 
 from benchmarks.fakes import MemorySource
 from spiderfs.errors import ConfigError
@@ -122,23 +117,6 @@ def test_bandwidth_is_one_line_for_two_processes(tmp_path: Path, memory: MemoryS
     settings.close()
     # 40 kB at 100 kB/s; two lines of that rate would need half as long.
     assert 0.4 <= took_s < 1.5
-
-
-def test_a_killed_holder_leaves_the_line_unlocked(tmp_path: Path, settings: SlowSettings) -> None:
-    holds = (
-        "import sys, time; from spiderfs.sources.slow import SlowSettings\n"
-        "state = SlowSettings.open(sys.argv[1])\n"
-        "with state._locked():\n    print('locked', flush=True); time.sleep(60)"
-    )
-    with program(sys.executable, "-c", holds, tmp_path / "slow", stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"locked\n"
-        setter = threading.Thread(target=settings.set, args=("bandwidth", 5.0))
-        setter.start()
-        setter.join(0.05)
-        assert setter.is_alive()
-        holder.send_signal(signal.SIGKILL)
-    setter.join(5)
-    assert settings.get("bandwidth") == 5
 
 
 def test_settings_are_seen_by_every_opener(tmp_path: Path) -> None:

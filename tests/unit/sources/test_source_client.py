@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -218,15 +217,6 @@ async def test_a_hung_source_ends_in_a_timeout_for_a_hundred_waiters(harness: Ha
     assert harness.events == {"source_requests": 100, "source_timeouts": 100}
 
 
-async def test_a_scan_has_a_time_limit_of_its_own_while_the_source_answers_other_questions(harness: Harness) -> None:
-    scan = harness.memory.scan
-    # Three time limits and two signs.
-    harness.memory.scan = lambda *args: time.sleep(0.9) or scan(*args)  # type: ignore[method-assign, func-returns-value]
-    client = harness.client(SourceLimits(timeout_s=0.3, scan_timeout_s=30), harness.memory)
-    assert [name for name, _ in (await client.scan(b""))[1]] == [b"file"]
-    assert client.reachable
-
-
 async def test_long_scans_end_neither_for_lack_of_threads_nor_for_an_error_that_is_an_answer(harness: Harness) -> None:
     scan, asked = harness.memory.scan, harness.memory.stat
     harness.memory.scan = lambda *args: time.sleep(1.2) or scan(*args)  # type: ignore[method-assign, func-returns-value]
@@ -302,34 +292,6 @@ async def test_a_refusal_tells_the_probe_that_the_source_is_back(harness: Harnes
             while not client.reachable:
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
-
-
-async def test_one_unlucky_call_does_not_make_the_source_unreachable(harness: Harness) -> None:
-    client = harness.client()
-    held = threading.Event()
-    async with trio.open_nursery() as nursery:
-
-        async def unlucky() -> None:
-            with pytest.raises(SourceTimeout):
-                await client.call(held.wait, 5)
-
-        nursery.start_soon(unlucky)
-        await trio.testing.wait_all_tasks_blocked()
-        await client.stat(b"file")
-    held.set()
-    assert client.reachable
-
-
-async def test_an_answer_makes_it_reachable_again(harness: Harness) -> None:
-    client = harness.client()
-    harness.faults.set(GONE, 1)
-    with pytest.raises(SourceUnavailable):
-        await client.stat(b"file")
-    assert not client.reachable
-    harness.faults.set(GONE, 0)
-    with pytest.raises(SourceNotFound):
-        await client.stat(b"missing")
-    assert client.reachable
 
 
 @pytest.mark.parametrize(

@@ -37,16 +37,6 @@ def test_a_maker_makes_what_the_function_makes(pool: MakerPool) -> None:
     assert len(pool.pids) == 1
 
 
-def test_a_maker_that_another_thread_has_just_taken_is_not_missed(pool: MakerPool) -> None:
-    class TakenMeanwhile(list[object]):
-        def __len__(self) -> int:
-            return 1
-
-    pool._idle = TakenMeanwhile()  # type: ignore[assignment]
-    content = image_file()
-    assert pool.make(content, RECIPE) == make(content, RECIPE, MOST)
-
-
 def test_makers_run_at_the_lowest_priority_within_their_memory(pool: MakerPool) -> None:
     pool.make(image_file(), RECIPE)
     (pid,) = pool.pids

@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import trio
 from object_server import MODIFIED_S, ObjectServer, object_server
 
-from benchmarks.fakes import Bare, MemoryContent, bare_filesystem
 from spiderfs.errors import (
     SourceChanged,
     SourceDenied,
@@ -23,17 +21,12 @@ from spiderfs.errors import (
     SourceThrottled,
     SourceTimeout,
     SourceUnavailable,
-    Stale,
 )
 from spiderfs.sources import object_source
 from spiderfs.sources.buckets.source import BucketSource
 from spiderfs.sources.object_source import StoreSettings, tag_of
 from spiderfs.sources.open import open_source
 from spiderfs.sources.source import Version
-from spiderfs.store.spare_records import MemoryRecords
-from spiderfs.vfs.answer_types import Caller
-from spiderfs.vfs.catalogue import ROOT_INODE, TABLES
-from spiderfs.vfs.rules import Settings
 
 SECRET = "SECRET-of-a-test"
 ODD = "b+c d%20#?&é日本~*'()!\"<>\\{}^[]`|"
@@ -78,15 +71,6 @@ def listed(source: BucketSource, path: bytes = b"") -> dict[str, str]:
 
 
 # -- names
-
-
-def test_keys_below_the_prefix_are_a_tree(server: ObjectServer, source: BucketSource) -> None:
-    put(server, "p/a.jpg", "p/d/b.jpg", "p/d/e/c.jpg", "q/other", "p2/other", "p")
-    assert listed(source) == {"a.jpg": "f", "d": "d"}
-    assert listed(source, b"d") == {"b.jpg": "f", "e": "d"}
-    assert stat.S_ISDIR(source.stat(b"d/e").mode)
-    found = source.stat(b"d/e/c.jpg")
-    assert (found.size, found.mode, found.mtime_ns) == (11, stat.S_IFREG | 0o444, 1_700_000_000 * 10**9)
 
 
 def test_a_directory_hides_an_object_of_its_name(server: ObjectServer, source: BucketSource) -> None:
@@ -231,22 +215,6 @@ def test_an_object_is_read_by_one_request(server: ObjectServer, source: BucketSo
     assert [headers.get("range") for headers in server.headers[-3:]] == [None, "bytes=10-29", "bytes=90-99"]
 
 
-def test_an_object_that_was_replaced_since_the_listing_is_another_version(
-    server: ObjectServer, source: BucketSource
-) -> None:
-    server.objects["p/a"] = b"old"
-    ((_, found),) = list(source.scan(b""))[1:]
-    server.objects["p/a"] = b"new"
-    with pytest.raises(SourceChanged):
-        source.read(b"a", 0, 3, found.version)
-    server.objects["p/a"] = b"x"
-    with pytest.raises(SourceChanged):
-        source.read(b"a", 1, 2, found.version)
-    del server.objects["p/a"]
-    with pytest.raises(SourceNotFound):
-        source.read(b"a", 0, 3, found.version)
-
-
 @pytest.mark.parametrize("listed_tag", ["other {}".format, "".format], ids=["other tags", "no tags"])
 def test_a_store_that_lists_other_etags_than_it_gives_is_read(
     server: ObjectServer, source: BucketSource, listed_tag: Callable[[str], str], caplog: pytest.LogCaptureFixture
@@ -301,37 +269,6 @@ def test_a_store_that_lists_another_size_or_time_than_it_gives_is_refused(
         with pytest.raises(SourceUnavailable, match="lists 'a' with another size, time or ETag than it gives it"):
             ask()
     assert modified("p/a").second == 20
-
-
-def test_a_reader_of_a_store_that_contradicts_itself_gets_the_bytes(
-    server: ObjectServer, source: BucketSource, tmp_path: Path
-) -> None:
-    server.listed_tag = "other {}".format
-
-    async def read_as_linux_does(bare: Bare, name: str) -> bytes:
-        caller, names = Caller(0, 0, 1), bare.filesystem
-        inode = (await names.lookup(ROOT_INODE, name.encode(), caller)).attributes.inode
-        try:
-            opened = await names.open(inode, os.O_RDONLY, caller)
-        except Stale:
-            inode = (await names.lookup(ROOT_INODE, name.encode(), caller)).attributes.inode
-            opened = await names.open(inode, os.O_RDONLY, caller)
-        found = bytes(await names.read(opened.handle, 0, 1000, inode))
-        bare.content.end_read()
-        return found
-
-    async def live() -> None:
-        put(server, "p/other")
-        content = MemoryContent()
-        content.set_capacity(1 << 20)
-        settings = Settings(ttl_s=0.0, sample_max_bytes=100)
-        async with bare_filesystem(source, content, MemoryRecords(TABLES), tmp_path, settings=settings) as bare:
-            for size in (90, 300):
-                for letter in (b"a", b"b", b"c"):
-                    server.objects["p/x"] = letter * size
-                    assert await read_as_linux_does(bare, "x") == letter * size
-
-    trio.run(live)
 
 
 def test_an_answer_that_breaks_off_is_no_content(server: ObjectServer, source: BucketSource) -> None:

@@ -107,15 +107,6 @@ def test_what_names_no_data_set_is_refused_in_a_line(url: str) -> None:
     assert "SECRET" not in str(caught.value)
 
 
-def test_a_data_set_is_a_tree(source: HubSource) -> None:
-    assert listed(source) == {"README.md": "f", "train": "d"}
-    assert listed(source, b"train") == {"a.txt": "f", "b.bin": "f", "deep": "d"}
-    for path, content in FILES.items():
-        found = source.stat(path.encode())
-        assert (found.size, stat.S_ISREG(found.mode)) == (len(content), True)
-        assert whole(source, path.encode()) == content
-
-
 def test_a_directory_of_a_data_set_can_be_the_root(hub: FakeHub) -> None:
     source = opened(hub, f"{URL}/train")
     assert listed(source) == {"a.txt": "f", "b.bin": "f", "deep": "d"}

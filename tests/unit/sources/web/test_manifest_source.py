@@ -75,19 +75,6 @@ def whole(source: ManifestSource, path: bytes) -> bytes:
 # -- names
 
 
-def test_a_manifest_is_a_tree(server: FileServer, source: ManifestSource) -> None:
-    assert listed(source) == {"a.jpg": "f", "train": "d"}
-    assert listed(source, b"train") == {"b.jpg": "f", "deep": "d"}
-    assert listed(source, b"train/deep") == {"er": "d"}
-    assert stat.S_ISDIR(source.stat(b"train/deep").mode)
-    assert whole(source, b"a.jpg") == b"first"
-    assert whole(source, b"train/deep/er/c.jpg") == b"third"
-    server.asked()
-    version = source.stat(b"train/b.jpg").version
-    assert source.read(b"train/b.jpg", 3, 4, version) == b"3456"
-    assert server.asked() == [f"GET {MANIFEST}", "GET data/train/b.jpg"]
-
-
 def test_paths_that_cannot_be_names_are_left_out_and_said(
     server: FileServer, source: ManifestSource, caplog: pytest.LogCaptureFixture
 ) -> None:

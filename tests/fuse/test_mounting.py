@@ -287,6 +287,8 @@ def test_paths_need_not_be_utf8(tmp_path: Path) -> None:
         ("cache_dir={place}/" + "x" * 300, "File name too long"),
         ("cache_dir={place}/mnt/cache", "lies inside the mount point"),
         ("capacity=" + ODD, "is not a size"),
+        ("workers=0", "workers=0"),
+        ("immutable,binding=pyfuse3", "leave out immutable, or mount with -o binding=kernel"),
         (ODD, "unknown option"),
         ("ro,suid", "leave out suid"),
     ],
@@ -407,28 +409,6 @@ def test_at_a_terminal_a_mount_says_in_one_line_where_it_is(source: Path, tmp_pa
     os.close(theirs)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"capacity": "lots"}, ["capacity=lots"]),
-        ({"workers": 0}, ["workers=0"]),
-        ({"nonsense": 1}, ["unknown option nonsense"]),
-        ({"immutable": "on", "binding": "pyfuse3"}, ["leave out immutable, or mount with -o binding=kernel"]),
-        ({"trace": "/nowhere/at/all"}, ["trace"]),
-        ({"log_file": "/nowhere/at/all"}, ["/nowhere/at/all"]),
-    ],
-)
-def test_an_impossible_option_is_one_line(
-    source: Path, tmp_path: Path, options: dict[str, object], words: list[str]
-) -> None:
-    point, cache = tmp_path / "mnt", tmp_path / "cache"
-    point.mkdir()
-    with ending(tmp_path, point, cache):
-        text = options_text({"cache_dir": cache, "log_file": tmp_path / "log", **options})
-        assert_one_line(run_spiderfs("mount", source, point, "-o", text), *words)
-        assert not mounts_at(point)
-
-
 def test_a_failed_test_leaves_no_mount_and_no_process(source: Path, tmp_path: Path) -> None:
     """A failing test leaves neither a mount nor a process behind."""
     seen: list[int] = []
@@ -443,3 +423,47 @@ def _fail_inside(source: Path, place: Path, seen: list[int]) -> None:
     with mounted(source, place, workers=2) as mount:
         seen += [mount.supervisor.pid, *mount.workers(), mount.manager()]
         raise ZeroDivisionError
+
+
+# -- all mounts of a machine
+
+
+# The copies of other tests' mounts leave this namespace first; the mounts themselves stay where they are.
+SCRIPT = """
+set -e
+umount --all --lazy --types fuse.spiderfs
+for name in one two; do
+  mkdir -p "source/$name" "point/$name"
+  echo "$name" >"source/$name/sample"
+  spiderfs mount "source/$name" "point/$name" -o "cache_dir=$PWD/cache/$name,capacity=1MiB"
+  cat "point/$name/sample"
+done
+mount --bind point/one point/two
+spiderfs cache list cache/one cache/two
+spiderfs cache remove cache/one 2>&1 && exit 1
+spiderfs umount --all
+grep fuse.spiderfs /proc/self/mountinfo && exit 1
+spiderfs cache remove cache/one cache/two
+ls cache
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes mount namespaces everywhere")
+def test_all_mounts_end_and_their_caches_can_be_removed(tmp_path: Path) -> None:
+    command = ["unshare", "--mount", "--propagation", "private", "bash", "-c", SCRIPT]
+    path = f"{SPIDERFS.parent}:{os.environ['PATH']}"
+    with (
+        ending(tmp_path, tmp_path / "point/one", tmp_path / "cache/one"),
+        ending(tmp_path, tmp_path / "point/two", tmp_path / "cache/two"),
+    ):
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["one", "two"]
+    assert all(f"of {tmp_path}/source/" in line and line.endswith(", mounted") for line in lines[2:4])
+    assert "cache/one is in use: unmount it first" in lines[4]
+    unmounted = [line for line in lines if line.startswith("unmounted ")]
+    assert unmounted == [f"unmounted {tmp_path}/point/{name}" for name in ("two", "two", "one")]
+    assert [line.partition(":")[0] for line in lines[-2:]] == ["removed cache/one", "removed cache/two"]

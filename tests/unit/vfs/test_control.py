@@ -6,14 +6,14 @@ import errno
 import os
 import resource
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from answering import Manager
 
 from spiderfs.errors import (
     AccessDenied,
+    Busy,
     ConfigError,
     InvalidArgument,
     IsADirectory,
@@ -25,9 +25,39 @@ from spiderfs.errors import (
 from spiderfs.shared.layout import RunLayout
 from spiderfs.sources.source import FIRST_INODE
 from spiderfs.vfs import snapshots as module
-from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, FILES, Control, is_control_handle
+from spiderfs.vfs.control_files import (
+    CONTROL_DIRECTORY,
+    CONTROL_INODE,
+    FILES,
+    Control,
+    ImmutableControl,
+    is_control_handle,
+)
 
 OWNER, STRANGER = 1000, 1001
+
+
+class Manager:
+    """The other end of the channel."""
+
+    def __init__(self) -> None:
+        self.applied: list[tuple[str, bytes]] = []
+        self.refuses: Exception | None = None
+        self.renders = 0
+        self.more: list[bytes] = []
+
+    async def render(self, name: str, take: Callable[[bytes], None]) -> None:
+        self.renders += 1
+        take(f"{name} {self.renders}\n".encode())
+        for piece in self.more:
+            take(piece)
+        if self.refuses:
+            raise self.refuses
+
+    async def apply(self, name: str, text: bytes) -> None:
+        if self.refuses:
+            raise self.refuses
+        self.applied.append((name, text))
 
 
 class Harness:
@@ -351,3 +381,118 @@ async def test_the_log_is_live_and_asking_for_it_makes_it_wanted(harness: Harnes
     await harness.control.release(handle)
     assert RunLayout(tmp_path).access_log.exists()
     assert harness.snapshots() == []
+
+
+# -- where the kernel opens files without asking
+
+
+class ImmutableHarness:
+    def __init__(self, directory: Path) -> None:
+        self.run = RunLayout(directory)
+        self.manager = Manager()
+        self.forgotten: list[tuple[int, bytes]] = []
+        self.control, self.other = (
+            ImmutableControl(self.manager, self.run, OWNER, worker, lambda *name: self.forgotten.append(name))
+            for worker in range(2)
+        )
+
+    def inode(self, name: bytes) -> int:
+        return self.control.lookup(name).inode
+
+    def snapshots(self) -> int:
+        return len(list(self.run.snapshots()))
+
+
+@pytest.fixture
+def immutable(tmp_path: Path) -> ImmutableHarness:
+    return ImmutableHarness(tmp_path)
+
+
+def test_each_look_up_gives_an_inode_of_its_own(immutable: ImmutableHarness) -> None:
+    control = immutable.control
+    assert control.getattr(CONTROL_INODE).inode == CONTROL_INODE
+    inodes = {file.name: {control.lookup(file.name).inode for _ in range(50)} for file in FILES}
+    assert all(len(found) > 40 for found in inodes.values())
+    assert len(set().union(*inodes.values())) == sum(map(len, inodes.values())), "no two files have one"
+    for file in FILES:
+        for inode in inodes[file.name]:
+            assert control.owns(inode)
+            assert inode < FIRST_INODE
+            assert control.getattr(inode).mode & 0o777 == file.mode
+            assert control.first_inode(inode) == CONTROL_INODE + 1 + FILES.index(file)
+            assert control.getattr(inode).size == 0
+    assert not control.owns(FIRST_INODE)
+    assert not control.owns(1 << 63 | FIRST_INODE)
+
+
+async def test_the_first_reader_makes_the_text_and_every_worker_finds_it(immutable: ImmutableHarness) -> None:
+    first, second = immutable.inode(b"cache"), immutable.inode(b"cache")
+    assert immutable.manager.renders == 0, "a stat costs the manager nothing"
+    assert (await immutable.control.begin_reading(first, OWNER)).size == len(b"cache 1\n")
+    assert immutable.forgotten == [(CONTROL_INODE, b"cache")], "so that the kernel forgets the inode at the close"
+    assert (await immutable.other.begin_reading(second, OWNER)).size == len(b"cache 2\n")
+    for control in (immutable.control, immutable.other):
+        assert await control.read_inode(first, 0, 100) == b"cache 1\n"
+        assert await control.read_inode(second, 6, 1) == b"2"
+        assert (await control.begin_reading(first, OWNER)).size == control.getattr(first).size == 8
+    assert immutable.manager.renders == 2
+    await immutable.other.forget(first)
+    await immutable.control.forget(second)
+    assert immutable.snapshots() == 0
+
+
+async def test_without_a_manager_the_reader_gets_the_error(immutable: ImmutableHarness) -> None:
+    immutable.manager.refuses = TryAgain("there is no manager")
+    inode = immutable.inode(b"cache")
+    with pytest.raises(Busy):
+        await immutable.control.begin_reading(inode, OWNER)
+    assert immutable.snapshots() == 0
+    assert (await immutable.control.begin_reading(immutable.inode(b"log"), OWNER)).size == 0, (
+        "the log is there without one"
+    )
+
+
+async def test_the_log_is_live_there_too(immutable: ImmutableHarness) -> None:
+    inode = immutable.inode(b"log")
+    assert (await immutable.control.begin_reading(inode, OWNER)).size == 0
+    immutable.run.access_log.write_bytes(b"one\n")
+    assert immutable.control.getattr(inode).size == 4
+    assert await immutable.control.read_inode(inode, 0, 100) == b"one\n"
+    assert immutable.run.access_log_wanted.exists()
+    assert immutable.snapshots() == 0
+
+
+async def test_what_is_written_is_acted_on_and_the_rest_when_it_is_closed(immutable: ImmutableHarness) -> None:
+    inode = immutable.inode(b"warm")
+    assert await immutable.control.write_inode(inode, b"a\nb\n") == 4
+    assert immutable.manager.applied == [("warm", b"a\nb\n")], "as a short write is a whole command"
+    assert immutable.forgotten == []
+    line = b"x" * 5000
+    assert await immutable.control.write_inode(inode, b"c\n" + line) == 5002
+    assert immutable.manager.applied[1:] == [("warm", b"c")]
+    assert immutable.forgotten == [(CONTROL_INODE, b"warm")]
+    await immutable.other.forget(inode)
+    assert immutable.manager.applied[2:] == [("warm", line)]
+    assert immutable.snapshots() == 0
+
+
+async def test_what_cannot_be_written_says_so(immutable: ImmutableHarness) -> None:
+    with pytest.raises(ReadOnly, match="cache can only be read"):
+        await immutable.control.write_inode(immutable.inode(b"cache"), b"x")
+    with pytest.raises(ReadOnly):
+        immutable.control.check_writable(immutable.inode(b"log"))
+    immutable.control.check_writable(immutable.inode(b"config"))
+    immutable.manager.refuses = ConfigError("no")
+    with pytest.raises(ConfigError):
+        await immutable.control.write_inode(immutable.inode(b"config"), b"x=y\n")
+
+
+async def test_a_stranger_has_a_share_and_cannot_keep_the_owner_from_reading(
+    immutable: ImmutableHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_SNAPSHOTS", 8)
+    for _ in range(2):
+        await immutable.control.begin_reading(immutable.inode(b"cache"), STRANGER)
+    with pytest.raises(Busy, match="2 of them are open"):
+        await immutable.other.begin_reading(immutable.inode(b"cache"), STRANGER)
+    await immutable.control.begin_reading(immutable.inode(b"cache"), OWNER)

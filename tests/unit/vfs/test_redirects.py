@@ -18,7 +18,17 @@ from spiderfs.sources.source import SourceStat
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import TABLES
-from spiderfs.vfs.redirects import IDENTITY_S, LEASE_S, NOTED_S, PendingReads, Redirects, redirect_row
+from spiderfs.vfs.redirects import (
+    IDENTITY_S,
+    LEASE_S,
+    NOTED_S,
+    PendingReads,
+    Redirects,
+    redirect_row,
+    redirect_rows,
+    substitute_of,
+    substitutes_of,
+)
 from spiderfs.vfs.rules import Credentials, Ownership, Settings
 
 WANTED, GIVEN, OTHER = 70_001, 70_002, 70_003
@@ -340,3 +350,33 @@ def test_owners_and_modes_count_as_for_the_kernel(mode: int, uid: int, gid: int,
     assert not closed.may_pass(who, directory)
     assert opened.may_read(who, file)
     assert opened.may_pass(who, directory)
+
+
+# -- the rows that the manager writes
+
+
+def test_rows_are_taken_away_again() -> None:
+    records = MemoryRecords(TABLES)
+    records.put([redirect_row(1, WANTED, GIVEN), redirect_row(2, WANTED, OTHER)])
+    assert sorted(redirect_rows(records)) == [(WANTED, 1, GIVEN), (WANTED, 2, OTHER)]
+    records.put([redirect_row(1, WANTED, None)])
+    assert redirect_rows(records) == [(WANTED, 2, OTHER)]
+    assert substitute_of(records, WANTED, 1) is None
+    assert substitute_of(records, WANTED, 2) == OTHER
+
+
+def test_a_table_of_redirects_is_read_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spiderfs.vfs.redirects._ROWS_AT_A_TIME", 3)
+    records = MemoryRecords(TABLES)
+    rows = [(wanted, number, 7) for wanted in range(5) for number in (1, 2)]
+    records.put([redirect_row(number, wanted, given) for wanted, number, given in rows])
+    assert redirect_rows(records) == rows
+
+
+def test_the_substitutes_of_one_inode_are_not_those_of_the_next() -> None:
+    records = MemoryRecords(TABLES)
+    records.put([redirect_row(number, WANTED, GIVEN + number) for number in range(3)])
+    records.put([redirect_row(0, WANTED + 1, OTHER)])
+    assert substitutes_of(records, WANTED, 64) == [GIVEN, GIVEN + 1, GIVEN + 2]
+    assert substitutes_of(records, WANTED, 2) == [GIVEN, GIVEN + 1]
+    assert substitutes_of(records, WANTED - 1, 64) == []

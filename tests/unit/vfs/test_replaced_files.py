@@ -155,3 +155,21 @@ def test_a_note_is_there_for_one_request_even_if_two_workers_answer_it() -> None
         unstored.remember_read(1001, inode=7, handle=handle)
         assert unstored.take(Caller(0, 0, 1001), 7) == handle
         assert unstored.take(Caller(0, 0, 1001), 7) is None
+
+
+# -- on a machine that has just booted
+
+
+THREAD, OTHER = 7, 8
+
+
+@pytest.mark.clock
+def test_no_open_has_failed_on_a_machine_that_has_just_booted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 0.5)
+    unstored = UnstoredBytes()
+    assert not unstored.opens_again(THREAD)
+    unstored.open_failed(THREAD)
+    assert unstored.opens_again(THREAD)
+    assert not unstored.opens_again(OTHER)
+    unstored.open_succeeded(THREAD)
+    assert not unstored.opens_again(THREAD)

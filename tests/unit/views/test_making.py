@@ -113,37 +113,40 @@ def test_nothing_but_pixels_and_the_orientation_is_in_a_view(form: str, size: tu
     assert made(image_file(other, image=picture(), comment=b"words"), form) == made(image_file(other), form)
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "P", "1", "CMYK", "I;16", "LA"])
-def test_images_of_other_modes_have_no_view(mode: str) -> None:
-    form = "JPEG" if mode == "CMYK" else "PNG"
-    image = Image.new(mode, (400, 300))
-    assert make(image_file(form, image=image), SMALL["jpeg"], MOST) is Unmade.MODE
-
-
-def test_an_image_with_a_transparent_colour_has_no_view() -> None:
-    assert make(image_file("PNG", transparency=(1, 2, 3)), SMALL["jpeg"], MOST) is Unmade.MODE
-
-
 def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def test_images_of_sixteen_bits_a_colour_have_no_view() -> None:
-    """Pillow opens them as if they had eight."""
-    head = struct.pack(">IIBBBBB", 200, 100, 16, 2, 0, 0, 0)
-    rows = zlib.compress(bytes((1 + 6 * 200) * 100))
-    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    assert opened(png).mode == "RGB"
-    plain = b"P3 200 100 65535\n" + b"60000 " * 60_000
-    for content in (png, b"P6 200 100 65535\n" + bytes(120_000), b"P6 200 100 1000\n" + bytes(120_000), plain):
-        assert make(content, SMALL["jpeg"], MOST) is Unmade.MODE
+def png(width: int, height: int, bits: int, rows: bytes) -> bytes:
+    head = struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0)
+    chunks = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+MORE: dict[str, object] = {"save_all": True, "append_images": [picture(seed=1)]}
+WITHOUT_A_VIEW = {
+    **{mode: (image_file("PNG", image=Image.new(mode, (400, 300))), Unmade.MODE) for mode in ("RGBA", "P", "1", "LA")},
+    "I;16": (image_file("PNG", image=Image.new("I;16", (400, 300))), Unmade.MODE),
+    "CMYK": (image_file(image=Image.new("CMYK", (400, 300))), Unmade.MODE),
+    "a transparent colour": (image_file("PNG", transparency=(1, 2, 3)), Unmade.MODE),
+    # Pillow opens those of sixteen bits a colour as if they had eight.
+    "16 bits of PNG": (png(200, 100, 16, bytes((1 + 6 * 200) * 100)), Unmade.MODE),
+    "16 bits of PPM": (b"P6 200 100 65535\n" + bytes(120_000), Unmade.MODE),
+    "10 bits of PPM": (b"P6 200 100 1000\n" + bytes(120_000), Unmade.MODE),
+    "16 bits of plain PPM": (b"P3 200 100 65535\n" + b"60000 " * 60_000, Unmade.MODE),
+    **{f"animation of {form}": (image_file(form, **MORE), Unmade.PICTURES) for form in ("PNG", "WEBP")},
+    # The header alone says that it is too large.
+    "bomb": (png(60_000, 60_000, 8, bytes(1 << 20)), Unmade.PIXELS),
+}
+
+
+@pytest.mark.parametrize(("content", "reason"), WITHOUT_A_VIEW.values(), ids=WITHOUT_A_VIEW)
+def test_what_readers_would_see_otherwise_has_no_view(content: bytes, reason: Unmade) -> None:
+    assert make(content, SMALL["jpeg"], MOST) is reason
+
+
+def test_seven_bits_a_colour_have_a_view() -> None:
     assert isinstance(make(b"P6 200 100 100\n" + bytes(60_000), SMALL["jpeg"], MOST), bytes)
-
-
-@pytest.mark.parametrize("form", ["PNG", "WEBP"])
-def test_animations_have_no_view(form: str) -> None:
-    content = image_file(form, save_all=True, append_images=[picture(seed=1)])
-    assert make(content, SMALL["jpeg"], MOST) is Unmade.PICTURES
 
 
 @pytest.mark.parametrize("content", [b"", b"a text", bytes(1000), b"\xff\xd8\xff"])

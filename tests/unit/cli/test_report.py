@@ -111,12 +111,6 @@ def test_the_page_says_all_that_is_known(here: Path, tmp_path: Path) -> None:
     assert re.search(r'<tr class="own"><td>lru, as mounted</td><td>20 B</td>', text)
 
 
-def test_without_a_trace_it_says_how_to_learn_more(here: Path, tmp_path: Path) -> None:
-    has(here, [EPOCH], "none")
-    assert report(here, "--html", tmp_path / "r.html").exit_code == 0
-    assert "Mount with -o trace=FILE, and a later report says it" in (tmp_path / "r.html").read_text()
-
-
 def test_a_trace_that_cannot_be_read_takes_nothing_from_the_epochs(here: Path, tmp_path: Path) -> None:
     has(here, [EPOCH], tmp_path / "gone")
     result = report(here, "--html", tmp_path / "r.html")
@@ -163,11 +157,6 @@ def test_it_fails_in_one_line(here: Path, tmp_path: Path) -> None:
     assert "has a daemon of another version of spiderfs" in refusal(here, "--html", tmp_path / "r.html")
     (here / ".spiderfs/epochs").unlink()
     assert "cannot be used" in refusal(here, "--html", tmp_path / "r.html")
-
-
-def test_a_file_that_cannot_be_written_is_said_first(here: Path, tmp_path: Path) -> None:
-    has(here, [], "none")
-    assert "cannot write" in refusal(here, "--html", tmp_path / "missing/r.html")
 
 
 def test_a_replay_with_plans_is_the_one_as_mounted(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ from spiderfs.store import blocks as block_files
 from spiderfs.store.blocks import BlockFiles
 from spiderfs.store.checksums import PIECE_BYTES, header
 from spiderfs.store.content import FREED_AT_ONCE, LmdbContent, RecordWriter
-from spiderfs.store.environment import claim, release, wipe
 from spiderfs.store.store import BLOCK_BYTES, ContentKey, Keep
 
 FILE = 7
@@ -499,20 +498,3 @@ def test_blocks_are_left_to_the_source_where_they_could_not_be_freed(
         assert not content.land(ContentKey(FILE, 2), PAYLOADS[2])
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert held(content, ContentKey(8)) == b"small"
-
-
-def test_blocks_survive_a_clean_end_and_go_with_the_store(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    assert claim(store) is None
-    (store / "content").mkdir()
-    content = LmdbContent(store / "content")
-    content.set_capacity(64 << 20)
-    path = land_all_of_it(content)
-    content.close()
-    release(store)
-    assert claim(store) is None
-    content = LmdbContent(store / "content")
-    assert held(content, ContentKey(FILE, 2)) == PAYLOADS[2]
-    content.close()
-    wipe(store)
-    assert not path.parent.exists()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from mounting import Mounted, eventually, mounted, run_spiderfs
 from programs import program
-from reading import read_afresh, write_files
+from reading import lasting_source, read_afresh, write_files
 
 from spiderfs import __version__
 from spiderfs.metrics import COUNTERS, GAUGES, HISTOGRAMS
@@ -40,11 +40,7 @@ FILES = {
 SIZES = {f"{part}/{kind}/{number}.bin": 4_000 for part in ("train", "val") for kind in "ab" for number in range(5)}
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = tmp_path_factory.mktemp("source")
-    write_files(source, SIZES)
-    return source
+source = lasting_source(SIZES)
 
 
 @pytest.fixture(params=[1, 2])

@@ -23,7 +23,7 @@ import pytest
 import redis
 from mounting import PATIENCE_S, Mounted, descendants, detach, eventually, mounted, settle
 from planning import planned
-from reading import write_files
+from reading import source_of, write_files
 from redis_clusters import RedisCluster
 
 from benchmarks.common.redis_server import RedisServer
@@ -43,11 +43,7 @@ MODES = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    write_files(source, {name: 20_000 + 777 * number for number, name in enumerate(NAMES)})
-    return source
+source = source_of({name: 20_000 + 777 * number for number, name in enumerate(NAMES)})
 
 
 @dataclass

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 from mounting import PATIENCE_S, Mounted, detach, ending, eventually, mounted
 from ordinary_user import UID, let_everybody_in, run_as_ordinary_user
-from reading import cached_pages, readers, together, write_files
+from reading import cached_pages, readers, source_of, together, write_files
 
 from spiderfs.shared.layout import BLOCKS_DIRECTORY, CacheLayout
 
@@ -29,11 +29,7 @@ TIDY_SOON = "from spiderfs.fuse import passthrough; passthrough.LINGER_S = 1.0;"
 TIDY_SOON += "from spiderfs.daemon import worker; worker.TIDY_INTERVAL_S = 0.2"
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    (tmp_path / "source").mkdir()
-    write_files(tmp_path / "source", {"large": BYTES})
-    return tmp_path / "source"
+source = source_of({"large": BYTES})
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 from mounting import Mounted, eventually, mounted
 from planning import Trainer
 from programs import program
-from reading import write_files
+from reading import lasting_source
 
 from spiderfs.protocol import EpochEnd
 
@@ -32,11 +32,7 @@ def training(mount: Mounted, names: Sequence[str] = NAMES) -> contextlib.Abstrac
     return contextlib.closing(Trainer(mount, names))
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = tmp_path_factory.mktemp("source")
-    write_files(source, dict.fromkeys(NAMES, SIZE))
-    return source
+source = lasting_source(dict.fromkeys(NAMES, SIZE))
 
 
 @pytest.fixture(params=[1, 2])

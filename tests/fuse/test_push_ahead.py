@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mounting import Mounted, Process, children, eventually, mounted, run_spiderfs
 from planning import planned, pusher
-from reading import cached_pages, write_files
+from reading import cached_pages, lasting_source, write_files
 
 from spiderfs.core.plans.schedule import UNPROVEN_SAMPLES
 from spiderfs.protocol import Batch
@@ -26,11 +26,7 @@ FORGETS_NAMES = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = tmp_path_factory.mktemp("source")
-    write_files(source, dict.fromkeys(NAMES, SIZE))
-    return source
+source = lasting_source(dict.fromkeys(NAMES, SIZE))
 
 
 def pushed(mount: Mounted, files: int = FILES) -> None:

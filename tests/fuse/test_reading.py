@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 from mounting import Mounted, eventually, mounted
-from reading import digest, read_through, write_files
+from reading import digest, lasting_source, read_through, write_files
 
 from benchmarks.common.sources import write_patterned
 
@@ -26,11 +26,7 @@ SPARSE_BYTES = 64 << 30
 NAMES = ("small", "large")
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = tmp_path_factory.mktemp("source")
-    write_files(source, {"small": SMALL_BYTES, "large": LARGE_BYTES})
-    return source
+source = lasting_source({"small": SMALL_BYTES, "large": LARGE_BYTES})
 
 
 @pytest.fixture(scope="module", params=[1, 2])

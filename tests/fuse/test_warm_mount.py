@@ -15,16 +15,12 @@ import mounting
 import pytest
 from mounting import Mounted, eventually, mounted, run_spiderfs
 from programs import program
-from reading import write_files
+from reading import lasting_source, write_files
 
 SIZES = {f"{part}/{kind}/{number:02d}": 4_000 for part in ("train", "val") for kind in "ab" for number in range(25)}
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = tmp_path_factory.mktemp("source")
-    write_files(source, SIZES)
-    return source
+source = lasting_source(SIZES)
 
 
 @pytest.fixture

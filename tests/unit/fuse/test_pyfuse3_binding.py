@@ -86,25 +86,6 @@ def serve_until(kernel: Kernel, ask: Callable[[], object], place: Path, ticks: l
     trio.run(live)
 
 
-def test_requests_are_answered_and_their_errors_too(kernel: Kernel, tmp_path: Path) -> None:
-    def ask() -> None:
-        assert kernel.ask(Opcode.GETATTR, bytes(16))[0] == 0
-        status, entry = kernel.ask(Opcode.LOOKUP, b"file\0")
-        assert status == 0
-        inode = int.from_bytes(entry[:8], "little")
-        assert kernel.ask(Opcode.LOOKUP, b"none\0")[1][:8] == bytes(8)
-        status, opened = kernel.ask(Opcode.OPEN, bytes(8), inode)
-        handle = int.from_bytes(opened[:8], "little")
-        assert (status, handle) == (0, inode)
-        assert kernel.ask(Opcode.READ, struct.pack("<QQIIQII", handle, 3, 100, 0, 0, 0, 0), inode) == (0, b"tent")
-        assert kernel.ask(Opcode.MKDIR, struct.pack("<II", 0o755, 0) + b"new\0")[0] == errno.EROFS
-        assert kernel.ask(Opcode.GETXATTR, struct.pack("<II", 0, 0) + b"user.none\0", inode)[0] == errno.ENODATA
-        # Not asked again after this.
-        assert kernel.ask(25, struct.pack("<QIIQ", handle, 0, 0, 0), inode)[0] == errno.ENOSYS
-
-    serve_until(kernel, ask, tmp_path)
-
-
 def test_a_request_that_has_vanished_holds_no_one_up_for_long(
     kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,6 @@ from benchmarks.fakes import MemorySource
 from benchmarks.fakes.faulty_source import HANG, Faults, FaultySource
 from spiderfs.errors import SourceNotFound, SourceUnavailable
 from spiderfs.linux.memory import keep_freed_memory
-from spiderfs.sources import read_process
 from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.read_process import ReadProcess
@@ -298,32 +297,3 @@ def test_it_ends_with_whoever_made_it() -> None:
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     eventually(lambda: not is_running(pid), what="its end")
-
-
-async def test_it_is_watched_while_something_is_read_and_not_while_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
-
-    def ended_status(pid: int) -> None:
-        nonlocal looks
-        looks += 1
-
-    monkeypatch.setattr(read_process, "ended_status", ended_status)
-    monkeypatch.setattr(read_process, "_WATCH_INTERVAL_S", 0.001)
-    faults = Faults.made()
-    memory = MemorySource()
-    version = memory.add(b"x", b"content").version
-    async with reading(FaultySource(memory, faults)) as process, trio.open_nursery() as nursery:
-        nursery.start_soon(process.watch)
-        for _ in range(2):
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            before = looks
-            await trio.sleep(0.05)
-            assert looks == before
-            faults.set(HANG, 1)
-            nursery.start_soon(process.read, b"x", 0, 7, version)
-            while looks < before + 10:
-                await trio.sleep(0.001)
-            faults.set(HANG, 0)
-            while process._tasks:
-                await trio.sleep(0.001)
-        nursery.cancel_scope.cancel()

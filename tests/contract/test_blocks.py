@@ -215,9 +215,7 @@ def test_an_earlier_look_finds_nothing_wrong(content: LmdbContent) -> None:
 # -- handing out plain files
 
 
-def test_a_plain_file_is_handed_out_only_whole_and_verified_by_this_process(
-    content: LmdbContent, tmp_path: Path
-) -> None:
+def test_a_plain_file_is_handed_out_whole_and_verified_here(content: LmdbContent, tmp_path: Path) -> None:
     assert content.plain_file(FILE, SIZE) is None
     path = land_all_of_it(content)
     fd = content.plain_file(FILE, SIZE)
@@ -430,9 +428,7 @@ def test_a_file_that_is_removed_while_a_process_waits_for_it(content: LmdbConten
 # -- disks
 
 
-def test_blocks_beyond_the_largest_file_are_left_to_the_source(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_blocks_beyond_the_largest_file_are_not_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The end of what files may be lies in the middle of the second block; there is room for everything else."""
 
     def run() -> None:

@@ -212,9 +212,7 @@ def test_a_smaller_capacity_gives_the_disk_back(content: LmdbContent, tmp_path: 
     assert content.usage().used_bytes == 0
 
 
-def test_no_room_is_an_error_that_leaves_nothing_behind(
-    content: LmdbContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_nothing(content: LmdbContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert content.land(ContentKey(1), payload(1, 100 * KIB))
 
     def full(fd: int, offset: int, length: int) -> None:
@@ -231,9 +229,7 @@ def test_no_room_is_an_error_that_leaves_nothing_behind(
     check(content, tmp_path)
 
 
-def test_a_write_that_fails_leaves_nothing_behind(
-    content: LmdbContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_nothing(content: LmdbContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(lease: Lease, whole: bytes) -> None:
         raise StoreError("the disk is broken")
 

@@ -175,9 +175,7 @@ def test_what_is_of_another_length_is_not_given_to_readers(home: Home) -> None:
 
 
 @pytest.mark.parametrize("what", ["killed", "stopped"])
-def test_one_that_is_lost_costs_the_time_limit_a_few_times_and_is_asked_again(
-    home: Home, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_one_costs_few_limits_and_is_asked_again(home: Home, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     home.add(b"a")
     home.hurry(b"a")
     known = home.status
@@ -263,9 +261,7 @@ def test_a_server_whose_address_is_not_known_any_more_is_given_files_when_it_is_
 
 
 @KINDS
-def test_a_server_is_the_home_of_what_it_has_room_for(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_is_home_of_what_it_has_room_for(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_client, "_SETTLED_S", 1)
     with ExitStack() as stack:
         home = made(kind, tmp_path, stack, "--maxmemory", "4mb")
@@ -303,7 +299,7 @@ def test_a_server_is_the_home_of_what_it_has_room_for(
 
 
 @KINDS
-def test_the_password_is_right(
+def test_a_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     for word, gives in (("wrong", False), ("secret", True)):

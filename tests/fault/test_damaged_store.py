@@ -72,9 +72,7 @@ FILES = {"content": f"content/{DATA_FILE}", "names": f"names/{DATA_FILE}", "exte
 
 @pytest.mark.parametrize("what", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_store_damaged_between_mounts_serves_no_wrong_byte(
-    source: Path, tmp_path: Path, what: str, damage: str
-) -> None:
+def test_damage_between_mounts_serves_no_wrong_byte(source: Path, tmp_path: Path, what: str, damage: str) -> None:
     wanted = write_files(source, SIZES)
     cache = tmp_path / "cache"
     with (
@@ -91,9 +89,7 @@ def test_a_store_damaged_between_mounts_serves_no_wrong_byte(
 
 @pytest.mark.parametrize("what", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_store_damaged_under_a_mount_serves_no_wrong_byte(
-    source: Path, tmp_path: Path, what: str, damage: str
-) -> None:
+def test_damage_under_a_mount_serves_no_wrong_byte(source: Path, tmp_path: Path, what: str, damage: str) -> None:
     wanted = write_files(source, SIZES)
     with mounted(source, tmp_path / "m", workers=2, capacity="16MiB", ttl=0.2, allowed=DAMAGE, **LIMIT) as mount:
         with readers(2, mount.point, wanted) as some:

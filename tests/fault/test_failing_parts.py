@@ -84,9 +84,7 @@ def test_a_disk_that_turns_read_only_costs_no_read(source: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_source_that_hangs_in_the_middle_of_a_part_costs_one_limit(
-    source: Path, tmp_path: Path, workers: int
-) -> None:
+def test_a_source_that_hangs_within_a_part_costs_one_limit(source: Path, tmp_path: Path, workers: int) -> None:
     options = {"workers": workers, "capacity": "400MiB", "source__latency_ms": 5, "source__timeout_s": 1}
     with mounted(source, tmp_path / "m", allowed=TROUBLES, **options) as mount:  # type: ignore[arg-type]
         waited_since = time.monotonic()

@@ -163,9 +163,7 @@ def test_a_pending_look_up_holds_up_no_one_who_knows_the_names(source: Path, tmp
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_supervisor_killed_while_a_look_up_is_pending_leaves_nothing(
-    source: Path, tmp_path: Path, workers: int
-) -> None:
+def test_a_supervisor_killed_during_a_look_up_leaves_nothing(source: Path, tmp_path: Path, workers: int) -> None:
     cache = tmp_path / "cache"
     with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED], **OPTIONS) as mount:
         pids = descendants(mount.supervisor.pid)
@@ -184,9 +182,7 @@ def test_a_supervisor_killed_while_a_look_up_is_pending_leaves_nothing(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_mount_that_is_told_to_stop_while_the_source_hangs_ends(
-    source: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_mount_ends_while_the_source_hangs(source: Path, tmp_path: Path, number: signal.Signals) -> None:
     allowed = ["is in use: it is detached"]
     with mounted(source, tmp_path / "m", allowed=allowed, first=DRAINING_SOON, **OPTIONS) as mount:
         pids = descendants(mount.supervisor.pid)
@@ -198,9 +194,7 @@ def test_a_mount_that_is_told_to_stop_while_the_source_hangs_ends(
 
 
 @pytest.mark.parametrize("options", [{"workers": 2}, {"immutable": "on"}])
-def test_a_name_that_the_kernel_believes_still_gets_its_substitute(
-    source: Path, tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_a_trusted_name_still_gets_its_substitute(source: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     with mounted(source, tmp_path / "m", **OPTIONS, **options) as mount:
         for path in sorted(mount.point.glob("train/*/*")):
             path.read_bytes()

@@ -101,9 +101,7 @@ def test_the_manager_may_die(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.both_bindings
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
-    source: Path, tmp_path: Path, workers: int
-) -> None:
+def test_a_killed_supervisor_ends_reads_and_the_next_mount_works(source: Path, tmp_path: Path, workers: int) -> None:
     wanted = write_files(source, SIZES)
     cache = tmp_path / "cache"
     with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED], **LIMIT) as mount:

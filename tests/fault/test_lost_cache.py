@@ -85,9 +85,7 @@ def test_a_mount_outlives_its_cache_directory(source: Path, tmp_path: Path, loss
 
 
 @pytest.mark.parametrize("step", ["supervisor.publish_options", "environment.claim"])
-def test_a_cache_directory_that_is_deleted_while_it_is_made_again_is_made_once_more(
-    source: Path, tmp_path: Path, step: str
-) -> None:
+def test_a_cache_directory_that_is_deleted_again_is_made_once_more(source: Path, tmp_path: Path, step: str) -> None:
     wanted = write_files(source, {"one": 5_000, "two": 5_000})
     cache, deleting = tmp_path / "cache", tmp_path / "deleting"
     first = f"""{LOOKING_OFTEN}

@@ -39,9 +39,7 @@ def test_a_mount_is_well_until_its_daemon_is_killed(source: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ended_while_the_kernel_is_asked_it_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_ended_early_it_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     ends = (
         "import os\nfrom spiderfs.linux import mounts\nreal = mounts.mount\n"

@@ -293,9 +293,7 @@ def test_paths_need_not_be_utf8(tmp_path: Path) -> None:
         ("ro,suid", "leave out suid"),
     ],
 )
-def test_an_unusable_option_or_path_is_refused_in_one_line(
-    source: Path, tmp_path: Path, options: str, said: str
-) -> None:
+def test_an_unusable_option_is_refused_in_one_line(source: Path, tmp_path: Path, options: str, said: str) -> None:
     point = tmp_path / "mnt"
     point.mkdir()
     chosen = [f"cache_dir={tmp_path}/cache", options.format(place=tmp_path)]
@@ -314,9 +312,7 @@ def test_an_unusable_option_or_path_is_refused_in_one_line(
         (b'cache_dir = "a\\u0000b"', "NUL"),
     ],
 )
-def test_a_broken_file_of_options_is_refused_in_one_line(
-    source: Path, tmp_path: Path, content: bytes | None, said: str
-) -> None:
+def test_a_broken_file_of_options_is_one_line(source: Path, tmp_path: Path, content: bytes | None, said: str) -> None:
     toml = Path("/dev/zero")
     if content is not None:
         toml = tmp_path / "options.toml"

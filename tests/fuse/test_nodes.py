@@ -248,9 +248,7 @@ def size_of(source: Path, names: Sequence[str] = NAMES) -> int:
 
 
 @MODES
-def test_the_nodes_fetch_each_file_once_and_each_is_kept_at_home(
-    source: Path, tmp_path: Path, mode: dict[str, object]
-) -> None:
+def test_nodes_fetch_each_file_once_and_keep_it_at_home(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
     with nodes(source, tmp_path, 3, **mode) as members:
         with ThreadPoolExecutor(3) as threads:
             assert max(threads.map(Node.reads_all, members)) < PATIENCE_S
@@ -268,9 +266,7 @@ def test_the_nodes_fetch_each_file_once_and_each_is_kept_at_home(
 
 
 @pytest.mark.parametrize("mode", [{}, {"immutable": "on"}], ids=["opened", "immutable"])
-def test_what_a_plan_names_is_fetched_ahead_from_peers_too(
-    source: Path, tmp_path: Path, mode: dict[str, object]
-) -> None:
+def test_planned_files_are_fetched_ahead_from_peers(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
     with nodes(source, tmp_path, 2, **mode) as members:
         reader = members[0]
         with planned(reader.mount, NAMES):
@@ -395,9 +391,7 @@ def test_nodes_of_one_name_come_and_go(source: Path, tmp_path: Path, mode: dict[
 
 
 @pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])
-def test_nodes_that_find_each_other_by_a_server_come_and_go(
-    source: Path, tmp_path: Path, mode: dict[str, object]
-) -> None:
+def test_nodes_that_meet_at_a_server_come_and_go(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(RedisServer(tmp_path))
         threads = stack.enter_context(ThreadPoolExecutor(4))
@@ -522,9 +516,7 @@ def test_what_changes_at_the_source_is_never_given_as_it_was(source: Path, tmp_p
 
 
 @pytest.mark.parametrize("options", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "immutable"])
-def test_a_large_file_leaves_the_source_once_for_nodes_that_read_it_side_by_side(
-    tmp_path: Path, options: dict[str, object]
-) -> None:
+def test_a_large_file_leaves_the_source_once_for_all_nodes(tmp_path: Path, options: dict[str, object]) -> None:
     size = (100 << 20) + 5
     write_files(tmp_path / "source", {"large": size})
     with nodes(tmp_path / "source", tmp_path, 3, **options) as members:

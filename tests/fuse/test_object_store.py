@@ -82,9 +82,7 @@ def test_an_object_of_a_known_path_needs_no_walk(server: ObjectServer, tmp_path:
 
 
 @OPENED_AND_IMMUTABLE
-def test_what_fails_now_and_then_is_asked_for_again(
-    server: ObjectServer, tmp_path: Path, mode: dict[str, object]
-) -> None:
+def test_passing_failures_are_asked_again(server: ObjectServer, tmp_path: Path, mode: dict[str, object]) -> None:
     rng = random.Random(3)
     failures = [(503, "SlowDown"), (500, "InternalError"), (429, ""), (503, "")]
 
@@ -102,9 +100,7 @@ def test_what_fails_now_and_then_is_asked_for_again(
         assert mount.metric("source_errors") == 0
 
 
-def test_an_object_that_was_replaced_since_the_listing_is_read_as_it_is_now(
-    server: ObjectServer, tmp_path: Path
-) -> None:
+def test_a_replaced_object_is_read_as_it_is_now(server: ObjectServer, tmp_path: Path) -> None:
     with shown(server, tmp_path) as mount:
         assert len(os.listdir(mount.point / "c0")) == 20
         server.objects["train/c0/000.jpg"] = b"another"
@@ -121,7 +117,7 @@ def test_an_object_that_was_replaced_since_the_listing_is_read_as_it_is_now(
 
 
 @OPENED_AND_IMMUTABLE
-def test_names_that_come_into_an_empty_directory_are_listed(
+def test_new_names_in_an_empty_directory_are_listed(
     server: ObjectServer, tmp_path: Path, mode: dict[str, object]
 ) -> None:
     server.objects["train/empty/"] = b""
@@ -149,9 +145,7 @@ def test_what_is_cached_is_read_while_the_store_is_away(server: ObjectServer, tm
 
 
 @OPENED_AND_IMMUTABLE
-def test_a_store_that_hangs_holds_no_one_for_long(
-    server: ObjectServer, tmp_path: Path, mode: dict[str, object]
-) -> None:
+def test_a_hanging_store_holds_no_one_for_long(server: ObjectServer, tmp_path: Path, mode: dict[str, object]) -> None:
     options = {"source__timeout_s": 1, "source__attempts": 1}
     with shown(server, tmp_path, allowed=("not answered", "unanswered"), **options, **mode) as mount:
         files = [mount.point / f"c{number % 3}/{number:03}.jpg" for number in range(17)]
@@ -284,7 +278,7 @@ def test_what_is_known_is_shown_though_the_store_is_off_before_the_mount(
         assert time.monotonic() - began < 1, "it is known that the store is off"
 
 
-def test_a_store_that_a_variable_names_has_a_cache_of_its_own(
+def test_a_store_of_a_variable_has_its_cache(
     server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
@@ -300,7 +294,7 @@ def test_a_store_that_a_variable_names_has_a_cache_of_its_own(
 
 
 @pytest.mark.parametrize("scheme", ["gs", "az"])
-def test_a_bucket_of_google_or_microsoft_is_shown(
+def test_other_buckets_are_shown(
     server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "account")
@@ -318,7 +312,7 @@ def test_a_bucket_of_google_or_microsoft_is_shown(
 
 @OPENED_AND_IMMUTABLE
 @pytest.mark.parametrize("has_tags", [False, True], ids=["times", "tags"])
-def test_names_of_a_list_spare_all_listings(
+def test_listed_names_spare_listings(
     server: ObjectServer, tmp_path: Path, mode: dict[str, object], has_tags: bool
 ) -> None:
     names = tmp_path / "names"

@@ -47,9 +47,7 @@ def test_the_bytes_are_the_source_s_and_come_once(source: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_files_are_read_side_by_side_and_one_may_be_shorter_than_a_part(
-    source: Path, tmp_path: Path, workers: int
-) -> None:
+def test_files_of_all_lengths_are_read_side_by_side(source: Path, tmp_path: Path, workers: int) -> None:
     sizes = {"large": SIZE, "another": (40 << 20) + 1, "short": (2 << 20) + 5, "a block": 1 << 20}
     for name in sizes:
         write_patterned(source / name, sizes[name])

@@ -116,9 +116,7 @@ def test_the_process_that_pushes_holds_nothing_of_the_daemons(source: Path, tmp_
 
 @FORGETS_NAMES
 @pytest.mark.parametrize("workers", [1, 2])
-def test_names_are_forgotten_before_anything_is_pushed_for_who_will_be_given_substitutes(
-    tmp_path: Path, workers: int
-) -> None:
+def test_names_are_forgotten_before_pushes_for_who_will_get_substitutes(tmp_path: Path, workers: int) -> None:
     source = tmp_path / "source"
     # Each of them is one READ, so that nothing is fetched by two workers.
     write_files(source, dict.fromkeys(NAMES, SMALL))
@@ -160,9 +158,7 @@ def test_what_was_pushed_outlives_a_worker(source: Path, tmp_path: Path, workers
 
 @FORGETS_NAMES
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_is_forgotten_for_the_sake_of_substitutes_is_pushed_again(
-    source: Path, tmp_path: Path, workers: int
-) -> None:
+def test_what_is_forgotten_for_substitutes_is_pushed_again(source: Path, tmp_path: Path, workers: int) -> None:
     with mounted(source, tmp_path / "m", immutable="on", workers=workers) as mount:
         with planned(mount, NAMES) as tell:
             pushed(mount)

@@ -34,9 +34,7 @@ def test_a_file_that_is_replaced_all_the_time_is_read_without_errors(
         assert outcome.right == 8 * 120
 
 
-def test_a_file_that_is_replaced_faster_than_it_can_be_looked_up_is_read_without_errors(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_is_replaced_faster_than_looked_up_is_read(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "place", workers=3) as mount, replaced(source, NAMES[:1], 200, pause_s=0.0):
         outcome = read_on(mount.point, NAMES[:1], 200, readers=8, reads=60)
         assert not outcome.errors, outcome

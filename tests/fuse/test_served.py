@@ -287,9 +287,7 @@ def test_commands_take_the_name(daemon: ServedDaemon, source: Path) -> None:
         assert f"{option.partition('=')[0]} needs a mount, and there is none: leave it out" in refused.stderr
 
 
-def test_a_directory_that_others_may_write_to_is_refused(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_of_others_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "open").mkdir(mode=0o777)
     (tmp_path / "open").chmod(0o777)
     monkeypatch.setenv(ENVIRONMENT, os.fspath(tmp_path / "open"))

@@ -114,9 +114,7 @@ def test_readers_around_fuse_and_warming_get_the_same_forms(source: Path, place:
 
 
 @pytest.mark.parametrize(("forms", "form"), [("0-100-0", "small"), ("100-0-0", "original")])
-def test_a_pure_split_that_has_room_for_all_is_a_mount_of_that_form(
-    source: Path, place: Path, forms: str, form: str
-) -> None:
+def test_a_pure_split_with_room_is_a_mount_of_that_form(source: Path, place: Path, forms: str, form: str) -> None:
     with mounted(source, place, capacity="2MB", forms=forms, **OPTIONS) as mount:
         assert set(shown(mount).values()) == {form}
         links = mount.point / ".spiderfs/views"

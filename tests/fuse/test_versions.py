@@ -49,9 +49,7 @@ def test_a_file_of_any_time_is_shown(source: Path, tmp_path: Path, seconds: int)
 @pytest.mark.parametrize(
     "options", [{"ttl": "0s"}, {}, {"ttl": "0s", "workers": 2}, {"sample_max_bytes": 4}, {"immutable": "on"}]
 )
-def test_bytes_that_were_read_while_they_were_written_do_not_stay(
-    source: Path, tmp_path: Path, options: dict[str, object]
-) -> None:
+def test_bytes_read_while_written_do_not_stay(source: Path, tmp_path: Path, options: dict[str, object]) -> None:
     with mounted(source, tmp_path / "place", **options) as mount:  # type: ignore[arg-type]
         (source / "file").write_bytes(b"half of it")
         mtime_ns = os.stat(source / "file").st_mtime_ns
@@ -106,9 +104,7 @@ def test_a_file_that_has_not_settled_is_warmed_when_it_has(source: Path, tmp_pat
         assert (mount.point / "file").read_bytes() == b"all of it!"
 
 
-def test_a_file_that_was_read_before_it_was_complete_is_complete_when_it_has_settled(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_was_read_too_early_is_complete_when_settled(source: Path, tmp_path: Path) -> None:
     """Names are trusted for an hour, but not that of a file that someone is just writing."""
     whole = {"empty": b"all of it", "half": b"all of it", "large": b"all of the large one"}
     with mounted(source, tmp_path / "place", sample_max_bytes=10) as mount:
@@ -210,9 +206,7 @@ def test_versions_that_were_superseded_do_not_fill_the_cache(source: Path, tmp_p
 
 
 @pytest.mark.parametrize("options", [{"dir_ttl": "0s"}, {}], ids=["listed again", "not settled"])
-def test_the_listing_of_an_empty_directory_is_kept_no_longer_than_others(
-    source: Path, tmp_path: Path, options: dict[str, object]
-) -> None:
+def test_an_empty_listing_is_kept_as_long_as_others(source: Path, tmp_path: Path, options: dict[str, object]) -> None:
     with mounted(source, tmp_path / "place", **options) as mount:
         (source / "directory").mkdir()
         made = os.stat(source / "directory")

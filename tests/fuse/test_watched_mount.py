@@ -96,9 +96,7 @@ def top(*mountpoints: Path, timeout_s: float = 5.0) -> Iterator[Terminal]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, "q"])
-def test_top_draws_pages_that_fit_the_terminal_and_leaves_it_as_it_was(
-    source: Path, tmp_path: Path, end: int | str
-) -> None:
+def test_top_fits_the_terminal_and_leaves_it_as_it_was(source: Path, tmp_path: Path, end: int | str) -> None:
     write_files(source, {f"{number}": 1000 for number in range(20)})
     with mounted(source, tmp_path / "m", capacity="10MiB") as mount, top(mount.point) as terminal:
         terminal.shows("q quit   v view (overview)", "hit rate")

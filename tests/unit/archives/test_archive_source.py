@@ -117,9 +117,7 @@ def test_an_archive_that_has_just_changed_is_shown_when_it_has_settled(show: Sho
         list(source.scan(b"s.tar"))
 
 
-def test_a_damaged_archive_fails_as_a_whole_with_one_line(
-    show: Show, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_a_damaged_archive_fails_with_one_line(show: Show, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     memory = MemorySource()
     memory.add(b"s.tar", tar_of(TREE)[:3000])
     for source in (show(memory), show(memory)):
@@ -223,9 +221,7 @@ def test_a_tar_that_was_replaced_and_has_the_same_size_and_time_gives_no_bytes_o
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_a_piece_of_a_large_member_is_not_that_of_another_one(
-    show: Show, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_piece_is_never_that_of_another_member(show: Show, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     made = {"tar": tar_of, "zip": zip_of}[kind]
     path = f"s.{kind}/a".encode()
     memory = MemorySource()
@@ -433,9 +429,7 @@ def no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "archives"
 
 
-def test_an_index_that_cannot_be_written_is_kept_in_memory_until_it_can(
-    show: Show, no_disk: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_index_without_a_disk_is_kept_in_memory(show: Show, no_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     memory = MemorySource()
     memory.add(b"s.tar", tar_of(TREE))
     memory.add(b"t.tar", tar_of(TREE)[:3000])
@@ -494,7 +488,7 @@ def test_a_damaged_index_is_made_again(show: Show, tmp_path: Path) -> None:
     assert read(show(memory), b"s.tar/n01/b.jpg") == b"second"
 
 
-def test_open_indices_leave_most_descriptors_to_others(
+def test_open_indices_leave_descriptors_over(
     indexers: Indexers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is a map, and holds a descriptor: a process often may have 1,024."""

@@ -173,9 +173,7 @@ def test_commands_for_a_path_that_is_not_mounted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["status"], ["config"]])
-def test_a_reader_that_has_gone_says_nothing_of_the_mount(
-    mounted: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
-) -> None:
+def test_a_broken_pipe_is_not_the_mounts(mounted: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     echo = click.echo
 
     def gone(message: str, nl: bool = True, err: bool = False) -> None:
@@ -243,7 +241,7 @@ def test_mount_remarks_on_a_capacity_that_can_hardly_be_meant(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EBUSY])
-def test_a_control_file_that_cannot_be_read_now_may_have_two_reasons(
+def test_an_unreadable_control_file_has_two_reasons(
     mounted: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(*arguments: object) -> None:
@@ -291,9 +289,7 @@ def test_umount_names_other_places_of_the_mount_and_no_later_mount_of_its_number
     assert ("/mnt/other" in result.output) is bool(status)
 
 
-def test_umount_names_a_daemon_that_stays(
-    mounted: Path, unmounted: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_stays(mounted: Path, unmounted: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(umount, "wait_released", lambda cache_dir, timeout_s: False)
     assert "kill 4711" in refusal("umount", mounted)
     assert spiderfs("umount", "--lazy", mounted).exit_code == 0

@@ -108,9 +108,7 @@ def test_paths_are_below_the_mount(mounted: Path, daemon: Daemon, monkeypatch: p
         ("a\nb", "a b has a newline, and a list has one path a line: write ? in its place"),
     ],
 )
-def test_a_path_that_cannot_be_meant_is_refused_before_anything_is_fetched(
-    mounted: Path, daemon: Daemon, path: str, said: str
-) -> None:
+def test_a_path_that_cannot_be_meant_is_refused_first(mounted: Path, daemon: Daemon, path: str, said: str) -> None:
     expected = f"spiderfs: {said.replace('{}', str(mounted))}\n"
     assert refusal(mounted, "train", path.replace("{}", str(mounted))) == expected
     assert daemon.written == []
@@ -147,9 +145,7 @@ def test_a_list_on_stdin_comes_in_pieces(mounted: Path, daemon: Daemon, monkeypa
         (OSError(107, "gone"), "the daemon of {} is dead: unmount with 'spiderfs umount {}', or mount again"),
     ],
 )
-def test_however_it_ends_the_daemons_work_ends(
-    mounted: Path, daemon: Daemon, ended_by: BaseException, said: str
-) -> None:
+def test_the_daemons_work_ends_with_it(mounted: Path, daemon: Daemon, ended_by: BaseException, said: str) -> None:
     ended = Warming(searching=True, ended=True, found=7, fetched=2, left=5)
     daemon.says = [Warming(), Warming(searching=True), ended_by, ended]
     assert refusal(mounted) == f"spiderfs: {said.replace('{}', str(mounted))}\n"
@@ -204,9 +200,7 @@ def test_globs_and_lists_that_mean_nothing_are_an_error(mounted: Path, daemon: D
         assert spiderfs(mounted, *arguments, stdin=stdin, command=command).exit_code == 0
 
 
-def test_the_mount_is_not_blamed_for_a_terminal_that_fails(
-    mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_terminal_is_not_the_mounts(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(text: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -215,9 +209,7 @@ def test_the_mount_is_not_blamed_for_a_terminal_that_fails(
         warm.warm.callback(str(mounted), (), False, False)  # type: ignore[misc]
 
 
-def test_without_a_terminal_lines_say_how_far_it_is(
-    mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_terminal_it_prints_lines(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "_LINE_INTERVAL_S", 0.0)
     daemon.says = [
         Warming(),
@@ -260,9 +252,7 @@ def test_on_a_terminal_a_bar_says_how_far_it_is(mounted: Path, daemon: Daemon, m
     assert [shown[1:] for shown in lines] == [(0, None), (3, 4)]
 
 
-def test_no_one_waits_long_for_a_daemon_that_does_not_answer(
-    mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_one_waits_long_for_a_silent_daemon(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(_: Mount) -> dict[str, Any]:
         raise TimeoutError
 

@@ -205,9 +205,7 @@ def _serves_names_of_age(daemon: Daemon, age_s: float, served: bool) -> None:
 
 
 @pytest.mark.parametrize(("age_s", "served"), [(0.0, True), (50.0, True), (70.0, False)])
-def test_a_name_is_not_trusted_that_was_checked_before_an_immutable_mount_began(
-    daemon: Daemon, age_s: float, served: bool
-) -> None:
+def test_a_name_checked_before_an_immutable_mount_is_not_trusted(daemon: Daemon, age_s: float, served: bool) -> None:
     os.close(daemon.pipe.fd)
     daemon.begin(ttl_s=FOREVER_S, checked_since_s=time.time() - 60)
     _serves_names_of_age(daemon, age_s, served)
@@ -476,9 +474,7 @@ def as_nobody(daemon: Daemon, what: Any, owner: bool = True) -> tuple[bool, bool
 @pytest.mark.parametrize(
     ("directory_mode", "file_mode", "given"), [(0o755, 0o644, b"a pig"), (0o700, 0o644, None), (0o755, 0o600, None)]
 )
-def test_a_substitute_is_one_that_the_reader_could_open(
-    daemon: Daemon, directory_mode: int, file_mode: int, given: bytes | None
-) -> None:
+def test_a_substitute_could_be_opened(daemon: Daemon, directory_mode: int, file_mode: int, given: bytes | None) -> None:
     daemon.record(b"train", b"gone", None, size=5)
     daemon.record(b"", b"yard", mode=stat.S_IFDIR | directory_mode)
     daemon.record(b"yard", b"pig", b"a pig", mode=stat.S_IFREG | file_mode)

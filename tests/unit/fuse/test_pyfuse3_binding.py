@@ -86,9 +86,7 @@ def serve_until(kernel: Kernel, ask: Callable[[], object], place: Path, ticks: l
     trio.run(live)
 
 
-def test_a_request_that_has_vanished_holds_no_one_up_for_long(
-    kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vanished_request_holds_no_one_up(kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pyfuse3 reads where nothing is, as when a reader was killed after the kernel had said that it waits."""
     lies = 0
 
@@ -124,9 +122,7 @@ def test_a_request_that_has_vanished_holds_no_one_up_for_long(
     assert len(ticks) > 20
 
 
-def test_an_answer_that_the_kernel_cannot_read_ends_the_worker(
-    kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_answer_ends_the_worker(kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pyfuse3 has given the request up by then; its reader would wait for ever."""
     path = tmp_path / "mapped"
     path.write_bytes(bytes(mmap.PAGESIZE))

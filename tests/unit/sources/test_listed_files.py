@@ -250,9 +250,7 @@ def test_a_scan_looks_some_empty_files_up(listed: Callable[..., ListedSource], m
     assert [name for name, its in found.items() if its == UNKNOWN] == [b"c"]
 
 
-def test_a_scan_does_not_wait_again_for_a_source_that_is_away(
-    listed: Callable[..., ListedSource], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scan_waits_once_for_the_source(listed: Callable[..., ListedSource], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def away(source: LocalSource, path: bytes) -> SourceStat:

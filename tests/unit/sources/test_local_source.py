@@ -119,7 +119,7 @@ def test_a_change_during_the_read_is_noticed(root: Path, source: LocalSource, mo
         source.read(b"file", 0, 7, version)
 
 
-def test_a_file_cut_off_during_the_read_is_noticed(
+def test_a_file_cut_during_the_read_is_noticed(
     root: Path, source: LocalSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = source.stat(b"file")
@@ -159,9 +159,7 @@ def test_errnos(source: LocalSource, monkeypatch: pytest.MonkeyPatch, number: in
         source.getxattr(b"file", "user.x")
 
 
-def test_a_server_that_refuses_the_root_too_is_unavailable(
-    source: LocalSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_refuses_the_root_too_is_unavailable(source: LocalSource, monkeypatch: pytest.MonkeyPatch) -> None:
     """An NFS server says so of everything in an export that it has withdrawn."""
 
     def refuse(*_: object, **__: object) -> int:
@@ -197,7 +195,7 @@ def test_a_root_made_again_is_found_again(root: Path, source: LocalSource) -> No
         source.stat(b"file")
 
 
-def test_another_kind_of_file_system_at_the_path_is_not_the_source(
+def test_another_file_system_is_not_the_source(
     root: Path, source: LocalSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(root)

@@ -95,7 +95,7 @@ async def test_attempts_are_bounded(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("kind", [SourceNotFound, SourceDenied, SourceChanged])
-async def test_an_answer_is_not_retried(
+async def test_no_answer_is_retried(
     harness: Harness, kind: type[SourceNotFound | SourceDenied | SourceChanged]
 ) -> None:
     harness.memory.fail_next(kind("no"))
@@ -177,9 +177,7 @@ async def test_a_source_that_fails_for_one_entry_is_there(harness: Harness) -> N
     assert harness.events == {"source_requests": 4, "source_retries": 3, "source_errors": 1}
 
 
-async def test_a_source_that_fails_for_all_is_not_asked_again_by_all(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_fails_for_all_is_not_asked_again_by_all(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_REPETITIONS", 5)
     client = harness.client()
     harness.faults.set(GONE, 1)

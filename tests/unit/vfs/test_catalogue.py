@@ -89,9 +89,7 @@ def test_an_unknown_inode_is_stale(catalogue: Catalogue) -> None:
         catalogue.record(12345678, b"a", FILE, 1.0)
 
 
-def test_inodes_leave_room_for_the_root_and_control_files(
-    monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue
-) -> None:
+def test_inodes_leave_room_for_root_and_control_files(monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue) -> None:
     monkeypatch.setattr(module.xxhash, "xxh3_64_intdigest", lambda text: 0)
     dentry = catalogue.record(ROOT_INODE, b"a", FILE, 1.0)
     assert dentry.inode >= FIRST_INODE
@@ -105,9 +103,7 @@ def constant(place: int) -> Callable[..., int]:
     return lambda *_: place
 
 
-def test_versions_whose_hashes_collide_get_different_inodes(
-    monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue
-) -> None:
+def test_colliding_versions_get_different_inodes(monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue) -> None:
     monkeypatch.setattr(module, "_version_hash", constant(FIRST_INODE))
     versions = [FILE, FILE._replace(size=11), DIRECTORY, FILE._replace(size=4096, mtime_ns=5)]
     found = {

@@ -174,9 +174,7 @@ async def test_all_workers_snapshots_together_are_limited_in_number(
 
 
 @pytest.mark.parametrize("limit", ["MAX_SNAPSHOTS", "MAX_BYTES"])
-async def test_strangers_cannot_keep_others_from_reading(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
+async def test_strangers_cannot_keep_others_out(harness: Harness, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     text_bytes = len(b"cache 1\n")
     monkeypatch.setattr(module, limit, 16 * (text_bytes if limit == "MAX_BYTES" else 1))
     inode = harness.control.lookup(b"cache").inode

@@ -349,9 +349,7 @@ async def test_who_waited_for_another_process_takes_what_it_landed(other: Other,
 
 
 @pytest.mark.parametrize("go_on_after_s", [0.5, None])
-async def test_waiting_for_another_process_is_part_of_the_limit(
-    other: Other, harness: Harness, go_on_after_s: float | None
-) -> None:
+async def test_both_waits_together_have_one_limit(other: Other, harness: Harness, go_on_after_s: float | None) -> None:
     """A reader waits for another process and then for a source that hangs, for both together only once."""
     limit_s, hanging = 0.6, threading.Event()
     harness.source.read = lambda *args: hanging.wait() and b""  # type: ignore[assignment]

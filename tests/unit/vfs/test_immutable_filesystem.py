@@ -176,7 +176,7 @@ async def test_a_failure_is_no_other_reader_s(harness: Harness) -> None:
     assert bytes(await harness.fs.read_immutable(x, 0, 100, other)) == b"content of x"
 
 
-async def test_a_file_that_has_changed_is_doubted_and_looked_up_again(
+async def test_a_changed_file_is_doubted_and_looked_up_again(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     x = await harness.lookup(b"x")
@@ -293,9 +293,7 @@ async def test_a_fetch_is_reported_once_however_many_reads_wait_for_it(harness: 
     assert harness.source.calls["read"] == 1
 
 
-async def test_what_another_process_has_fetched_for_a_push_is_reported_there(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_another_process_fetched_is_a_hit_here(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     x = await harness.lookup(b"x")
     hold = FetchLock.try_hold
 

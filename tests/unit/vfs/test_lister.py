@@ -196,7 +196,7 @@ async def test_a_look_up_of_its_name_saves_the_questions_about_a_directory(harne
     assert harness.names(node.inode) == [b"a", b"b"]
 
 
-async def test_a_name_that_was_forgotten_vouches_for_no_directory_however_long_names_are_trusted(
+async def test_a_forgotten_name_vouches_for_no_directory(
     harness: Harness,
 ) -> None:
     harness.source.add(b"sub/a")

@@ -120,9 +120,7 @@ async def test_positions_of_many_files_are_bounded(harness: Harness, monkeypatch
 
 
 @given(reads=st.lists(st.integers(1, 12), max_size=40), size=st.integers(1, 12))
-def test_blocks_asked_for_lie_ahead_and_in_the_file(
-    tmp_path_factory: pytest.TempPathFactory, reads: list[int], size: int
-) -> None:
+def test_blocks_lie_ahead_in_the_file(tmp_path_factory: pytest.TempPathFactory, reads: list[int], size: int) -> None:
     reads = [block for block in reads if block <= size]
     directory = tmp_path_factory.getbasetemp()
     for block, ahead in zip(reads, asked(directory, size, *reads), strict=True):

@@ -315,9 +315,7 @@ def test_the_rights_of_a_reader_are_those_of_its_thread(harness: Harness) -> Non
     assert harness.redirects.credentials_of(process.pid, 6, 5) is None, "it has gone"
 
 
-def test_a_thread_that_has_become_another_user_is_looked_at_again(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_of_another_user_is_looked_at_again(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     status = status_of(os.getpid())
     monkeypatch.setattr("spiderfs.vfs.redirects.status_of", lambda thread: status._replace(uid=6, gid=5))
     assert harness.redirects.credentials_of(os.getpid(), 6, 5) is not None

@@ -121,9 +121,7 @@ async def test_names_of_an_earlier_mount_are_listed_and_not_asked_for_one_by_one
     assert found[2]
 
 
-async def test_no_one_waits_for_long_until_a_large_directory_is_listed(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_one_waits_long_for_a_large_directory(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = (await harness.bare.filesystem.lookup(ROOT_INODE, b"d", CALLER)).attributes.inode
     harness.calls()
     monkeypatch.setattr(walk_ahead, "MOMENT_S", 0.0)

@@ -77,9 +77,7 @@ def test_an_orientation_that_some_readers_do_not_see_leaves_the_image_as_it_is(f
 @pytest.mark.parametrize("endian", ["<", ">"])
 @pytest.mark.parametrize(("kind", "form"), [(3, "HH"), (4, "L"), (1, "BBH"), (9, "l")])
 @pytest.mark.parametrize("orientation", [1, 6])
-def test_an_orientation_of_another_type_than_exif_has_leaves_the_image_as_it_is(
-    endian: str, kind: int, form: str, orientation: int
-) -> None:
+def test_an_odd_type_of_orientation_leaves_the_image_alone(endian: str, kind: int, form: str, orientation: int) -> None:
     """Pillow reads a LONG, and a reader that takes two bytes of a big-endian one finds 0: no turn."""
     head = {"<": b"II*\0", ">": b"MM\0*"}[endian] + struct.pack(f"{endian}LHHHL", 8, 1, 0x0112, kind, 1)
     values = (orientation,) + (0,) * (len(form) - 1)

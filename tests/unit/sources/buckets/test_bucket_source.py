@@ -79,9 +79,7 @@ def test_a_directory_hides_an_object_of_its_name(server: ObjectServer, source: B
     assert stat.S_ISDIR(source.stat(b"d").mode)
 
 
-def test_an_object_whose_key_ends_with_a_slash_is_an_empty_directory(
-    server: ObjectServer, source: BucketSource
-) -> None:
+def test_a_key_that_ends_with_a_slash_is_an_empty_directory(server: ObjectServer, source: BucketSource) -> None:
     put(server, "p/d/", "p/e/", "p/e/x")
     assert listed(source) == {"d": "d", "e": "d"}
     assert listed(source, b"d") == {}
@@ -89,9 +87,7 @@ def test_an_object_whose_key_ends_with_a_slash_is_an_empty_directory(
     assert stat.S_ISDIR(source.stat(b"d").mode)
 
 
-def test_an_empty_object_that_is_marked_as_a_directory_is_one_where_stores_mark_them(
-    server: ObjectServer, source: BucketSource
-) -> None:
+def test_an_empty_object_may_be_marked_as_a_directory(server: ObjectServer, source: BucketSource) -> None:
     put(server, "p/d/x", "p/marked but full")
     server.objects |= dict.fromkeys(("p/d", "p/e", "p/file"), b"")
     server.folders = {"p/d", "p/e", "p/marked but full"}
@@ -105,9 +101,7 @@ def test_an_empty_object_that_is_marked_as_a_directory_is_one_where_stores_mark_
             list(source.scan(path))
 
 
-def test_too_many_open_files_are_said_and_no_fault_of_the_store(
-    server: ObjectServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_open_files_are_no_fault_of_the_store(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks tries again until a descriptor is free."""
     put(server, "p/a")
     source = opened(server)
@@ -160,7 +154,7 @@ def test_a_listing_has_many_pages(server: ObjectServer, source: BucketSource) ->
     assert len(server.asked("LIST p/")) == 13
 
 
-def test_a_later_page_of_a_listing_is_asked_for_again(
+def test_a_later_page_is_asked_again(
     server: ObjectServer, source: BucketSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever repeats a listing begins again: one of many pages would never be had from a store that fails at times."""
@@ -244,9 +238,7 @@ def test_a_store_that_lists_other_etags_than_it_gives_is_read(
     assert len(caplog.records) == 1
 
 
-def test_an_object_that_is_replaced_while_the_listing_stays_is_refused(
-    server: ObjectServer, source: BucketSource
-) -> None:
+def test_a_replaced_object_in_an_old_listing_is_refused(server: ObjectServer, source: BucketSource) -> None:
     """Its blocks may be cached: bytes of both must not come under one version."""
     server.listed_tag = "always {:.0}".format
     server.objects["p/a"] = b"first"
@@ -388,7 +380,7 @@ def test_a_store_that_is_not_there_or_slow_is_said_so(server: ObjectServer) -> N
         source.stat(b"a")
 
 
-def test_a_page_of_html_is_no_answer_of_the_store(
+def test_a_page_of_html_is_no_answer(
     server: ObjectServer, source: BucketSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something in front of the store refuses; what it sends can be read as XML."""
@@ -403,7 +395,7 @@ def test_a_page_of_html_is_no_answer_of_the_store(
             source.stat(b"a")
 
 
-def test_redirects_without_end_are_an_error(
+def test_endless_redirects_are_an_error(
     server: ObjectServer, source: BucketSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(server, "p/a")

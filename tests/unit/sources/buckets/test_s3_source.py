@@ -82,9 +82,7 @@ def test_settings_that_cannot_be_used_are_told_without_what_they_say(
     assert "SECRET" not in repr(raised.value)
 
 
-def test_requests_are_signed_by_what_the_environment_has(
-    server: ObjectServer, source: BucketSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_are_signed(server: ObjectServer, source: BucketSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
     put(server, "p/a")
     source.read(b"a", 0, 3, source.stat(b"a").version)
@@ -137,9 +135,7 @@ def test_rotated_credentials_are_found(server: ObjectServer, tmp_path: Path, mon
     assert bytes(source.read(b"a", 0, 3, version)) == b"p/a"
 
 
-def test_a_store_may_have_a_certificate_of_its_own(
-    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_may_sign_for_itself(server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = tmp_path / "localhost.pem"
     certificate.write_bytes(own_certificate("localhost"))
     with object_server(certificate=certificate) as store:
@@ -170,9 +166,7 @@ def test_another_region_of_amazons_is_found(server: ObjectServer, monkeypatch: p
     assert len(asked) == 1
 
 
-def test_libraries_do_not_log_what_they_send(
-    server: ObjectServer, source: BucketSource, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_libraries_log_nothing(server: ObjectServer, source: BucketSource, caplog: pytest.LogCaptureFixture) -> None:
     put(server, "p/a")
     with caplog.at_level(logging.DEBUG):
         source.read(b"a", 0, 3, source.stat(b"a").version)
@@ -231,9 +225,7 @@ def test_another_host_that_a_get_is_sent_to_is_not_given_the_signature(
         assert other.asked() == []
 
 
-def test_who_says_https_is_not_led_away_from_it(
-    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_https_is_not_left_by_redirects(server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = tmp_path / "localhost.pem"
     certificate.write_bytes(own_certificate("localhost"))
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
@@ -251,9 +243,7 @@ def test_who_says_https_is_not_led_away_from_it(
     assert server.asked() == []
 
 
-def test_the_identity_says_where_the_store_lies(
-    tmp_path: Path, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_identity_names_the_store(tmp_path: Path, server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert identity_of("s3://bucket/p/") == "s3://bucket/p"
     assert identity_of("s3://bucket/p", StoreSettings(region="eu-west-1")) == "s3://bucket/p"
     at = "s3://bucket/p at http://store:1"

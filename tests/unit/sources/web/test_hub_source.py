@@ -391,9 +391,7 @@ def test_a_body_that_drips_ends_in_time(hub: FakeHub) -> None:
         source.read(b"train/b.bin", 0, 5000, version)
 
 
-def test_the_hubs_own_program_understands_the_hub_of_these_tests(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_hubs_own_program_reads_the_fake_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from huggingface_hub import HfApi
 
     hub.token = TOKEN
@@ -452,9 +450,7 @@ def test_without_a_token_none_is_sent(hub: FakeHub, monkeypatch: pytest.MonkeyPa
     assert not any("authorization" in headers for headers in hub.headers)
 
 
-def test_a_token_that_was_renewed_is_found(
-    hub: FakeHub, source: HubSource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_new_token_is_found(hub: FakeHub, source: HubSource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("hf_SECRETold")
     listed(source)
     hub.token = TOKEN

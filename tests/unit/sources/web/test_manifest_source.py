@@ -108,7 +108,7 @@ def test_a_directory_hides_a_file_of_its_name(server: FileServer, source: Manife
         (b"a/" * 300_000, "line 1 is not"),
     ],
 )
-def test_a_manifest_that_is_none_makes_no_file_vanish(
+def test_a_bad_manifest_makes_no_file_vanish(
     server: FileServer, source: ManifestSource, text: bytes, said: str
 ) -> None:
     assert listed(source)
@@ -353,9 +353,7 @@ def test_a_server_without_ranges_says_what_to_do(server: FileServer, source: Man
 
 
 @pytest.mark.parametrize("header", ["ETag", "Last-Modified"])
-def test_a_server_that_does_not_say_what_it_gives_is_not_trusted(
-    server: FileServer, source: ManifestSource, header: str
-) -> None:
+def test_a_file_without_its_version_is_not_trusted(server: FileServer, source: ManifestSource, header: str) -> None:
     server.e_tag = lambda content, modified_s: f'"{hashlib.md5(content).hexdigest()}"'
     write(server, tags=header == "ETag")
     version = source.stat(b"a.jpg").version
@@ -364,9 +362,7 @@ def test_a_server_that_does_not_say_what_it_gives_is_not_trusted(
         source.read(b"a.jpg", 0, 5, version)
 
 
-def test_a_proxy_is_used_as_other_programs_do(
-    server: FileServer, monkeypatch: pytest.MonkeyPatch, source: ManifestSource
-) -> None:
+def test_a_proxy_is_used_as_usual(server: FileServer, monkeypatch: pytest.MonkeyPatch, source: ManifestSource) -> None:
     monkeypatch.setenv("http_proxy", server.url.replace("http://", "http://me:SECRET@"))
     monkeypatch.delenv("no_proxy", raising=False)
     far = ManifestSource(f"http://data.example.org/{MANIFEST}", StoreSettings(timeout_s=5))

@@ -85,12 +85,10 @@ def test_ctrl_c_ends_the_daemons_work(slow: Mounted, number: int) -> None:
     assert err.startswith("spiderfs: ended after ")
     assert err.endswith(" of 100 files: run it again to go on\n")
     assert progress(slow).startswith("ended: 100 files found, ")
-    # Two files may still have come: those that the source had been asked for.
-    time.sleep(1.0)
-    there = cached(slow)
+    # Two files may still come: those that the source has been asked for.
+    there = len(cached(slow))
     time.sleep(1.5)
-    assert cached(slow) == there
-    assert len(there) < 50
+    assert len(cached(slow)) <= there + 2 < 50
     slow.change("source.latency_ms", 0)
     done = run_spiderfs("warm", slow.point)
     assert done.returncode == 0, done.stderr
@@ -110,13 +108,12 @@ def test_the_daemon_goes_on_by_itself_where_it_is_told_to(slow: Mounted) -> None
     eventually(lambda: progress(slow).startswith("ended: "))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_the_look_up_of_names_at_a_source_that_hangs(source: Path, tmp_path: Path, number: int) -> None:
+def test_ctrl_c_ends_the_look_up_of_names_at_a_source_that_hangs(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m", allowed=("not answered", "unanswered"), source__timeout_s=20) as mount:
         mount.change("source.hang", 1)
         with begin(mount.point, "--names") as command:
             eventually(lambda: mount.metric("source_requests") > 1, what="a question that hangs")
-            command.send_signal(number)
+            command.send_signal(signal.SIGINT)
             out, err = command.communicate(timeout=5)
         assert (command.returncode, out) == (1, "")
         assert err.startswith("spiderfs: ended after ")
@@ -155,7 +152,8 @@ def test_what_cannot_be_read_is_counted(source: Path, tmp_path: Path) -> None:
 # -- spiderfs evict
 
 
-def test_what_is_named_leaves_the_cache(source: Path, tmp_path: Path) -> None:
+def test_what_is_named_leaves_the_cache(tmp_path: Path) -> None:
+    source = tmp_path / "source"
     write_files(source, {f"{kind}/{number}": 1000 for kind in ("a", "b", "c") for number in range(5)})
     with mounted(source, tmp_path / "m", capacity="10MiB") as mount:
 
@@ -164,17 +162,14 @@ def test_what_is_named_leaves_the_cache(source: Path, tmp_path: Path) -> None:
             assert (done.returncode, done.stderr) == (0, "")
             return done.stdout
 
-        def cached() -> int:
-            return len(mount.control("cache").read_text().splitlines())
-
         assert run_spiderfs("warm", mount.point).returncode == 0
-        eventually(lambda: cached() == 15)
+        eventually(lambda: len(cached(mount)) == 15)
         (source / "a/0").unlink()  # gone from the source, and still cached
         assert evicted("a") == "5 records evicted\n"
         partly = run_spiderfs("evict", mount.point, f"{mount.point}/b/*", "absent")
         assert (partly.returncode, partly.stdout) == (1, "5 records evicted\n")
         assert partly.stderr.endswith("has no file or directory absent: check the path\n")
-        assert cached() == 5
+        assert len(cached(mount)) == 5
         nothing = run_spiderfs("evict", mount.point, "**/x")
         assert (nothing.returncode, nothing.stdout) == (1, "")
         assert nothing.stderr == f"spiderfs: {mount.point} has no file or directory **/x: check the path\n"

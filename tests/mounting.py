@@ -235,6 +235,10 @@ class Mounted:
         """What `spiderfs status` shows."""
         return "".join(f"{row}\n" for row in figures.all_rows(self.stats()))
 
+    def cached(self) -> set[str]:
+        """The names of what is cached, as the control file shows them."""
+        return {line.split(maxsplit=3)[3] for line in self.control("cache").read_text().splitlines()}
+
     def metric(self, name: str) -> int | float:
         value: int | float = self.stats()["metrics"][name]
         return value

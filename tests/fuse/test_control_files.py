@@ -83,10 +83,6 @@ def write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def cached(mount: Mounted) -> set[str]:
-    return {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
-
-
 @pytest.mark.both_bindings
 @pytest.mark.opened_and_immutable
 def test_control_files_are_hidden_and_have_their_modes(lasting: Mounted, binding: str) -> None:
@@ -134,7 +130,7 @@ def test_stats_for_people_programs_and_prometheus(mount: Mounted, source: Path) 
 
 def test_config_shows_every_option_and_changes_the_live_ones(mount: Mounted) -> None:
     read_files(mount)
-    eventually(lambda: len(cached(mount)) == len(SIZES))
+    eventually(lambda: len(mount.cached()) == len(SIZES))
     shown = mount.control("config").read_text()
     assert f"\nworkers={mount.workers_wanted}  #" in shown
     write(mount.control("config"), "capacity=40kB\npolicy=lru\n")
@@ -153,7 +149,7 @@ def _keeps_the_last_read(mount: Mounted) -> bool:
     # Each worker reports every 20 ms at its own times, so the order of close accesses is not known.
     read_files(mount, *names)
     read_files(mount, names[-1])
-    found = cached(mount)
+    found = mount.cached()
     return names[-1] in found and names[0] not in found
 
 
@@ -186,10 +182,10 @@ def test_a_refused_change_says_why(lasting: Mounted, line: str, reason: str) -> 
 
 
 def test_warm_and_evict(mount: Mounted) -> None:
-    assert cached(mount) == set()
+    assert mount.cached() == set()
     write(mount.control("warm"), "train/a\nval/*/0.bin\n")
     wanted = {name for name in SIZES if name.startswith("train/a/")} | {"val/a/0.bin", "val/b/0.bin"}
-    eventually(lambda: cached(mount) == wanted)
+    eventually(lambda: mount.cached() == wanted)
     progress = eventually(lambda: text if (text := mount.control("warm").read_text()).startswith("idle") else "")
     assert "7 files found, 7 fetched (28000 bytes), 0 cached before, 0 failed" in progress
     write(mount.control("warm"), f"{mount.point}/train/a/0.bin\n")
@@ -207,10 +203,10 @@ def test_warm_and_evict(mount: Mounted) -> None:
     read_files(mount, *wanted)
     assert mount.metric("opens_hit") == len(wanted)
     write(mount.control("evict"), "**/0.bin\n")
-    eventually(lambda: cached(mount) == {name for name in wanted if not name.endswith("/0.bin")})
+    eventually(lambda: mount.cached() == {name for name in wanted if not name.endswith("/0.bin")})
     assert mount.control("evict").read_text() == "3 records evicted by the last request\n"
     write(mount.control("evict"), "train\n")
-    eventually(lambda: cached(mount) == set())
+    eventually(lambda: mount.cached() == set())
     assert mount.stats()["used_bytes"] == 0
     read_files(mount)
 

@@ -202,14 +202,14 @@ def test_a_warm_restart_keeps_the_cache_and_its_order(source: Path, tmp_path: Pa
         assert figures["origin_bytes"] == 0
     with mounted(source, tmp_path / "m", cache=cache, **options) as mount:
         # Nothing was read since: what a smaller cache keeps is what the readers read last.
-        kept = {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
+        kept = mount.cached()
         assert kept == set(names)
         for name in names[:5]:
             read_afresh(mount.point / name)
         eventually(lambda: mount.metric("events_folded") == 5)
     with mounted(source, tmp_path / "m", cache=cache, **options) as mount:
         mount.change("capacity", "450kB")
-        kept = {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
+        kept = mount.cached()
         assert kept <= set(names)
         assert 0 < len(kept) <= 5
         assert kept <= set(names[:5])

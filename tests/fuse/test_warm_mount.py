@@ -30,10 +30,6 @@ def slow(source: Path, tmp_path: Path) -> Iterator[Mounted]:
         yield mount
 
 
-def cached(mount: Mounted) -> set[str]:
-    return {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
-
-
 def progress(mount: Mounted) -> str:
     return mount.control("warm").read_text()
 
@@ -53,12 +49,12 @@ def test_what_is_named_is_cached_at_the_end(source: Path, tmp_path: Path) -> Non
         assert done.stdout.startswith("51 files fetched (199.2 KiB) in ")
         assert done.stdout.endswith(", 0 were cached before\n")
         wanted = {name for name in SIZES if name.startswith(("train/a/", "val/a/"))} | {"val/b/07"}
-        eventually(lambda: cached(mount) == wanted)
+        eventually(lambda: mount.cached() == wanted)
         done = run_spiderfs("warm", mount.point)
         assert done.returncode == 0
         assert done.stdout.startswith("49 files fetched ")
         assert done.stdout.endswith(", 51 were cached before\n")
-        eventually(lambda: cached(mount) == set(SIZES))
+        eventually(lambda: mount.cached() == set(SIZES))
         # The list comes in lines of a pipe.
         listed = subprocess.run(
             [mounting.SPIDERFS, "warm", mount.point, "-"],
@@ -86,13 +82,13 @@ def test_ctrl_c_ends_the_daemons_work(slow: Mounted, number: int) -> None:
     assert err.endswith(" of 100 files: run it again to go on\n")
     assert progress(slow).startswith("ended: 100 files found, ")
     # Two files may still come: those that the source has been asked for.
-    there = len(cached(slow))
+    there = len(slow.cached())
     time.sleep(1.5)
-    assert len(cached(slow)) <= there + 2 < 50
+    assert len(slow.cached()) <= there + 2 < 50
     slow.change("source.latency_ms", 0)
     done = run_spiderfs("warm", slow.point)
     assert done.returncode == 0, done.stderr
-    eventually(lambda: cached(slow) == set(SIZES))
+    eventually(lambda: slow.cached() == set(SIZES))
 
 
 def test_the_daemon_goes_on_by_itself_where_it_is_told_to(slow: Mounted) -> None:
@@ -126,7 +122,7 @@ def test_names_alone_fetch_nothing(source: Path, tmp_path: Path) -> None:
         done = run_spiderfs("warm", mount.point, "--names")
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == "106 names in 7 directories\n"
-        assert cached(mount) == set()
+        assert mount.cached() == set()
         asked = mount.metric("source_requests")
         assert {os.stat(mount.point / name).st_size for name in SIZES} == {4_000}
         assert mount.metric("source_requests") == asked
@@ -163,13 +159,13 @@ def test_what_is_named_leaves_the_cache(tmp_path: Path) -> None:
             return done.stdout
 
         assert run_spiderfs("warm", mount.point).returncode == 0
-        eventually(lambda: len(cached(mount)) == 15)
+        eventually(lambda: len(mount.cached()) == 15)
         (source / "a/0").unlink()  # gone from the source, and still cached
         assert evicted("a") == "5 records evicted\n"
         partly = run_spiderfs("evict", mount.point, f"{mount.point}/b/*", "absent")
         assert (partly.returncode, partly.stdout) == (1, "5 records evicted\n")
         assert partly.stderr.endswith("has no file or directory absent: check the path\n")
-        assert len(cached(mount)) == 5
+        assert len(mount.cached()) == 5
         nothing = run_spiderfs("evict", mount.point, "**/x")
         assert (nothing.returncode, nothing.stdout) == (1, "")
         assert nothing.stderr == f"spiderfs: {mount.point} has no file or directory **/x: check the path\n"

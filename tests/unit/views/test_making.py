@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import random
 import struct
 import zlib
@@ -49,18 +50,16 @@ def test_the_same_original_makes_the_same_bytes(form: str) -> None:
     assert made(content, form) == made(content, form)
 
 
-@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
 @pytest.mark.parametrize("form", SMALL)
-def test_each_reader_turns_a_view_as_it_turned_the_original(form: str, orientation: int) -> None:
-    content = image_file(orientation=orientation)
-    view = make(content, SMALL[form], MOST)
-    if orientation != 1 and form in ("bmp", "npy"):
-        assert view is Unmade.ORIENTATION
-        return
-    assert isinstance(view, bytes)
-    if form != "npy":
-        assert opened(view).size == (85, 64)
-        assert opened(view).getexif().get(0x0112, 1) == orientation
+def test_each_reader_turns_a_view_as_it_turned_the_original(form: str) -> None:
+    for orientation in (1, 3, 6, 8):
+        view = make(image_file(orientation=orientation), SMALL[form], MOST)
+        if orientation != 1 and form in ("bmp", "npy"):
+            assert view is Unmade.ORIENTATION
+        elif form != "npy":
+            assert isinstance(view, bytes)
+            assert opened(view).size == (85, 64)
+            assert opened(view).getexif().get(0x0112, 1) == orientation
 
 
 @pytest.mark.parametrize("form", SMALL)
@@ -74,29 +73,25 @@ def test_an_orientation_that_some_readers_do_not_see_leaves_the_image_as_it_is(f
         assert opened(made(image_file(xmp=xmp, orientation=3), form)).getexif()[0x0112] == 3
 
 
-@pytest.mark.parametrize("endian", ["<", ">"])
 @pytest.mark.parametrize(("kind", "form"), [(3, "HH"), (4, "L"), (1, "BBH"), (9, "l")])
-@pytest.mark.parametrize("orientation", [1, 6])
-def test_an_odd_type_of_orientation_leaves_the_image_alone(endian: str, kind: int, form: str, orientation: int) -> None:
+def test_an_odd_type_of_orientation_leaves_the_image_alone(kind: int, form: str) -> None:
     """Pillow reads a LONG, and a reader that takes two bytes of a big-endian one finds 0: no turn."""
-    head = {"<": b"II*\0", ">": b"MM\0*"}[endian] + struct.pack(f"{endian}LHHHL", 8, 1, 0x0112, kind, 1)
-    values = (orientation,) + (0,) * (len(form) - 1)
-    view = make(
-        image_file(exif=b"Exif\0\0" + head + struct.pack(endian + form, *values) + bytes(4)), SMALL["jpeg"], MOST
-    )
-    if kind == 3:
-        assert isinstance(view, bytes)
-        assert opened(view).getexif().get(0x0112, 1) == orientation
-    elif orientation == 6:
-        assert view is Unmade.ORIENTATION
+    for (endian, magic), orientation in itertools.product((("<", b"II*\0"), (">", b"MM\0*")), (1, 6)):
+        values = (orientation,) + (0,) * (len(form) - 1)
+        entry = struct.pack(f"{endian}LHHHL{form}L", 8, 1, 0x0112, kind, 1, *values, 0)
+        view = make(image_file(exif=b"Exif\0\0" + magic + entry), SMALL["jpeg"], MOST)
+        if kind == 3:
+            assert isinstance(view, bytes)
+            assert opened(view).getexif().get(0x0112, 1) == orientation
+        elif orientation == 6:
+            assert view is Unmade.ORIENTATION
 
 
 @pytest.mark.parametrize("form", SMALL)
-@pytest.mark.parametrize("missing", [4, 8, 12, 13, 20])
-def test_a_png_without_its_end_has_no_view(form: str, missing: int) -> None:
+def test_a_png_without_its_end_has_no_view(form: str) -> None:
     """Pillow loads it; readers that go by libpng do not."""
     content = image_file("PNG")
-    assert make(content[:-missing], SMALL[form], MOST) is Unmade.DAMAGED
+    assert {make(content[:-missing], SMALL[form], MOST) for missing in (4, 8, 12, 13, 20)} == {Unmade.DAMAGED}
     assert make(content + b"more", SMALL[form], MOST) == make(content, SMALL[form], MOST)
 
 
@@ -158,12 +153,6 @@ def test_an_image_that_is_cut_short_has_no_view(form: str) -> None:
     for share in (0.5, 0.9):
         cut = make(content[: int(len(content) * share)], SMALL["jpeg"], MOST)
         assert cut in (Unmade.DAMAGED, Unmade.NO_IMAGE)
-
-
-def test_the_header_alone_says_that_an_image_is_too_large() -> None:
-    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1 << 20)))
-    assert make(bomb, SMALL["jpeg"], 50_000_000) is Unmade.PIXELS
 
 
 @pytest.mark.parametrize(("original", "form"), [("JPEG", "jpeg"), ("PNG", "png"), ("BMP", "bmp")])

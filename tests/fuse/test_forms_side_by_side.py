@@ -202,7 +202,7 @@ def test_a_mount_ends_while_a_view_is_made(source: Path, tmp_path: Path) -> None
     read: list[bytes | None] = []
     with mounted(source, tmp_path / "m", views="small:jpeg:64:80", allowed=["WARNING"]) as mount:
         assert _small(mount, "train/0/0.jpg")
-        (maker,) = makers(mount)
+        (maker,) = descendants(mount.supervisor.pid, b"spiderfs.views.making")
         os.kill(maker, signal.SIGSTOP)
         reader = threading.Thread(target=lambda: read.append(_small(mount, "train/1/0.jpg")))
         reader.start()
@@ -213,8 +213,3 @@ def test_a_mount_ends_while_a_view_is_made(source: Path, tmp_path: Path) -> None
         assert time.monotonic() - began < 30
     assert read in ([None], [view_of(PHOTOS["train/1/0.jpg"], "small")])
     eventually(lambda: not is_running(maker))
-
-
-def makers(mount: Mounted) -> list[int]:
-    """The pids of all makers of views."""
-    return descendants(mount.supervisor.pid, b"spiderfs.views.making")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import struct
 import threading
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mounting import Mounted, descendants, eventually, mounted
-from pictures import image_file, picture
+from pictures import image_file, picture, plain_png
 from reading import write_contents, write_files
 
 from spiderfs.views.making import make
@@ -26,11 +24,8 @@ PHOTOS = {
     for label in (0, 1)
     for number in range(6)
 }
+MAKER = b"spiderfs.views.making"
 LARGE_BYTES = (9 << 20) + 5
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 OTHERS = {
@@ -38,9 +33,7 @@ OTHERS = {
     "empty.jpg": b"",
     "half.jpg": image_file(image=picture(700, 500))[:-9000],
     "clear.png": image_file("PNG", image=picture(mode="RGBA")),
-    "bomb.png": b"\x89PNG\r\n\x1a\n"
-    + chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0))
-    + chunk(b"IDAT", zlib.compress(bytes(1 << 20))),
+    "bomb.png": plain_png(60_000, 60_000, bytes(1 << 20)),
 }
 
 
@@ -133,30 +126,12 @@ def test_warming_makes_views_and_a_later_mount_of_the_view_has_them(source: Path
             assert (mount.point / name).read_bytes() == content
 
 
-def test_readers_of_one_file_have_it_made_once(source: Path, tmp_path: Path) -> None:
-    name, content = next(iter(PHOTOS.items()))
-    with mounted(source, tmp_path / "m", workers=2, view="jpeg256", source__latency_ms=50) as mount:
-        read: list[bytes] = []
-        threads = [threading.Thread(target=lambda: read.append((mount.point / name).read_bytes())) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert read == [view_of(content, READY["jpeg256"])] * 8
-        assert mount.metric("views_made") == 1
-
-
-def makers(mount: Mounted) -> list[int]:
-    """The pids of all makers of views."""
-    return descendants(mount.supervisor.pid, b"spiderfs.views.making")
-
-
 def test_a_cached_read_does_not_wait_for_a_maker_that_hangs(small: Mounted) -> None:
     names = list(PHOTOS)
     cached, other = names[0], names[1]
     (small.point / cached).read_bytes()
     eventually(lambda: small.metric("opens") == 1)
-    (pid,) = makers(small)
+    (pid,) = descendants(small.supervisor.pid, MAKER)
     os.kill(pid, signal.SIGSTOP)
     waiting = threading.Thread(target=(small.point / other).read_bytes)
     waiting.start()
@@ -189,13 +164,3 @@ def test_a_cache_that_was_lost_still_knows_its_view(source: Path, tmp_path: Path
     with mounted(source, tmp_path / "m", allowed=["WARNING"]) as mount:
         assert (mount.point / name).stat().st_size == len(content)
         assert (mount.point / name).read_bytes() == content
-
-
-def test_a_young_file_is_shown_as_it_is_until_it_has_settled(small: Mounted) -> None:
-    content = image_file(image=picture(seed=99))
-    (small.source / "young.jpg").write_bytes(content)
-    path = small.point / "young.jpg"
-    eventually(path.exists)
-    assert path.read_bytes() in (content, view_of(content))
-    eventually(lambda: path.stat().st_size == len(view_of(content)))
-    assert path.read_bytes() == view_of(content)

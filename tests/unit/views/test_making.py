@@ -6,11 +6,10 @@ import io
 import itertools
 import random
 import struct
-import zlib
 
 import numpy as np
 import pytest
-from pictures import image_file, opened, picture
+from pictures import image_file, opened, picture, plain_png
 from PIL import Image
 
 from spiderfs.views.making import fingerprint, make
@@ -106,16 +105,6 @@ def test_nothing_but_pixels_and_the_orientation_is_in_a_view(form: str, size: tu
     assert made(image_file(other, image=picture(), comment=b"words"), form) == made(image_file(other), form)
 
 
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png(width: int, height: int, bits: int, rows: bytes) -> bytes:
-    head = struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0)
-    chunks = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + chunks
-
-
 MORE: dict[str, object] = {"save_all": True, "append_images": [picture(seed=1)]}
 WITHOUT_A_VIEW = {
     **{mode: (image_file("PNG", image=Image.new(mode, (400, 300))), Unmade.MODE) for mode in ("RGBA", "P", "1", "LA")},
@@ -123,13 +112,13 @@ WITHOUT_A_VIEW = {
     "CMYK": (image_file(image=Image.new("CMYK", (400, 300))), Unmade.MODE),
     "a transparent colour": (image_file("PNG", transparency=(1, 2, 3)), Unmade.MODE),
     # Pillow opens those of sixteen bits a colour as if they had eight.
-    "16 bits of PNG": (png(200, 100, 16, bytes((1 + 6 * 200) * 100)), Unmade.MODE),
+    "16 bits of PNG": (plain_png(200, 100, bytes((1 + 6 * 200) * 100), 16), Unmade.MODE),
     "16 bits of PPM": (b"P6 200 100 65535\n" + bytes(120_000), Unmade.MODE),
     "10 bits of PPM": (b"P6 200 100 1000\n" + bytes(120_000), Unmade.MODE),
     "16 bits of plain PPM": (b"P3 200 100 65535\n" + b"60000 " * 60_000, Unmade.MODE),
     **{f"animation of {form}": (image_file(form, **MORE), Unmade.PICTURES) for form in ("PNG", "WEBP")},
     # The header alone says that it is too large.
-    "bomb": (png(60_000, 60_000, 8, bytes(1 << 20)), Unmade.PIXELS),
+    "bomb": (plain_png(60_000, 60_000, bytes(1 << 20)), Unmade.PIXELS),
 }
 
 

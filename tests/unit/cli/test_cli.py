@@ -16,7 +16,8 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from commands import looks_mounted, refusal, spiderfs
 
 from spiderfs import __version__
 from spiderfs.cli import control_files, umount
@@ -42,32 +43,10 @@ STATS: dict[str, Any] = {
 }
 
 
-def spiderfs(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def refusal(*arguments: str | Path) -> str:
-    """The one line that a failing command says."""
-    result = spiderfs(*arguments)
-    assert result.exit_code == 1, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("spiderfs: ")
-    assert len(result.stderr.splitlines()) == 1
-    return result.stderr
-
-
 @pytest.fixture
 def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that looks like a mount: the mount table says so, and it has control files."""
-    here = tmp_path / "mnt"
-    control = here / ".spiderfs"
-    control.mkdir(parents=True)
-    (control / "stats.json").write_text(json.dumps({**STATS, "cache_dir": str(tmp_path / "cache")}))
-    (control / "config").write_text("capacity=10GiB\n")
-    table = tmp_path / "mountinfo"
-    table.write_text(f"101 27 0:50 / {here} ro - fuse.spiderfs /nfs/a ro\n")
-    monkeypatch.setattr(mounts, "MOUNT_TABLE", table)
-    return here
+    stats = json.dumps({**STATS, "cache_dir": str(tmp_path / "cache")})
+    return looks_mounted(monkeypatch, tmp_path, stats__json=stats, config="capacity=10GiB\n")
 
 
 @pytest.fixture
@@ -387,6 +366,6 @@ def test_shells_complete_commands_and_mount_points(mounted: Path) -> None:
     ],
 )
 def test_a_slip_in_a_command_line_is_reported_with_what_to_write(words: list[str], said: str) -> None:
-    result = CliRunner().invoke(main, words)
+    result = spiderfs(*words)
     assert result.exit_code != 0
     assert said in result.stderr

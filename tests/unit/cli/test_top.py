@@ -9,14 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from commands import mount_table, refusal, spiderfs
 from rich.console import Console, RenderableType
 
 from spiderfs.cli import figures
 from spiderfs.cli.control_files import read_stats
-from spiderfs.cli.main import main
 from spiderfs.cli.top import VIEWS, Change, Look, Meter, page, sparkline
-from spiderfs.linux import mounts
 from spiderfs.linux.mounts import Mount
 
 JOB = {"job": "3f2a", "name": "best", "epoch": 4, "epochs": 90, "samples": 200, "samples_per_s": 812.34}
@@ -165,15 +163,10 @@ def test_rates_begin_with_the_command_and_survive_a_new_mount() -> None:
 
 
 def test_it_draws_on_a_terminal_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = CliRunner().invoke(main, ["top", str(tmp_path)])
+    result = spiderfs("top", tmp_path)
     assert result.exit_code == 2
     assert "draws on a terminal: use 'spiderfs status'" in result.output
     terminal = SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("spiderfs.cli.top.sys", terminal)
-    (tmp_path / "table").touch()
-    monkeypatch.setattr(mounts, "MOUNT_TABLE", tmp_path / "table")
-    result = CliRunner().invoke(main, ["top"])
-    assert (result.exit_code, result.stderr) == (
-        1,
-        "spiderfs: there is no spiderfs mount: 'spiderfs mount SOURCE MOUNTPOINT' makes one\n",
-    )
+    mount_table(monkeypatch, tmp_path)
+    assert refusal("top") == "spiderfs: there is no spiderfs mount: 'spiderfs mount SOURCE MOUNTPOINT' makes one\n"

@@ -196,9 +196,7 @@ async def test_a_look_up_of_its_name_saves_the_questions_about_a_directory(harne
     assert harness.names(node.inode) == [b"a", b"b"]
 
 
-async def test_a_forgotten_name_vouches_for_no_directory(
-    harness: Harness,
-) -> None:
+async def test_a_forgotten_name_vouches_for_no_directory(harness: Harness) -> None:
     harness.source.add(b"sub/a")
     await harness.lister.complete(await harness.lister.root(), TTL_S)
     node = await harness.known(b"sub")

@@ -283,24 +283,10 @@ class Subject(NamedTuple):
             pytest.skip(f"this source has no {', '.join(missing)}")
 
 
-@pytest.fixture(
-    params=[
-        "local",
-        "slow",
-        "memory",
-        "tagged",
-        "s3",
-        "gs",
-        "az",
-        "other tags",
-        "tar",
-        "zip",
-        "nested",
-        "peers",
-        "hub",
-        "manifest",
-    ]
-)
+KINDS = ["local", "slow", "memory", "tagged", "s3", "gs", "az", "other tags", "tar", "zip", "nested", "peers", "hub"]
+
+
+@pytest.fixture(params=[*KINDS, "manifest"])
 def subject(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
     if request.param == "s3":
         (url, client), bucket = request.getfixturevalue("store"), f"bucket{next(BUCKETS)}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from object_server import MODIFIED_S, ObjectServer, object_server
+from source_trees import listed
 
 from spiderfs.errors import (
     SourceChanged,
@@ -59,15 +60,6 @@ def opened(server: ObjectServer, place: str = "bucket/p", **settings: object) ->
 
 def put(server: ObjectServer, *keys: str) -> None:
     server.objects.update({key: key.encode() for key in keys})
-
-
-def listed(source: BucketSource, path: bytes = b"") -> dict[str, str]:
-    """The entries of a directory: `d` for directories, `f` for files."""
-    (own, _), *entries = source.scan(path)
-    assert own == b"."
-    found = {name.decode(): "d" if stat.S_ISDIR(entry.mode) else "f" for name, entry in entries}
-    assert len(found) == len(entries)
-    return found
 
 
 # -- names

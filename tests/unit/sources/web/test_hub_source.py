@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from source_trees import listed, whole
 from web_servers import FakeHub, Reply, fake_hub
 
 from spiderfs.errors import (
@@ -55,18 +56,6 @@ def source(hub: FakeHub) -> HubSource:
 def opened(hub: FakeHub, url: str = URL, **settings: object) -> HubSource:
     OPENED.append(HubSource(url, StoreSettings(endpoint=hub.url, **{"timeout_s": 5.0, **settings})))
     return OPENED[-1]
-
-
-def listed(source: HubSource, path: bytes = b"") -> dict[str, str]:
-    """The entries of a directory: `d` for directories, `f` for files."""
-    (own, _), *entries = source.scan(path)
-    assert own == b"."
-    return {name.decode(): "d" if stat.S_ISDIR(entry.mode) else "f" for name, entry in entries}
-
-
-def whole(source: HubSource, path: bytes) -> bytes:
-    version = source.stat(path).version
-    return source.read(path, 0, version.size, version)
 
 
 # -- names

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import stat
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from source_trees import listed, whole
 from web_servers import FileServer, Reply, file_server
 
 from spiderfs.errors import (
@@ -57,19 +57,6 @@ def write(server: FileServer, text: bytes | None = None, tags: bool = False, mod
     if text is None:
         text = server.manifest(tags).replace(b"data/", b"")
     server.put(MANIFEST, text, modified_s)
-
-
-def listed(source: ManifestSource, path: bytes = b"") -> dict[str, str]:
-    """The entries of a directory: `d` for directories, `f` for files."""
-    (own, _), *entries = source.scan(path)
-    assert own == b"."
-    assert len(dict(entries)) == len(entries)
-    return {os.fsdecode(name): "d" if stat.S_ISDIR(entry.mode) else "f" for name, entry in entries}
-
-
-def whole(source: ManifestSource, path: bytes) -> bytes:
-    version = source.stat(path).version
-    return source.read(path, 0, version.size, version)
 
 
 # -- names

@@ -101,35 +101,6 @@ def test_every_record_comes_once_while_others_come_and_go(content: Content, monk
     assert found == sorted(set(found))
 
 
-def test_a_landed_record_can_be_read(content: Content) -> None:
-    assert not content.has(A)
-    assert content.read(A) is None
-    assert content.member(A) is None
-    content.end_read()
-    assert content.land(A, b"alpha")
-    assert content.has(A)
-    assert held(content, A) == b"alpha"
-    assert content.member(A) == Member(A, 5, LANDING, 0.0)
-    assert content.usage() == (5, 1, 0, 0, 1000)
-
-
-def test_a_file_and_its_blocks_are_different_records(content: Content) -> None:
-    content.land(B, b"whole")
-    assert not content.has(C)
-    content.end_read()
-    content.land(C, b"block")
-    assert (held(content, B), held(content, C)) == (b"whole", b"block")
-
-
-def test_a_record_changes_its_section_without_its_bytes(content: Content) -> None:
-    content.land(A, b"alpha")
-    content.apply((), [Keep(A, "samples", 1.0)])
-    content.apply((), [Keep(A, "hömophily", 3.0)])
-    assert content.member(A) == Member(A, 5, "hömophily", 3.0)
-    assert content.usage() == (0, 0, 5, 1, 1000)
-    assert held(content, A) == b"alpha"
-
-
 def test_a_view_outlives_its_record_until_the_read_ends(content: Content) -> None:
     payload = bytes(range(250)) * 2
     content.land(A, payload)
@@ -150,12 +121,6 @@ def test_a_view_outlives_its_record_until_the_read_ends(content: Content) -> Non
     assert not content.has(A)
     content.end_read()
     content.end_read()
-
-
-def test_an_empty_payload_is_a_record(content: Content) -> None:
-    assert content.land(A, b"")
-    assert content.has(A)
-    assert held(content, A) == b""
 
 
 # -- content, against a model
@@ -199,7 +164,7 @@ class ContentMachine(RuleBasedStateMachine):
     @rule(key=KEYS)
     def land(self, key: ContentKey) -> None:
         # Of one version every payload has the same size; the first byte tells one landing from another.
-        size = key.inode * 100 + key.block
+        size = (key.inode - 1) * 100 + key.block
         self.landings += 1
         payload = bytes([self.landings % 256]) * size
         fits = key in self.members or self.bytes_in(False) + size <= self.capacity
@@ -212,7 +177,7 @@ class ContentMachine(RuleBasedStateMachine):
 
     @rule(
         drop=st.lists(KEYS, max_size=3),
-        keep=st.lists(st.tuples(KEYS, st.sampled_from(["samples", "blocks"])), max_size=3),
+        keep=st.lists(st.tuples(KEYS, st.sampled_from(["samples", "hömophily"])), max_size=3),
     )
     def apply(self, drop: list[ContentKey], keep: list[tuple[ContentKey, str]]) -> None:
         for key in drop:
@@ -279,7 +244,7 @@ class LmdbMachine(ContentMachine):
 TestMemoryContentModel = ContentMachine.TestCase
 TestMemoryContentModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestLmdbContentModel = LmdbMachine.TestCase
-TestLmdbContentModel.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestLmdbContentModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 # -- content of LMDB, between processes
 

@@ -201,7 +201,7 @@ CHANGE = st.tuples(st.sampled_from(NAMES), st.booleans())
 
 
 @pytest.mark.parametrize("hashes", ["as they are", "colliding"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     first=st.sets(st.sampled_from(NAMES)),
     between=st.lists(st.lists(CHANGE, max_size=4), max_size=30),

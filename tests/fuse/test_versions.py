@@ -115,7 +115,8 @@ def test_a_file_that_was_read_too_early_is_complete_when_settled(source: Path, t
             assert (mount.point / name).read_bytes() == (source / name).read_bytes()
         for name, content in whole.items():
             (source / name).write_bytes(content)
-        eventually(lambda: {name: (mount.point / name).read_bytes() for name in whole} == whole)
+        time.sleep(3)
+        assert {name: (mount.point / name).read_bytes() for name in whole} == whole
         assert {name: (mount.point / name).stat().st_size for name in whole} == {
             name: len(content) for name, content in whole.items()
         }

@@ -243,3 +243,10 @@ def test_a_path_longer_than_path_max(root: Path, source: LocalSource) -> None:
         fd = below
     os.close(fd)
     assert [name for name, _ in source.scan("/".join([name] * 20).encode())] == [b"."]
+
+
+def test_a_root_moved_away_still_serves_but_loses_nothing(root: Path, source: LocalSource) -> None:
+    root.rename(root.with_name("remote"))
+    assert source.stat(b"file").size == 7
+    with pytest.raises(SourceUnavailable):
+        source.stat(b"missing")

@@ -118,6 +118,16 @@ def test_colliding_versions_get_different_inodes(monkeypatch: pytest.MonkeyPatch
     assert catalogue.directory_inode(b"b") == found[b"b", DIRECTORY]
 
 
+def test_collisions_within_one_listing(monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue) -> None:
+    monkeypatch.setattr(module, "_name_hash", constant(1000))
+    monkeypatch.setattr(module, "_version_hash", constant(FIRST_INODE))
+    every = [b"%02d" % number for number in range(20)]
+    for now in (1.0, 2.0):
+        catalogue.record_listing(ROOT_INODE, [(name, FILE) for name in every], 1, now)
+        assert names(catalogue) == every
+    assert len({catalogue.find(ROOT_INODE, name).inode for name in every}) == 20  # type: ignore[union-attr]
+
+
 def test_an_inode_is_found_past_the_end_of_the_numbers(monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue) -> None:
     monkeypatch.setattr(module, "_version_hash", constant((1 << 63) - 1))
     assert catalogue.record(ROOT_INODE, b"a", FILE, 1.0).inode == (1 << 63) - 1

@@ -135,6 +135,21 @@ def test_rotated_credentials_are_found(server: ObjectServer, tmp_path: Path, mon
     assert bytes(source.read(b"a", 0, 3, version)) == b"p/a"
 
 
+def test_a_requester_pays(server: ObjectServer) -> None:
+    put(server, "p/a")
+    source = opened(server, requester_pays=True)
+    source.read(b"a", 0, 3, source.stat(b"a").version)
+    assert [headers["x-amz-request-payer"] for headers in server.headers] == ["requester"] * 2
+
+
+def test_a_bucket_may_be_named_by_the_host(monkeypatch: pytest.MonkeyPatch, server: ObjectServer) -> None:
+    port = server.url.rpartition(":")[2]
+    source = open_source("s3://bucket", StoreSettings(endpoint=f"http://localhost:{port}", addressing="virtual"))
+    store = source._bucket.connected().gets
+    assert store.config["endpoint"] == f"http://bucket.localhost:{port}"
+    assert str(store.config["virtual_hosted_style_request"]).lower() == "true"
+
+
 def test_a_store_may_sign_for_itself(server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = tmp_path / "localhost.pem"
     certificate.write_bytes(own_certificate("localhost"))

@@ -25,8 +25,12 @@ from pathlib import Path
 import mounting
 import pytest
 import trio
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from programs import not_ignoring_interrupts
+
+# A busy machine draws slowly.
+settings.register_profile("tests", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 not_ignoring_interrupts()
 

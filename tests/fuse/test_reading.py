@@ -201,6 +201,7 @@ def test_a_file_larger_than_memory(mount: Mounted, source: Path) -> None:
 
 
 @pytest.mark.not_immutable("takes long")
+@pytest.mark.thorough
 def test_300_megabytes_read_whole_through_a_small_cache(source: Path, tmp_path: Path) -> None:
     size = 300 << 20
     write_patterned(source / "huge", size)

@@ -284,7 +284,7 @@ def test_a_reservation_is_renewed_only_when_it_is_half_used(tmp_path: Path) -> N
 # -- starting again
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_restart_with_100000_entries_takes_about_two_seconds_at_most(tmp_path: Path) -> None:
     environment.claim(tmp_path)
     content = LmdbContent(created(tmp_path / "content"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import resource
@@ -391,6 +392,24 @@ def test_a_process_that_dies_is_an_answer_that_did_not_come(tmp_path: Path, monk
         assert read(source, b"s.tar/n01/a.jpg") == b"first"
 
 
+def test_a_process_that_cannot_be_started_is_not_taken_for_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = MemorySource()
+    memory.add(b"s.tar", tar_of(TREE))
+
+    def refused(command: list[str], **pipes: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    with patient_indexers() as indexers:
+        source = ArchiveSource(memory, ["tar"], tmp_path, 1 << 20, indexers)
+        with monkeypatch.context() as patch:
+            patch.setattr(indexer_process.subprocess, "Popen", refused)
+            with pytest.raises(SourceUnavailable, match="no process can be started"):
+                source.stat(b"s.tar/n01")
+        assert read(source, b"s.tar/n01/a.jpg") == b"first"
+
+
 def test_a_process_that_has_work_when_all_is_over_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inner, started, real = Gate(), [], subprocess.Popen
     inner.add(b"s.tar", tar_of(TREE))
@@ -475,6 +494,28 @@ def test_indices_in_memory_are_bounded(show: Show, no_disk: Path, monkeypatch: p
     assert memory.calls["read"] == 3
     assert read(source, b"0.tar/n01/a.jpg") == b"first"
     assert memory.calls["read"] == 5, "its index was made again"
+
+
+def test_an_index_that_neither_disk_nor_memory_takes_is_an_error_until_one_does(
+    no_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = MemorySource()
+    memory.add(b"s.tar", tar_of(TREE))
+    real, small = (
+        subprocess.Popen,
+        "from spiderfs.archives import indexer_process as p; p.MOST_SPARE_BYTES = 99; p.main()",
+    )
+
+    def forgetful(command: list[str], **pipes: object) -> subprocess.Popen[bytes]:
+        return real([command[0], "-c", small], **pipes)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(indexer_process.subprocess, "Popen", forgetful)
+    with patient_indexers() as indexers:
+        source = ArchiveSource(memory, ["tar"], no_disk, 1 << 20, indexers)
+        with pytest.raises(ArchiveFailed, match=r"s\.tar: its index cannot be written .*: free the cache's disk"):
+            source.stat(b"s.tar/n01")
+        no_disk.unlink()
+        assert read(source, b"s.tar/n01/a.jpg") == b"first"
 
 
 def test_a_damaged_index_is_made_again(show: Show, tmp_path: Path) -> None:

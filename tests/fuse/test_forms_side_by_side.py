@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from image_files import image_file, picture
 from mounting import Mounted, descendants, eventually, is_running, mounted
-from pictures import image_file, picture
 from PIL import Image
 from reading import write_contents
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from image_files import image_file, picture
 from mounting import Mounted, eventually, mounted, run_spiderfs
-from pictures import image_file, picture
 from profiled import note_sizes
 from reading import write_contents
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from image_files import image_file, picture, plain_png
 from mounting import Mounted, descendants, eventually, mounted
-from pictures import image_file, picture, plain_png
 from reading import write_contents, write_files
 
 from spiderfs.views.making import make

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from image_files import image_file, picture
 from mounting import Mounted, eventually, mounted
-from pictures import image_file, picture
 from PIL import Image
 from reading import write_contents
 

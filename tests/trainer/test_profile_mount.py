@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from image_files import image_file, picture
 from mounting import SPIDERFS, eventually, is_running, mounted
-from pictures import image_file, picture
 
 from spiderfs.forms.profile import load_record
 from spiderfs.linux.mounts import spiderfs_mounts

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from composing import Compose
+from image_files import image_file, picture
 from mounting import Mounted, eventually, mounted
-from pictures import image_file, picture
 from PIL import Image
 from profiled import note_sizes
 from reading import write_contents

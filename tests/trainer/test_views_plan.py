@@ -12,9 +12,9 @@ from typing import Any
 import known_losses
 import numpy as np
 import pytest
+from image_files import image_file, picture
 from known_losses import Training
 from mounting import eventually, mounted
-from pictures import image_file, picture
 from reading import read_afresh, write_contents
 from torch.utils.data import DataLoader, Dataset
 

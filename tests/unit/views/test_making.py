@@ -9,7 +9,7 @@ import struct
 
 import numpy as np
 import pytest
-from pictures import image_file, opened, picture, plain_png
+from image_files import image_file, opened, picture, plain_png
 from PIL import Image
 
 from spiderfs.views.making import fingerprint, make

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from pictures import image_file, opened, picture
+from image_files import image_file, opened, picture
 
 from spiderfs.views import pool as pool_module
 from spiderfs.views.making import make

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 
 import pytest
-from pictures import image_file, picture
+from image_files import image_file, picture
 
 from benchmarks.fakes import MemorySource
 from spiderfs.errors import SourceChanged, ViewFailed

@@ -23,12 +23,17 @@ import inspect
 import os
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import mounting
 import pytest
 import trio
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from programs import not_ignoring_interrupts
+
+# A busy machine draws slowly.
+settings.register_profile("tests", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 not_ignoring_interrupts()
 
@@ -41,9 +46,12 @@ IMMUTABLE = "immutable"
 # Folders and kinds of subjects that are left out with --fast.
 SLOW_FOLDERS = ("tests/unit/benchmarks", "tests/unit/project")
 FAST_SUBJECTS = ("memory", "lmdb")
-# Where a test runs in one mode and with one number of workers, unless all is asked for. The parameters that say which.
-ONE_WAY = ("tests/fault/", "tests/fuse/test_idle.py")
-WAYS = ("binding", "workers")
+# Where a test runs in one mode and with one number of workers, unless all is asked for. The parameters that say which;
+# `mount` is a fixture's number of workers.
+ONE_WAY = ("tests/fault/", "tests/fuse/")
+WAYS = ("binding", "workers", "mount", "mode")
+# How long a test that is a coroutine may take.
+TEST_S = 60.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -139,18 +147,25 @@ def _halved(whole: settings) -> settings:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine with Trio, for a minute at most, by the clock that is one of its fixtures.
+
+    A fixture may give an async context manager: the test runs in it, and is given what it yields.
+    """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    clock = next((value for value in pyfuncitem.funcargs.values() if isinstance(value, trio.abc.Clock)), None)
 
-    async def main() -> None:
-        async with contextlib.AsyncExitStack() as contexts:
-            for name, value in arguments.items():
+    async def run() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            # A clock that jumps is for tests that wait for longer.
+            stack.enter_context(trio.fail_after(TEST_S) if clock is None else contextlib.nullcontext())
+            for name, value in given.items():
                 if isinstance(value, contextlib.AbstractAsyncContextManager):
-                    arguments[name] = await contexts.enter_async_context(value)
-            await pyfuncitem.obj(**arguments)
+                    given[name] = await stack.enter_async_context(value)
+            await pyfuncitem.obj(**given)
 
-    trio.run(main, clock=next((one for one in pyfuncitem.funcargs.values() if isinstance(one, trio.abc.Clock)), None))
+    trio.run(run, clock=clock)
     return True
 
 
@@ -175,6 +190,13 @@ def earlier_objects_set_aside() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An empty directory that a test fills and mounts."""
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
 
 
 @pytest.fixture(scope="module", autouse=True)

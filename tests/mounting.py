@@ -131,6 +131,29 @@ def children(pid: int) -> list[int]:
     return [child for child in map(int, found) if is_running(child)]
 
 
+def descendants(pid: int, program: bytes = b"") -> list[int]:
+    """The pids of all live processes below this one, or of those of them whose command line has these bytes."""
+    found, waiting = [], [pid]
+    while waiting:
+        below = children(waiting.pop())
+        waiting += below
+        for each in below:
+            # It may end in this moment.
+            with contextlib.suppress(OSError):
+                found += [each] if program in Path(f"/proc/{each}/cmdline").read_bytes() else []
+    return found
+
+
+def threads_of(pid: int) -> list[str]:
+    """The states of a process's threads that have not ended: of one whose first thread has ended too."""
+    states = []
+    with contextlib.suppress(OSError):
+        for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):
+                states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return [state for state in states if state not in "ZX"]
+
+
 def is_running(pid: int) -> bool:
     """Whether the process lives; a process that has ended and waits until init reaps it does not."""
     try:
@@ -211,6 +234,10 @@ class Mounted:
     def status(self) -> str:
         """What `spiderfs status` shows."""
         return "".join(f"{row}\n" for row in figures.all_rows(self.stats()))
+
+    def cached(self) -> set[str]:
+        """The names of what is cached, as the control file shows them."""
+        return {line.split(maxsplit=3)[3] for line in self.control("cache").read_text().splitlines()}
 
     def metric(self, name: str) -> int | float:
         value: int | float = self.stats()["metrics"][name]

@@ -6,12 +6,74 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
-from mounting import Mounted, children, eventually
+from mounting import Mounted, descendants, eventually
 
-from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Samples, encode
+from spiderfs.protocol import Decoder, Hello, Message, Ok, Plan, Progress, Samples, encode
+
+
+class Trainer:
+    """A process that reads for itself: this one, or the one that `hook` belongs to."""
+
+    def __init__(self, mount: Mounted, names: Sequence[str], sends_batches: bool = False) -> None:
+        """`sends_batches`: it says that it will send batches."""
+        self._mount, self._names, self._sends_batches = mount, names, sends_batches
+        self._connect()
+
+    def _connect(self) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(30)
+        self._socket.connect(os.fsdecode(self._mount.control("hook").read_bytes().rstrip(b"\n")))
+        self._decoder = Decoder()
+        self.tell(Hello("test", "test"))
+        self.hear()
+        paths = b"".join(os.fsencode(name) + b"\0" for name in self._names)
+        count = len(self._names)
+        labels = np.arange(count, dtype=np.int32) % 4
+        self.tell(Samples("train", "train", count, 0, labels, np.frombuffer(paths, np.uint8), self._sends_batches))
+        self.hear()
+
+    def tell(self, message: Message) -> None:
+        self._socket.sendall(encode(message))
+
+    def hear(self) -> None:
+        """Wait for an Ok."""
+        while True:
+            data = self._socket.recv(1 << 16)
+            assert data, "the daemon has gone"
+            if any(isinstance(answer, Ok) for answer in self._decoder.feed(data)):
+                return
+
+    def plan(self, order: Sequence[int], epoch: int = 0, position: int = 0, begun: bool = True) -> None:
+        self.tell(Plan("train", epoch, position, begun, np.array(order, np.uint32)))
+        if begun:
+            self._epoch, self._taken = epoch, position
+
+    def takes(self, files: int) -> None:
+        """Read some files of the plan, of which all before were taken."""
+        self.tell(Progress("train", self._epoch, self._taken + files, self._taken))
+        self._taken += files
+
+    def took(self) -> None:
+        """All that was read was taken."""
+        self.tell(Progress("train", self._epoch, self._taken, self._taken))
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def again(self) -> None:
+        """Connect again, as the hook does when the manager was restarted."""
+        self._socket.close()
+
+        def connected() -> bool:
+            try:
+                self._connect()
+            except OSError:
+                return False
+            return True
+
+        eventually(connected, what="the hook's socket")
 
 
 @contextlib.contextmanager
@@ -20,31 +82,12 @@ def planned(
 ) -> Iterator[Callable[[Message], None]]:
     """Be a trainer that says that it will read these files, in this order, and reads none; yields how it says more.
 
-    `before` is called when the mount knows the list, and not yet the plan. `sends_batches`: it will send batches.
+    `before` is called when the mount knows the list, and not yet the plan.
     """
-    decoder = Decoder()
-    with socket.socket(socket.AF_UNIX) as hook:
-        hook.settimeout(30)
-
-        def tell(message: Message) -> None:
-            hook.sendall(encode(message))
-
-        def hear() -> None:
-            while data := hook.recv(1 << 16):
-                if any(isinstance(answer, Ok) for answer in decoder.feed(data)):
-                    return
-            raise ConnectionError("the daemon has gone")
-
-        hook.connect(os.fsdecode(mount.control("hook").read_bytes().rstrip(b"\n")))
-        tell(Hello("test", "test"))
-        hear()
-        paths = b"".join(os.fsencode(name) + b"\0" for name in names)
-        labels = np.zeros(len(names), np.int32)
-        tell(Samples("train", "train", len(names), 0, labels, np.frombuffer(paths, np.uint8), sends_batches))
-        hear()
+    with contextlib.closing(Trainer(mount, names, sends_batches)) as trainer:
         before()
-        tell(Plan("train", 0, 0, True, np.arange(len(names), dtype=np.uint32)))
-        yield tell
+        trainer.plan(range(len(names)))
+        yield trainer.tell
 
 
 def pusher(mount: Mounted) -> int:
@@ -54,9 +97,4 @@ def pusher(mount: Mounted) -> int:
 
 def pusher_of(pid: int) -> int:
     """The pid of the process that pushes for this one, or 0."""
-    for child in children(pid):
-        # It may end in this moment.
-        with contextlib.suppress(OSError):
-            if b"push_process" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return child
-    return 0
+    return next(iter(descendants(pid, b"push_process")), 0)

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pytest
 
 from benchmarks.common.sources import make_older
 
@@ -121,6 +123,14 @@ def together(all_readers: list[Reader], within_s: float = 60.0) -> Report:
     )
 
 
+def read_through(point: Path, wanted: Mapping[str, str], count: int = 1, rounds: int = 1) -> Report:
+    """Have `count` readers read all files so many times; fails if a read does, or has a wrong byte."""
+    with readers(count, point, wanted, rounds) as some:
+        seen = together(some)
+    assert (seen.wrong, seen.errors, seen.reads) == ([], [], count * rounds * len(wanted))
+    return seen
+
+
 def read_afresh(path: Path) -> bytes:
     """Read a file past the kernel's pages, so that an immutable mount hears of it too."""
     with open(path, "rb") as file:
@@ -142,6 +152,29 @@ def write_files(source: Path, sizes: Mapping[str, int], seed: int = 0) -> dict[s
         make_older(source / name)
         wanted[name] = digest(content)
     return wanted
+
+
+def source_of(sizes: Mapping[str, int]) -> Any:
+    """A fixture: a source of these files."""
+
+    @pytest.fixture
+    def source(tmp_path: Path) -> Path:
+        write_files(tmp_path / "source", sizes)
+        return tmp_path / "source"
+
+    return source
+
+
+def lasting_source(sizes: Mapping[str, int]) -> Any:
+    """A fixture: a source of these files for all tests of a module, which leave it as it is."""
+
+    @pytest.fixture(scope="module")
+    def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        made = tmp_path_factory.mktemp("source")
+        write_files(made, sizes)
+        return made
+
+    return source
 
 
 def write_contents(source: Path, contents: Mapping[str, bytes]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,11 +25,18 @@ NGINX = ("nginx", "nginx")
 PATIENCE_S = 30.0
 
 
+# The kernel gives connections ports from 32,768 on: one that was free a moment ago may be a client's by now, and who
+# connects to it again and again until a server listens may come to be connected to itself.
+SERVER_PORTS = range(15_000, 32_000)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that no server has, and that no client will be given."""
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", random.choice(SERVER_PORTS)))
+            port: int = probe.getsockname()[1]
+            return port
 
 
 class WebServer:

@@ -29,7 +29,6 @@ from spiderfs.store.blocks import BlockFiles
 from spiderfs.store.checksums import PIECE_BYTES, header
 from spiderfs.store.content import FREED_AT_ONCE, LmdbContent, RecordWriter
 from spiderfs.store.disks import Disks
-from spiderfs.store.environment import claim, release, wipe
 from spiderfs.store.store import BLOCK_BYTES, ContentKey, Keep
 
 FILE = 7
@@ -217,9 +216,7 @@ def test_an_earlier_look_finds_nothing_wrong(content: LmdbContent) -> None:
 # -- handing out plain files
 
 
-def test_a_plain_file_is_handed_out_only_whole_and_verified_by_this_process(
-    content: LmdbContent, tmp_path: Path
-) -> None:
+def test_a_plain_file_is_handed_out_whole_and_verified_here(content: LmdbContent, tmp_path: Path) -> None:
     assert content.plain_file(FILE, SIZE) is None
     path = land_all_of_it(content)
     fd = content.plain_file(FILE, SIZE)
@@ -331,29 +328,6 @@ def test_freeing_too_late_leaves_the_next_file_of_that_name(tmp_path: Path) -> N
     files.close()
 
 
-def test_a_descriptor_that_was_passed_on_keeps_the_bytes(content: LmdbContent) -> None:
-    """As the kernel keeps the open file of a worker that dies."""
-    path = land_all_of_it(content)
-    fd = content.plain_file(FILE, SIZE)
-    assert fd is not None
-    reader, writer = os.pipe()
-
-    def keep() -> None:
-        os.close(writer)
-        os.read(reader, 1)
-
-    child = forked(keep)
-    os.close(fd)
-    os.close(reader)
-    drop(content, 1, 2, 3)
-    content.free()
-    assert disk_bytes(path) >= SIZE
-    os.close(writer)
-    assert os.waitpid(child, 0)[1] == 0
-    content.free()
-    assert not path.exists()
-
-
 # -- other processes
 
 
@@ -455,9 +429,7 @@ def test_a_file_that_is_removed_while_a_process_waits_for_it(content: LmdbConten
 # -- disks
 
 
-def test_blocks_beyond_the_largest_file_are_left_to_the_source(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_blocks_beyond_the_largest_file_are_not_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The end of what files may be lies in the middle of the second block; there is room for everything else."""
 
     def run() -> None:
@@ -523,20 +495,3 @@ def test_blocks_are_left_to_the_source_where_they_could_not_be_freed(
         assert not content.land(ContentKey(FILE, 2), PAYLOADS[2])
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert held(content, ContentKey(8)) == b"small"
-
-
-def test_blocks_survive_a_clean_end_and_go_with_the_store(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    assert claim(store) is None
-    (store / "content").mkdir()
-    content = LmdbContent(store / "content")
-    content.set_capacity(64 << 20)
-    path = land_all_of_it(content)
-    content.close()
-    release(store)
-    assert claim(store) is None
-    content = LmdbContent(store / "content")
-    assert held(content, ContentKey(FILE, 2)) == PAYLOADS[2]
-    content.close()
-    wipe(store)
-    assert not path.parent.exists()

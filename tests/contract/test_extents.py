@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import struct
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -213,9 +212,7 @@ def test_a_smaller_capacity_gives_the_disk_back(content: LmdbContent, tmp_path: 
     assert content.usage().used_bytes == 0
 
 
-def test_no_room_is_an_error_that_leaves_nothing_behind(
-    content: LmdbContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_nothing(content: LmdbContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert content.land(ContentKey(1), payload(1, 100 * KIB))
 
     def full(fd: int, offset: int, length: int) -> None:
@@ -232,9 +229,7 @@ def test_no_room_is_an_error_that_leaves_nothing_behind(
     check(content, tmp_path)
 
 
-def test_a_write_that_fails_leaves_nothing_behind(
-    content: LmdbContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_nothing(content: LmdbContent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(lease: Lease, whole: bytes) -> None:
         raise StoreError("the disk is broken")
 
@@ -351,20 +346,6 @@ def test_a_late_free_does_not_free_what_another_has_leased(tmp_path: Path) -> No
     assert leased(tmp_path) == {0}
     one.close()
     other.close()
-
-
-def test_threads_of_one_process_share_the_map(content: LmdbContent, tmp_path: Path) -> None:
-    def land(first: int) -> None:
-        for number in range(first, first + 20):
-            content.land(ContentKey(number), payload(number, 40 * KIB))
-
-    threads = [threading.Thread(target=land, args=(first,)) for first in (100, 200, 300)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    check(content, tmp_path)
-    assert sum(1 for _ in content.members()) == 60
 
 
 def test_a_damaged_row_is_no_file_and_frees_no_other_chunk(content: LmdbContent, tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ from spiderfs.sources.peers import FAILURES, PAUSE_S, Asked, Counts, PeerSource,
 from spiderfs.sources.redis_client import SLOTS, Survey, slot_of
 from spiderfs.sources.source import FromPeer, version_hash
 
-TIMEOUT_S = 0.3
+# One that a busy machine keeps, and one for tests in which a server does not answer.
+LONG_TIMEOUT_S, TIMEOUT_S = 10.0, 0.3
 # A busy machine.
 SLACK_S = 2.0
 CONTENT = os.urandom(20_000)
@@ -52,8 +53,19 @@ class Home:
         self.survey = Survey(url, finds_room=True)
         self.node = Node(url, "localhost", ["127.0.0.1"])
         self.look()
-        self.reader = PeerSource(self.source, self.members, TIMEOUT_S, 10.0, self.members.row(0), ())
+        self.reader = self._reader(LONG_TIMEOUT_S)
         self._put = put
+
+    def _reader(self, timeout_s: float) -> PeerSource:
+        return PeerSource(self.source, self.members, timeout_s, 10.0, self.members.row(0), ())
+
+    def hurry(self, *paths: bytes) -> None:
+        """Wait no longer than TIMEOUT_S from here on; the home gives these files before that."""
+        self.reader.close()
+        self.reader = self._reader(TIMEOUT_S)
+        until = time.monotonic() + 30
+        while not all(self.read(path)[1] for path in paths):
+            assert time.monotonic() < until, self.status
 
     def look(self) -> None:
         """As the manager does every two seconds."""
@@ -113,9 +125,7 @@ def made(kind: str, place: Path, stack: ExitStack, *settings: str, certificate: 
             web,
             lambda path, number, had: (point / os.fsdecode(asked_name(path, number))).write_bytes(had),
         )
-    stack.enter_context(closing(home.reader))
-    stack.enter_context(closing(home.survey))
-    return home
+    return stack.enter_context(closing(home))
 
 
 def clustered(place: Path, stack: ExitStack, *settings: str, certificate: Path | None = None) -> Home:
@@ -164,23 +174,11 @@ def test_what_is_of_another_length_is_not_given_to_readers(home: Home) -> None:
     assert home.status.timeouts == 3
 
 
-def test_threads_ask_side_by_side(home: Home) -> None:
-    contents = {b"%d" % number: os.urandom(100 + 1000 * number) for number in range(40)}
-    for path, content in contents.items():
-        home.add(path, content, content)
-    with ThreadPoolExecutor(8) as threads:
-        for is_right, is_from_home, _ in threads.map(home.read, contents):
-            assert is_right
-            assert is_from_home
-    assert home.status.hits == 40
-
-
 @pytest.mark.parametrize("what", ["killed", "stopped"])
-def test_one_that_is_lost_costs_the_time_limit_a_few_times_and_is_asked_again(
-    home: Home, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_one_costs_few_limits_and_is_asked_again(home: Home, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     home.add(b"a")
-    home.read(b"a")
+    home.hurry(b"a")
+    known = home.status
     home.server.signal(signal.SIGSTOP if what == "stopped" else signal.SIGKILL)
     waits = []
     for _ in range(FAILURES + 3):
@@ -190,8 +188,8 @@ def test_one_that_is_lost_costs_the_time_limit_a_few_times_and_is_asked_again(
     assert max(waits) < TIMEOUT_S + SLACK_S
     assert max(waits[FAILURES:]) < TIMEOUT_S, "it is not asked any more"
     # One that refuses connections is left after one failure; the end of a connection that was kept may be another.
-    failures = home.status.timeouts
-    assert home.status == PeerStatus(False, 1, len(CONTENT), 0, failures)
+    failures = home.status.timeouts - known.timeouts
+    assert home.status == known._replace(up=False, timeouts=home.status.timeouts)
     assert failures <= (FAILURES if what == "stopped" else 2)
     if what == "stopped":
         home.server.signal(signal.SIGCONT)
@@ -204,6 +202,7 @@ def test_one_that_is_lost_costs_the_time_limit_a_few_times_and_is_asked_again(
 @pytest.mark.parametrize("does", ["refuses", "says nothing"])
 def test_another_address_is_tried_where_the_first_one_does_not_answer(home: Home, does: str) -> None:
     home.add(b"a")
+    home.hurry(b"a")
     port = urlsplit(home.url).port
     assert port is not None
     with ExitStack() as stack:
@@ -262,9 +261,7 @@ def test_a_server_whose_address_is_not_known_any_more_is_given_files_when_it_is_
 
 
 @KINDS
-def test_a_server_is_the_home_of_what_it_has_room_for(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_is_home_of_what_it_has_room_for(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_client, "_SETTLED_S", 1)
     with ExitStack() as stack:
         home = made(kind, tmp_path, stack, "--maxmemory", "4mb")
@@ -301,24 +298,8 @@ def test_a_server_is_the_home_of_what_it_has_room_for(
         assert home.members.has_own
 
 
-def test_a_server_that_is_full_gives_what_it_has(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        home = made("redis", tmp_path, stack, "--maxmemory", "4mb")
-        paths = [b"%d" % number for number in range(300)]
-        for path in paths:
-            home.add(path, at_home=None)
-        for _ in range(3):
-            given = 0
-            for path in paths:
-                is_right, is_from_home, _ = home.read(path)
-                assert is_right
-                given += is_from_home
-        assert 20 < given < 250
-        assert (home.status.up, home.status.timeouts) == (True, 0)
-
-
 @KINDS
-def test_the_password_is_right(
+def test_a_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     for word, gives in (("wrong", False), ("secret", True)):
@@ -372,7 +353,8 @@ def test_an_answer_that_comes_drop_by_drop_takes_no_longer_than_the_time_limit()
         dripping.start()
         home = Home(f"redis://127.0.0.1:{server.getsockname()[1]}/set", None, lambda *_: None)
         home.add(b"a")
-        with closing(home.reader):
+        home.hurry()
+        with closing(home):
             is_right, is_from_home, wait_s = home.read(b"a")
         assert (is_right, is_from_home) == (True, False)
         assert wait_s < TIMEOUT_S + SLACK_S
@@ -403,11 +385,11 @@ def paths_by_owner(home: Home, each: int) -> list[list[bytes]]:
     return found
 
 
-@pytest.mark.parametrize("what", ["killed", "stopped"])
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize(("what", "lost"), [("killed", 0), ("stopped", 1)])
 def test_a_shard_that_is_lost_keeps_no_one_from_the_others(cluster: Home, what: str, lost: int) -> None:
     paths = paths_by_owner(cluster, 5)
-    assert all(cluster.read(path)[:2] == (True, True) for some in paths for path in some)
+    cluster.hurry(*(path for some in paths for path in some))
+    known = cluster.status
     cluster.server.servers[lost].signal(signal.SIGSTOP if what == "stopped" else signal.SIGKILL)
     waits = []
     for owner, some in enumerate(paths):
@@ -419,11 +401,11 @@ def test_a_shard_that_is_lost_keeps_no_one_from_the_others(cluster: Home, what: 
     assert sum(wait_s > TIMEOUT_S / 2 for wait_s in waits) <= FAILURES
     assert not cluster.status.up
     # On a busy machine it takes longer, and one that is down is asked now and then.
-    assert cluster.status.timeouts <= FAILURES
+    assert cluster.status.timeouts - known.timeouts <= FAILURES
     # Also where the one that is named in the URL is lost.
-    known = cluster.node
+    node = cluster.node
     cluster.look()
-    assert cluster.node == known
+    assert cluster.node == node
     assert all(cluster.read(path)[:2] == (True, True) for path in paths[2])
 
 
@@ -457,11 +439,12 @@ def test_a_slot_moves_while_it_is_read(cluster: Home, tmp_path: Path) -> None:
         assert (cluster.status.up, cluster.status.timeouts) == (True, 0)
 
 
+@pytest.mark.thorough
 def test_the_replica_of_a_shard_takes_its_place(cluster: Home) -> None:
     cluster.add(b"a")
     lost = cluster.server.owner(f"spiderfs:set:{cluster.number(b'a'):016x}")
     cluster.server.add_replica(lost)
-    assert cluster.read(b"a")[:2] == (True, True)
+    cluster.hurry(b"a")
     cluster.server.servers[lost].signal(signal.SIGKILL)
     until = time.monotonic() + 30
     while True:
@@ -527,8 +510,7 @@ def test_a_server_that_does_not_let_itself_be_asked_is_named_once_and_gives_what
         monkeypatch.setenv("REDISCLI_AUTH", "secret")
         url = f"redis://few@127.0.0.1:{server.port}/set"
         home = Home(url, server, lambda _, number, had: client.set(f"spiderfs:set:{number:016x}", had))
-        stack.enter_context(closing(home.reader))
-        stack.enter_context(closing(home.survey))
+        stack.enter_context(closing(home))
         home.add(b"a")
         client.set("spiderfs:set:groups", GROUPS // 2)
         home.look()

@@ -101,103 +101,6 @@ def test_every_record_comes_once_while_others_come_and_go(content: Content, monk
     assert found == sorted(set(found))
 
 
-def test_a_landed_record_can_be_read(content: Content) -> None:
-    assert not content.has(A)
-    assert content.read(A) is None
-    assert content.member(A) is None
-    content.end_read()
-    assert content.land(A, b"alpha")
-    assert content.has(A)
-    assert held(content, A) == b"alpha"
-    assert content.member(A) == Member(A, 5, LANDING, 0.0)
-    assert content.usage() == (5, 1, 0, 0, 1000)
-
-
-def test_a_file_and_its_blocks_are_different_records(content: Content) -> None:
-    content.land(B, b"whole")
-    assert not content.has(C)
-    content.end_read()
-    content.land(C, b"block")
-    assert (held(content, B), held(content, C)) == (b"whole", b"block")
-
-
-def test_landing_drops_what_landed_first(content: Content) -> None:
-    for inode in range(1, 6):
-        assert content.land(ContentKey(inode), bytes(250))
-    assert [member.key.inode for member in content.members()] == [2, 3, 4, 5]
-    assert content.usage().used_bytes == 1000
-
-
-def test_a_member_is_not_pushed_out_by_a_landing_record(content: Content) -> None:
-    content.land(A, bytes(600))
-    assert content.apply((), [Keep(A, "samples", 2.5)]) == []
-    assert content.member(A) == Member(A, 600, "samples", 2.5)
-    assert content.land(B, bytes(400))
-    assert content.land(C, bytes(300))
-    assert [member.key for member in content.members()] == [A, C]
-    assert not content.land(ContentKey(9), bytes(401))
-    assert content.usage() == (300, 1, 600, 1, 1000)
-
-
-def test_a_refused_record_pushes_nothing_out(content: Content) -> None:
-    content.land(A, bytes(600))
-    content.apply((), [Keep(A, "samples")])
-    content.land(B, bytes(100))
-    assert not content.land(C, bytes(500))
-    assert content.has(B)
-    assert not content.has(C)
-
-
-def test_a_keep_too_late_is_reported(content: Content) -> None:
-    content.land(A, b"alpha")
-    assert content.apply([A], [Keep(A, "samples"), Keep(B, "samples")]) == [A, B]
-    assert content.usage() == (0, 0, 0, 0, 1000)
-    assert content.apply([A], ()) == []
-
-
-def test_a_record_changes_its_section_without_its_bytes(content: Content) -> None:
-    content.land(A, b"alpha")
-    content.apply((), [Keep(A, "samples", 1.0)])
-    content.apply((), [Keep(A, "hömophily", 3.0)])
-    assert content.member(A) == Member(A, 5, "hömophily", 3.0)
-    assert content.usage() == (0, 0, 5, 1, 1000)
-    assert held(content, A) == b"alpha"
-
-
-def test_landing_again_replaces_the_bytes_where_they_lie(content: Content) -> None:
-    content.land(A, b"alpha")
-    content.apply((), [Keep(A, "samples", 2.0)])
-    content.land(B, b"beta")
-    before = (content.usage(), list(content.members()))
-    assert content.land(A, b"ALPHA")
-    assert content.land(B, b"BETA")
-    assert (content.usage(), list(content.members())) == before
-    assert held(content, A) == b"ALPHA"
-    assert held(content, B) == b"BETA"
-
-
-def test_members_come_in_the_order_of_their_sections(content: Content) -> None:
-    for key in (A, B, C):
-        content.land(key, b"x")
-    content.apply((), [Keep(B, "samples"), Keep(A, "samples")])
-    assert [member.key for member in content.members()] == [C, B, A]
-
-
-def test_a_smaller_budget_empties_landing_first(content: Content) -> None:
-    content.land(A, bytes(300))
-    content.apply((), [Keep(A, "samples")])
-    content.land(B, bytes(300))
-    content.land(C, bytes(300))
-    content.set_capacity(600)
-    assert [member.key for member in content.members()] == [A, C]
-    content.set_capacity(200)
-    assert [member.key for member in content.members()] == [A], "kept records are the engine's to drop"
-    assert not content.land(B, b"x")
-    content.apply([A], ())
-    assert content.land(B, bytes(200))
-    assert content.usage() == (200, 1, 0, 0, 200)
-
-
 def test_a_view_outlives_its_record_until_the_read_ends(content: Content) -> None:
     payload = bytes(range(250)) * 2
     content.land(A, payload)
@@ -218,12 +121,6 @@ def test_a_view_outlives_its_record_until_the_read_ends(content: Content) -> Non
     assert not content.has(A)
     content.end_read()
     content.end_read()
-
-
-def test_an_empty_payload_is_a_record(content: Content) -> None:
-    assert content.land(A, b"")
-    assert content.has(A)
-    assert held(content, A) == b""
 
 
 # -- content, against a model
@@ -267,7 +164,7 @@ class ContentMachine(RuleBasedStateMachine):
     @rule(key=KEYS)
     def land(self, key: ContentKey) -> None:
         # Of one version every payload has the same size; the first byte tells one landing from another.
-        size = key.inode * 100 + key.block
+        size = (key.inode - 1) * 100 + key.block
         self.landings += 1
         payload = bytes([self.landings % 256]) * size
         fits = key in self.members or self.bytes_in(False) + size <= self.capacity
@@ -280,7 +177,7 @@ class ContentMachine(RuleBasedStateMachine):
 
     @rule(
         drop=st.lists(KEYS, max_size=3),
-        keep=st.lists(st.tuples(KEYS, st.sampled_from(["samples", "blocks"])), max_size=3),
+        keep=st.lists(st.tuples(KEYS, st.sampled_from(["samples", "hömophily"])), max_size=3),
     )
     def apply(self, drop: list[ContentKey], keep: list[tuple[ContentKey, str]]) -> None:
         for key in drop:
@@ -347,7 +244,7 @@ class LmdbMachine(ContentMachine):
 TestMemoryContentModel = ContentMachine.TestCase
 TestMemoryContentModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestLmdbContentModel = LmdbMachine.TestCase
-TestLmdbContentModel.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestLmdbContentModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 # -- content of LMDB, between processes
 
@@ -425,25 +322,10 @@ def records(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Records]
     records.close()
 
 
-def test_rows_are_put_replaced_and_deleted(records: Records) -> None:
-    assert records.get("one", b"a") is None
-    records.put([("one", b"a", b"1"), ("two", b"a", b"2"), ("one", b"b", b"")])
-    assert (records.get("one", b"a"), records.get("two", b"a"), records.get("one", b"b")) == (b"1", b"2", b"")
-    assert (records.count("one"), records.count("two")) == (2, 1)
-    records.put([("one", b"a", b"3"), ("two", b"a", None), ("two", b"never", None)])
-    assert (records.get("one", b"a"), records.get("two", b"a")) == (b"3", None)
-    assert (records.count("one"), records.count("two")) == (2, 0)
-
-
 def test_many_rows_are_got_at_once(records: Records) -> None:
     records.put([("one", b"b", b"2"), ("one", b"a", b""), ("two", b"c", b"3")])
     assert records.get_many("one", [b"b", b"c", b"a", b"b", b"z"]) == [b"2", None, b"", b"2", None]
     assert records.get_many("one", []) == []
-
-
-def test_the_last_row_of_a_batch_counts(records: Records) -> None:
-    records.put([("one", b"a", b"1"), ("one", b"a", None), ("one", b"a", b"2")])
-    assert records.scan("one", b"", 10) == [(b"a", b"2")]
 
 
 def test_a_batch_that_fails_leaves_no_trace_in_lmdb(tmp_path: Path) -> None:
@@ -459,14 +341,6 @@ def test_a_batch_that_fails_leaves_no_trace_in_lmdb(tmp_path: Path) -> None:
     records.put([("one", b"b", b"2")])
     assert records.count("one") == 1
     records.close()
-
-
-def test_a_scan_starts_anywhere_and_stays_in_its_table(records: Records) -> None:
-    records.put([("one", bytes([key]), b"%d" % key) for key in (5, 1, 9, 3)])
-    records.put([("two", b"\x04", b"other")])
-    assert records.scan("one", b"\x02", 2) == [(b"\x03", b"3"), (b"\x05", b"5")]
-    assert records.scan("one", b"\x09", 5) == [(b"\x09", b"9")]
-    assert records.scan("one", b"\x0a", 5) == []
 
 
 KEY = st.binary(min_size=1, max_size=3)

@@ -64,9 +64,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_disk_that_turns_read_only_causes_no_error_for_readers(
-    binding: str, disk: Disk, tmp_path: Path, workers: int
-) -> None:
+def test_a_disk_that_turns_read_only_costs_no_read(binding: str, disk: Disk, tmp_path: Path, workers: int) -> None:
     source = tmp_path / "source"
     (source / "sub").mkdir(parents=True)
     for number in range(20):
@@ -111,9 +109,8 @@ def test_a_disk_that_turns_read_only_causes_no_error_for_readers(
 
 
 @pytest.mark.not_immutable("takes long")
-def test_a_large_file_is_opened_at_a_worker_that_does_not_know_its_name(disk: Disk, tmp_path: Path) -> None:
+def test_a_large_file_is_opened_at_a_worker_without_its_name(disk: Disk, source: Path, tmp_path: Path) -> None:
     """While the disk takes no names each worker has its own, and look-up and open may come to different ones."""
-    (source := tmp_path / "source").mkdir()
     content = os.urandom(1 << 20)
     for number in range(60):
         (source / f"large {number}").write_bytes(content)

@@ -15,7 +15,7 @@ from random import Random
 import lmdb
 import pytest
 from mounting import Mounted, as_root, detach, eventually, mounted, run_spiderfs, settle
-from reading import readers, together, write_files
+from reading import read_through, readers, together, write_files
 
 from spiderfs.shared.layout import DATA_FILE, EXTENTS_FILE, RESERVE_FILE, CacheLayout
 
@@ -32,12 +32,6 @@ DAMAGE = (
     "the cache holds other files than thought",
     "is not known",
 )
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    (tmp_path / "source").mkdir()
-    return tmp_path / "source"
 
 
 def _overwrite(path: Path) -> None:
@@ -78,9 +72,7 @@ FILES = {"content": f"content/{DATA_FILE}", "names": f"names/{DATA_FILE}", "exte
 
 @pytest.mark.parametrize("what", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_store_damaged_between_mounts_serves_no_wrong_byte(
-    source: Path, tmp_path: Path, what: str, damage: str
-) -> None:
+def test_damage_between_mounts_serves_no_wrong_byte(source: Path, tmp_path: Path, what: str, damage: str) -> None:
     wanted = write_files(source, SIZES)
     cache = tmp_path / "cache"
     with (
@@ -90,18 +82,14 @@ def test_a_store_damaged_between_mounts_serves_no_wrong_byte(
         assert together(one).wrong == []
     DAMAGES[damage](CacheLayout(cache).store / FILES[what])
     with mounted(source, tmp_path / "m", cache=cache, workers=2, allowed=DAMAGE, **LIMIT) as mount:
-        with readers(2, mount.point, wanted, rounds=2) as some:
-            seen = together(some)
-        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
+        read_through(mount.point, wanted, 2, 2)
         figures = mount.stats()["metrics"]
         assert figures["store_rebuilds"] + figures["checksum_failures"] > 0
 
 
 @pytest.mark.parametrize("what", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_store_damaged_under_a_mount_serves_no_wrong_byte(
-    source: Path, tmp_path: Path, what: str, damage: str
-) -> None:
+def test_damage_under_a_mount_serves_no_wrong_byte(source: Path, tmp_path: Path, what: str, damage: str) -> None:
     wanted = write_files(source, SIZES)
     with mounted(source, tmp_path / "m", workers=2, capacity="16MiB", ttl=0.2, allowed=DAMAGE, **LIMIT) as mount:
         with readers(2, mount.point, wanted) as some:
@@ -113,9 +101,7 @@ def test_a_store_damaged_under_a_mount_serves_no_wrong_byte(
         assert seen.wrong == []
         # The mount has forgotten what a handle means that was open while the names were lost.
         assert {kind for _, kind, _ in seen.errors} <= {"ESTALE"}
-        with readers(2, mount.point, wanted, rounds=1) as some:
-            seen = together(some)
-        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 2 * len(wanted))
+        read_through(mount.point, wanted, 2, 1)
 
 
 @pytest.mark.parametrize(("what", "table"), [("content", "member"), ("names", "dentry")])
@@ -127,9 +113,7 @@ def test_damaged_rows_cost_the_store_and_no_read(source: Path, tmp_path: Path, w
         assert together(one).wrong == []
     _change_rows(CacheLayout(cache).store / what, table.encode())
     with mounted(source, tmp_path / "m", cache=cache, allowed=DAMAGE) as mount:
-        with readers(1, mount.point, wanted, rounds=2) as one:
-            seen = together(one)
-        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 2 * len(wanted))
+        read_through(mount.point, wanted, 1, 2)
         eventually(lambda: mount.metric("store_rebuilds") > 0, what="a store that is built again")
 
 
@@ -143,9 +127,7 @@ def test_damage_to_what_the_processes_share_costs_no_read(source: Path, tmp_path
                 os.truncate(path, 0)
         for pid in mount.workers():
             os.kill(pid, signal.SIGKILL)
-        with readers(2, mount.point, wanted, rounds=2) as some:
-            seen = together(some)
-        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
+        read_through(mount.point, wanted, 2, 2)
         assert mount.metric("worker_restarts") == 2
 
 
@@ -181,9 +163,7 @@ def test_a_full_disk_costs_the_cache_and_no_read(source: Path, tmp_path: Path, w
     with small_disk(tmp_path / "disk", "48M") as disk:
         cache = disk / "cache"
         with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=FULL) as mount:
-            with readers(2, mount.point, wanted, rounds=2) as some:
-                seen = together(some)
-            assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
+            read_through(mount.point, wanted, 2, 2)
             assert mount.metric("store_failures") > 0
             # There is one warning, however many files do not fit and however many processes notice it.
             assert len(mount.logged("no space left for the cache|no room to keep for names")) == 1
@@ -235,9 +215,7 @@ def test_a_disk_without_any_room_left_keeps_known_names(source: Path, tmp_path: 
             assert len(list(os.scandir(mount.point))) == len(wanted)
             eventually(lambda: (CacheLayout(cache).names / DATA_FILE).stat().st_size > 32 << 20, what="the reserve")
             fill(disk)
-            with readers(2, mount.point, wanted, rounds=2) as some:
-                seen = together(some)
-            assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
+            read_through(mount.point, wanted, 2, 2)
             assert mount.manager()
             assert mount.status()
             (disk / "filler").unlink()

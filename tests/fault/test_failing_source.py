@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from mounting import Mounted, eventually, mounted
-from reading import readers, together, write_files
+from reading import read_through, readers, together, write_files
 
 pytestmark = pytest.mark.opened_and_immutable
 
@@ -21,12 +21,6 @@ TIMEOUT_S = 0.5
 SLACK_S = 4.0
 TROUBLES = ("the source has not answered within", r"the source is gone", r"the source failed", "the source hangs")
 SIZES = {f"{kind}/{number}": 5_000 for kind in ("cached", "other") for number in range(10)}
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    (tmp_path / "source").mkdir()
-    return tmp_path / "source"
 
 
 @pytest.fixture(params=[1, 2])
@@ -48,9 +42,7 @@ def error_within(limit_s: float, path: Path) -> int:
 
 def read_all(mount: Mounted, kind: str, wanted: dict[str, str]) -> None:
     some = {name: digest for name, digest in wanted.items() if name.startswith(kind)}
-    with readers(1, mount.point, some, rounds=1) as one:
-        seen = together(one)
-    assert (seen.wrong, seen.errors, seen.reads) == ([], [], len(some))
+    read_through(mount.point, some)
 
 
 @pytest.mark.both_bindings
@@ -181,9 +173,7 @@ def test_passing_errors_are_retried_and_no_one_sees_them(source: Path, tmp_path:
     wanted = write_files(source, {f"{number}": 5_000 for number in range(80)} | {"large": 10 << 20})
     options = {"source.error_rate": 0.2, "source.attempts": 10, "source.timeout_s": 60}
     with mounted(source, tmp_path / "m", workers=2, **options) as mount:
-        with readers(2, mount.point, wanted, rounds=1) as some:
-            seen = together(some)
-        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 2 * len(wanted))
+        read_through(mount.point, wanted, 2, 1)
         assert mount.metric("source_retries") > 5
         assert mount.metric("source_errors") == 0
 
@@ -205,9 +195,7 @@ def test_a_source_that_always_fails_gives_an_error_and_no_hang(source: Path, tmp
 def test_a_slow_source_is_only_slow(source: Path, tmp_path: Path) -> None:
     wanted = write_files(source, {"a": 50_000, "b": 100_000})
     with mounted(source, tmp_path / "m", **{"source.latency_ms": 300, "source.bandwidth": "500kB"}) as mount:
-        with readers(1, mount.point, wanted, rounds=1) as one:
-            seen = together(one)
-        assert (seen.wrong, seen.errors) == ([], [])
+        seen = read_through(mount.point, wanted)
         # 150 kB at 500 kB/s, and per file a look-up and a read of 0.3 s each; the second time there is nothing to wait.
         assert mount.metric("stall_microseconds") > 2 * 300_000
         assert seen.longest_s > 0.3

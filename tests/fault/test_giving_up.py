@@ -16,7 +16,7 @@ import pytest
 from control_group import limited_memory, program_in
 from mounting import PATIENCE_S, detach, eventually, mounted, mounts_at
 from pauses import SHORT_PAUSES
-from reading import digest, readers, together, write_files
+from reading import digest, read_through, readers, together, write_files
 
 SPIDERFS = Path(sys.executable).with_name("spiderfs")
 # Less than LMDB's map, so that no process can open the store.
@@ -46,9 +46,7 @@ def test_a_mount_that_cannot_begin_fails_and_names_its_log(tmp_path: Path) -> No
     eventually(lambda: mounts_at(point) == 0, what="the mount to be gone")
 
 
-def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
+def test_a_mount_whose_processes_keep_dying_ends_and_logs_it(source: Path, tmp_path: Path) -> None:
     allowed = (r".* ended \(signal 9\)", "giving up, the log .* says why")
     with mounted(source, tmp_path / "m", allowed=allowed, first=SHORT_PAUSES) as mount:
         for deaths in range(1, 21):
@@ -96,9 +94,7 @@ supervisor.work = dying
         detach(mount.point)
 
 
-def test_deaths_without_number_end_no_mount_that_answers_between_them(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
+def test_deaths_without_number_end_no_mount_that_answers_between_them(source: Path, tmp_path: Path) -> None:
     wanted = write_files(source, {f"{number}": 20_000 + number for number in range(8)})
     allowed = (r"worker 0 ended \(signal 9\)", r"the manager ended \(signal 9\)")
     with mounted(source, tmp_path / "m", allowed=allowed, ttl=0.01, first=SHORT_PAUSES) as mount:
@@ -123,11 +119,9 @@ def test_deaths_without_number_end_no_mount_that_answers_between_them(tmp_path: 
 @pytest.mark.opened_and_immutable
 @pytest.mark.parametrize(("workers", "after_s"), [(1, 0.0), (2, 0.1)])
 def test_a_request_at_which_each_worker_dies_is_answered_with_an_error(
-    binding: str, tmp_path: Path, workers: int, after_s: float
+    binding: str, source: Path, tmp_path: Path, workers: int, after_s: float
 ) -> None:
     """The others, some of which wait for the source when the worker dies, get their bytes."""
-    source = tmp_path / "source"
-    source.mkdir()
     wanted = write_files(source, {f"{number}": 20_000 + number for number in range(8)} | {"deadly": 20_000})
     del wanted["deadly"]
     request, method = (
@@ -171,10 +165,9 @@ MEMORY_BYTES = 115 << 20
 
 
 @pytest.mark.thorough
-def test_a_mount_with_too_little_memory_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_with_too_little_memory_goes_on(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new worker that got all requests of the one that ran out of memory would die too, and so would the mount."""
-    (tmp_path / "source").mkdir()
-    wanted = write_files(tmp_path / "source", {f"{number:02d}": 7 << 20 for number in range(16)})
+    wanted = write_files(source, {f"{number:02d}": 7 << 20 for number in range(16)})
     deaths = (
         "worker 0 ended",
         "the manager ended",
@@ -186,7 +179,7 @@ def test_a_mount_with_too_little_memory_goes_on(tmp_path: Path, monkeypatch: pyt
     )
     with limited_memory(MEMORY_BYTES) as group:
         monkeypatch.setattr("mounting.SPIDERFS", program_in(group, tmp_path / "spiderfs"))
-        with mounted(tmp_path / "source", tmp_path / "m", allowed=deaths) as mount:
+        with mounted(source, tmp_path / "m", allowed=deaths) as mount:
             with contextlib.ExitStack() as all_at_once:
                 each = [readers(1, mount.point, {name: digest}, rounds=1) for name, digest in wanted.items()]
                 seen = together([reader for some in each for reader in all_at_once.enter_context(some)], 150)
@@ -218,8 +211,6 @@ supervisor.work = hanging_once
     with mounted(source, tmp_path / "m", allowed=allowed, first=first) as mount:
         hang.touch()
         os.kill(mount.workers()[0], signal.SIGKILL)
-        with readers(1, mount.point, wanted, rounds=1) as reader:
-            seen = together(reader)
-        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 1)
+        read_through(mount.point, wanted)
         assert not hang.exists()
         assert mount.logged("a process has not begun within 1 s: all are started again")

@@ -15,10 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mounting import NO_MANAGER, PATIENCE_S, Mounted, eventually, mounted, mounts_at, run_spiderfs
-from process_tree import descendants, threads_of
+from mounting import (
+    NO_MANAGER,
+    PATIENCE_S,
+    Mounted,
+    descendants,
+    eventually,
+    mounted,
+    mounts_at,
+    run_spiderfs,
+    threads_of,
+)
 from programs import program
-from reading import digest, readers, together
+from reading import digest, read_through
 
 CLASSES, EACH = 3, 40
 CLEANED = "removed a mount that a crash had left"
@@ -154,9 +163,7 @@ def test_a_pending_look_up_holds_up_no_one_who_knows_the_names(source: Path, tmp
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_supervisor_killed_while_a_look_up_is_pending_leaves_nothing(
-    source: Path, tmp_path: Path, workers: int
-) -> None:
+def test_a_supervisor_killed_during_a_look_up_leaves_nothing(source: Path, tmp_path: Path, workers: int) -> None:
     cache = tmp_path / "cache"
     with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED], **OPTIONS) as mount:
         pids = descendants(mount.supervisor.pid)
@@ -171,15 +178,11 @@ def test_a_supervisor_killed_while_a_look_up_is_pending_leaves_nothing(
         with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED]) as again:
             assert mounts_at(again.point) == 1
             names = [f"train/0/{number:03d}" for number in range(EACH)]
-            with readers(1, again.point, digests(source, names), rounds=1) as one:
-                seen = together(one)
-            assert (seen.wrong, seen.errors) == ([], [])
+            read_through(again.point, digests(source, names))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_mount_that_is_told_to_stop_while_the_source_hangs_ends(
-    source: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_mount_ends_while_the_source_hangs(source: Path, tmp_path: Path, number: signal.Signals) -> None:
     allowed = ["is in use: it is detached"]
     with mounted(source, tmp_path / "m", allowed=allowed, first=DRAINING_SOON, **OPTIONS) as mount:
         pids = descendants(mount.supervisor.pid)
@@ -191,9 +194,7 @@ def test_a_mount_that_is_told_to_stop_while_the_source_hangs_ends(
 
 
 @pytest.mark.parametrize("options", [{"workers": 2}, {"immutable": "on"}])
-def test_a_name_that_the_kernel_believes_still_gets_its_substitute(
-    source: Path, tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_a_trusted_name_still_gets_its_substitute(source: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     with mounted(source, tmp_path / "m", **OPTIONS, **options) as mount:
         for path in sorted(mount.point.glob("train/*/*")):
             path.read_bytes()

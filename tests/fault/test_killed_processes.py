@@ -14,7 +14,7 @@ from random import Random
 import pytest
 from mounting import PATIENCE_S, Mounted, children, eventually, is_running, mounted, mounts_at, run_spiderfs
 from pauses import SHORT_PAUSES
-from reading import readers, together, write_files
+from reading import read_through, readers, together, write_files
 
 pytestmark = pytest.mark.opened_and_immutable
 
@@ -33,12 +33,6 @@ LONGEST_READ_S = 15.0
 LONGEST_QUIET_READ_S = 5.0
 CLEANED = "removed a mount that a crash had left"
 RESTARTS = (r"worker \d+ ended \(signal 9\)", r"the manager ended \(signal 9\)")
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    (tmp_path / "source").mkdir()
-    return tmp_path / "source"
 
 
 @pytest.mark.both_bindings
@@ -107,9 +101,7 @@ def test_the_manager_may_die(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.both_bindings
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
-    source: Path, tmp_path: Path, workers: int
-) -> None:
+def test_a_killed_supervisor_ends_reads_and_the_next_mount_works(source: Path, tmp_path: Path, workers: int) -> None:
     wanted = write_files(source, SIZES)
     cache = tmp_path / "cache"
     with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED], **LIMIT) as mount:
@@ -132,9 +124,7 @@ def test_a_killed_supervisor_ends_every_read_and_the_next_mount_works(
         assert "its daemon is dead" in run_spiderfs("status").stdout
         with mounted(source, tmp_path / "m", workers=workers, cache=cache, allowed=[CLEANED], **LIMIT) as again:
             assert mounts_at(again.point) == 1
-            with readers(2, again.point, wanted, rounds=1) as all_readers:
-                seen = together(all_readers)
-            assert (seen.wrong, seen.errors, seen.reads) == ([], [], 2 * len(SIZES))
+            read_through(again.point, wanted, 2, 1)
 
 
 _VICTIM = """
@@ -193,9 +183,7 @@ def _all_workers_idle(mount: Mounted) -> bool:
 def test_no_read_waits_long_under_light_or_heavy_load(source: Path, tmp_path: Path, workers: int) -> None:
     wanted = write_files(source, SIZES)
     with mounted(source, tmp_path / "m", workers=workers, ttl=0.01, read_ahead=2, **LIMIT) as mount:
-        with readers(1, mount.point, wanted, rounds=3) as light:
-            seen = together(light)
-        assert (seen.wrong, seen.errors) == ([], [])
+        seen = read_through(mount.point, wanted, 1, 3)
         assert seen.longest_s < LONGEST_QUIET_READ_S
         # Requests come one at a time with pauses; a worker would freeze after another worker took the only request.
         longest_s = 0.0
@@ -203,8 +191,5 @@ def test_no_read_waits_long_under_light_or_heavy_load(source: Path, tmp_path: Pa
             began = time.monotonic()
             os.stat(mount.point / name)
             longest_s = max(longest_s, time.monotonic() - began)
-        with readers(12, mount.point, wanted, rounds=3) as heavy:
-            seen = together(heavy)
-        assert (seen.wrong, seen.errors) == ([], [])
-        assert seen.reads == 12 * 3 * len(SIZES)
+        seen = read_through(mount.point, wanted, 12, 3)
         assert max(longest_s, seen.longest_s) < LONGEST_QUIET_READ_S

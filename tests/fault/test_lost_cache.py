@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from mounting import eventually, mounted
-from reading import readers, together, write_files
+from reading import read_through, readers, together, write_files
 
 from spiderfs.shared.layout import CacheLayout
 
@@ -26,12 +26,6 @@ ALLOWED = [
 ]
 # How soon the supervisor notices: by default 2 s.
 LOOKING_OFTEN = "from spiderfs.daemon import supervisor; supervisor.LOOK_S = 0.2"
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    (tmp_path / "source").mkdir()
-    return tmp_path / "source"
 
 
 def delete(directory: Path) -> None:
@@ -87,15 +81,11 @@ def test_a_mount_outlives_its_cache_directory(source: Path, tmp_path: Path, loss
         assert mount.metric("manager_restarts") == 1
         assert mount.metric("store_rebuilds") == (loss != "run deleted")
         assert mount.stats()["entries"] > 0
-        with readers(2, mount.point, wanted, rounds=1) as some:
-            seen = together(some)
-        assert (seen.wrong, seen.errors) == ([], [])
+        read_through(mount.point, wanted, 2, 1)
 
 
 @pytest.mark.parametrize("step", ["supervisor.publish_options", "environment.claim"])
-def test_a_cache_directory_that_is_deleted_while_it_is_made_again_is_made_once_more(
-    source: Path, tmp_path: Path, step: str
-) -> None:
+def test_a_cache_directory_that_is_deleted_again_is_made_once_more(source: Path, tmp_path: Path, step: str) -> None:
     wanted = write_files(source, {"one": 5_000, "two": 5_000})
     cache, deleting = tmp_path / "cache", tmp_path / "deleting"
     first = f"""{LOOKING_OFTEN}
@@ -130,9 +120,7 @@ def test_processes_do_without_the_options_that_were_changed(source: Path, tmp_pa
     wanted = write_files(source, SIZES)
     with mounted(source, tmp_path / "m", workers=2, allowed=["set them again"]) as mount:
         CacheLayout(mount.cache).run.options.unlink()
-        with readers(2, mount.point, wanted, rounds=2) as some:
-            seen = together(some)
-        assert (seen.wrong, seen.errors) == ([], [])
+        read_through(mount.point, wanted, 2, 2)
         assert mount.metric("worker_restarts") == 0
         mount.change("ttl", "1s")
         assert "ttl=1s" in mount.control("config").read_text()

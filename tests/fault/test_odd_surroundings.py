@@ -23,9 +23,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def test_a_systemd_that_cannot_be_reached_harms_nothing(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_systemd_harms_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nowhere"))
     with mounted(source, tmp_path / "m", allowed=["NOTIFY_SOCKET=.*nowhere"]) as mount:
         assert (mount.point / "file").read_bytes() == b"content"
@@ -60,9 +58,7 @@ def test_umount_names_the_other_mount_points_of_a_mount_at_once(source: Path, tm
         eventually(mount.supervisor.ended, what="the end of the daemon")
 
 
-def test_another_users_mount_is_not_reported_as_missing(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_users_mount_is_not_missing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with mounted(source, tmp_path / "m") as mount:
         # fusermount3 gives this answer to a user who has not mounted it.
         monkeypatch.setattr("os.geteuid", lambda: 65534)

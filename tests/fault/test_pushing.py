@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mounting import Mounted, detach, eventually, mounted, mounts_at, run_spiderfs
+from mounting import Mounted, descendants, detach, eventually, mounted, mounts_at, run_spiderfs, threads_of
 from planning import planned, pusher
-from process_tree import descendants, threads_of
 from programs import program
 from reading import digest, readers, together, write_files
 
@@ -102,7 +101,7 @@ def test_a_stopped_pusher_is_replaced_and_one_that_waits_for_the_source_is_not(s
         with planned(mount, HANGING, lambda: mount.change("source.hang", 1)):
             first = pusher(mount)
             # Several times as long as it may owe an answer.
-            time.sleep(3)
+            time.sleep(2)
             assert (pusher(mount), mount.logged("does nothing")) == (first, [])
             os.kill(first, signal.SIGSTOP)
             eventually(lambda: pusher(mount) != first, what="another pusher")

@@ -83,16 +83,9 @@ _WITH_ABORT = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    "victim",
-    [
-        "none",
-        pytest.param("supervisor", marks=_WITH_ABORT),
-        "worker",
-        "its reading process",
-        "manager",
-    ],
+    "victim", ["none", pytest.param("supervisor", marks=_WITH_ABORT), "worker", "its reading process", "manager"]
 )
-def test_no_one_waits_for_a_process_that_cannot_end(
+def test_a_process_that_cannot_end_holds_no_one(
     tmp_path: Path, files: dict[str, str], below: Mounted, victim: str
 ) -> None:
     cache = tmp_path / "cache"
@@ -139,9 +132,7 @@ def test_no_one_waits_for_a_process_that_cannot_end(
     )
 
 
-def test_a_mount_begins_though_its_first_answer_takes_longer_than_readers_wait(
-    tmp_path: Path, files: dict[str, str]
-) -> None:
+def test_a_mount_begins_though_its_first_answer_is_slow(tmp_path: Path, files: dict[str, str]) -> None:
     options = {"source.timeout_s": 0.2, "source.latency_ms": 1000, "allowed": TROUBLES, **EVERY_TIME}
     with mounted(tmp_path / "files", tmp_path / "m", **options) as mount:
         assert error_within(SLACK_S, (mount.point / OTHERS[0]).read_bytes) == errno.ETIMEDOUT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -10,44 +9,23 @@ import re
 import select
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mounting import Mounted, eventually, mounted, run_spiderfs
-from ordinary_user import let_everybody_in
 from programs import program
-from reading import read_afresh, write_files
+from reading import lasting_source, read_afresh, write_files
 
 from spiderfs import __version__
 from spiderfs.metrics import COUNTERS, GAUGES, HISTOGRAMS
 
-FILES = {
-    "stats.json": 0o444,
-    "metrics": 0o444,
-    "config": 0o600,
-    "ratio": 0o600,
-    "redirects": 0o444,
-    "scores": 0o444,
-    "graph": 0o444,
-    "cache": 0o444,
-    "warm": 0o600,
-    "evict": 0o600,
-    "pin": 0o600,
-    "unpin": 0o600,
-    "epochs": 0o444,
-    "log": 0o444,
-    "hook": 0o444,
-}
+READ_ALONE = ("stats.json", "metrics", "redirects", "scores", "graph", "cache", "epochs", "log", "hook")
+FILES = dict.fromkeys(READ_ALONE, 0o444) | dict.fromkeys(("config", "ratio", "warm", "evict", "pin", "unpin"), 0o600)
 SIZES = {f"{part}/{kind}/{number}.bin": 4_000 for part in ("train", "val") for kind in "ab" for number in range(5)}
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = tmp_path_factory.mktemp("source")
-    write_files(source, SIZES)
-    return source
+source = lasting_source(SIZES)
 
 
 @pytest.fixture(params=[1, 2])
@@ -90,10 +68,6 @@ def write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def cached(mount: Mounted) -> set[str]:
-    return {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
-
-
 @pytest.mark.both_bindings
 @pytest.mark.opened_and_immutable
 def test_control_files_are_hidden_and_have_their_modes(lasting: Mounted, binding: str) -> None:
@@ -108,11 +82,10 @@ def test_control_files_are_hidden_and_have_their_modes(lasting: Mounted, binding
     assert {name: stat.S_IMODE((directory / name).stat().st_mode) for name in FILES} == FILES
     with pytest.raises(FileNotFoundError):
         (directory / "nothing").stat()
-    for name, mode in FILES.items():
-        if mode == 0o444:
-            with pytest.raises(OSError) as caught:  # noqa: PT011
-                (directory / name).write_bytes(b"x")
-            assert caught.value.errno == (errno.EROFS if os.geteuid() == 0 or binding != "immutable" else errno.EACCES)
+    for name in READ_ALONE:
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            (directory / name).write_bytes(b"x")
+        assert caught.value.errno == (errno.EROFS if os.geteuid() == 0 or binding != "immutable" else errno.EACCES)
 
 
 def test_stats_for_people_programs_and_prometheus(mount: Mounted, source: Path) -> None:
@@ -141,7 +114,7 @@ def test_stats_for_people_programs_and_prometheus(mount: Mounted, source: Path) 
 
 def test_config_shows_every_option_and_changes_the_live_ones(mount: Mounted) -> None:
     read_files(mount)
-    eventually(lambda: len(cached(mount)) == len(SIZES))
+    eventually(lambda: len(mount.cached()) == len(SIZES))
     shown = mount.control("config").read_text()
     assert f"\nworkers={mount.workers_wanted}  #" in shown
     write(mount.control("config"), "capacity=40kB\npolicy=lru\n")
@@ -160,7 +133,7 @@ def _keeps_the_last_read(mount: Mounted) -> bool:
     # Each worker reports every 20 ms at its own times, so the order of close accesses is not known.
     read_files(mount, *names)
     read_files(mount, names[-1])
-    found = cached(mount)
+    found = mount.cached()
     return names[-1] in found and names[0] not in found
 
 
@@ -193,10 +166,10 @@ def test_a_refused_change_says_why(lasting: Mounted, line: str, reason: str) -> 
 
 
 def test_warm_and_evict(mount: Mounted) -> None:
-    assert cached(mount) == set()
+    assert mount.cached() == set()
     write(mount.control("warm"), "train/a\nval/*/0.bin\n")
     wanted = {name for name in SIZES if name.startswith("train/a/")} | {"val/a/0.bin", "val/b/0.bin"}
-    eventually(lambda: cached(mount) == wanted)
+    eventually(lambda: mount.cached() == wanted)
     progress = eventually(lambda: text if (text := mount.control("warm").read_text()).startswith("idle") else "")
     assert "7 files found, 7 fetched (28000 bytes), 0 cached before, 0 failed" in progress
     write(mount.control("warm"), f"{mount.point}/train/a/0.bin\n")
@@ -214,10 +187,10 @@ def test_warm_and_evict(mount: Mounted) -> None:
     read_files(mount, *wanted)
     assert mount.metric("opens_hit") == len(wanted)
     write(mount.control("evict"), "**/0.bin\n")
-    eventually(lambda: cached(mount) == {name for name in wanted if not name.endswith("/0.bin")})
+    eventually(lambda: mount.cached() == {name for name in wanted if not name.endswith("/0.bin")})
     assert mount.control("evict").read_text() == "3 records evicted by the last request\n"
     write(mount.control("evict"), "train\n")
-    eventually(lambda: cached(mount) == set())
+    eventually(lambda: mount.cached() == set())
     assert mount.stats()["used_bytes"] == 0
     read_files(mount)
 
@@ -270,13 +243,6 @@ def test_every_name_can_be_warmed_and_evicted_as_it_is(tmp_path: Path) -> None:
         assert b"[" in names(mount)
 
 
-def test_a_long_list_of_files_can_be_warmed(mount: Mounted) -> None:
-    """The list is longer than the kernel's largest write, so that lines are cut between two writes."""
-    lines = [f"absent/{'x' * 100}{number}" for number in range(3000)]
-    write(mount.control("warm"), "\n".join([*lines[:1500], *SIZES, *lines[1500:]]) + "\n")
-    eventually(lambda: cached(mount) == set(SIZES))
-
-
 def test_the_log_shows_accesses_and_can_be_followed(mount: Mounted) -> None:
     read_files(mount, "train/a/0.bin")
     assert eventually(lambda: re.search(r" fetched +4000 thread=\d+ train/a/0\.bin", mount.control("log").read_text()))
@@ -302,21 +268,6 @@ def test_the_log_shows_accesses_and_can_be_followed(mount: Mounted) -> None:
             follower.kill()
 
 
-def test_a_trace_is_recorded_and_can_be_simulated(source: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "epoch.trace"
-    with mounted(source, tmp_path / "m", trace=trace, capacity="1MiB") as mount:
-        for _ in range(3):
-            read_files(mount)
-        write(mount.control("warm"), "train\n")
-        eventually(lambda: mount.metric("events_folded") >= 3 * len(SIZES))
-    done = run_spiderfs("simulate", trace, "--policy", "all", "--capacity", "50%,100%")
-    assert done.returncode == 0, done.stderr
-    assert f"{3 * len(SIZES)}" in done.stdout
-    assert "belady" in done.stdout
-    # If the cache has room for all files, two epochs of three are hits.
-    assert re.search(r"66\.7|0\.667", done.stdout)
-
-
 def test_ordinary_programs_read_and_write_them(lasting: Mounted, tmp_path: Path) -> None:
     options, hook = lasting.control("config"), lasting.control("hook")
     path = hook.read_text()
@@ -340,36 +291,3 @@ def test_ordinary_programs_read_and_write_them(lasting: Mounted, tmp_path: Path)
         for ttl in ("7s", "8s"):
             subprocess.run(["sh", "-c", command, "sh", options, f"negative_ttl={ttl}"], cwd=tmp_path, check=True)
             assert f"\nnegative_ttl={ttl}" in options.read_text(), command
-
-
-# Opens the file until that is refused, reads from each, and says how many it has open, until its input ends.
-_GREEDY = """
-import os, sys
-files = []
-try:
-    while True:
-        files.append(os.open(sys.argv[1], os.O_RDONLY))
-        assert os.read(files[-1], 10)
-except OSError as exc:
-    print(len(files), exc.strerror, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_another_user_does_not_keep_the_owner_from_reading(source: Path, tmp_path: Path) -> None:
-    let_everybody_in(tmp_path)
-    let_everybody_in(source)
-    options = {"allow_other": "on", "allowed": ["a control file cannot be opened"]}
-    with mounted(source, tmp_path / "m", **options) as mount, contextlib.ExitStack() as others:  # type: ignore[arg-type]
-        for uid in range(65530, 65534):
-            user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
-            command = [*user, sys.executable, "-S", "-c", _GREEDY, mount.control("metrics")]
-            other = others.enter_context(program(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-            assert other.stdout is not None
-            number, _, why = other.stdout.readline().decode().strip().partition(" ")
-            assert why in ("Resource temporarily unavailable", "Device or resource busy")
-            # In an immutable mount the one that was refused is open too.
-            assert int(number) in ((0, 1) if uid == 65533 else (64, 65))
-        with open(mount.control("metrics")) as stats:
-            assert stats.read()

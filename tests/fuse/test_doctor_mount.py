@@ -16,8 +16,7 @@ def findings(*arguments: str | Path) -> tuple[int, list[tuple[str, str, str]]]:
     return done.returncode, [(row["what"], row["state"], row["said"]) for row in json.loads(done.stdout)]
 
 
-def test_a_mount_is_well_until_its_daemon_is_killed(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def test_a_mount_is_well_until_its_daemon_is_killed(source: Path, tmp_path: Path) -> None:
     write_files(source, {"a": 1000})
     with mounted(source, tmp_path / "m", capacity="10MiB") as mount:
         status, found = findings(mount.point)
@@ -40,9 +39,7 @@ def test_a_mount_is_well_until_its_daemon_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ended_while_the_kernel_is_asked_it_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_ended_early_it_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     ends = (
         "import os\nfrom spiderfs.linux import mounts\nreal = mounts.mount\n"

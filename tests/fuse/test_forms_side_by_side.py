@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -15,16 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mounting import Mounted, children, eventually, is_running, mounted, refused_by_modes
+from image_files import image_file, picture
+from mounting import Mounted, descendants, eventually, is_running, mounted
 from PIL import Image
 from reading import write_contents
 
 from benchmarks.fakes.faulty_source import GONE
 from spiderfs.views.making import make
 from spiderfs.views.recipe import READY, Recipe
-
-sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
-from images import image_file, picture
 
 MOST = 50_000_000
 PHOTOS = {
@@ -105,37 +101,6 @@ def test_each_path_has_the_size_and_the_bytes_of_its_form(mount: Mounted) -> Non
     assert f"{text} samples\n" in mount.status()
 
 
-def test_what_has_no_view_is_shown_as_it_is(mount: Mounted) -> None:
-    for name in ("half.jpg", "labels.csv", "empty.jpg", "large.bin"):
-        content = (mount.source / name).read_bytes()
-        for view in ("small", "bmp256"):
-            assert (views(mount) / view / name).stat().st_size == len(content)
-            assert (views(mount) / view / name).read_bytes() == content
-    assert (views(mount) / "bmp256/link.jpg").read_bytes() == view_of(PHOTOS["train/0/0.jpg"], "bmp256")
-    with pytest.raises(FileNotFoundError):
-        (views(mount) / "bmp256/nothing").stat()
-
-
-@pytest.mark.opened_and_immutable
-def test_nothing_can_be_changed(mount: Mounted, binding: str) -> None:
-    directory = views(mount)
-    truncated = "Permission denied" if refused_by_modes(binding) else "Read-only file system"
-    with pytest.raises(OSError, match=truncated):
-        os.truncate(directory / "small/labels.csv", 0)
-    for change in (
-        lambda: os.mkdir(directory / "new"),
-        lambda: os.rmdir(directory / "small"),
-        lambda: os.unlink(directory / "original"),
-        lambda: os.rename(directory / "small", directory / "other"),
-        lambda: os.symlink("x", directory / "small/new"),
-        lambda: os.unlink(directory / "small/labels.csv"),
-        lambda: os.rename(directory / "small/labels.csv", mount.point / "labels.csv"),
-        lambda: (directory / "small/new").write_bytes(b"x"),
-    ):
-        with pytest.raises(OSError, match="Read-only file system"):
-            change()
-
-
 def test_a_view_that_the_root_shows_is_the_root(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "m", views="small:jpeg:64:80", view="small") as mount:
         assert os.readlink(views(mount) / "small") == "../.."
@@ -202,15 +167,6 @@ def test_a_later_mount_has_all_forms_and_asks_no_source(source: Path, tmp_path: 
             assert mount.metric("views_made") == (0 if gone == "on" else 2 * len(PHOTOS))
 
 
-def test_bytes_of_one_form_are_found_again_whatever_the_root_shows(source: Path, tmp_path: Path) -> None:
-    for number, options in enumerate([{}, {"view": "small"}, {}]):
-        with mounted(source, tmp_path / "m", views="small:jpeg:64:80", **options) as mount:
-            for name, content in PHOTOS.items():
-                assert (views(mount) / "small" / name).read_bytes() == view_of(content, "small")
-                assert (views(mount) / "original" / name).read_bytes() == content
-            assert mount.metric("views_made") == (0 if number else len(PHOTOS))
-
-
 def test_another_recipe_of_the_same_name_is_another_view(source: Path, tmp_path: Path) -> None:
     name, content = next(iter(PHOTOS.items()))
     for recipe in ("jpeg:64:80", "jpeg:96:80", "bmp:32", "jpeg:64:80"):
@@ -235,17 +191,6 @@ def test_a_change_at_the_source_is_a_new_version_in_every_form(source: Path, tmp
             assert path.stat().st_size == len(view_of(content, view))
 
 
-def test_a_cache_that_was_lost_costs_making_the_views_again(source: Path, tmp_path: Path) -> None:
-    often = "from spiderfs.daemon import supervisor; supervisor.LOOK_S = 0.2"
-    name, content = next(iter(PHOTOS.items()))
-    with mounted(source, tmp_path / "m", views="small:jpeg:64:80", first=often, allowed=["WARNING"]) as mount:
-        assert (views(mount) / "small" / name).read_bytes() == view_of(content, "small")
-        shutil.rmtree(mount.cache / "store", ignore_errors=True)
-        eventually(lambda: mount.logged("the cache is made again"))
-        for name, content in PHOTOS.items():
-            eventually(lambda name=name, content=content: _small(mount, name) == view_of(content, "small"))  # type: ignore[misc]
-
-
 def _small(mount: Mounted, name: str) -> bytes | None:
     try:
         return (views(mount) / "small" / name).read_bytes()
@@ -257,7 +202,7 @@ def test_a_mount_ends_while_a_view_is_made(source: Path, tmp_path: Path) -> None
     read: list[bytes | None] = []
     with mounted(source, tmp_path / "m", views="small:jpeg:64:80", allowed=["WARNING"]) as mount:
         assert _small(mount, "train/0/0.jpg")
-        (maker,) = makers(mount)
+        (maker,) = descendants(mount.supervisor.pid, b"spiderfs.views.making")
         os.kill(maker, signal.SIGSTOP)
         reader = threading.Thread(target=lambda: read.append(_small(mount, "train/1/0.jpg")))
         reader.start()
@@ -268,18 +213,3 @@ def test_a_mount_ends_while_a_view_is_made(source: Path, tmp_path: Path) -> None
         assert time.monotonic() - began < 30
     assert read in ([None], [view_of(PHOTOS["train/1/0.jpg"], "small")])
     eventually(lambda: not is_running(maker))
-
-
-def makers(mount: Mounted) -> list[int]:
-    """The pids of all makers of views."""
-    found, waiting = [], [mount.supervisor.pid]
-    while waiting:
-        below = children(waiting.pop())
-        waiting += below
-        for pid in below:
-            try:
-                if b"spiderfs.views.making" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(pid)
-            except OSError:
-                continue
-    return found

@@ -15,9 +15,7 @@ WATCHED_S = 5.0
 
 @pytest.mark.both_bindings
 @pytest.mark.opened_and_immutable
-def test_a_mount_that_no_one_uses_hardly_wakes(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
+def test_a_mount_that_no_one_uses_hardly_wakes(source: Path, tmp_path: Path) -> None:
     names = write_files(source, {f"{number:02d}": 5_000 for number in range(20)})
     with mounted(source, tmp_path / "m", workers=2) as mount:
         for name in names:

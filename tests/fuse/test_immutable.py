@@ -15,17 +15,13 @@ from pathlib import Path
 import pytest
 from mounting import Mounted, ending, eventually, mounted
 from ordinary_user import UID, let_everybody_in, run_as_ordinary_user
-from reading import write_files
+from reading import source_of, write_files
 
 SIZES = {f"{part}/{number:03d}": 1000 + 997 * number for part in ("one", "two") for number in range(40)}
 LARGE_BYTES = (9 << 20) + 5
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    write_files(source, SIZES | {"large": LARGE_BYTES})
-    return source
+source = source_of(SIZES | {"large": LARGE_BYTES})
 
 
 @pytest.fixture(params=[1, 2])

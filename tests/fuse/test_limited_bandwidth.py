@@ -18,8 +18,7 @@ def fetched(mount: Mounted) -> int:
     return round(mount.metric("origin_bytes") / SIZE)
 
 
-def test_warming_keeps_to_its_limit_and_readers_do_not_wait_for_it(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def test_warming_keeps_to_its_limit_and_readers_do_not_wait_for_it(source: Path, tmp_path: Path) -> None:
     write_files(source, {f"{number:02d}": SIZE for number in range(FILES)})
     with mounted(source, tmp_path / "m", capacity="50MiB", background_bandwidth="100kB") as mount:
         assert run_spiderfs("warm", "--detach", mount.point).returncode == 0
@@ -35,8 +34,7 @@ def test_warming_keeps_to_its_limit_and_readers_do_not_wait_for_it(tmp_path: Pat
         eventually(lambda: fetched(mount) == FILES)
 
 
-def test_a_plan_is_fetched_ahead_at_the_limit(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def test_a_plan_is_fetched_ahead_at_the_limit(source: Path, tmp_path: Path) -> None:
     names = [f"{number:02d}" for number in range(FILES)]
     write_files(source, dict.fromkeys(names, SIZE))
     with (

@@ -46,22 +46,3 @@ def test_a_large_file_whose_line_is_wrong_is_read_as_it_is_now(tmp_path: Path) -
                 0o400,
             )
         assert len(mount.logged("the list of names is out of date")) == 1
-
-
-def test_empty_files_of_a_list_are_looked_up_however_many(tmp_path: Path) -> None:
-    source, names = tmp_path / "source", tmp_path / "names"
-    source.mkdir()
-    all_names = [f"{number:03}" for number in range(300)]
-    for name in all_names:
-        (source / name).touch()
-    (source / "299").write_bytes(b"grown")
-    settle(source)
-    names.write_text("".join(f"{name}\t0\t5\n" for name in [*all_names, "gone"]))
-    with mounted(source, tmp_path / "mounted", names=names) as mount:
-        mount.expect("the list of names is out of date", "gone is in the list of names and not at the source")
-        assert set(os.listdir(mount.point)) == {*all_names, "gone"}
-        assert {name: (mount.point / name).read_bytes() for name in all_names} == {
-            name: b"grown" if name == "299" else b"" for name in all_names
-        }
-        with pytest.raises(OSError, match="Input/output error"):
-            (mount.point / "gone").read_bytes()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from control_group import limited_memory, program_in
-from mounting import Mounted, children, eventually, mounted, run_spiderfs
+from mounting import Mounted, descendants, eventually, mounted, run_spiderfs
 from planning import planned
 from reading import readers, together, write_files
 
@@ -31,12 +31,6 @@ def wanted(source: Path) -> Mapping[str, str]:
     return write_files(source, {**LARGE, **WHOLE, **SMALL})
 
 
-def processes(pid: int) -> Iterator[int]:
-    yield pid
-    for child in children(pid):
-        yield from processes(child)
-
-
 def taken_bytes(pid: int) -> int:
     """Memory of a process that is no file's; what several share counts once in all."""
     # It may end in this moment.
@@ -54,7 +48,7 @@ def peak_of(mount: Mounted) -> Iterator[list[int]]:
 
     def look() -> None:
         while not ended.wait(0.01):
-            peak[0] = max(peak[0], sum(map(taken_bytes, processes(mount.supervisor.pid))))
+            peak[0] = max(peak[0], sum(map(taken_bytes, [mount.supervisor.pid, *descendants(mount.supervisor.pid)])))
 
     looking = threading.Thread(target=look)
     looking.start()

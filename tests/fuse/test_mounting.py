@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ from mounting import (
 )
 from ordinary_user import let_everybody_in
 from programs import program
-from reading import read_afresh, readers, together, write_files
+from reading import read_afresh, read_through, write_files
 
 ROOT = Path(__file__).resolve().parents[2]
 # Where tests in a mount namespace of root's put their cache, on a tmpfs: root's may not lie below what others own.
@@ -36,10 +35,9 @@ SIZES = {f"dir/{number}": 50_000 for number in range(20)}
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/file").write_bytes(b"content")
-    return tmp_path / "source"
+def source(source: Path) -> Path:
+    (source / "file").write_bytes(b"content")
+    return source
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], *words: str, status: int = 1) -> None:
@@ -198,22 +196,20 @@ def test_a_warm_restart_keeps_the_cache_and_its_order(source: Path, tmp_path: Pa
     with mounted(source, tmp_path / "m", cache=cache, **options) as mount:
         stats = mount.stats()
         assert stats["sections"]["samples"]["entries"] == len(names)
-        with readers(1, mount.point, wanted, rounds=1) as one:
-            seen = together(one)
-        assert (seen.wrong, seen.errors) == ([], [])
+        read_through(mount.point, wanted)
         figures = mount.stats()["metrics"]
         assert (figures["opens_hit"], figures["opens"]) == (len(names), len(names))
         assert figures["origin_bytes"] == 0
     with mounted(source, tmp_path / "m", cache=cache, **options) as mount:
         # Nothing was read since: what a smaller cache keeps is what the readers read last.
-        kept = {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
+        kept = mount.cached()
         assert kept == set(names)
         for name in names[:5]:
             read_afresh(mount.point / name)
         eventually(lambda: mount.metric("events_folded") == 5)
     with mounted(source, tmp_path / "m", cache=cache, **options) as mount:
         mount.change("capacity", "450kB")
-        kept = {line.split(maxsplit=3)[3] for line in mount.control("cache").read_text().splitlines()}
+        kept = mount.cached()
         assert kept <= set(names)
         assert 0 < len(kept) <= 5
         assert kept <= set(names[:5])
@@ -291,13 +287,13 @@ def test_paths_need_not_be_utf8(tmp_path: Path) -> None:
         ("cache_dir={place}/" + "x" * 300, "File name too long"),
         ("cache_dir={place}/mnt/cache", "lies inside the mount point"),
         ("capacity=" + ODD, "is not a size"),
+        ("workers=0", "workers=0"),
+        ("immutable,binding=pyfuse3", "leave out immutable, or mount with -o binding=kernel"),
         (ODD, "unknown option"),
         ("ro,suid", "leave out suid"),
     ],
 )
-def test_an_unusable_option_or_path_is_refused_in_one_line(
-    source: Path, tmp_path: Path, options: str, said: str
-) -> None:
+def test_an_unusable_option_is_refused_in_one_line(source: Path, tmp_path: Path, options: str, said: str) -> None:
     point = tmp_path / "mnt"
     point.mkdir()
     chosen = [f"cache_dir={tmp_path}/cache", options.format(place=tmp_path)]
@@ -316,9 +312,7 @@ def test_an_unusable_option_or_path_is_refused_in_one_line(
         (b'cache_dir = "a\\u0000b"', "NUL"),
     ],
 )
-def test_a_broken_file_of_options_is_refused_in_one_line(
-    source: Path, tmp_path: Path, content: bytes | None, said: str
-) -> None:
+def test_a_broken_file_of_options_is_one_line(source: Path, tmp_path: Path, content: bytes | None, said: str) -> None:
     toml = Path("/dev/zero")
     if content is not None:
         toml = tmp_path / "options.toml"
@@ -395,33 +389,7 @@ def test_without_allow_other_no_one_else_gets_in(source: Path, tmp_path: Path) -
         assert _as_nobody(mount.point / "file") == [os.strerror(errno.EACCES)]
 
 
-def test_two_mounts_of_one_source_do_not_disturb_each_other(source: Path, tmp_path: Path) -> None:
-    wanted = write_files(source, SIZES)
-    with mounted(source, tmp_path / "one") as one, mounted(source, tmp_path / "two", workers=2) as two:
-        for mount in (one, two):
-            with readers(2, mount.point, wanted, rounds=1) as some:
-                seen = together(some)
-            assert (seen.wrong, seen.errors) == ([], [])
-        one.stop()
-        assert (two.point / "file").read_bytes() == b"content"
-
-
 # -- what is missing
-
-
-def _without_fuse(arguments: Sequence[str | Path], hide: str) -> subprocess.CompletedProcess[str]:
-    """Run in a mount namespace in which something of FUSE is out of sight."""
-    script = f"{hide} && exec {shlex.join(map(str, arguments))}"
-    prefix = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    command = [*prefix, "unshare", "--mount", "--propagation", "private", "sh", "-c", script]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_without_the_fuse_device_there_is_one_line(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "mnt").mkdir()
-    command = [SPIDERFS, "mount", source, tmp_path / "mnt", "-o", f"cache_dir={tmp_path}/cache"]
-    done = _without_fuse(command, "mount -t tmpfs tmpfs /dev")
-    assert_one_line(done, "/dev/fuse is missing", "modprobe fuse")
 
 
 def test_at_a_terminal_a_mount_says_in_one_line_where_it_is(source: Path, tmp_path: Path) -> None:
@@ -435,55 +403,6 @@ def test_at_a_terminal_a_mount_says_in_one_line_where_it_is(source: Path, tmp_pa
         assert told == f"mounted at {point}, cache in {cache}: watch it with 'spiderfs top {point}'\r\n"
     os.close(ours)
     os.close(theirs)
-
-
-def test_without_fusermount3_an_ordinary_user_gets_one_line(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "mnt").mkdir()
-    let_everybody_in(tmp_path)
-    (tmp_path / "mnt").chmod(0o777)
-    # The checks of a mount, as the user no one where the tests run as root.
-    script = f"""
-import os, sys
-if os.getuid() == 0:
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-os.environ["PATH"] = {os.fspath(tmp_path / "empty")!r}
-sys.path.insert(0, {os.fspath(ROOT)!r})
-sys.argv = ["spiderfs", "mount", {os.fspath(source)!r}, {os.fspath(tmp_path / "mnt")!r}, "-o", "cache_dir={tmp_path}/c"]
-from spiderfs.cli.main import main
-main()
-"""
-    # Imported before the change of user, who may not be allowed to look into this checkout.
-    preload = (
-        "import click, pydantic, importlib\n"
-        "import spiderfs.cli.mount, spiderfs.options.model, spiderfs.policies, spiderfs.cli.main\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", preload + script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert_one_line(done, "fusermount3 is missing", "fuse3")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"capacity": "lots"}, ["capacity=lots"]),
-        ({"workers": 0}, ["workers=0"]),
-        ({"nonsense": 1}, ["unknown option nonsense"]),
-        ({"immutable": "on", "binding": "pyfuse3"}, ["leave out immutable, or mount with -o binding=kernel"]),
-        ({"trace": "/nowhere/at/all"}, ["trace"]),
-        ({"log_file": "/nowhere/at/all"}, ["/nowhere/at/all"]),
-    ],
-)
-def test_an_impossible_option_is_one_line(
-    source: Path, tmp_path: Path, options: dict[str, object], words: list[str]
-) -> None:
-    point, cache = tmp_path / "mnt", tmp_path / "cache"
-    point.mkdir()
-    with ending(tmp_path, point, cache):
-        text = options_text({"cache_dir": cache, "log_file": tmp_path / "log", **options})
-        assert_one_line(run_spiderfs("mount", source, point, "-o", text), *words)
-        assert not mounts_at(point)
 
 
 def test_a_failed_test_leaves_no_mount_and_no_process(source: Path, tmp_path: Path) -> None:
@@ -500,3 +419,47 @@ def _fail_inside(source: Path, place: Path, seen: list[int]) -> None:
     with mounted(source, place, workers=2) as mount:
         seen += [mount.supervisor.pid, *mount.workers(), mount.manager()]
         raise ZeroDivisionError
+
+
+# -- all mounts of a machine
+
+
+# The copies of other tests' mounts leave this namespace first; the mounts themselves stay where they are.
+SCRIPT = """
+set -e
+umount --all --lazy --types fuse.spiderfs
+for name in one two; do
+  mkdir -p "source/$name" "point/$name"
+  echo "$name" >"source/$name/sample"
+  spiderfs mount "source/$name" "point/$name" -o "cache_dir=$PWD/cache/$name,capacity=1MiB"
+  cat "point/$name/sample"
+done
+mount --bind point/one point/two
+spiderfs cache list cache/one cache/two
+spiderfs cache remove cache/one 2>&1 && exit 1
+spiderfs umount --all
+grep fuse.spiderfs /proc/self/mountinfo && exit 1
+spiderfs cache remove cache/one cache/two
+ls cache
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes mount namespaces everywhere")
+def test_all_mounts_end_and_their_caches_can_be_removed(tmp_path: Path) -> None:
+    command = ["unshare", "--mount", "--propagation", "private", "bash", "-c", SCRIPT]
+    path = f"{SPIDERFS.parent}:{os.environ['PATH']}"
+    with (
+        ending(tmp_path, tmp_path / "point/one", tmp_path / "cache/one"),
+        ending(tmp_path, tmp_path / "point/two", tmp_path / "cache/two"),
+    ):
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["one", "two"]
+    assert all(f"of {tmp_path}/source/" in line and line.endswith(", mounted") for line in lines[2:4])
+    assert "cache/one is in use: unmount it first" in lines[4]
+    unmounted = [line for line in lines if line.startswith("unmounted ")]
+    assert unmounted == [f"unmounted {tmp_path}/point/{name}" for name in ("two", "two", "one")]
+    assert [line.partition(":")[0] for line in lines[-2:]] == ["removed cache/one", "removed cache/two"]

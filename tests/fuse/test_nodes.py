@@ -10,7 +10,6 @@ import contextlib
 import http.client
 import os
 import random
-import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +21,12 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 import redis
-from mounting import PATIENCE_S, Mounted, children, detach, eventually, mounted, settle
+from mounting import PATIENCE_S, Mounted, descendants, detach, eventually, mounted, settle
 from planning import planned
-from reading import write_files
+from reading import source_of, write_files
 from redis_clusters import RedisCluster
 
 from benchmarks.common.redis_server import RedisServer
-from benchmarks.common.sources import patterned, write_patterned
 from benchmarks.common.web_server import WebServer, free_port, web_server
 from spiderfs.core.homes import GROUPS, Homes
 from spiderfs.sources.source import Version, version_hash
@@ -45,11 +43,7 @@ MODES = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    write_files(source, {name: 20_000 + 777 * number for number, name in enumerate(NAMES)})
-    return source
+source = source_of({name: 20_000 + 777 * number for number, name in enumerate(NAMES)})
 
 
 @dataclass
@@ -179,8 +173,7 @@ class Named:
 
 
 def processes(mount: Mounted) -> list[int]:
-    above = [mount.supervisor.pid, *children(mount.supervisor.pid)]
-    return [*above, *(pid for parent in above[1:] for pid in children(parent))]
+    return [mount.supervisor.pid, *descendants(mount.supervisor.pid)]
 
 
 @contextlib.contextmanager
@@ -255,9 +248,7 @@ def size_of(source: Path, names: Sequence[str] = NAMES) -> int:
 
 
 @MODES
-def test_the_nodes_fetch_each_file_once_and_each_is_kept_at_home(
-    source: Path, tmp_path: Path, mode: dict[str, object]
-) -> None:
+def test_nodes_fetch_each_file_once_and_keep_it_at_home(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
     with nodes(source, tmp_path, 3, **mode) as members:
         with ThreadPoolExecutor(3) as threads:
             assert max(threads.map(Node.reads_all, members)) < PATIENCE_S
@@ -275,9 +266,7 @@ def test_the_nodes_fetch_each_file_once_and_each_is_kept_at_home(
 
 
 @pytest.mark.parametrize("mode", [{}, {"immutable": "on"}], ids=["opened", "immutable"])
-def test_what_a_plan_names_is_fetched_ahead_from_peers_too(
-    source: Path, tmp_path: Path, mode: dict[str, object]
-) -> None:
+def test_planned_files_are_fetched_ahead_from_peers(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
     with nodes(source, tmp_path, 2, **mode) as members:
         reader = members[0]
         with planned(reader.mount, NAMES):
@@ -325,26 +314,6 @@ def test_a_node_that_is_lost_costs_the_time_limit_and_nothing_else(source: Path,
                 return reader.had("hits") > 0
 
             eventually(asked_again, what=lambda: f"hits again: {reader.peers()}, {len(others)} files are left")
-
-
-@pytest.mark.parametrize("mode", [{}, {"immutable": "on"}], ids=["opened", "immutable"])
-def test_nodes_of_two_sources_give_each_other_none_of_their_bytes(
-    source: Path, tmp_path: Path, mode: dict[str, object]
-) -> None:
-    """Of equal paths, sizes and mtimes, as of arrays of one shape that `tar --mtime` has packed."""
-    other = tmp_path / "other"
-    shutil.copytree(source, other)
-    for name in NAMES:
-        found = (source / name).stat()
-        (other / name).write_bytes((source / name).read_bytes()[::-1])
-        os.utime(other / name, ns=(found.st_atime_ns, found.st_mtime_ns))
-    assert [number_of(other, name) for name in NAMES] == [number_of(source, name) for name in NAMES]
-    with nodes(source, tmp_path, 2, sources=[source, other], **mode) as members:
-        for _ in range(2):
-            for node in members:
-                assert node.reads_all() < PATIENCE_S
-        assert [node.had("hits") for node in members] == [0, 0]
-        assert min(node.had("absent") for node in members) > 0
 
 
 def test_a_long_time_limit_leaves_the_source_its_turn(source: Path, tmp_path: Path) -> None:
@@ -422,9 +391,7 @@ def test_nodes_of_one_name_come_and_go(source: Path, tmp_path: Path, mode: dict[
 
 
 @pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])
-def test_nodes_that_find_each_other_by_a_server_come_and_go(
-    source: Path, tmp_path: Path, mode: dict[str, object]
-) -> None:
+def test_nodes_that_meet_at_a_server_come_and_go(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(RedisServer(tmp_path))
         threads = stack.enter_context(ThreadPoolExecutor(4))
@@ -498,30 +465,6 @@ def test_nodes_that_find_each_other_by_a_server_come_and_go(
 
 
 @pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])
-def test_samples_whose_home_is_a_server_are_fetched_once(source: Path, tmp_path: Path, mode: dict[str, object]) -> None:
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(RedisServer(tmp_path, "--maxmemory", "100mb"))
-        at_server = f"{server.url}/images"
-        options = {"peers": f"{at_server}*0.5", "peer_timeout": "2s", **mode}
-        one, two = (
-            Node(stack.enter_context(mounted(source, tmp_path / name, **options)), server, at_server)
-            for name in ("one", "two")
-        )
-        early, late = NAMES[::2], NAMES[1::2]
-        assert one.reads_all(early) < PATIENCE_S
-        with contextlib.closing(redis.Redis("127.0.0.1", server.port)) as client:
-            there = len(shares_of({at_server: 0.5, "here": 0.5}, source, early)[at_server])
-            eventually(lambda: len(client.keys("*:????????????????")) == there)
-        assert two.reads_all(early) < PATIENCE_S
-        assert (one.had("absent"), two.had("hits"), one.had("timeouts") + two.had("timeouts")) == (there, there, 0)
-        eventually(lambda: entries(one) == entries(two) == len(early) - there)
-        server.kill()
-        for node in (one, two):
-            assert node.reads_all(late) < PATIENCE_S
-            assert node.peers()[at_server]["up"] == 0
-
-
-@pytest.mark.parametrize("mode", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "two workers"])
 def test_a_cluster_is_the_home_of_what_it_has_room_for_and_each_mount_of_the_rest(
     source: Path, tmp_path: Path, mode: dict[str, object]
 ) -> None:
@@ -573,9 +516,7 @@ def test_what_changes_at_the_source_is_never_given_as_it_was(source: Path, tmp_p
 
 
 @pytest.mark.parametrize("options", [{}, {"immutable": "on", "workers": 2}], ids=["opened", "immutable"])
-def test_a_large_file_leaves_the_source_once_for_nodes_that_read_it_side_by_side(
-    tmp_path: Path, options: dict[str, object]
-) -> None:
+def test_a_large_file_leaves_the_source_once_for_all_nodes(tmp_path: Path, options: dict[str, object]) -> None:
     size = (100 << 20) + 5
     write_files(tmp_path / "source", {"large": size})
     with nodes(tmp_path / "source", tmp_path, 3, **options) as members:
@@ -614,30 +555,3 @@ def test_the_stripes_of_a_node_that_is_killed_are_fetched_once_by_another(tmp_pa
             list(threads.map(read, (lost, *others)))
         # What the killed node had fetched, or was being asked for, is fetched again.
         assert total([lost, *others], "origin_bytes") < 1.3 * size
-
-
-def test_large_files_are_had_from_peers_by_pieces(tmp_path: Path) -> None:
-    names = [f"{number}" for number in range(6)]
-    write_files(tmp_path / "source", dict.fromkeys(names, (3 << 20) + 5))
-    with nodes(tmp_path / "source", tmp_path, 2, sample_max_bytes="1MiB") as members:
-        for node in members:
-            node.reads_all(names)
-        assert sum(node.had("hits") for node in members) >= 6 * 4
-        assert total(members, "origin_bytes") < 1.5 * 6 * (3 << 20)
-
-
-def test_a_large_file_is_read_in_order_by_two_nodes_from_one_home(tmp_path: Path) -> None:
-    size, piece = (40 << 20) + 5, 1 << 20
-    (tmp_path / "source").mkdir()
-    write_patterned(tmp_path / "source/large", size)
-
-    def read(node: Node) -> None:
-        with open(node.mount.point / "large", "rb", buffering=0) as file:
-            for at in range(0, size, piece):
-                assert file.read(piece) == patterned(at, min(at + piece, size))
-
-    with nodes(tmp_path / "source", tmp_path, 2) as members:
-        with ThreadPoolExecutor(2) as threads:
-            list(threads.map(read, members))
-        assert sum(node.had("hits") for node in members) > 20
-        assert total(members, "origin_bytes") < 1.3 * size

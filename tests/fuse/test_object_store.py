@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import random
 import signal
@@ -17,7 +16,6 @@ from pathlib import Path
 import pytest
 from mounting import Mounted, children, eventually, mounted, options_text, run_spiderfs
 from object_server import MODIFIED_S, ObjectServer, object_server
-from PIL import Image
 from reading import files_below
 
 SECRET, TOKEN = "SECRET-of-a-test", "TOKEN-of-a-test"
@@ -84,9 +82,7 @@ def test_an_object_of_a_known_path_needs_no_walk(server: ObjectServer, tmp_path:
 
 
 @OPENED_AND_IMMUTABLE
-def test_what_fails_now_and_then_is_asked_for_again(
-    server: ObjectServer, tmp_path: Path, mode: dict[str, object]
-) -> None:
+def test_passing_failures_are_asked_again(server: ObjectServer, tmp_path: Path, mode: dict[str, object]) -> None:
     rng = random.Random(3)
     failures = [(503, "SlowDown"), (500, "InternalError"), (429, ""), (503, "")]
 
@@ -104,9 +100,7 @@ def test_what_fails_now_and_then_is_asked_for_again(
         assert mount.metric("source_errors") == 0
 
 
-def test_an_object_that_was_replaced_since_the_listing_is_read_as_it_is_now(
-    server: ObjectServer, tmp_path: Path
-) -> None:
+def test_a_replaced_object_is_read_as_it_is_now(server: ObjectServer, tmp_path: Path) -> None:
     with shown(server, tmp_path) as mount:
         assert len(os.listdir(mount.point / "c0")) == 20
         server.objects["train/c0/000.jpg"] = b"another"
@@ -123,7 +117,7 @@ def test_an_object_that_was_replaced_since_the_listing_is_read_as_it_is_now(
 
 
 @OPENED_AND_IMMUTABLE
-def test_names_that_come_into_an_empty_directory_are_listed(
+def test_new_names_in_an_empty_directory_are_listed(
     server: ObjectServer, tmp_path: Path, mode: dict[str, object]
 ) -> None:
     server.objects["train/empty/"] = b""
@@ -131,15 +125,6 @@ def test_names_that_come_into_an_empty_directory_are_listed(
         assert os.listdir(mount.point / "empty") == []
         server.objects["train/empty/new.jpg"] = b"new"
         eventually(lambda: os.listdir(mount.point / "empty") == ["new.jpg"], 5, "the new name")
-
-
-def test_a_share_of_the_bucket_is_cached(server: ObjectServer, tmp_path: Path) -> None:
-    total = sum(map(len, server.objects.values()))
-    with shown(server, tmp_path, capacity="20%") as mount:
-        eventually(lambda: mount.stats()["source_bytes"] == total, what="the end of the survey")
-        for _ in range(2):
-            assert files(mount) == server.objects
-            assert mount.stats()["used_bytes"] <= mount.stats()["capacity_bytes"] == total // 5
 
 
 def test_what_is_cached_is_read_while_the_store_is_away(server: ObjectServer, tmp_path: Path) -> None:
@@ -160,9 +145,7 @@ def test_what_is_cached_is_read_while_the_store_is_away(server: ObjectServer, tm
 
 
 @OPENED_AND_IMMUTABLE
-def test_a_store_that_hangs_holds_no_one_for_long(
-    server: ObjectServer, tmp_path: Path, mode: dict[str, object]
-) -> None:
+def test_a_hanging_store_holds_no_one_for_long(server: ObjectServer, tmp_path: Path, mode: dict[str, object]) -> None:
     options = {"source__timeout_s": 1, "source__attempts": 1}
     with shown(server, tmp_path, allowed=("not answered", "unanswered"), **options, **mode) as mount:
         files = [mount.point / f"c{number % 3}/{number:03}.jpg" for number in range(17)]
@@ -202,17 +185,6 @@ def test_processes_that_are_killed_connect_again(server: ObjectServer, tmp_path:
         assert mount.metric("source_errors") == 0
 
 
-def test_views_of_objects_are_made(server: ObjectServer, tmp_path: Path) -> None:
-    image = io.BytesIO()
-    Image.effect_noise((640, 480), 50).save(image, "PNG")
-    server.objects["train/picture.png"] = image.getvalue()
-    with shown(server, tmp_path, view="jpeg256") as mount:
-        view = (mount.point / "picture.png").read_bytes()
-        assert min(Image.open(io.BytesIO(view)).size) == 256
-        original = mount.point / ".spiderfs/views/original/picture.png"
-        assert original.read_bytes() == server.objects["train/picture.png"]
-
-
 def test_no_secret_is_ever_written_or_shown(server: ObjectServer, tmp_path: Path) -> None:
     # The daemon logs everything, also what goes wrong.
     with shown(server, tmp_path, log_level="debug", source__attempts=1, negative_ttl="0s") as mount:
@@ -239,11 +211,8 @@ def test_no_secret_is_ever_written_or_shown(server: ObjectServer, tmp_path: Path
         ("s3://bucket/none", {}, "holds no objects: check the prefix"),
         ("s3:/bucket/train", {}, "write s3://bucket/train"),
         ("s3://key:word@bucket/train", {}, "leave out what signs or logs in"),
-        ("s3://key:SEC/RETword@bucket/train", {}, "leave out what signs or logs in"),
-        ("s3:/key:word@bucket/train", {}, "write s3://...@bucket/train"),
         ("S3://key:SECRET@bucket/train", {}, "write s3://...@bucket/train"),
         ("ftp://bucket.example.org/train?X-Amz-Signature=SECRET", {}, "only: mount it first"),
-        ("gs://key:word@bucket/train", {}, "leave out what signs or logs in"),
         ("az://bucket/train?sig=SECRET", {"source.endpoint": ""}, "leave out what signs or logs in"),
         ("az://bucket/train", {"source.endpoint": ""}, "no storage account is named"),
         ("gs://bucket/train", {"source.region": "x"}, "this is for s3://, and the source is gs://: leave it out"),
@@ -251,11 +220,7 @@ def test_no_secret_is_ever_written_or_shown(server: ObjectServer, tmp_path: Path
         ("s3://bucket/train", {"source.profile": "none-such"}, "no such profile"),
         ("s3://bucket/train", {"source.endpoint": "ftp://host"}, "write it like https://"),
         ("s3://bucket/train", {"source.endpoint": "http://me:SECRET@host"}, "leave the password out"),
-        ("s3://bucket/train", {"source.endpoint": "http://me:SEC/RETword@host"}, "leave the password out"),
         ("s3://bucket/train", {"source.endpoint": "me:SECRET@host:9000"}, "leave the password out"),
-        ("s3://bucket/train", {"source.endpoint": "http://host/?X-Amz-Signature=SECRET"}, "write it like https://"),
-        ("s3://bucket/train", {"source.endpoint": "http://host:99999"}, "write it like https://"),
-        ("s3://bucket/train", {"source.endpoint": "http://a host"}, "write it like https://"),
     ],
 )
 def test_a_mount_that_cannot_work_says_why_in_a_line(
@@ -313,16 +278,7 @@ def test_what_is_known_is_shown_though_the_store_is_off_before_the_mount(
         assert time.monotonic() - began < 1, "it is known that the store is off"
 
 
-def test_a_cache_belongs_to_one_store(server: ObjectServer, tmp_path: Path) -> None:
-    with shown(server, tmp_path) as mount:
-        files(mount)
-    text = options_text({"cache_dir": mount.cache, "source.endpoint": server.url.replace("127.0.0.1", "localhost")})
-    done = run_spiderfs("mount", "s3://bucket/train", mount.point, "-o", text)
-    assert done.returncode == 1
-    assert f"holds the files of s3://bucket/train at {server.url}" in done.stderr
-
-
-def test_a_store_that_a_variable_names_has_a_cache_of_its_own(
+def test_a_store_of_a_variable_has_its_cache(
     server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
@@ -338,7 +294,7 @@ def test_a_store_that_a_variable_names_has_a_cache_of_its_own(
 
 
 @pytest.mark.parametrize("scheme", ["gs", "az"])
-def test_a_bucket_of_google_or_microsoft_is_shown(
+def test_other_buckets_are_shown(
     server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "account")
@@ -356,7 +312,7 @@ def test_a_bucket_of_google_or_microsoft_is_shown(
 
 @OPENED_AND_IMMUTABLE
 @pytest.mark.parametrize("has_tags", [False, True], ids=["times", "tags"])
-def test_names_of_a_list_spare_all_listings(
+def test_listed_names_spare_listings(
     server: ObjectServer, tmp_path: Path, mode: dict[str, object], has_tags: bool
 ) -> None:
     names = tmp_path / "names"
@@ -374,32 +330,3 @@ def test_names_of_a_list_spare_all_listings(
         # Whether there is anything is asked of the store; no directory is.
         assert {request for request in asked if not request.startswith("GET")} <= {"LIST train/"}
         assert sum(request.startswith("GET") for request in asked.elements()) == 60
-
-
-def test_a_file_that_was_replaced_since_its_list_was_written_is_read_as_it_is_now(
-    server: ObjectServer, tmp_path: Path
-) -> None:
-    names = tmp_path / "names"
-    names.write_text(f"one.jpg\t3\t{MODIFIED_S}\nlonger.jpg\t3\t{MODIFIED_S}\n")
-    server.objects |= {"train/one.jpg": b"new", "train/longer.jpg": b"longer"}
-    server.modified_s["train/one.jpg"] = MODIFIED_S + 5
-    with shown(server, tmp_path, names=names) as mount:
-        mount.expect("the list of names is out of date, for example about 'one.jpg'")
-        assert (mount.point / "one.jpg").read_bytes() == b"new"
-        assert (mount.point / "longer.jpg").read_bytes() == b"longer"
-    with shown(server, tmp_path / "immutable", names=names, immutable="on") as mount:
-        mount.expect("has changed at the source", "the list of names is out of date")
-        with pytest.raises(OSError, match="Stale file handle"):
-            (mount.point / "one.jpg").read_bytes()
-        assert (mount.point / "one.jpg").read_bytes() == b"new"
-
-
-def test_a_wrong_list_of_names_is_one_line(server: ObjectServer, tmp_path: Path) -> None:
-    names, point = tmp_path / "names", tmp_path / "mnt"
-    names.write_text("one.jpg\t3\t5\ntwo.jpg 3\n")
-    point.mkdir()
-    options = options_text({"names": names, "cache_dir": tmp_path / "cache", "source__endpoint": server.url})
-    done = run_spiderfs("mount", "s3://bucket/train", point, "-o", options)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"spiderfs: names={names}: line 2 is not PATH, SIZE and TAG")
-    assert done.stderr.count("\n") == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from random import Random
 import pytest
 from mounting import PATIENCE_S, Mounted, detach, ending, eventually, mounted
 from ordinary_user import UID, let_everybody_in, run_as_ordinary_user
-from reading import cached_pages, readers, together, write_files
+from reading import cached_pages, readers, source_of, together, write_files
 
 from spiderfs.shared.layout import BLOCKS_DIRECTORY, CacheLayout
 
@@ -30,11 +29,7 @@ TIDY_SOON = "from spiderfs.fuse import passthrough; passthrough.LINGER_S = 1.0;"
 TIDY_SOON += "from spiderfs.daemon import worker; worker.TIDY_INTERVAL_S = 0.2"
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    (tmp_path / "source").mkdir()
-    write_files(tmp_path / "source", {"large": BYTES})
-    return tmp_path / "source"
+source = source_of({"large": BYTES})
 
 
 @pytest.fixture
@@ -110,18 +105,6 @@ def test_a_cached_large_file_is_read_without_the_daemon(mount: Mounted) -> None:
     assert after["passthrough_opens"] - before["passthrough_opens"] == 4 + 16
     assert after["opens"] - before["opens"] == after["opens_hit"] - before["opens_hit"] == 4 + 16
     eventually(lambda: not kernel_holds(mount), what="the end of the last handle")
-
-
-def test_a_large_file_can_be_sent_and_copied(mount: Mounted, tmp_path: Path) -> None:
-    content = made_whole(mount)
-    before = figures(mount)
-    with opened(mount.point / "large") as fd, open(tmp_path / "sent", "wb") as sent:
-        offset = 0
-        while offset < BYTES:
-            offset += os.sendfile(sent.fileno(), fd, offset, BYTES - offset)
-    assert (tmp_path / "sent").read_bytes() == content
-    assert shutil.copyfile(mount.point / "large", tmp_path / "copied").read_bytes() == content
-    assert figures(mount)["reads"] == before["reads"]
 
 
 def test_a_reader_past_all_pages_needs_no_alignment(mount: Mounted) -> None:
@@ -240,13 +223,6 @@ def test_a_killed_daemon_leaves_handles_that_go_on(source: Path, tmp_path: Path)
         eventually(lambda: plain_files(mount) == [], what="the end of what was evicted")
 
 
-def test_blocks_that_were_read_once_are_kept(mount: Mounted) -> None:
-    """This holds also for blocks that read-ahead fetched and that were read before they were in the store."""
-    assert (mount.point / "large").read_bytes() == (mount.source / "large").read_bytes()
-    eventually(lambda: mount.stats()["sections"].get("blocks", {}).get("bytes") == BYTES)
-    assert mount.metric("landing_lost") == 0
-
-
 def test_workers_that_are_killed_again_and_again(source: Path, tmp_path: Path) -> None:
     wanted = write_files(source, {f"{number}": (9 << 20) + number for number in range(4)})
     with mounted(source, tmp_path / "m", allowed=[r"worker \d+ ended"]) as mount:
@@ -297,19 +273,6 @@ def test_several_workers_answer_reads_themselves(source: Path, tmp_path: Path) -
             assert (mount.point / "large").read_bytes() == (source / "large").read_bytes()
         assert passed(mount) == 0
         assert plain_files(mount)
-
-
-def test_policies_hear_of_what_the_kernel_reads(mount: Mounted) -> None:
-    made_whole(mount)
-    before = mount.metric("events_folded")
-
-    def heard() -> bool:
-        # The worker looks at most once a second, and then sends an event for each block.
-        with opened(mount.point / "large"):
-            return mount.metric("events_folded") >= before + 13
-
-    eventually(heard)
-    assert mount.metric("events_dropped") == 0
 
 
 _AS_USER = """

@@ -12,7 +12,7 @@ import mounting
 import pytest
 from mounting import Mounted, eventually, mounted, run_spiderfs
 from programs import program
-from reading import write_files
+from reading import lasting_source, write_files
 
 from spiderfs.options.units import round_size
 
@@ -20,11 +20,7 @@ SMALL = {f"{kind}/{number:02d}": 4_000 for kind in ("rare", "often") for number 
 SIZES = {**SMALL, "large": 5 << 19}
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = tmp_path_factory.mktemp("source")
-    write_files(source, SIZES)
-    return source
+source = lasting_source(SIZES)
 
 
 def pinned(mount: Mounted) -> set[str]:

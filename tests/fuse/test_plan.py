@@ -7,22 +7,20 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from mounting import Mounted, as_root, detach, eventually, mounted
+from mounting import Mounted, eventually, mounted
+from planning import Trainer
 from programs import program
-from reading import readers, together, write_files
+from reading import lasting_source
 
-from spiderfs.protocol import Decoder, EpochEnd, Hello, Message, Ok, Plan, Progress, Samples, encode
+from spiderfs.protocol import EpochEnd
 
 FILES, SIZE = 400, 4_000
 NAMES = [f"{number % 4}/{number:04d}" for number in range(FILES)]
@@ -30,82 +28,11 @@ NAMES = [f"{number % 4}/{number:04d}" for number in range(FILES)]
 SLOW = {"source__latency_ms": 5, "policy": "minio"}
 
 
-class Trainer:
-    """A process that reads for itself: this one, or the one that `hook` belongs to."""
-
-    def __init__(self, mount: Mounted, names: Sequence[str] = NAMES) -> None:
-        self._mount, self._names = mount, names
-        self._connect()
-
-    def _connect(self) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(30)
-        self._socket.connect(os.fsdecode(self._mount.control("hook").read_bytes().rstrip(b"\n")))
-        self._decoder = Decoder()
-        self.tell(Hello("test", "test"))
-        self.hear()
-        paths = b"".join(os.fsencode(name) + b"\0" for name in self._names)
-        count = len(self._names)
-        labels = np.arange(count, dtype=np.int32) % 4
-        self.tell(Samples("train", "train", count, 0, labels, np.frombuffer(paths, np.uint8)))
-        self.hear()
-
-    def tell(self, message: Message) -> None:
-        self._socket.sendall(encode(message))
-
-    def hear(self) -> None:
-        """Wait for an Ok."""
-        while True:
-            data = self._socket.recv(1 << 16)
-            assert data, "the daemon has gone"
-            if any(isinstance(answer, Ok) for answer in self._decoder.feed(data)):
-                return
-
-    def plan(self, order: Sequence[int], epoch: int = 0, position: int = 0, begun: bool = True) -> None:
-        self.tell(Plan("train", epoch, position, begun, np.array(order, np.uint32)))
-        if begun:
-            self._epoch, self._taken = epoch, position
-
-    def takes(self, files: int) -> None:
-        """Read some files of the plan, of which all before were taken."""
-        self.tell(Progress("train", self._epoch, self._taken + files, self._taken))
-        self._taken += files
-
-    def took(self) -> None:
-        """All that was read was taken."""
-        self.tell(Progress("train", self._epoch, self._taken, self._taken))
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def again(self) -> None:
-        """Connect again, as the hook does when the manager was restarted."""
-        self._socket.close()
-
-        def connected() -> bool:
-            try:
-                self._connect()
-            except OSError:
-                return False
-            return True
-
-        eventually(connected, what="the hook's socket")
+def training(mount: Mounted, names: Sequence[str] = NAMES) -> contextlib.AbstractContextManager[Trainer]:
+    return contextlib.closing(Trainer(mount, names))
 
 
-@contextlib.contextmanager
-def training(mount: Mounted, names: Sequence[str] = NAMES) -> Iterator[Trainer]:
-    trainer = Trainer(mount, names)
-    try:
-        yield trainer
-    finally:
-        trainer.close()
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = tmp_path_factory.mktemp("source")
-    write_files(source, dict.fromkeys(NAMES, SIZE))
-    return source
+source = lasting_source(dict.fromkeys(NAMES, SIZE))
 
 
 @pytest.fixture(params=[1, 2])
@@ -317,7 +244,7 @@ from pathlib import Path
 from test_plan import NAMES, Trainer, shuffled
 point, source = Path(sys.argv[3]), Path(sys.argv[4])
 order = shuffled(int(sys.argv[5]))
-trainer = Trainer(SimpleNamespace(control=lambda name: point / ".spiderfs" / name))
+trainer = Trainer(SimpleNamespace(control=lambda name: point / ".spiderfs" / name), NAMES)
 trainer.plan(order)
 print("planned", flush=True)
 sys.stdin.readline()
@@ -366,50 +293,3 @@ def test_two_trainings_with_plans_of_their_own(mount: Mounted, source: Path) -> 
     assert mount.metric("opens") == 2 * FILES
     assert mount.metric("hit_ratio") > 0.7
     eventually(lambda: plans(mount) == [])
-
-
-FULL = (
-    r"no space left for the cache .*",
-    "no room to keep for names",
-    "could not be written to disk",
-    "workers do not learn of",
-)
-
-
-def test_a_full_disk_harms_no_read(tmp_path: Path) -> None:
-    source, disk = tmp_path / "source", tmp_path / "disk"
-    wanted = write_files(source, {f"{number:03d}": 200_000 for number in range(150)})
-    names = sorted(wanted)
-    disk.mkdir()
-    as_root("mount", "-t", "tmpfs", "-o", "size=48M,mode=1777", "tmpfs", disk)
-    try:
-        with (
-            mounted(source, tmp_path / "m", cache=disk / "cache", allowed=FULL, **SLOW) as mount,
-            training(mount, names) as trainer,
-        ):
-            order = random.Random(1).sample(range(len(names)), len(names))
-            trainer.plan(order)
-            with readers(2, mount.point, wanted, rounds=1) as some:
-                for number in order:
-                    assert (mount.point / names[number]).read_bytes() == (source / names[number]).read_bytes()
-                seen = together(some)
-            assert (seen.wrong, seen.errors, seen.reads) == ([], [], 2 * len(wanted))
-            assert mount.metric("store_failures") > 0
-            assert mount.stats()["plans"]
-    finally:
-        detach(disk)
-
-
-@SEVERAL_WORKERS
-def test_processes_of_the_trainer_that_read_on_their_own_disturb_nothing(mount: Mounted, source: Path) -> None:
-    wanted = write_files(source, dict.fromkeys(NAMES[:100], SIZE))
-    order = shuffled(4)
-    with training(mount) as trainer:
-        trainer.plan(order)
-        with readers(2, mount.point, wanted, rounds=2) as some:
-            reading = threading.Thread(target=read, args=(mount, source, order, 0.0, trainer))
-            reading.start()
-            seen = together(some)
-            reading.join(60)
-        assert (seen.wrong, seen.errors, seen.reads) == ([], [], 4 * len(wanted))
-        eventually(lambda: position(mount) == FILES)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from mounting import Mounted, Process, children, eventually, mounted, run_spiderfs
 from planning import planned, pusher
-from reading import cached_pages, write_files
+from reading import cached_pages, lasting_source, write_files
 
 from spiderfs.core.plans.schedule import UNPROVEN_SAMPLES
 from spiderfs.protocol import Batch
@@ -30,11 +26,7 @@ FORGETS_NAMES = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = tmp_path_factory.mktemp("source")
-    write_files(source, dict.fromkeys(NAMES, SIZE))
-    return source
+source = lasting_source(dict.fromkeys(NAMES, SIZE))
 
 
 def pushed(mount: Mounted, files: int = FILES) -> None:
@@ -122,27 +114,9 @@ def test_the_process_that_pushes_holds_nothing_of_the_daemons(source: Path, tmp_
         assert process.ended(10)
 
 
-def test_another_process_follows_one_that_was_killed(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path / "m", immutable="on") as mount:
-        mount.expect("the process that pushes files ahead has ended")
-        with planned(mount, NAMES, lambda: mount.change("source.hang", 1)):
-            first = pusher(mount)
-            eventually(lambda: mount.stats()["plans"] != [])
-            os.kill(first, signal.SIGKILL)
-            eventually(lambda: pusher(mount) != first, what="another pusher")
-            mount.change("source.hang", 0)
-            # Those of which no one knows whether the first one had asked for them are looked at again.
-            eventually(lambda: mount.metric("prefetched") >= FILES, what="all files")
-            # What is fetched into the store, while a READ of the first one waits for it too, counts once.
-            pushed(mount)
-            assert (mount.metric("prefetched"), mount.metric("origin_reads")) == (FILES, FILES)
-
-
 @FORGETS_NAMES
 @pytest.mark.parametrize("workers", [1, 2])
-def test_names_are_forgotten_before_anything_is_pushed_for_who_will_be_given_substitutes(
-    tmp_path: Path, workers: int
-) -> None:
+def test_names_are_forgotten_before_pushes_for_who_will_get_substitutes(tmp_path: Path, workers: int) -> None:
     source = tmp_path / "source"
     # Each of them is one READ, so that nothing is fetched by two workers.
     write_files(source, dict.fromkeys(NAMES, SMALL))
@@ -184,9 +158,7 @@ def test_what_was_pushed_outlives_a_worker(source: Path, tmp_path: Path, workers
 
 @FORGETS_NAMES
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_is_forgotten_for_the_sake_of_substitutes_is_pushed_again(
-    source: Path, tmp_path: Path, workers: int
-) -> None:
+def test_what_is_forgotten_for_substitutes_is_pushed_again(source: Path, tmp_path: Path, workers: int) -> None:
     with mounted(source, tmp_path / "m", immutable="on", workers=workers) as mount:
         with planned(mount, NAMES) as tell:
             pushed(mount)
@@ -209,67 +181,3 @@ def test_what_is_forgotten_for_the_sake_of_substitutes_is_pushed_again(
                 assert mount.metric("opens") <= 2 * (FILES - there)
         metrics = mount.stats()["metrics"]
         assert (metrics["prefetched"], metrics["origin_reads"]) == (FILES, FILES)
-
-
-def test_an_unmount_does_not_wait_for_what_is_pushed(source: Path, tmp_path: Path) -> None:
-    with mounted(source, tmp_path / "m", immutable="on", source__latency_ms=200) as mount, planned(mount, NAMES):
-        process = Process(pusher(mount))
-        eventually(lambda: mount.metric("pushed"))
-        begin = time.monotonic()
-        done = run_spiderfs("umount", mount.point)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert time.monotonic() - begin < 10
-        assert process.ended(10)
-
-
-class Group:
-    """A control group that counts memory, of version 1 or 2."""
-
-    def __init__(self, name: str) -> None:
-        for root, self._field in ((Path("/sys/fs/cgroup/memory"), "cache"), (Path("/sys/fs/cgroup"), "file")):
-            self.path = root / f"spiderfs-test-{os.getpid()}-{name}"
-            try:
-                self.path.mkdir()
-            except OSError:
-                continue
-            if (self.path / "memory.stat").exists():
-                return
-            self.path.rmdir()
-        pytest.skip("no control group that counts memory can be made here")
-
-    def add(self, pid: int) -> None:
-        (self.path / "cgroup.procs").write_text(str(pid))
-
-    def page_cache_bytes(self) -> int:
-        return int(dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())[self._field])
-
-    def remove(self) -> None:
-        eventually(lambda: not (self.path / "cgroup.procs").read_text())
-        self.path.rmdir()
-
-
-def test_pushed_pages_are_the_memory_of_the_daemons_group(source: Path, tmp_path: Path) -> None:
-    with contextlib.ExitStack() as groups:
-        daemons = Group("daemon")
-        groups.callback(daemons.remove)
-        readers = Group("reader")
-        groups.callback(readers.remove)
-        read = "import sys; [open(name, 'rb').read() for name in sys.argv[1:]]"
-
-        def read_all() -> int:
-            """How many bytes of pages a reader in its group is charged with."""
-            before = readers.page_cache_bytes()
-            names = [mount.point / name for name in NAMES]
-            subprocess.run(
-                [sys.executable, "-c", read, *names], check=True, preexec_fn=lambda: readers.add(os.getpid())
-            )
-            return readers.page_cache_bytes() - before
-
-        with mounted(source, tmp_path / "m", immutable="on") as mount:
-            for pid in (mount.manager(), *mount.workers()):
-                daemons.add(pid)
-            with planned(mount, NAMES):
-                pushed(mount)
-            assert read_all() < FILES * SIZE / 10
-            drop_pages(mount)
-            assert read_all() > FILES * SIZE * 0.9

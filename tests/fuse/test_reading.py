@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 from mounting import Mounted, eventually, mounted
-from reading import digest, readers, together, write_files
+from reading import digest, lasting_source, read_through, write_files
 
 from benchmarks.common.sources import write_patterned
 
@@ -26,11 +26,7 @@ SPARSE_BYTES = 64 << 30
 NAMES = ("small", "large")
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = tmp_path_factory.mktemp("source")
-    write_files(source, {"small": SMALL_BYTES, "large": LARGE_BYTES})
-    return source
+source = lasting_source({"small": SMALL_BYTES, "large": LARGE_BYTES})
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -54,16 +50,6 @@ def test_mmap(mount: Mounted, source: Path, name: str) -> None:
         assert mapped[-5:] == content[-5:]
         assert mapped[4090:4100] == content[4090:4100]
         assert hashlib.sha256(mapped).digest() == hashlib.sha256(content).digest()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_sendfile(mount: Mounted, source: Path, tmp_path: Path, name: str) -> None:
-    with open(mount.point / name, "rb") as file, open(tmp_path / "copy", "wb") as copy:
-        size = os.fstat(file.fileno()).st_size
-        offset = 0
-        while offset < size:
-            offset += os.sendfile(copy.fileno(), file.fileno(), offset, size - offset)
-    assert (tmp_path / "copy").read_bytes() == (source / name).read_bytes()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -194,9 +180,7 @@ def test_state_and_metrics_count_a_file_that_was_just_read(tmp_path: Path, bindi
 
 def test_24_processes_of_one_file(mount: Mounted, source: Path) -> None:
     wanted = write_files(source, {"shared": 300_000}, seed=64)
-    with readers(24, mount.point, wanted, rounds=2) as many:
-        seen = together(many)
-    assert (seen.wrong, seen.errors, seen.reads) == ([], [], 48)
+    read_through(mount.point, wanted, 24, 2)
 
 
 @pytest.mark.not_immutable("takes long")
@@ -217,6 +201,7 @@ def test_a_file_larger_than_memory(mount: Mounted, source: Path) -> None:
 
 
 @pytest.mark.not_immutable("takes long")
+@pytest.mark.thorough
 def test_300_megabytes_read_whole_through_a_small_cache(source: Path, tmp_path: Path) -> None:
     size = 300 << 20
     write_patterned(source / "huge", size)
@@ -251,55 +236,6 @@ def test_read_ahead_hides_the_latency_of_a_sequential_reader_only(source: Path, 
             assert mount.metric("readahead_blocks") == 4
         finally:
             os.close(fd)
-
-
-def _brings(mount: Mounted, fd: int, offset: int, size: int) -> tuple[int, int]:
-    """How many requests and bytes the source is asked for by one read."""
-    before = mount.stats()["metrics"]
-    assert len(os.pread(fd, size, offset)) == size
-    after = mount.stats()["metrics"]
-    return after["origin_reads"] - before["origin_reads"], after["origin_bytes"] - before["origin_bytes"]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_reads_that_jump_fetch_what_they_ask_for_and_then_the_blocks_of_which_they_want_half(
-    source: Path, tmp_path: Path, workers: int
-) -> None:
-    size = 1 << 16
-    with mounted(source, tmp_path / "m", workers=workers) as mount:
-        fd = os.open(mount.point / "large", os.O_RDONLY)
-        try:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-            for piece in range(0, 16, 2):
-                assert _brings(mount, fd, (15 << 20) + piece * size, size) == (1, size)
-            # Blocks 11 and 12, by one request.
-            assert _brings(mount, fd, (11 << 20) - size // 2, size) == (1, size)
-            assert os.getxattr(mount.point / "large", "user.spiderfs.state") == b"uncached"
-            assert _brings(mount, fd, (15 << 20) + 5 * size, size) == (1, 1 << 20)
-            eventually(lambda: os.getxattr(mount.point / "large", "user.spiderfs.state") == b"partial 1/22")
-            assert _brings(mount, fd, (15 << 20) + 3 * size, size) == (0, 0)
-            assert _brings(mount, fd, (11 << 20) + 3 * size, size) == (1, size)
-            # A whole block, here the last, costs no more bytes if it is kept.
-            assert _brings(mount, fd, 21 << 20, 4099) == (1, 4099)
-            eventually(lambda: os.getxattr(mount.point / "large", "user.spiderfs.state") == b"partial 2/22")
-            assert mount.metric("readahead_blocks") == 0
-        finally:
-            os.close(fd)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_random_reads_of_a_file_far_larger_fetch_hardly_more_than_they_ask_for(tmp_path: Path, workers: int) -> None:
-    (tmp_path / "source").mkdir()
-    with open(tmp_path / "source" / "sparse", "wb") as file:
-        file.truncate(SPARSE_BYTES)
-    random, size, count = Random(5), 128 << 10, 200
-    with mounted(tmp_path / "source", tmp_path / "m", workers=workers) as mount:
-        with open(mount.point / "sparse", "rb", buffering=0) as file:
-            for _ in range(count):
-                assert os.pread(file.fileno(), size, random.randrange(SPARSE_BYTES // 4096) * 4096 - size) == bytes(
-                    size
-                )
-        assert mount.metric("origin_bytes") <= 1.1 * count * size
 
 
 @pytest.mark.parametrize("workers", [1, 2])

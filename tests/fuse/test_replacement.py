@@ -20,14 +20,10 @@ NAMES = [f"sample {number}" for number in range(12)]
 MOST_BYTES = 60_000
 
 
-@pytest.mark.parametrize(
-    ("workers", "options"),
-    [(2, {"ttl": "0s"}), (3, {}), (1, {"ttl": "0s"})],
-)
+@pytest.mark.parametrize(("workers", "options"), [(2, {"ttl": "0s"}), (3, {}), (1, {"ttl": "0s"})])
 def test_a_file_that_is_replaced_all_the_time_is_read_without_errors(
-    tmp_path: Path, workers: int, options: dict[str, object]
+    source: Path, tmp_path: Path, workers: int, options: dict[str, object]
 ) -> None:
-    (source := tmp_path / "source").mkdir()
     with (
         mounted(source, tmp_path / "place", workers=workers, **options) as mount,  # type: ignore[arg-type]
         replaced(source, NAMES, MOST_BYTES, pause_s=0.0005),
@@ -38,8 +34,7 @@ def test_a_file_that_is_replaced_all_the_time_is_read_without_errors(
         assert outcome.right == 8 * 120
 
 
-def test_a_file_that_is_replaced_faster_than_it_can_be_looked_up_is_read_without_errors(tmp_path: Path) -> None:
-    (source := tmp_path / "source").mkdir()
+def test_a_file_that_is_replaced_faster_than_looked_up_is_read(source: Path, tmp_path: Path) -> None:
     with mounted(source, tmp_path / "place", workers=3) as mount, replaced(source, NAMES[:1], 200, pause_s=0.0):
         outcome = read_on(mount.point, NAMES[:1], 200, readers=8, reads=60)
         assert not outcome.errors, outcome
@@ -47,7 +42,7 @@ def test_a_file_that_is_replaced_faster_than_it_can_be_looked_up_is_read_without
         assert outcome.right == 8 * 60
 
 
-def test_a_large_file_that_is_replaced_all_the_time_can_be_opened(tmp_path: Path) -> None:
+def test_a_large_file_that_is_replaced_all_the_time_can_be_opened(source: Path, tmp_path: Path) -> None:
     """What is opened may be gone when it is read, which is then ESTALE: an open waits for no bytes."""
 
     def open_and_read(reader: int) -> None:
@@ -62,7 +57,6 @@ def test_a_large_file_that_is_replaced_all_the_time_can_be_opened(tmp_path: Path
                 else:
                     assert is_whole(name, content, MOST_BYTES)
 
-    (source := tmp_path / "source").mkdir()
     with (
         mounted(source, tmp_path / "place", workers=2, ttl="0s", sample_max_bytes=1) as mount,
         replaced(source, NAMES[:2], MOST_BYTES, pause_s=0.0),
@@ -85,9 +79,8 @@ def killed(mount: Mounted, pause_s: float) -> Iterator[None]:
         yield
 
 
-def test_a_file_that_is_replaced_is_read_without_errors_while_workers_are_killed(tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_is_read_without_errors_while_workers_are_killed(source: Path, tmp_path: Path) -> None:
     """With the requests of a worker that has died the kernel hands out those of the others once more."""
-    (source := tmp_path / "source").mkdir()
     with (
         mounted(source, tmp_path / "place", workers=3, allowed=["worker . ended"]) as mount,
         replaced(source, NAMES, MOST_BYTES, pause_s=0.0005),

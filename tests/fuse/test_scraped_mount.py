@@ -55,8 +55,7 @@ def scraped(url: str) -> dict[tuple[str, str], float]:
     }
 
 
-def test_a_scrape_has_every_metric_of_each_mount(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def test_a_scrape_has_every_metric_of_each_mount(source: Path, tmp_path: Path) -> None:
     write_files(source, {"a": 1000, "b": 1000})
     with mounted(source, tmp_path / "one") as one, mounted(source, tmp_path / "two") as two, serving() as url:
         (one.point / "a").read_bytes()
@@ -113,8 +112,7 @@ def test_a_port_that_is_taken_or_none_is_refused_in_one_line(tmp_path: Path, cap
         assert (done.returncode, done.stderr) == (1, said)
 
 
-def test_dashboard_and_alerts_ask_for_metrics_that_there_are(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def test_dashboard_and_alerts_ask_for_metrics_that_there_are(source: Path, tmp_path: Path) -> None:
     write_files(source, {"a": 1000})
     with mounted(source, tmp_path / "m") as mount, serving(mount.point) as url:
         text = urllib.request.urlopen(url, timeout=30).read().decode()
@@ -129,12 +127,11 @@ def test_dashboard_and_alerts_ask_for_metrics_that_there_are(tmp_path: Path) -> 
         assert set(names) <= served, expression
 
 
-def test_a_real_prometheus_scrapes_and_takes_the_alerts(tmp_path: Path) -> None:
+def test_a_real_prometheus_scrapes_and_takes_the_alerts(source: Path, tmp_path: Path) -> None:
     checked = subprocess.run(
         [program("promtool", "prometheus"), "check", "rules", GRAFANA / "alerts.yml"], capture_output=True, text=True
     )
     assert checked.returncode == 0, checked.stderr + checked.stdout
-    source = tmp_path / "source"
     write_files(source, {"a": 1000})
     with mounted(source, tmp_path / "m") as mount, serving(mount.point) as url:
         (mount.point / "a").read_bytes()

@@ -60,9 +60,7 @@ def test_nothing_in_the_cache_is_open_to_others_whatever_the_umask(source: Path,
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 @pytest.mark.parametrize("immutable", ["on", "off"])
-def test_whoever_goes_by_the_modes_is_told_that_nothing_can_be_written(
-    source: Path, tmp_path: Path, immutable: str
-) -> None:
+def test_modes_say_that_nothing_can_be_written(source: Path, tmp_path: Path, immutable: str) -> None:
     """Programs ask access(2) whether they may write beside the data; root, who may override modes, is told yes."""
     (source / "labels").mkdir()
     for place in (source, source / "labels", source / "file"):

@@ -166,8 +166,7 @@ def run(script: str, environment: dict[str, str]) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize(
-    "example",
-    [pytest.param(example, id=example.name, marks=marks_of(example.name)) for example in EXAMPLES],
+    "example", [pytest.param(example, id=example.name, marks=marks_of(example.name)) for example in EXAMPLES]
 )
 def test_the_example_prints_what_it_shows(example: Example, environment: dict[str, str], binding: str) -> None:
     if any("setpriv" in step.command for step in example.steps) and os.geteuid() != 0:

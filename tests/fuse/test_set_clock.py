@@ -92,9 +92,7 @@ def test_a_name_is_trusted_for_its_ttl_and_no_longer(tmp_path: Path, set_clock: 
 
 @pytest.mark.parametrize("named", ["young", "you?g"])
 @pytest.mark.parametrize("ahead_s", [-HOUR_S, HOUR_S])
-def test_a_young_file_is_warmed_when_it_has_settled(
-    tmp_path: Path, set_clock: Callable[[float], None], ahead_s: float, named: str
-) -> None:
+def test_young_files_are_warmed(tmp_path: Path, set_clock: Callable[[float], None], ahead_s: float, named: str) -> None:
     _made(source := tmp_path / "source")
     with mounted(source, tmp_path / "place") as mount:
         (source / "young").write_text("young")

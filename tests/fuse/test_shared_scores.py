@@ -71,8 +71,7 @@ def alike(one: Rank, other: Rank) -> bool:
     return len(found) > 0 and np.array_equal(found, other.scores())
 
 
-def test_two_mounts_of_a_training_have_the_scores_of_one(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def test_two_mounts_of_a_training_have_the_scores_of_one(source: Path, tmp_path: Path) -> None:
     write_files(source, dict.fromkeys(NAMES, 1000))
     with (
         RedisServer(tmp_path) as server,

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from image_files import image_file, picture
 from mounting import Mounted, eventually, mounted, run_spiderfs
 from profiled import note_sizes
 from reading import write_contents
 
 from spiderfs.client import Client
-from spiderfs.forms.partition import Split
 from spiderfs.forms.profile import Cost, Form, Profile, SourceSpeed, load_record, save_record
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.making import make
 from spiderfs.views.recipe import NO_VIEW, Recipe
-
-sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
-from images import image_file, picture
 
 MOST = 50_000_000
 SMALL = Recipe("bmp", 24)
@@ -118,9 +114,7 @@ def test_readers_around_fuse_and_warming_get_the_same_forms(source: Path, place:
 
 
 @pytest.mark.parametrize(("forms", "form"), [("0-100-0", "small"), ("100-0-0", "original")])
-def test_a_pure_split_that_has_room_for_all_is_a_mount_of_that_form(
-    source: Path, place: Path, forms: str, form: str
-) -> None:
+def test_a_pure_split_with_room_is_a_mount_of_that_form(source: Path, place: Path, forms: str, form: str) -> None:
     with mounted(source, place, capacity="2MB", forms=forms, **OPTIONS) as mount:
         assert set(shown(mount).values()) == {form}
         links = mount.point / ".spiderfs/views"
@@ -144,20 +138,6 @@ PROFILE = Profile(
     keeping=FREE,
     views={"small": Form(VIEWS_BYTES / len(PHOTOS), None, FREE)},
 )
-
-
-def test_auto_takes_the_best_split_of_the_profile_for_this_capacity(source: Path, place: Path) -> None:
-    record_path = CacheLayout(place / "cache").profile
-    record = load_record(record_path)
-    assert record is not None
-    save_record(replace(record, profile=PROFILE), record_path)
-    best = replace(PROFILE, cache_bytes=float(CAPACITY)).best("small")
-    assert best == Split(0, 1, 0)
-    with mounted(source, place, capacity=CAPACITY, forms="auto", **OPTIONS) as mount:
-        assert mount.stats()["split"] == "0-100-0"
-        forms = shown(mount)
-        assert list(forms.values()).count("small") > len(PHOTOS) / 3
-        assert mount.control("config").read_text().count("\nforms=auto ") == 1
 
 
 def test_a_mount_keeps_its_forms_and_says_what_the_next_one_would_take(source: Path, place: Path) -> None:

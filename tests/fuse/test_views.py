@@ -5,24 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import struct
-import subprocess
-import sys
 import threading
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mounting import Mounted, children, eventually, mounted
+from image_files import image_file, picture, plain_png
+from mounting import Mounted, descendants, eventually, mounted
 from reading import write_contents, write_files
 
 from spiderfs.views.making import make
 from spiderfs.views.recipe import READY, Recipe
-
-sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
-from images import image_file, picture
 
 MOST = 50_000_000
 PHOTOS = {
@@ -30,11 +24,8 @@ PHOTOS = {
     for label in (0, 1)
     for number in range(6)
 }
+MAKER = b"spiderfs.views.making"
 LARGE_BYTES = (9 << 20) + 5
-
-
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 OTHERS = {
@@ -42,9 +33,7 @@ OTHERS = {
     "empty.jpg": b"",
     "half.jpg": image_file(image=picture(700, 500))[:-9000],
     "clear.png": image_file("PNG", image=picture(mode="RGBA")),
-    "bomb.png": b"\x89PNG\r\n\x1a\n"
-    + chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0))
-    + chunk(b"IDAT", zlib.compress(bytes(1 << 20))),
+    "bomb.png": plain_png(60_000, 60_000, bytes(1 << 20)),
 }
 
 
@@ -100,17 +89,6 @@ def test_what_has_no_view_is_shown_as_it_is(small: Mounted) -> None:
     assert "small (jpeg:64:80), 1 made" in small.status()
 
 
-def test_a_listing_makes_nothing(small: Mounted) -> None:
-    assert sorted(os.listdir(small.point / "train/0")) == sorted(Path(name).name for name in PHOTOS if "/0/" in name)
-    with os.scandir(small.point / "train/0") as entries:
-        assert all(entry.is_file() and entry.inode() for entry in entries)
-    found = subprocess.run(["find", small.point, "-type", "f"], capture_output=True, check=True, timeout=60)
-    assert len(found.stdout.splitlines()) >= len(PHOTOS) + len(OTHERS)
-    assert small.metric("views_made") == 0
-    subprocess.run(["ls", "-l", small.point / "train/0"], capture_output=True, check=True, timeout=60)
-    assert small.metric("views_made") == len(PHOTOS) // 2
-
-
 @pytest.mark.opened_and_immutable
 def test_a_view_that_has_left_the_cache_is_made_again_with_the_same_bytes(small: Mounted) -> None:
     for name in PHOTOS:
@@ -148,52 +126,12 @@ def test_warming_makes_views_and_a_later_mount_of_the_view_has_them(source: Path
             assert (mount.point / name).read_bytes() == content
 
 
-def test_readers_of_one_file_have_it_made_once(source: Path, tmp_path: Path) -> None:
-    name, content = next(iter(PHOTOS.items()))
-    with mounted(source, tmp_path / "m", workers=2, view="jpeg256", source__latency_ms=50) as mount:
-        read: list[bytes] = []
-        threads = [threading.Thread(target=lambda: read.append((mount.point / name).read_bytes())) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert read == [view_of(content, READY["jpeg256"])] * 8
-        assert mount.metric("views_made") == 1
-
-
-def makers(mount: Mounted) -> list[int]:
-    """The pids of all makers of views."""
-    found = []
-    waiting = [mount.supervisor.pid]
-    while waiting:
-        below = children(waiting.pop())
-        waiting += below
-        for pid in below:
-            try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"spiderfs.views.making" in command:
-                found.append(pid)
-    return found
-
-
-def test_killed_makers_cost_nothing_but_their_work(small: Mounted) -> None:
-    names = list(PHOTOS)
-    (small.point / names[0]).read_bytes()
-    for name in names[1:]:
-        for pid in makers(small):
-            os.kill(pid, signal.SIGKILL)
-        assert (small.point / name).read_bytes() == view_of(PHOTOS[name])
-    assert small.metric("view_makers_lost") == 0
-
-
 def test_a_cached_read_does_not_wait_for_a_maker_that_hangs(small: Mounted) -> None:
     names = list(PHOTOS)
     cached, other = names[0], names[1]
     (small.point / cached).read_bytes()
     eventually(lambda: small.metric("opens") == 1)
-    (pid,) = makers(small)
+    (pid,) = descendants(small.supervisor.pid, MAKER)
     os.kill(pid, signal.SIGSTOP)
     waiting = threading.Thread(target=(small.point / other).read_bytes)
     waiting.start()
@@ -212,14 +150,6 @@ def test_a_cached_read_does_not_wait_for_a_maker_that_hangs(small: Mounted) -> N
     assert (small.point / other).read_bytes() == view_of(PHOTOS[other])
 
 
-def test_makers_end_with_their_mount(small: Mounted) -> None:
-    (small.point / next(iter(PHOTOS))).read_bytes()
-    pids = makers(small)
-    assert pids
-    small.stop()
-    eventually(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in pids))
-
-
 def test_a_cache_that_was_lost_still_knows_its_view(source: Path, tmp_path: Path) -> None:
     name, content = next(iter(PHOTOS.items()))
     often = "from spiderfs.daemon import supervisor; supervisor.LOOK_S = 0.2"
@@ -234,13 +164,3 @@ def test_a_cache_that_was_lost_still_knows_its_view(source: Path, tmp_path: Path
     with mounted(source, tmp_path / "m", allowed=["WARNING"]) as mount:
         assert (mount.point / name).stat().st_size == len(content)
         assert (mount.point / name).read_bytes() == content
-
-
-def test_a_young_file_is_shown_as_it_is_until_it_has_settled(small: Mounted) -> None:
-    content = image_file(image=picture(seed=99))
-    (small.source / "young.jpg").write_bytes(content)
-    path = small.point / "young.jpg"
-    eventually(path.exists)
-    assert path.read_bytes() in (content, view_of(content))
-    eventually(lambda: path.stat().st_size == len(view_of(content)))
-    assert path.read_bytes() == view_of(content)

@@ -25,8 +25,7 @@ from reading import write_files
 
 
 @pytest.mark.opened_and_immutable
-def test_files_just_written_are_said_not_to_be_cached_yet(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def test_files_just_written_are_said_not_to_be_cached_yet(source: Path, tmp_path: Path) -> None:
     write_files(source, {"old": 1000})
     with mounted(source, tmp_path / "m", capacity="10MiB", dir_ttl=0) as mount:
         assert "too new" not in mount.status()
@@ -97,8 +96,7 @@ def top(*mountpoints: Path, timeout_s: float = 5.0) -> Iterator[Terminal]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, "q"])
-def test_top_draws_pages_that_fit_the_terminal_and_leaves_it_as_it_was(tmp_path: Path, end: int | str) -> None:
-    source = tmp_path / "source"
+def test_top_fits_the_terminal_and_leaves_it_as_it_was(source: Path, tmp_path: Path, end: int | str) -> None:
     write_files(source, {f"{number}": 1000 for number in range(20)})
     with mounted(source, tmp_path / "m", capacity="10MiB") as mount, top(mount.point) as terminal:
         terminal.shows("q quit   v view (overview)", "hit rate")
@@ -116,8 +114,7 @@ def test_top_draws_pages_that_fit_the_terminal_and_leaves_it_as_it_was(tmp_path:
         assert terminal.ended() == 0
 
 
-def test_top_goes_from_mount_to_mount_and_leaves_one_that_hangs(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def test_top_goes_from_mount_to_mount_and_leaves_one_that_hangs(source: Path, tmp_path: Path) -> None:
     write_files(source, {"a": 1000})
     with (
         mounted(source, tmp_path / "one") as one,

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import random
 import subprocess
-import tarfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -96,24 +93,6 @@ def test_a_large_file_is_read_by_parts_of_one_redirect(hub: FakeHub, tmp_path: P
         assert {headers.get("range") is None for headers in hub.contents.headers} == {False}
 
 
-def test_what_fails_now_and_then_is_asked_for_again(hub: FakeHub, tmp_path: Path) -> None:
-    rng = random.Random(3)
-
-    def fails(request: str) -> Reply | None:
-        return Reply(rng.choice([429, 503, 500, 502])) if rng.random() < 0.2 else None
-
-    with mounted(URL, tmp_path, source__attempts=20) as mount:
-        hub.fails = hub.contents.fails = fails
-        hub.contents.cuts = {f"CONTENT train/c1/{number:03}.jpg" for number in range(45)}
-        paths = [mount.point / path for path in hub.files]
-        with ThreadPoolExecutor(8) as pool:
-            reads = [pool.submit(path.read_bytes) for path in paths]
-            eventually(lambda: mount.metric("source_retries") > 10, what="repeated requests")
-            hub.contents.cuts = set()
-            assert [read.result() for read in reads] == list(hub.files.values())
-        assert mount.metric("source_errors") == 0
-
-
 def test_no_secret_is_ever_written_or_shown(hub: FakeHub, tmp_path: Path) -> None:
     with mounted(URL, tmp_path, log_level="debug", source__attempts=1, source__timeout_s=2) as mount:
         mount.expect("refuses the token", "spiderfs")
@@ -139,8 +118,6 @@ def test_no_secret_is_ever_written_or_shown(hub: FakeHub, tmp_path: Path) -> Non
         (f"{URL}/none", None, "has no directory none"),
         (URL, Reply(401), "refuses the token (401): renew it"),
         (URL, Reply(403, b"", {"X-Error-Code": "GatedRepo"}), "is gated: ask for access on its page"),
-        (URL, Reply(429, b"", {"Retry-After": "100"}), "is asked for too much at a time"),
-        (URL, Reply(500), "has failed (500)"),
         ("hf://owner/photos", None, "write hf://datasets/OWNER/NAME"),
         ("hf:/datasets/owner/photos", None, "write hf://datasets/owner/photos"),
         (f"hf://{TOKEN}@datasets/owner/photos", None, "write hf://datasets/OWNER/NAME"),
@@ -156,16 +133,6 @@ def test_a_mount_that_cannot_work_says_why_in_a_line(
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert "SECRET" not in done.stderr
-
-
-def test_a_cache_belongs_to_one_hub(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with mounted(URL, tmp_path) as mount:
-        files(mount)
-    monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("127.0.0.1", "localhost"))
-    done = run_spiderfs("mount", URL, mount.point, "-o", options_text({"cache_dir": mount.cache}))
-    assert done.returncode == 1
-    assert f"holds the files of {URL}" in done.stderr
-    assert f"at {hub.url}" in done.stderr
 
 
 # -- files behind a manifest
@@ -205,18 +172,6 @@ def test_files_of_a_manifest_are_fetched_once(server: FileServer, tmp_path: Path
     with mounted(f"{server.url}/manifest.tsv", tmp_path, **mode) as mount:
         assert files(mount) == contents(server)
         assert server.asked("GET c") == []
-
-
-def test_a_changed_manifest_is_noticed_when_the_directory_ttl_has_passed(server: FileServer, tmp_path: Path) -> None:
-    with mounted(f"{server.url}/manifest.tsv", tmp_path, ttl="0.2s", dir_ttl="0.2s", negative_ttl="0s") as mount:
-        assert files(mount) == contents(server)
-        server.put("c0/new.jpg", b"new")
-        server.put("c0/000.jpg", b"changed", 1_700_000_100)
-        del server.files["c0/004.jpg"]
-        publish(server, 1_700_000_200)
-        eventually(lambda: "new.jpg" in os.listdir(mount.point / "c0"), what="the new manifest")
-        assert files(mount) == contents(server)
-        assert not (mount.point / "c0/004.jpg").exists()
 
 
 def test_a_file_that_changes_within_a_second_is_read_as_it_is_then(server: FileServer, tmp_path: Path) -> None:
@@ -278,19 +233,4 @@ def test_nginx_gives_what_find_has_listed(tmp_path: Path) -> None:
         publish()
         eventually(lambda: (mount.point / "c0/new").read_bytes() == b"NEW", what="the later bytes")
         assert files(mount) == contents()
-        assert mount.metric("source_errors") == 0
-
-
-def test_shards_of_a_data_set_are_directories(hub: FakeHub, tmp_path: Path) -> None:
-    rng = random.Random(6)
-    members = {f"{number:03}.jpg": rng.randbytes(3000 + number) for number in range(30)}
-    shard = io.BytesIO()
-    with tarfile.open(fileobj=shard, mode="w") as tar:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    hub.push({"train/shard-0.tar": shard.getvalue()})
-    with mounted(f"{URL}/train", tmp_path, archives="tar") as mount:
-        assert files(mount) == {f"shard-0.tar/{name}": content for name, content in members.items()}
         assert mount.metric("source_errors") == 0

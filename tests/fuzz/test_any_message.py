@@ -16,6 +16,7 @@ from fuzzing import damaged, examples, integers
 from hypothesis import given
 from hypothesis import strategies as st
 from mounting import Mounted, mounted
+from reading import write_contents
 
 from spiderfs.options.model import Options
 from spiderfs.protocol import MESSAGES, VERSION, Decoder, Goodbye, Hello, Message, Ok, Samples, encode
@@ -30,9 +31,7 @@ REFUSALS = (errno.EINVAL, errno.EAGAIN)
 def mount(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mounted]:
     place = tmp_path_factory.mktemp("fuzz")
     source = place / "source"
-    for name, content in FILES.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(content)
+    write_contents(source, FILES)
     # Whoever says nonsense may be told so in the log.
     with mounted(source, place / "m", policy=request.param, capacity="100kB", allowed=[" WARNING "]) as mount:
         manager = mount.manager()
@@ -92,14 +91,8 @@ def frames(draw: st.DrawFn) -> bytes:
     if kind.ARRAYS:
         header["arrays"] = described
     packed = msgpack.packb(header, unicode_errors="surrogatepass")
-    frame = (
-        b"sf"
-        + bytes([VERSION, 0])
-        + len(packed).to_bytes(4, "little")
-        + len(body).to_bytes(4, "little")
-        + packed
-        + body
-    )
+    lengths = len(packed).to_bytes(4, "little") + len(body).to_bytes(4, "little")
+    frame = b"sf" + bytes([VERSION, 0]) + lengths + packed + body
     return draw(damaged(frame)) if draw(st.integers(0, 9)) == 0 else frame
 
 

@@ -31,25 +31,15 @@ from spiderfs.vfs.catalogue import PROVISIONAL, ROOT_INODE
 LIMIT = 64 << 10  # sample_max_bytes
 SIZES = {b"empty": 0, b"small": 1000, b"page": 4096, b"at": LIMIT, b"large": LIMIT + 1, b"blocks": (2 << 20) + 17}
 DIRECTORIES = (b"", b"dir", b"dir/below", b"none")
-NAMES = (
-    *SIZES,
-    b"link",
-    b"broken",
-    b"loop",
-    b"caf\xe9-\xff",
-    b"n" * 255,
-    b"n" * 256,
-    b"new\nline",
-    b".",
-    b"..",
-    b"absent",
-)
+NAMES = (*SIZES, b"link", b"broken", b"loop", b"caf\xe9-\xff", b"n" * 255, b"n" * 256, b"new\nline")
+NAMES += (b".", b"..", b"absent")
 CONTROL = tuple(b"/.spiderfs/" + name for name in (b"epochs", b"graph", b"redirects", b"ratio", b"none", b""))
 ONE_BINDING_ALONE = b"views"  # in `.spiderfs`
 ATTRIBUTES = ("user.label", "user.none", "user.spiderfs.inode", "user.spiderfs.version", "user.spiderfs.none")
 ATTRIBUTES += ("trusted.x", "security.capability", "system.posix_acl_access", "odd", "user." + "n" * 250)
 FLAGS = (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_TRUNC, os.O_APPEND, os.O_DIRECTORY, os.O_NOFOLLOW, os.O_DIRECT)
 FLAGS += (os.O_CREAT | os.O_EXCL, os.O_PATH, os.O_NOATIME, os.O_NONBLOCK)
+WHENCES = (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END, os.SEEK_DATA, os.SEEK_HOLE)
 OFFSETS = (0, 1, 999, 1000, 4095, 4096, LIMIT, LIMIT + 1, 1 << 20, 2 << 20, (1 << 63) - 1)
 
 paths = st.one_of(
@@ -62,6 +52,7 @@ paths = st.one_of(
 )
 numbers = st.integers(0, 3)
 offsets = st.sampled_from(OFFSETS)
+sizes_of_files = st.sampled_from(sorted(SIZES.values()))
 sizes = st.sampled_from((0, 1, 100, 4096, 1 << 17, 3 << 20))
 flags = st.lists(st.sampled_from(FLAGS), max_size=2).map(
     lambda chosen: chosen[0] | sum(chosen[1:]) if len(set(chosen)) == len(chosen) and chosen else 0
@@ -130,15 +121,8 @@ class Reader:
     def statvfs(self, path: bytes) -> Any:
         found = os.statvfs(self._path(path))
         # Not how much is free, which others change meanwhile.
-        return (
-            found.f_bsize,
-            found.f_frsize,
-            found.f_blocks,
-            found.f_bavail,
-            found.f_files,
-            found.f_flag,
-            found.f_namemax,
-        )
+        sizes = (found.f_bsize, found.f_frsize, found.f_blocks, found.f_bavail, found.f_files)
+        return *sizes, found.f_flag, found.f_namemax
 
     # -- handles
 
@@ -229,21 +213,8 @@ class Reader:
         return calls[what]()
 
 
-CHANGES = [
-    "mkdir",
-    "mkfifo",
-    "unlink",
-    "rmdir",
-    "rename",
-    "link",
-    "symlink",
-    "chmod",
-    "chown",
-    "utime",
-    "truncate",
-    "setxattr",
-    "removexattr",
-]
+CHANGES = ["mkdir", "mkfifo", "unlink", "rmdir", "rename", "link", "symlink", "chmod", "chown", "utime", "truncate"]
+CHANGES += ["setxattr", "removexattr"]
 
 
 def _shown(found: os.stat_result) -> tuple[int, ...]:
@@ -275,12 +246,8 @@ class Source:
             for name, size in SIZES.items():
                 self.put(os.path.join(directory, name), size, 0)
             os.setxattr(os.path.join(self._root, directory, b"small"), "user.label", b"cat")
-        for name, target in (
-            (b"link", b"small"),
-            (b"broken", b"nowhere"),
-            (b"loop", b"loop"),
-            (b"dir/link", b"../small"),
-        ):
+        links = {b"link": b"small", b"broken": b"nowhere", b"loop": b"loop", b"dir/link": b"../small"}
+        for name, target in links.items():
             os.symlink(target, os.path.join(self._root, name))
         for name in (b"caf\xe9-\xff", b"n" * 255, b"new\nline"):
             self.put(b"dir/" + name, 10, 1)
@@ -314,12 +281,7 @@ BY_READERS = [
     *(operation(name, numbers) for name in ("close", "fstat", "sync", "poll", "allocate")),
     operation("pread", numbers, sizes, offsets),
     operation("read", numbers, sizes),
-    operation(
-        "seek",
-        numbers,
-        offsets | st.just(-1),
-        st.sampled_from((os.SEEK_SET, os.SEEK_CUR, os.SEEK_END, os.SEEK_DATA, os.SEEK_HOLE)),
-    ),
+    operation("seek", numbers, offsets | st.just(-1), st.sampled_from(WHENCES)),
     operation("map", numbers, sizes),
     operation("send", numbers, sizes, offsets),
     operation("advise", numbers, st.sampled_from((os.POSIX_FADV_WILLNEED, os.POSIX_FADV_DONTNEED))),
@@ -330,12 +292,7 @@ BY_READERS = [
     operation("change", st.sampled_from(CHANGES), paths, paths),
 ]
 BY_SOURCE = [
-    operation(
-        "put",
-        st.sampled_from((*SIZES, b"dir/small", b"dir/new")),
-        st.sampled_from(sorted(SIZES.values())),
-        st.integers(1, 250),
-    ),
+    operation("put", st.sampled_from((*SIZES, b"dir/small", b"dir/new")), sizes_of_files, st.integers(1, 250)),
     operation("remove", st.sampled_from((b"small", b"dir/small", b"dir/below", b"link"))),
 ]
 
@@ -347,16 +304,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def readers(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Reader]]:
-    options = {
-        "ttl": 0,
-        "negative_ttl": 0,
-        "dir_ttl": 0,
-        "sample_max_bytes": LIMIT,
-        "read_ahead": 1,
-        "capacity": "8MiB",
-        # Its size is that of what all examples have read so far.
-        "access_log": "off",
-    }
+    # The size of an access log is that of what all examples have read so far.
+    options = {"sample_max_bytes": LIMIT, "read_ahead": 1, "capacity": "8MiB", "access_log": "off"}
+    options |= dict.fromkeys(("ttl", "negative_ttl", "dir_ttl"), 0)
     place = tmp_path_factory.mktemp("mounts")
     with (
         mounted(source, place / "kernel", binding="kernel", **options) as one,

@@ -110,9 +110,7 @@ ACTIONS = st.sampled_from(["read", "land", "again", "keep", "drop", "shrink", "g
 
 @examples(60)
 @given(data=st.data())
-def test_damaged_rows_of_contents_give_no_wrong_byte(
-    content_rows: list[tuple[str, bytes, bytes]], data: st.DataObject
-) -> None:
+def test_damaged_contents_give_no_wrong_byte(content_rows: list[tuple[str, bytes, bytes]], data: st.DataObject) -> None:
     made = data.draw(changes(content_rows))
     actions = data.draw(st.lists(st.tuples(ACTIONS, st.sampled_from(sorted(PAYLOADS))), max_size=20))
     with tempfile.TemporaryDirectory(prefix="rows") as directory:
@@ -179,9 +177,7 @@ def name_rows(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, bytes
 
 @examples(60)
 @given(data=st.data())
-def test_damaged_rows_of_names_give_no_wrong_answer(
-    name_rows: list[tuple[str, bytes, bytes]], data: st.DataObject
-) -> None:
+def test_damaged_names_give_no_wrong_answer(name_rows: list[tuple[str, bytes, bytes]], data: st.DataObject) -> None:
     """A name that is answered has the attributes and the inode that were recorded, and the inode the name's path."""
     made = data.draw(changes(name_rows))
     wanted = data.draw(st.permutations(sorted(NAMES)))[:8]

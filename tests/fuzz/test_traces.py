@@ -109,9 +109,7 @@ TEXT = st.text(st.sampled_from("ab1 90#\n\t-.\x00é"), max_size=60).map(str.enco
     rescored=st.booleans(),
     data=st.data(),
 )
-def test_any_records_are_simulated_or_refused(
-    records: list[bytes], epoch: int | None, rescored: bool, data: st.DataObject
-) -> None:
+def test_records_are_simulated(records: list[bytes], epoch: int | None, rescored: bool, data: st.DataObject) -> None:
     trace = HEADER + b"".join(records)
     if data.draw(st.integers(0, 4)) == 0:
         trace = data.draw(damaged(trace))

@@ -168,9 +168,7 @@ def test_restarts_while_files_are_read(
         note.append(f"{len(names)} files in {time.monotonic() - began:.1f} s, 3 restarts")
 
 
-def test_the_export_is_unmounted_and_mounted_again(
-    way: Way, at_server: Path, source: Path, tmp_path: Path, note: list[str]
-) -> None:
+def test_an_export_is_mounted_again(way: Way, at_server: Path, source: Path, tmp_path: Path, note: list[str]) -> None:
     write(at_server, [*CACHED, *OTHERS])
     with mounted(source, tmp_path / "m", allowed=TROUBLES, source__timeout_s=TIMEOUT_S, source__attempts=1) as mount:
         for name in CACHED:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from image_files import image_file, picture
 from mounting import Mounted, eventually, mounted
 from PIL import Image
 from reading import write_contents
@@ -16,9 +16,6 @@ from reading import write_contents
 import trainer_hook
 from benchmarks.serving.decoders import COMMON, DALI, THREADS, Task, batch_loader, defined_by, rates, snippets
 from benchmarks.serving.decoding import LOCAL, NUMPY, OPENCV, ORIGINAL, PILLOW, ROWS, SIMPLEJPEG, TORCHVISION
-
-sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
-from images import image_file, picture
 
 # Their packages take GB, so the benchmark's environment alone has them; it runs the same snippets.
 IN_THE_BENCHMARK = {TORCHVISION, DALI}

@@ -6,18 +6,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from image_files import image_file, picture
 from mounting import SPIDERFS, eventually, is_running, mounted
 
 from spiderfs.forms.profile import load_record
 from spiderfs.linux.mounts import spiderfs_mounts
 from spiderfs.shared.layout import CacheLayout
-
-sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
-from images import image_file, picture
 
 TRAINING = """
 import os

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from composing import Compose
+from image_files import image_file, picture
 from listed import Listed
 from mounting import Mounted, eventually, mounted
 from PIL import Image
@@ -21,9 +21,6 @@ import trainer_hook
 from spiderfs.views.making import make
 from spiderfs.views.recipe import NO_VIEW, Recipe
 from trainer_hook.refurbishing.stores import MountStore, PartialStore
-
-sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
-from images import image_file, picture
 
 SMALL = Recipe("bmp", 24)
 PHOTOS = {f"{number:03d}.jpg": image_file(image=picture(160, 120, seed=number)) for number in range(120)}

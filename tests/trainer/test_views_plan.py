@@ -6,13 +6,13 @@ The root of the mount shows the view, or a directory in `.spiderfs/views` does.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import known_losses
 import numpy as np
 import pytest
+from image_files import image_file, picture
 from known_losses import Training
 from listed import Listed
 from mounting import mounted
@@ -25,9 +25,6 @@ from spiderfs.forms.profile import Record, save_record
 from spiderfs.shared.layout import CacheLayout
 from spiderfs.views.making import make
 from spiderfs.views.recipe import NO_VIEW, READY, Recipe
-
-sys.path.append(str(Path(__file__).parents[1] / "unit/views"))
-from images import image_file, picture
 
 PHOTOS = {f"{number % 3}/{number:02d}.jpg": image_file(image=picture(seed=number)) for number in range(36)}
 VIEWS = {name: make(content, READY["jpeg256"], 50_000_000) for name, content in PHOTOS.items()}

@@ -8,15 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from commands import spiderfs
 
 from spiderfs.cli import cache
-from spiderfs.cli.main import main
 from spiderfs.shared.layout import CacheLayout
-
-
-def spiderfs(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["cache", *map(str, arguments)])
 
 
 @pytest.fixture
@@ -43,12 +38,12 @@ def test_it_lists_each_with_source_size_and_use(home: Path) -> None:
     make_cache(home / "spiderfs/0b", "s3://bucket")
     with open(first.lock, "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = [line for line in spiderfs("list").output.splitlines() if str(home) in line]
+        found = [line for line in spiderfs("cache", "list").output.splitlines() if str(home) in line]
     assert found == [
         f"{home}/spiderfs/0a: 3.0 MiB of /nfs/a, mounted",
         f"{home}/spiderfs/0b: 3.0 MiB of s3://bucket, last mounted 2020-09-13",
     ]
-    (row,) = json.loads(spiderfs("list", home / "spiderfs/0b", "--json").output)
+    (row,) = json.loads(spiderfs("cache", "list", home / "spiderfs/0b", "--json").output)
     assert (row["source"], row["mounted"]) == ("s3://bucket", False)
     assert 3 << 20 <= row["bytes_on_disk"] < 4 << 20
 
@@ -72,14 +67,14 @@ def test_a_cache_on_several_disks_is_listed_with_all_of_them(home: Path, tmp_pat
 def test_what_is_no_cache_hides_no_other(home: Path) -> None:
     make_cache(home / "spiderfs/0a")
     (make_cache(home / "spiderfs/0b").cache / "notes.txt").touch()
-    result = spiderfs("list")
+    result = spiderfs("cache", "list")
     assert f"{home}/spiderfs/0a: 3.0 MiB" in result.stdout
     assert f"warning: {home}/spiderfs/0b is no cache directory" in result.stderr
 
 
 def test_it_removes_a_cache_and_nothing_beside_it(home: Path) -> None:
     layout, beside = make_cache(home / "spiderfs/0a"), make_cache(home / "spiderfs/0b")
-    result = spiderfs("remove", layout.cache)
+    result = spiderfs("cache", "remove", layout.cache)
     assert (result.exit_code, result.output) == (0, f"removed {layout.cache}: 3.0 MiB\n")
     assert not layout.cache.exists()
     assert beside.lock.exists()
@@ -89,12 +84,12 @@ def test_it_removes_nothing_that_is_in_use_or_no_cache(home: Path) -> None:
     layout = make_cache(home / "spiderfs/0a")
     with open(layout.lock, "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        assert "is in use: unmount it first" in spiderfs("remove", layout.cache).output
+        assert "is in use: unmount it first" in spiderfs("cache", "remove", layout.cache).output
     (layout.cache / "notes.txt").touch()
     for place in (layout.cache, home, home / "missing"):
-        result = spiderfs("remove", place)
+        result = spiderfs("cache", "remove", place)
         assert (result.exit_code, len(result.output.splitlines())) == (1, 1)
-    assert "name each DIRECTORY" in spiderfs("remove").output
+    assert "name each DIRECTORY" in spiderfs("cache", "remove").output
     assert (layout.content / "data.mdb").exists()
     assert layout.lock.exists()
 
@@ -105,5 +100,5 @@ def test_a_link_in_a_cache_leads_nowhere(home: Path) -> None:
     layout.archives.symlink_to(home / "outside")
     (home / "outside").mkdir()
     (home / "outside/file").touch()
-    assert spiderfs("remove", layout.cache).exit_code == 0
+    assert spiderfs("cache", "remove", layout.cache).exit_code == 0
     assert (home / "outside/file").exists()

@@ -16,7 +16,8 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from commands import looks_mounted, refusal, spiderfs
 
 from spiderfs import __version__
 from spiderfs.cli import control_files
@@ -43,32 +44,10 @@ STATS: dict[str, Any] = {
 }
 
 
-def spiderfs(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
-def refusal(*arguments: str | Path) -> str:
-    """The one line that a failing command says."""
-    result = spiderfs(*arguments)
-    assert result.exit_code == 1, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("spiderfs: ")
-    assert len(result.stderr.splitlines()) == 1
-    return result.stderr
-
-
 @pytest.fixture
 def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that looks like a mount: the mount table says so, and it has control files."""
-    here = tmp_path / "mnt"
-    control = here / ".spiderfs"
-    control.mkdir(parents=True)
-    (control / "stats.json").write_text(json.dumps({**STATS, "cache_dir": str(tmp_path / "cache")}))
-    (control / "config").write_text("capacity=10GiB\n")
-    table = tmp_path / "mountinfo"
-    table.write_text(f"101 27 0:50 / {here} ro - fuse.spiderfs /nfs/a ro\n")
-    monkeypatch.setattr(mounts, "MOUNT_TABLE", table)
-    return here
+    stats = json.dumps({**STATS, "cache_dir": str(tmp_path / "cache")})
+    return looks_mounted(monkeypatch, tmp_path, stats__json=stats, config="capacity=10GiB\n")
 
 
 @pytest.fixture
@@ -173,16 +152,8 @@ def test_commands_for_a_path_that_is_not_mounted(tmp_path: Path) -> None:
     assert spiderfs("stat").exit_code == 2
 
 
-def test_status_of_one_mount(mounted: Path) -> None:
-    shown = spiderfs("status", mounted).output
-    assert shown.startswith(f"/nfs/a on {mounted}\npolicy           minio, 2 workers, pid 4711, up 1:01:40\n")
-    assert json.loads(spiderfs("status", mounted, "--json").output)["pid"] == 4711
-
-
 @pytest.mark.parametrize("arguments", [["status"], ["config"]])
-def test_a_reader_that_has_gone_says_nothing_of_the_mount(
-    mounted: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
-) -> None:
+def test_a_broken_pipe_is_not_the_mounts(mounted: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     echo = click.echo
 
     def gone(message: str, nl: bool = True, err: bool = False) -> None:
@@ -236,12 +207,6 @@ def test_config_says_why_it_refuses(mounted: Path, change: str, said: str) -> No
     assert (mounted / ".spiderfs" / "config").read_text() == "capacity=10GiB\n"
 
 
-def test_config_remarks_on_a_capacity_that_can_hardly_be_meant(mounted: Path) -> None:
-    result = spiderfs("config", mounted, "capacity = 200", "policy=lru")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert result.stderr == "spiderfs: warning: capacity=200 is 200 bytes: write a size with its unit, such as 20GiB\n"
-
-
 def test_mount_remarks_on_a_capacity_that_can_hardly_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mnt").mkdir()
     (tmp_path / "source").mkdir()
@@ -255,13 +220,8 @@ def test_mount_remarks_on_a_capacity_that_can_hardly_be_meant(tmp_path: Path, mo
         assert result.stderr.count("\n") == bool(said)
 
 
-def test_config_of_a_mount_that_fails(mounted: Path) -> None:
-    (mounted / ".spiderfs" / "config").unlink()
-    assert "cannot be used" in refusal("config", mounted)
-
-
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EBUSY])
-def test_a_control_file_that_cannot_be_read_now_may_have_two_reasons(
+def test_an_unreadable_control_file_has_two_reasons(
     mounted: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(*arguments: object) -> None:
@@ -309,9 +269,7 @@ def test_umount_names_other_places_of_the_mount_and_no_later_mount_of_its_number
     assert ("/mnt/other" in result.output) is bool(status)
 
 
-def test_umount_names_a_daemon_that_stays(
-    mounted: Path, unmounted: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_stays(mounted: Path, unmounted: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(umount, "wait_released", lambda cache_dir, timeout_s: False)
     assert "kill 4711" in refusal("umount", mounted)
     assert spiderfs("umount", "--lazy", mounted).exit_code == 0
@@ -410,6 +368,6 @@ def test_shells_complete_commands_and_mount_points(mounted: Path) -> None:
     ],
 )
 def test_a_slip_in_a_command_line_is_reported_with_what_to_write(words: list[str], said: str) -> None:
-    result = CliRunner().invoke(main, words)
+    result = spiderfs(*words)
     assert result.exit_code != 0
     assert said in result.stderr

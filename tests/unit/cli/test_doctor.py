@@ -10,23 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from commands import mount_table, spiderfs
 
 from spiderfs import __version__
 from spiderfs.cli import doctor
-from spiderfs.cli.main import main
 from spiderfs.errors import MountError
 from spiderfs.fuse import session
 from spiderfs.fuse.wire import InitFlag, Offer
-from spiderfs.linux import mounts
 
 ALL = int(InitFlag.NO_OPEN_SUPPORT | InitFlag.HAS_RESEND | InitFlag.PASSTHROUGH)
+ROOT = "30 1 8:1 / / rw - ext4 /dev/sda rw"
 
 
 @pytest.fixture(autouse=True)
 def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which all is well, whatever this one is like."""
-    table(monkeypatch, tmp_path, "30 1 8:1 / / rw - ext4 /dev/sda rw")
+    mount_table(monkeypatch, tmp_path, ROOT)
     monkeypatch.setattr(doctor, "check_fuse_available", lambda allow_other: None)
     monkeypatch.setattr(session, "kernel_offer", lambda at: Offer(45, 0, ALL))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -34,25 +33,16 @@ def healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda number: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
-def table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *lines: str) -> None:
-    (tmp_path / "mountinfo").write_text("".join(f"{line}\n" for line in lines))
-    monkeypatch.setattr(mounts, "MOUNT_TABLE", tmp_path / "mountinfo")
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["doctor", *map(str, arguments)])
-
-
 def found(*arguments: str | Path, wrong: bool = False) -> dict[str, tuple[str, str]]:
     """State and text of each finding; the last of a name."""
-    result = run(*arguments, "--json")
+    result = spiderfs("doctor", *arguments, "--json")
     assert result.exit_code == int(wrong), result.output
     return {row["what"]: (row["state"], row["said"]) for row in json.loads(result.stdout)}
 
 
 def test_a_healthy_machine_has_nothing_wrong() -> None:
     assert {state for state, _ in found().values()} <= {"ok", "note"}
-    lines = run().stdout.splitlines()
+    lines = spiderfs("doctor").stdout.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("ok    fuse          this user can mount; Linux ")
 
@@ -84,7 +74,7 @@ def test_limits_and_clock_that_are_too_low_have_remedies(monkeypatch: pytest.Mon
     allowed = {resource.RLIMIT_NOFILE: 256, resource.RLIMIT_FSIZE: 1 << 20}
     monkeypatch.setattr(resource, "getrlimit", lambda number: (allowed.get(number, resource.RLIM_INFINITY), 0))
     monkeypatch.setattr(time, "time", lambda: 1000.0)
-    text = " ".join(run().stdout.split())
+    text = " ".join(spiderfs("doctor").stdout.split())
     assert "a process may have 256 open files: run 'ulimit -n 1024' before you mount" in text
     assert "run 'ulimit -f unlimited'" in text
     assert "set it, or new files are cached late" in text
@@ -109,7 +99,7 @@ def test_options_of_nfs_are_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path:
     source.mkdir()
     (source / "a").touch()
     nfs = f"31 30 0:40 / {source} rw - nfs4 server:/a {options}"
-    table(monkeypatch, tmp_path, "30 1 8:1 / / rw - ext4 /dev/sda rw", nfs)
+    mount_table(monkeypatch, tmp_path, ROOT, nfs)
     state, said = found(source, "-o", f"cache_dir={tmp_path}/cache")["NFS"]
     assert says in said
     assert state == ("ok" if says.startswith("server") else "note")
@@ -130,7 +120,7 @@ def test_a_source_is_checked_as_a_mount_would(monkeypatch: pytest.MonkeyPatch, t
     )
     assert "set the clocks of both machines" in findings["source's clock"][1]
     assert "the cache will hold less" in findings["capacity"][1]
-    table(monkeypatch, tmp_path, "30 1 8:1 / / rw - ext4 /dev/sda rw", f"31 30 0:9 / {tmp_path} rw - nfs srv:/ rw")
+    mount_table(monkeypatch, tmp_path, ROOT, f"31 30 0:9 / {tmp_path} rw - nfs srv:/ rw")
     assert (
         "choose a directory on a local disk" in found(source, "-o", f"cache_dir={tmp_path}/c", wrong=True)["cache"][1]
     )
@@ -158,7 +148,7 @@ def test_a_mount_point_whose_mount_has_gone_is_not_ok(tmp_path: Path) -> None:
 
 
 def test_options_need_a_source() -> None:
-    result = run("-o", "capacity=1GiB")
+    result = spiderfs("doctor", "-o", "capacity=1GiB")
     assert (result.exit_code, result.stderr) == (
         1,
         "spiderfs: -o is for a SOURCE that is not mounted yet: name one, or leave -o out\n",
@@ -183,9 +173,9 @@ def test_a_mount_is_asked_for_its_troubles(monkeypatch: pytest.MonkeyPatch, tmp_
         (point / ".spiderfs/stats.json").write_text(json.dumps(stats))
         (point / ".spiderfs/config").write_text("source=s3://bucket/a  # the source\n")
     lines = [f"4{n} 30 0:5{n} / {at} ro - fuse.spiderfs /nfs/a ro" for n, at in enumerate((old, here))]
-    table(monkeypatch, tmp_path, "30 1 8:1 / / rw - ext4 /dev/sda rw", *lines)
-    assert f"note mount {old} is served by version 0.0.1" in " ".join(run().stdout.split())
-    text = " ".join(run(here).stdout.split())
+    mount_table(monkeypatch, tmp_path, ROOT, *lines)
+    assert f"note mount {old} is served by version 0.0.1" in " ".join(spiderfs("doctor").stdout.split())
+    text = " ".join(spiderfs("doctor", here).stdout.split())
     assert str(old) not in text
     assert f"ok mount {here} shows /nfs/a, and answers" in text
     assert "wrong source it does not answer" in text
@@ -195,7 +185,7 @@ def test_a_mount_is_asked_for_its_troubles(monkeypatch: pytest.MonkeyPatch, tmp_
     assert text.count(" peers ") == 1
     assert "wrong peers http://n2 has had no file" in text
     (here / ".spiderfs/stats.json").unlink()
-    text = " ".join(run(here).stdout.split())
+    text = " ".join(spiderfs("doctor", here).stdout.split())
     assert (text.count("wrong mount"), text.count("wrong control files")) == (1, 0), "a thing is said once"
 
 

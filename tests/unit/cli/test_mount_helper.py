@@ -139,14 +139,6 @@ def example(tmp_path: Path) -> str:
     return text
 
 
-def test_the_example_configuration_works(example: str, tmp_path: Path) -> None:
-    toml = tmp_path / "example.toml"
-    toml.write_text(example)
-    options = Options.load(toml=toml)
-    assert str(options.capacity) == "200GiB"
-    assert options.allow_other
-
-
 def test_the_example_shows_every_option_and_its_default(example: str, tmp_path: Path) -> None:
     full = re.sub(r"^# ([a-z_]+ = )", r"\1", example, flags=re.MULTILINE)
     toml = tmp_path / "example.toml"

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from commands import looks_mounted, refusal, spiderfs
 
-from spiderfs.cli.main import main
 from spiderfs.cli.report import _options
-from spiderfs.linux import mounts
 
 EPOCH = {"job": "1f", "name": "<b>best", "epoch": 0, "ended": 1e9, "seconds": 75.0, "samples": 1000, "waited": 250}
 EPOCH |= {"waited_s": 12.5, "planned": 800, "late": 8, "page_cache_reads": 0, "substitutes": 7, "read_bytes": 3 << 30}
@@ -31,13 +29,8 @@ TRACE = "a 10\nb 10\nc 10\nd 10\n" * 3
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that looks like a mount which records a trace."""
-    point = tmp_path / "mnt"
-    (point / ".spiderfs").mkdir(parents=True)
     stats = {"source": "s3://a/<b>", "policy": "lru", "used_bytes": 10, "capacity_bytes": 20}
-    (point / ".spiderfs/stats.json").write_text(json.dumps(stats))
-    table = tmp_path / "mountinfo"
-    table.write_text(f"101 27 0:50 / {point} ro - fuse.spiderfs /nfs/a ro\n")
-    monkeypatch.setattr(mounts, "MOUNT_TABLE", table)
+    point = looks_mounted(monkeypatch, tmp_path, stats__json=json.dumps(stats))
     (tmp_path / "trace").write_text(TRACE)
     has(point, [EPOCH, LATER, OTHER], tmp_path / "trace")
     return point
@@ -46,17 +39,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def has(point: Path, epochs: Sequence[Mapping[str, Any]], trace: Path | str) -> None:
     (point / ".spiderfs/epochs").write_text("".join(f"{json.dumps(epoch)}\n" for epoch in epochs))
     (point / ".spiderfs/config").write_text(f"policy=lru  # what ranks\ntrace={trace}  # record\n")
-
-
-def report(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["report", *map(str, arguments)])
-
-
-def refusal(*arguments: str | Path) -> str:
-    result = report(*arguments)
-    assert (result.exit_code, result.stdout) == (1, ""), result.output
-    assert len(result.stderr.splitlines()) == 1
-    return result.stderr
 
 
 class Page(HTMLParser):
@@ -85,7 +67,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_says_all_that_is_known(here: Path, tmp_path: Path) -> None:
-    result = report(here, "--html", tmp_path / "r.html")
+    result = spiderfs("report", here, "--html", tmp_path / "r.html")
     assert (result.exit_code, result.stdout) == (0, f"wrote 3 epochs to {tmp_path}/r.html\n"), result.output
     text = (tmp_path / "r.html").read_text()
     assert "http" not in text
@@ -114,14 +96,14 @@ def test_the_page_says_all_that_is_known(here: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("waited_s", "said"), [(0.2, True), (0.3, False)])
 def test_a_source_that_answers_at_once_is_named(here: Path, tmp_path: Path, waited_s: float, said: bool) -> None:
     has(here, [{**EPOCH, "waited_s": waited_s}], "none")
-    report(here, "--html", tmp_path / "r.html")
+    spiderfs("report", here, "--html", tmp_path / "r.html")
     words = "A read that waited took 0.8 ms: without a mount, reading this source may be as fast."
     assert (words in (tmp_path / "r.html").read_text()) is said
 
 
 def test_without_a_trace_it_says_how_to_learn_more(here: Path, tmp_path: Path) -> None:
     has(here, [EPOCH], "none")
-    assert report(here, "--html", tmp_path / "r.html").exit_code == 0
+    assert spiderfs("report", here, "--html", tmp_path / "r.html").exit_code == 0
     text = (tmp_path / "r.html").read_text()
     assert "in a later report, mount with -o trace=FILE" in text
     assert f"<code>spiderfs report {here}</code>" in text
@@ -129,29 +111,29 @@ def test_without_a_trace_it_says_how_to_learn_more(here: Path, tmp_path: Path) -
     assert re.findall(r">([^<]*), largest: ", text) == charts
     # Nothing came from the source: these figures have no chart.
     has(here, [LATER], "none")
-    assert report(here, "--html", tmp_path / "r.html").exit_code == 0
+    assert spiderfs("report", here, "--html", tmp_path / "r.html").exit_code == 0
     assert re.findall(r">([^<]*), largest: ", (tmp_path / "r.html").read_text()) == ["time", "hits"]
 
 
 def test_a_trace_that_cannot_be_read_takes_nothing_from_the_epochs(here: Path, tmp_path: Path) -> None:
     has(here, [EPOCH], tmp_path / "gone")
-    result = report(here, "--html", tmp_path / "r.html")
+    result = spiderfs("report", here, "--html", tmp_path / "r.html")
     assert result.exit_code == 0
     assert result.stderr == (
         f"spiderfs: warning: cannot read the trace {tmp_path}/gone: No such file or directory; so the page does not"
         " compare other options\n"
     )
     has(here, [], tmp_path / "gone")
-    assert "cannot read the trace" in refusal(here, "--html", tmp_path / "r2.html")
+    assert "cannot read the trace" in refusal("report", here, "--html", tmp_path / "r2.html")
 
 
 def test_without_trainings_a_trace_is_enough(here: Path, tmp_path: Path) -> None:
     has(here, [], tmp_path / "trace")
-    assert report(here, "--html", tmp_path / "r.html").exit_code == 0
+    assert spiderfs("report", here, "--html", tmp_path / "r.html").exit_code == 0
     (tmp_path / "trace").write_text("")
-    assert "is empty so far: the mount writes to it" in refusal(here, "--html", tmp_path / "r.html")
+    assert "is empty so far: the mount writes to it" in refusal("report", here, "--html", tmp_path / "r.html")
     has(here, [], "none")
-    assert refusal(here, "--html", tmp_path / "r.html") == (
+    assert refusal("report", here, "--html", tmp_path / "r.html") == (
         f"spiderfs: {here} has seen no training yet, and records no trace: call trainer_hook.plan in the training, or"
         " mount with -o trace=FILE\n"
     )
@@ -170,20 +152,17 @@ def test_the_page_is_utf_8_where_the_locale_is_another(here: Path, tmp_path: Pat
 
 
 def test_it_fails_in_one_line(here: Path, tmp_path: Path) -> None:
-    assert "cannot write" in refusal(here, "--html", tmp_path / "no/such/r.html")
-    assert refusal(here, "--html", "/dev/full") == "spiderfs: cannot write /dev/full: No space left on device\n"
-    assert "no spiderfs mount is at" in refusal(tmp_path, "--html", tmp_path / "r.html")
-    assert report(here).exit_code == 2
-    assert report(here, "--html", tmp_path).exit_code == 2
+    assert "cannot write" in refusal("report", here, "--html", tmp_path / "no/such/r.html")
+    assert (
+        refusal("report", here, "--html", "/dev/full") == "spiderfs: cannot write /dev/full: No space left on device\n"
+    )
+    assert "no spiderfs mount is at" in refusal("report", tmp_path, "--html", tmp_path / "r.html")
+    assert spiderfs("report", here).exit_code == 2
+    assert spiderfs("report", here, "--html", tmp_path).exit_code == 2
     (here / ".spiderfs/epochs").write_text("no JSON\n")
-    assert "has a daemon of another version of spiderfs" in refusal(here, "--html", tmp_path / "r.html")
+    assert "has a daemon of another version of spiderfs" in refusal("report", here, "--html", tmp_path / "r.html")
     (here / ".spiderfs/epochs").unlink()
-    assert "cannot be used" in refusal(here, "--html", tmp_path / "r.html")
-
-
-def test_a_file_that_cannot_be_written_is_said_first(here: Path, tmp_path: Path) -> None:
-    has(here, [], "none")
-    assert "cannot write" in refusal(here, "--html", tmp_path / "missing/r.html")
+    assert "cannot be used" in refusal("report", here, "--html", tmp_path / "r.html")
 
 
 def test_a_replay_with_plans_is_the_one_as_mounted(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,14 +10,12 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from commands import looks_mounted, refusal, spiderfs
+from reading import write_contents
 
 from spiderfs.cli import warm
-from spiderfs.cli.control_files import explained
-from spiderfs.cli.main import main
 from spiderfs.errors import SpiderfsError
-from spiderfs.linux import mounts
-from spiderfs.linux.mounts import FSTYPE, Mount
+from spiderfs.linux.mounts import Mount
 from spiderfs.shared.warming import Warming
 
 
@@ -52,14 +49,8 @@ class Daemon:
 
 @pytest.fixture
 def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that looks like a mount: the mount table says so."""
-    here = tmp_path / "mnt"
-    for name in ("train/cat/1", "train/cat/2", "train/dog/1", "val/1"):
-        (here / name).parent.mkdir(parents=True, exist_ok=True)
-        (here / name).write_bytes(b"x")
-    table = tmp_path / "mountinfo"
-    table.write_text(f"101 27 0:50 / {here} ro - fuse.spiderfs /nfs/a ro\n")
-    monkeypatch.setattr(mounts, "MOUNT_TABLE", table)
+    here = looks_mounted(monkeypatch, tmp_path)
+    write_contents(here, dict.fromkeys(("train/cat/1", "train/cat/2", "train/dog/1", "val/1"), b"x"))
     return here
 
 
@@ -73,42 +64,16 @@ def daemon(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     return daemon
 
 
-def spiderfs(*arguments: str | Path, stdin: bytes = b"", command: str = "warm") -> Result:
-    return CliRunner().invoke(main, [command, *map(str, arguments)], input=stdin)
-
-
-def refusal(*arguments: str | Path, stdin: bytes = b"", command: str = "warm") -> str:
-    """The one line that a failing command says on stderr."""
-    result = spiderfs(*arguments, stdin=stdin, command=command)
-    assert result.exit_code == 1, result.output
-    assert result.stderr.startswith("spiderfs: ")
-    assert len(result.stderr.splitlines()) == 1
-    return result.stderr
-
-
-def test_it_says_what_was_fetched(mounted: Path, daemon: Daemon) -> None:
-    begun = Warming(searching=True, found=3, fetched=1, fetched_bytes=1 << 20, left=2, left_bytes=2 << 20)
-    daemon.says = [
-        Warming(found=9, fetched=9),
-        begun,
-        Warming(found=1234, fetched=1230, fetched_bytes=5 << 20, present=4),
-    ]
-    result = spiderfs(mounted)
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == "1,230 files fetched (5.0 MiB) in 0:00, 4 were cached before\n"
-    assert daemon.written == [".\n"]
-
-
 def test_paths_are_below_the_mount(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     (mounted.parent / "link").symlink_to(mounted)
     monkeypatch.chdir(mounted.parent)
     for point in (mounted, "mnt", mounted.parent / "link"):
         daemon.written.clear()
         paths = ["train/cat", f"{mounted}/val/1", "./train/../train/dog/", "*/[1", "val"]
-        assert spiderfs(point, *paths).exit_code == 0
+        assert spiderfs("warm", point, *paths).exit_code == 0
         assert daemon.written == ["train/cat\nval/1\ntrain/dog\n*/[1\nval\n"]
     daemon.written.clear()
-    assert spiderfs("link", mounted.parent / "link/val").exit_code == 0
+    assert spiderfs("warm", "link", mounted.parent / "link/val").exit_code == 0
     assert daemon.written == ["val\n"]
 
 
@@ -123,11 +88,9 @@ def test_paths_are_below_the_mount(mounted: Path, daemon: Daemon, monkeypatch: p
         ("a\nb", "a b has a newline, and a list has one path a line: write ? in its place"),
     ],
 )
-def test_a_path_that_cannot_be_meant_is_refused_before_anything_is_fetched(
-    mounted: Path, daemon: Daemon, path: str, said: str
-) -> None:
+def test_a_path_that_cannot_be_meant_is_refused_first(mounted: Path, daemon: Daemon, path: str, said: str) -> None:
     expected = f"spiderfs: {said.replace('{}', str(mounted))}\n"
-    assert refusal(mounted, "train", path.replace("{}", str(mounted))) == expected
+    assert refusal("warm", mounted, "train", path.replace("{}", str(mounted))) == expected
     assert daemon.written == []
 
 
@@ -135,10 +98,10 @@ def test_a_link_means_what_it_leads_to(mounted: Path, daemon: Daemon, tmp_path: 
     (mounted / "latest").symlink_to("train")
     (mounted / "away").symlink_to(tmp_path)
     (mounted / "round").symlink_to("round")
-    assert spiderfs(mounted, "latest/cat").exit_code == 0
-    assert spiderfs(mounted, "round").exit_code == 0, "the daemon says what is wrong"
+    assert spiderfs("warm", mounted, "latest/cat").exit_code == 0
+    assert spiderfs("warm", mounted, "round").exit_code == 0, "the daemon says what is wrong"
     assert daemon.written == ["train/cat\n", "round\n"]
-    assert refusal(mounted, "away") == (
+    assert refusal("warm", mounted, "away") == (
         f"spiderfs: {tmp_path} lies outside of the mount at {mounted}: write a path below it\n"
     )
 
@@ -146,29 +109,12 @@ def test_a_link_means_what_it_leads_to(mounted: Path, daemon: Daemon, tmp_path: 
 def test_a_list_on_stdin_comes_in_pieces(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "_PIECE_BYTES", 20)
     lines = [b"train/cat/1", b"", b" odd \xff name", os.fsencode(mounted) + b"/val", b"not/checked/here"]
-    assert spiderfs(mounted, "-", stdin=b"\n".join(lines)).exit_code == 0
+    assert spiderfs("warm", mounted, "-", stdin=b"\n".join(lines)).exit_code == 0
     assert daemon.written == ["train/cat/1\n odd \udcff name\n", "val\nnot/checked/here\n"]
     daemon.written.clear()
-    assert "spiderfs: /etc lies outside of the mount" in refusal(mounted, "-", stdin=b"train/cat/1\ntrain/cat/2\n/etc")
+    assert "/etc lies outside of the mount" in refusal("warm", mounted, "-", stdin=b"train/cat/1\ntrain/cat/2\n/etc")
     assert daemon.written == ["train/cat/1\ntrain/cat/2\n", "\n"], "what was begun is ended"
-    assert refusal(mounted, "-") == "spiderfs: there is no path on the standard input: write one a line\n"
-
-
-def test_warming_that_is_under_way_is_left_alone(mounted: Path, daemon: Daemon) -> None:
-    daemon.says = [Warming(searching=True, found=2000, fetched=500, left=1500)]
-    assert refusal(mounted) == (
-        f"spiderfs: {mounted} is being warmed already, 500 of 2,000 files found so far: wait until that is done, or end"
-        f" it with 'echo > {mounted}/.spiderfs/warm'\n"
-    )
-    assert daemon.written == []
-
-
-def test_it_can_leave_the_daemon_to_it(mounted: Path, daemon: Daemon) -> None:
-    daemon.says = [Warming(), Warming(searching=True)]
-    result = spiderfs(mounted, "train", "--detach")
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == f"the daemon continues: {mounted}/.spiderfs/warm shows the progress\n"
-    assert daemon.written == ["train\n"]
+    assert refusal("warm", mounted, "-") == "spiderfs: there is no path on the standard input: write one a line\n"
 
 
 @pytest.mark.parametrize(
@@ -179,96 +125,65 @@ def test_it_can_leave_the_daemon_to_it(mounted: Path, daemon: Daemon) -> None:
         (OSError(107, "gone"), "the daemon of {} is dead: unmount with 'spiderfs umount {}', or mount again"),
     ],
 )
-def test_however_it_ends_the_daemons_work_ends(
-    mounted: Path, daemon: Daemon, ended_by: BaseException, said: str
-) -> None:
+def test_the_daemons_work_ends_with_it(mounted: Path, daemon: Daemon, ended_by: BaseException, said: str) -> None:
     ended = Warming(searching=True, ended=True, found=7, fetched=2, left=5)
     daemon.says = [Warming(), Warming(searching=True), ended_by, ended]
-    assert refusal(mounted) == f"spiderfs: {said.replace('{}', str(mounted))}\n"
+    assert refusal("warm", mounted) == f"spiderfs: {said.replace('{}', str(mounted))}\n"
     assert daemon.written == [".\n", "\n"]
 
 
 def test_it_fails_where_files_are_not_there(mounted: Path, daemon: Daemon) -> None:
     daemon.says = [Warming(), Warming(found=5, fetched=3, failed=1200, missing=2, unknown="tarin\x1b")]
-    assert refusal(mounted, "-", stdin=b"tarin") == (
-        "spiderfs: 1,200 files or directories could not be read (see the daemon's log);"
-        f" {mounted} has no file or directory for 2 of these paths, for example tarin\\x1b\n"
+    result = spiderfs("warm", mounted, "-", stdin=b"tarin")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "spiderfs: 1,200 files or directories could not be read, and the daemon's log says why; 2 paths mean no file of"
+        f" {mounted}, the first is tarin\\x1b\n",
     )
     daemon.says = [Warming(), Warming(ended=True, found=5, fetched=3, left=2)]
-    assert "ended after 3 of 5 files" in refusal(mounted)
+    assert "ended after 3 of 5 files" in refusal("warm", mounted)
 
 
 @pytest.mark.parametrize("found", [0, 5], ids=["before any file was found", "later"])
 def test_a_manager_that_was_started_again_has_forgotten_all(mounted: Path, daemon: Daemon, found: int) -> None:
     daemon.says = [Warming(), Warming(searching=True, found=found, left=found), Warming()]
     daemon.restarts = [1, 2]
-    assert f"the manager of {mounted} was restarted" in refusal(mounted)
+    assert f"the manager of {mounted} was started again" in refusal("warm", mounted)
 
 
 def test_it_says_that_the_cache_is_smaller_than_what_was_fetched(mounted: Path, daemon: Daemon) -> None:
     daemon.says = [Warming(), Warming(found=5, fetched=5, fetched_bytes=5 << 20)]
     daemon.capacity_bytes = 2 << 20
-    result = spiderfs(mounted)
+    result = spiderfs("warm", mounted)
     assert (result.exit_code, result.stdout) == (0, "5 files fetched (5.0 MiB) in 0:00, 0 were cached before\n")
     assert result.stderr == ("spiderfs: warning: the cache holds 2.0 MiB, so it does not have all of these files\n")
 
 
-def test_pinning_fetches_and_says_how_much_is_pinned(mounted: Path, daemon: Daemon) -> None:
-    daemon.says = [Warming(), Warming(), Warming(searching=True), Warming(found=5, fetched=3, present=2)]
-    result = spiderfs(mounted, "train", "val/1", command="pin")
-    assert (result.exit_code, result.stderr) == (0, "")
-    pinned = "1,234 files pinned, 1.0 MiB of at most 5.0 MiB, half of the room for kept files\n"
-    assert result.stdout == f"3 files fetched (0 B) in 0:00, 2 were cached before\n{pinned}"
-    assert daemon.written == ["pin: train\nval/1\n"]
-    assert spiderfs(mounted, command="pin").stdout == pinned
-    assert daemon.written == ["pin: train\nval/1\n"], "without a path nothing is pinned"
-    result = spiderfs(mounted, "--json", "train", command="pin")
-    assert json.loads(result.stdout)["pinned"] == {"files": 1234, "bytes": 1 << 20, "limit_bytes": 5 << 20}
-    assert json.loads(result.stdout)["request"]["present"] == 2
-    assert json.loads(spiderfs(mounted, "--json", command="pin").stdout)["request"] is None
-
-
 def test_pinning_fails_where_pins_have_no_room(mounted: Path, daemon: Daemon) -> None:
     daemon.says = [Warming(), Warming(), Warming(found=1005, fetched=5, roomless=1000)]
-    said = refusal(mounted, "train", command="pin")
-    assert said == (
+    result = spiderfs("pin", mounted, "train")
+    assert (result.exit_code, result.stderr) == (
+        1,
         "spiderfs: 1,000 files are not pinned: pinned files may take half of the cache, so give it more with 'spiderfs"
-        f" config {mounted} capacity=SIZE', or unpin others\n"
+        f" config {mounted} capacity=SIZE', or unpin others\n",
     )
-
-
-def test_pinning_ends_as_warming_does(mounted: Path, daemon: Daemon) -> None:
-    ended = Warming(ended=True, found=7, fetched=2, left=5)
-    daemon.says = [Warming(), Warming(), Warming(searching=True), KeyboardInterrupt(), ended]
-    assert "ended after 2 of 7 files: run it again to resume" in refusal(mounted, "train", command="pin")
-    assert daemon.written == ["pin: train\n", "\n"]
-    assert "has no file or directory tarin" in refusal(mounted, "tarin", command="pin")
-
-
-def test_unpinning_says_how_many_files_it_was(mounted: Path, daemon: Daemon) -> None:
-    assert spiderfs(mounted, "gone/since", mounted, command="unpin").stdout == "6 files unpinned\n"
-    assert daemon.written == ["unpin: gone/since\n", "unpin: .\n"]
-    assert json.loads(spiderfs(mounted, "--json", "train", command="unpin").stdout) == {"unpinned": 3}
-    assert spiderfs(mounted, command="unpin").exit_code == 2
 
 
 @pytest.mark.parametrize("command", ["evict", "unpin"])
 def test_globs_and_lists_that_mean_nothing_are_an_error(mounted: Path, daemon: Daemon, command: str) -> None:
     absent, listed = ["x*", "train/**/3"], b"x*\nval/2\n"
     # What is gone from the source may be cached.
-    assert spiderfs(mounted, *absent, command=command).exit_code == 0
+    assert spiderfs(command, mounted, *absent).exit_code == 0
     daemon.acted = 0
     for arguments, stdin in ((absent, b""), (["-"], listed)):
-        said = f"spiderfs: {mounted} has no file or directory for 2 of these paths, for example x*\n"
-        assert refusal(mounted, *arguments, stdin=stdin, command=command) == said
+        said = f"spiderfs: 2 paths mean no file of {mounted}, the first is x*\n"
+        assert refusal(command, mounted, *arguments, stdin=stdin) == said
     # Files that the mount has, and the cache has not.
     for arguments, stdin in (([*absent, "train/**/2"], b""), (["-"], listed + b"val/1\n")):
-        assert spiderfs(mounted, *arguments, stdin=stdin, command=command).exit_code == 0
+        assert spiderfs(command, mounted, *arguments, stdin=stdin).exit_code == 0
 
 
-def test_the_mount_is_not_blamed_for_a_terminal_that_fails(
-    mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_terminal_is_not_the_mounts(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(text: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -277,23 +192,14 @@ def test_the_mount_is_not_blamed_for_a_terminal_that_fails(
         warm.warm.callback(str(mounted), (), False, False)  # type: ignore[misc]
 
 
-def test_a_mount_that_is_unmounted_meanwhile(mounted: Path, daemon: Daemon) -> None:
-    mounts.MOUNT_TABLE.write_text("")
-    assert str(explained(Mount("/nfs/a", mounted, FSTYPE, "0:50"), FileNotFoundError(errno.ENOENT, "gone"))) == (
-        f"{mounted} was unmounted meanwhile: mount it again"
-    )
-
-
-def test_without_a_terminal_lines_say_how_far_it_is(
-    mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_terminal_it_prints_lines(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "_LINE_INTERVAL_S", 0.0)
     daemon.says = [
         Warming(),
         Warming(searching=True, found=1500, fetched=500, left=1000, fetched_bytes=1 << 20, left_bytes=3 << 20),
         Warming(found=1500, fetched=1500, fetched_bytes=4 << 20),
     ]
-    assert spiderfs(mounted).stdout.splitlines() == [
+    assert spiderfs("warm", mounted).stdout.splitlines() == [
         "500 of 1,500 files found so far, 1.0 MiB, 3.0 MiB left",
         "1,500 files fetched (4.0 MiB) in 0:00, 0 were cached before",
     ]
@@ -325,39 +231,16 @@ def test_on_a_terminal_a_bar_says_how_far_it_is(mounted: Path, daemon: Daemon, m
         Warming(found=4, left=1, fetched=3),
         Warming(found=4, fetched=4),
     ]
-    assert spiderfs(mounted).exit_code == 0
+    assert spiderfs("warm", mounted).exit_code == 0
     assert [shown[1:] for shown in lines] == [(0, None), (3, 4)]
 
 
-def test_names_are_looked_up_through_the_mount(mounted: Path, daemon: Daemon) -> None:
-    assert spiderfs(mounted, "--names").stdout == "8 names in 5 directories\n"
-    assert spiderfs(mounted, "train", "val/1", "--names").stdout == "6 names in 3 directories\n"
-    assert daemon.written == []
-    assert (
-        refusal(mounted, "train/*", "--names")
-        == f"spiderfs: {mounted} has no file or directory train/*: check the path\n"
-    )
-    said = refusal(mounted, "-", "--names", stdin=b"val\nabsent\nabsent")
-    assert said == (
-        f"spiderfs: 2 paths could not be looked up, for example {mounted}/absent (No such file or directory)\n"
-    )
-    result = spiderfs(mounted, "--names", "--detach")
-    assert result.exit_code == 2
-    assert "--names is done by this command itself: leave out --detach" in result.stderr
-
-
-def test_it_needs_a_mount(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == f"spiderfs: no spiderfs mount is at {tmp_path}: 'spiderfs status' lists the mounts\n"
-
-
-def test_no_one_waits_long_for_a_daemon_that_does_not_answer(
-    mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_one_waits_long_for_a_silent_daemon(mounted: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(_: Mount) -> dict[str, Any]:
         raise TimeoutError
 
     monkeypatch.setattr(warm, "read_stats", silent)
-    assert "does not answer: detach it with" in refusal(mounted, "--names")
+    assert "does not answer: detach it with" in refusal("warm", mounted, "--names")
     for command in ("pin", "unpin", "evict"):
-        assert "does not answer: detach it with" in refusal(mounted, "train", command=command)
+        assert "does not answer: detach it with" in refusal(command, mounted, "train")
     assert daemon.written == []

@@ -89,9 +89,7 @@ def test_more_of_a_resource_helps_only_where_it_is_the_bottleneck(
 
 
 @given(COUNTS, DEMANDS, CAPACITIES, st.floats(1, 10))
-def test_what_is_used_more_often_costs_less(
-    counts: Places, demands: Places, capacities: Capacities, uses: float
-) -> None:
+def test_more_uses_cost_less(counts: Places, demands: Places, capacities: Capacities, uses: float) -> None:
     once = bottleneck(counts, demands, capacities, 1).samples_per_s
     often = bottleneck(counts, demands, capacities, uses).samples_per_s
     assert once <= often * (1 + 1e-9) <= bottleneck(counts, demands, capacities, math.inf).samples_per_s * (1 + 1e-8)
@@ -139,12 +137,7 @@ def predicted_by(capacities: Capacities, demands: Places, cache_bytes: float, us
     return predicted
 
 
-FAST_READS = Places(
-    Demand(0.0005),
-    Demand(0.002),
-    Demand(0.008),
-    Demand(0.008, storage_bytes=100e3),
-)
+FAST_READS = Places(Demand(0.0005), Demand(0.002), Demand(0.008), Demand(0.008, storage_bytes=100e3))
 
 
 def test_a_slow_source_asks_for_originals_and_a_slow_processor_for_decoded_ones() -> None:
@@ -164,9 +157,7 @@ def test_without_reuse_augmented_samples_are_worth_no_more_than_an_empty_cache(
 
 
 @given(DEMANDS, CAPACITIES, st.floats(1e6, 1e9), st.floats(1, 8))
-def test_no_split_is_better_than_the_best(
-    demands: Places, capacities: Capacities, cache_bytes: float, uses: float
-) -> None:
+def test_the_best_split_is_best(demands: Places, capacities: Capacities, cache_bytes: float, uses: float) -> None:
     predicted = predicted_by(capacities, demands, cache_bytes, uses)
     best = predicted(best_split(predicted, 20))
     assert all(predicted(split) <= best * (1 + 1e-5) for split in splits(20))

@@ -99,16 +99,6 @@ def test_steps_are_a_limit_and_add_up_with_the_samples_where_there_are_no_worker
     assert alone == (pytest.approx(1 / (0.1 + 0.004)), "workers")
 
 
-def test_processes_beside_the_workers_take_cores_too() -> None:
-    crowded = replace(MADE_UP, cores=1, encoded=replace(MADE_UP.encoded, cost=Cost(0.004, 0.0, 0.006)))
-    assert replace(crowded, cache_bytes=200e6).predicted(ENCODED, None) == (pytest.approx(100), "cores")
-
-
-def test_without_a_view_no_room_is_given_to_decoded_samples() -> None:
-    assert MADE_UP.counts(DECODED, None).decoded == 0
-    assert MADE_UP.best(None) == ENCODED
-
-
 def test_a_cache_holds_less_than_the_equations_say() -> None:
     pure, mixed = (MADE_UP.counts(split, "bmp256") for split in (ENCODED, Split(0.4, 0.3, 0.3)))
     assert pure == (0, 0, pytest.approx(500), pytest.approx(500))

@@ -127,25 +127,21 @@ def test_who_comes_back_soon_finds_it_as_it_was(kernel: Kernel, run: RunLayout, 
     assert list(run.directory.iterdir()) == []
 
 
-def test_no_one_has_to_tidy_while_nothing_lingers(kernel: Kernel, run: RunLayout, plain_files: Plain) -> None:
+async def test_no_one_has_to_tidy_while_nothing_lingers(kernel: Kernel, run: RunLayout, plain_files: Plain) -> None:
     clock = Clock()
     book = Passthrough(kernel, plain_files, run, clock)
-
-    async def main() -> None:
-        with trio.fail_after(20):
-            for _ in range(2):
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(book.lingers)
-                    assert book.opened(WHOLE, may_begin=True)
-                    await trio.testing.wait_all_tasks_blocked()
-                    assert len(nursery.child_tasks) == 1
-                    book.closed(WHOLE)
-                await book.lingers()
-                clock.now += LINGER_S
-                book.tidy()
-                assert kernel.open == {}
-
-    trio.run(main)
+    with trio.fail_after(20):
+        for _ in range(2):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(book.lingers)
+                assert book.opened(WHOLE, may_begin=True)
+                await trio.testing.wait_all_tasks_blocked()
+                assert len(nursery.child_tasks) == 1
+                book.closed(WHOLE)
+            await book.lingers()
+            clock.now += LINGER_S
+            book.tidy()
+            assert kernel.open == {}
 
 
 def test_only_so_many_are_left_registered(kernel: Kernel, run: RunLayout, plain_files: Plain) -> None:
@@ -259,27 +255,22 @@ class Heard:
         self.sizes.add(size)
 
 
-def test_policies_hear_of_every_block_but_not_too_often_nor_of_too_many(tmp_path: Path) -> None:
+async def test_policies_hear_of_every_block_but_not_too_often_nor_of_too_many(tmp_path: Path) -> None:
     records = MemoryRecords(TABLES)
     blocks = PASSED_BLOCKS + 10
     size = blocks * BLOCK_BYTES - 5
     heard, now = Heard(), 100.0
-
-    async def live() -> None:
-        nonlocal now
-        async with bare_filesystem(MemorySource(), Whole(), records, tmp_path, events=heard, clock=lambda: now) as bare:
-            found = SourceStat(stat.S_IFREG | 0o644, 0, 0, size, 1)
-            inode = bare.catalogue.record(ROOT_INODE, b"f", found, 0.0).inode
-            for _ in range(5):
-                bare.filesystem.large_files.passed_through(inode)
-            assert heard.blocks == list(range(1, PASSED_BLOCKS + 1))
-            now += PASSED_PAUSE_S
+    async with bare_filesystem(MemorySource(), Whole(), records, tmp_path, events=heard, clock=lambda: now) as bare:
+        found = SourceStat(stat.S_IFREG | 0o644, 0, 0, size, 1)
+        inode = bare.catalogue.record(ROOT_INODE, b"f", found, 0.0).inode
+        for _ in range(5):
             bare.filesystem.large_files.passed_through(inode)
-            assert heard.blocks[PASSED_BLOCKS:][:11] == [*range(PASSED_BLOCKS + 1, blocks + 1), 1]
-            assert heard.sizes == {BLOCK_BYTES, BLOCK_BYTES - 5}
-            bare.filesystem.large_files.passed_through(99)
-
-    trio.run(live)
+        assert heard.blocks == list(range(1, PASSED_BLOCKS + 1))
+        now += PASSED_PAUSE_S
+        bare.filesystem.large_files.passed_through(inode)
+        assert heard.blocks[PASSED_BLOCKS:][:11] == [*range(PASSED_BLOCKS + 1, blocks + 1), 1]
+        assert heard.sizes == {BLOCK_BYTES, BLOCK_BYTES - 5}
+        bare.filesystem.large_files.passed_through(99)
 
 
 class OnABrokenDisk(RunLayout):

@@ -18,7 +18,7 @@ def test_every_binding_of_the_option_can_be_made() -> None:
     assert set(BINDINGS) == set(Options.model_fields["binding"].annotation.__args__)  # type: ignore[union-attr]
 
 
-def test_without_pyfuse3_nothing_is_mounted_and_one_sentence_says_why(
+def test_without_pyfuse3_a_sentence_says_why_nothing_is_mounted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyfuse3", None)

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.fakes import FakeKernel
 from spiderfs.fuse import wire
 from spiderfs.fuse.bindings import KernelBinding
-from spiderfs.fuse.kernel import Kernel
 
 
 @pytest.fixture
@@ -76,17 +74,3 @@ def test_who_has_left_keeps_nothing_open(ends: tuple[socket.socket, KernelBindin
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
     assert ours.recv(1) == b""
-
-
-def test_the_fake_is_a_kernel_that_remembers() -> None:
-    fake = FakeKernel(resends=False)
-    kernel: Kernel = fake
-    kernel.push(1, b"x")
-    kernel.forget_name(1, b"name")
-    assert kernel.forget_names()
-    kernel.doubt(2)
-    kernel.drop_pages(3, 0, 4096)
-    assert not kernel.resend()
-    kernel.leave()
-    assert (fake.pushed, fake.forgotten, fake.resent, fake.left) == ([(1, b"x")], [(1, b"name")], 1, True)
-    assert (fake.names_forgotten, fake.doubted, fake.dropped) == (1, [2], [(3, 0, 4096)])

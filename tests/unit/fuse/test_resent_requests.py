@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -27,12 +26,9 @@ class Notes:
         return self.shared.of_worker(worker, self.counters.row(worker))
 
 
-def run(main: Callable[[], Awaitable[object]]) -> None:
-    async def limited() -> None:
-        with trio.fail_after(60):
-            await main()
-
-    trio.run(limited, clock=trio.testing.MockClock(autojump_threshold=0))
+@pytest.fixture(autouse=True)
+def clock() -> trio.testing.MockClock:
+    return trio.testing.MockClock(autojump_threshold=0)
 
 
 def test_what_a_dead_process_held_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,29 +64,26 @@ def test_what_a_dead_process_held_can_be_read(monkeypatch: pytest.MonkeyPatch) -
     assert notes.shared.held_by(1) == (set(), set())
 
 
-def test_a_note_goes_with_its_answer_and_stays_if_the_worker_ends_of_it() -> None:
+async def test_a_note_goes_with_its_answer_and_stays_if_the_worker_ends_of_it() -> None:
     notes = Notes()
 
     async def fail(how: BaseException) -> None:
         raise how
 
-    async def main() -> None:
-        held = notes.of()
-        with pytest.raises(NotFound):
-            await held.answer(1, "", lambda: fail(NotFound("no")))
-        assert notes.shared.held_by(0) == (set(), set())
-        with pytest.raises(StoreCorrupt):
-            await held.answer(2, "", lambda: fail(StoreCorrupt("damaged")))
-        with trio.CancelScope() as scope:
-            # As when another task ends the worker, such as the one that watches the reading process.
-            scope.cancel()
-            await held.answer(3, "", lambda: trio.sleep(1))
-        assert notes.shared.held_by(0) == ({2, 3}, set())
-
-    run(main)
+    held = notes.of()
+    with pytest.raises(NotFound):
+        await held.answer(1, "", lambda: fail(NotFound("no")))
+    assert notes.shared.held_by(0) == (set(), set())
+    with pytest.raises(StoreCorrupt):
+        await held.answer(2, "", lambda: fail(StoreCorrupt("damaged")))
+    with trio.CancelScope() as scope:
+        # As when another task ends the worker, such as the one that watches the reading process.
+        scope.cancel()
+        await held.answer(3, "", lambda: trio.sleep(1))
+    assert notes.shared.held_by(0) == ({2, 3}, set())
 
 
-def test_suspects_are_begun_one_at_a_time_and_behind_the_others() -> None:
+async def test_suspects_are_begun_one_at_a_time_and_behind_the_others() -> None:
     notes = Notes()
     notes.shared.publish({1: 1, 2: 2})
     order: list[str] = []
@@ -101,21 +94,18 @@ def test_suspects_are_begun_one_at_a_time_and_behind_the_others() -> None:
         order.append(f"{name} done")
         return name
 
-    async def main() -> None:
-        held = notes.of()
-        async with trio.open_nursery() as nursery:
-            for number, name in ((1, "suspect"), (2, "suspect"), (3, "other")):
-                nursery.start_soon(held.answer, number, name, lambda name=name: handle(name))
-            await trio.sleep(resent_requests.FIRST_BEHIND_S / 2)
-            assert order == ["other begun"]
-            assert notes.shared.held_by(0) == ({3}, {1, 2})
-        assert order[1:] == ["suspect begun", "other done", "suspect done", "suspect begun", "suspect done"]
-        assert notes.shared.held_by(0) == (set(), set())
-
-    run(main)
+    held = notes.of()
+    async with trio.open_nursery() as nursery:
+        for number, name in ((1, "suspect"), (2, "suspect"), (3, "other")):
+            nursery.start_soon(held.answer, number, name, lambda name=name: handle(name))
+        await trio.sleep(resent_requests.FIRST_BEHIND_S / 2)
+        assert order == ["other begun"]
+        assert notes.shared.held_by(0) == ({3}, {1, 2})
+    assert order[1:] == ["suspect begun", "other done", "suspect done", "suspect begun", "suspect done"]
+    assert notes.shared.held_by(0) == (set(), set())
 
 
-def test_a_request_is_suspected_or_refused_once_by_a_worker() -> None:
+async def test_a_request_is_suspected_or_refused_once_by_a_worker() -> None:
     """Where a number follows from what is asked, the next one who asks it is treated like anybody."""
     notes = Notes()
     notes.shared.publish({1: REFUSED_AFTER - 1, 2: REFUSED_AFTER})
@@ -123,47 +113,36 @@ def test_a_request_is_suspected_or_refused_once_by_a_worker() -> None:
     async def handle() -> str:
         return "done"
 
-    async def main() -> None:
-        held = notes.of()
-        for waited_s in (2 * resent_requests.FIRST_BEHIND_S, 0.0):
-            began_s = trio.current_time()
-            assert await held.answer(1, "READ of inode 5", handle) == "done"
-            assert trio.current_time() - began_s == pytest.approx(waited_s)
-        with pytest.raises(DeadlyRequest, match="READ of inode 6: 3 workers have died at this request") as caught:
-            await held.answer(2, "READ of inode 6", handle)
-        assert caught.value.errno == errno.EIO
-        assert await held.answer(2, "READ of inode 6", handle) == "done"
-        with pytest.raises(DeadlyRequest):
-            await notes.of().answer(2, "READ of inode 6", handle)
-
-    run(main)
+    held = notes.of()
+    for waited_s in (2 * resent_requests.FIRST_BEHIND_S, 0.0):
+        began_s = trio.current_time()
+        assert await held.answer(1, "READ of inode 5", handle) == "done"
+        assert trio.current_time() - began_s == pytest.approx(waited_s)
+    with pytest.raises(DeadlyRequest, match="READ of inode 6: 3 workers have died at this request") as caught:
+        await held.answer(2, "READ of inode 6", handle)
+    assert caught.value.errno == errno.EIO
+    assert await held.answer(2, "READ of inode 6", handle) == "done"
+    with pytest.raises(DeadlyRequest):
+        await notes.of().answer(2, "READ of inode 6", handle)
     assert notes.counters.totals()["deadly_requests"] == 2
 
 
-def test_more_requests_than_notes_are_answered_too() -> None:
+async def test_more_requests_than_notes_are_answered_too() -> None:
     notes = Notes()
-
-    async def main() -> None:
-        held = notes.of()
-        async with trio.open_nursery() as nursery:
-            for number in range(1, 2 * HELD):
-                nursery.start_soon(held.answer, number, "", lambda: trio.sleep(1))
-            await trio.testing.wait_all_tasks_blocked()
-            assert len(notes.shared.held_by(0)[0]) == HELD
-        assert notes.shared.held_by(0) == (set(), set())
-
-    run(main)
+    held = notes.of()
+    async with trio.open_nursery() as nursery:
+        for number in range(1, 2 * HELD):
+            nursery.start_soon(held.answer, number, "", lambda: trio.sleep(1))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(notes.shared.held_by(0)[0]) == HELD
+    assert notes.shared.held_by(0) == (set(), set())
 
 
-def test_of_too_many_counts_the_latest_are_published() -> None:
+async def test_of_too_many_counts_the_latest_are_published() -> None:
     notes = Notes()
     notes.shared.publish(dict.fromkeys(range(1, 2 * PUBLISHED), REFUSED_AFTER) | {(1 << 64) - 1: REFUSED_AFTER})
-
-    async def main() -> None:
-        held = notes.of()
-        await held.answer(1, "", lambda: trio.sleep(0))
-        for number in (2 * PUBLISHED - 1, (1 << 64) - 1):
-            with pytest.raises(DeadlyRequest):
-                await held.answer(number, "", lambda: trio.sleep(0))
-
-    run(main)
+    held = notes.of()
+    await held.answer(1, "", lambda: trio.sleep(0))
+    for number in (2 * PUBLISHED - 1, (1 << 64) - 1):
+        with pytest.raises(DeadlyRequest):
+            await held.answer(number, "", lambda: trio.sleep(0))

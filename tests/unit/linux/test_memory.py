@@ -20,9 +20,7 @@ MACHINE_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         ({"jobs/another": "4096\n"}, MACHINE_BYTES),
     ],
 )
-def test_the_least_limit_of_all_groups_above_a_process_counts(
-    limits: dict[str, str], expected: int, tmp_path: Path
-) -> None:
+def test_the_least_limit_of_all_groups_counts(limits: dict[str, str], expected: int, tmp_path: Path) -> None:
     groups = tmp_path / "cgroup"
     for name, limit in limits.items():
         (groups / name).mkdir(parents=True, exist_ok=True)

@@ -128,7 +128,7 @@ def test_within_hands_on_results_and_errors() -> None:
     ],
 )
 @pytest.mark.parametrize("user", [0, 1000])
-def test_a_failed_unmount_is_one_line(
+def test_a_failure_is_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: int, said: str, user: int
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)

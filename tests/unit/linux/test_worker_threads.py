@@ -14,18 +14,15 @@ from spiderfs.linux.worker_threads import WorkerThreads
 PATIENCE_S = 20.0
 
 
-def test_a_call_returns_or_raises_in_another_thread() -> None:
-    async def main() -> None:
-        threads = WorkerThreads(2)
-        assert await threads.run(threading.get_ident) != threading.get_ident()
-        assert await threads.run(divmod, 7, 2) == (3, 1)
-        with pytest.raises(ZeroDivisionError):
-            await threads.run(divmod, 7, 0)
-
-    trio.run(main)
+async def test_a_call_returns_or_raises_in_another_thread() -> None:
+    threads = WorkerThreads(2)
+    assert await threads.run(threading.get_ident) != threading.get_ident()
+    assert await threads.run(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(divmod, 7, 0)
 
 
-def test_there_are_no_more_calls_than_allowed() -> None:
+async def test_there_are_no_more_calls_than_allowed() -> None:
     at_once, most = [0], [0]
     lock = threading.Lock()
     full = threading.Barrier(3)
@@ -38,33 +35,26 @@ def test_there_are_no_more_calls_than_allowed() -> None:
         with lock:
             at_once[0] -= 1
 
-    async def main() -> None:
-        threads = WorkerThreads(3)
-        with trio.fail_after(PATIENCE_S):
-            async with trio.open_nursery() as nursery:
-                for _ in range(30):
-                    nursery.start_soon(threads.run, call)
-
-    trio.run(main)
+    threads = WorkerThreads(3)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            for _ in range(30):
+                nursery.start_soon(threads.run, call)
     assert most == [3]
 
 
-def test_a_call_that_was_given_up_keeps_its_thread_until_it_returns() -> None:
+async def test_a_call_that_was_given_up_keeps_its_thread_until_it_returns() -> None:
     go_on = threading.Event()
-
-    async def main() -> None:
-        threads = WorkerThreads(1)
-        with trio.move_on_after(0.01) as gave_up:
-            await threads.run(go_on.wait, PATIENCE_S)
-        assert gave_up.cancelled_caught
-        with trio.move_on_after(0.01) as waited:
-            await threads.run(int)
-        assert waited.cancelled_caught
-        go_on.set()
-        with trio.fail_after(PATIENCE_S):
-            assert await threads.run(int) == 0
-
-    trio.run(main)
+    threads = WorkerThreads(1)
+    with trio.move_on_after(0.01) as gave_up:
+        await threads.run(go_on.wait, PATIENCE_S)
+    assert gave_up.cancelled_caught
+    with trio.move_on_after(0.01) as waited:
+        await threads.run(int)
+    assert waited.cancelled_caught
+    go_on.set()
+    with trio.fail_after(PATIENCE_S):
+        assert await threads.run(int) == 0
 
 
 def test_a_call_that_returns_after_the_loop_has_ended_is_forgotten() -> None:
@@ -83,16 +73,12 @@ def test_a_call_that_returns_after_the_loop_has_ended_is_forgotten() -> None:
     assert ended.wait(PATIENCE_S)
 
 
-def test_idle_threads_end_and_others_take_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_threads_end_and_others_take_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_IDLE_S", 0.01)
     before = set(threading.enumerate())
-
-    async def main() -> None:
-        threads = WorkerThreads(4)
-        for _ in range(20):
-            await threads.run(int)
-        # Those of earlier tests may end meanwhile.
-        eventually(lambda: set(threading.enumerate()) <= before)
-        assert await threads.run(int) == 0
-
-    trio.run(main)
+    threads = WorkerThreads(4)
+    for _ in range(20):
+        await threads.run(int)
+    # Those of earlier tests may end meanwhile.
+    eventually(lambda: set(threading.enumerate()) <= before)
+    assert await threads.run(int) == 0

@@ -460,7 +460,7 @@ def test_the_default_cache_is_one_per_source(monkeypatch: pytest.MonkeyPatch, pa
         ("log_file=", "write the path"),
         ("source.latency_ms=-2", "for example source.latency_ms=5"),
         ("peers=n1:8443+n2:8443", "write it like https://"),
-        ("peers=http://10.0.0.1:8443", "name all of them, this one too"),
+        ("peers=http://10.0.0.1:8443", "name all nodes, with this one"),
         ("peers=http://nodes:8443,peer_self=http://10.0.0.1:80", "peers does not name this node"),
         ("peers=redis://n1:6379", "write which, as redis://n1:6379/imagenet"),
         ("peers=redis://:secret@n1:6379/a", "leave the password out"),

@@ -56,7 +56,7 @@ def test_is_written_whole_and_removed(root: LocalSource, tmp_path: Path) -> None
     assert names(tmp_path) == []
 
 
-def test_a_crash_between_write_and_rename_leaves_no_package(
+def test_a_crash_before_the_rename_leaves_none(
     root: LocalSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = PackageDirectory(root.root_fd, tmp_path / "key")

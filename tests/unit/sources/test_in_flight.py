@@ -5,56 +5,39 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from spiderfs.core.memory import UNBOUNDED
 from spiderfs.sources.in_flight import InFlight
 
 
-def test_without_a_bound_no_one_waits() -> None:
-    async def test() -> None:
-        in_flight = InFlight()
-        for _ in range(3):
-            await in_flight.reserve(UNBOUNDED // 4)
-        assert in_flight.held_bytes == 3 * (UNBOUNDED // 4)
+async def test_no_large_read_waits_for_ever_behind_small_ones() -> None:
+    in_flight, went = InFlight(10), list[int]()
 
-    trio.run(test)
+    async def read(size: int) -> None:
+        await in_flight.reserve(size)
+        went.append(size)
 
-
-def test_no_large_read_waits_for_ever_behind_small_ones() -> None:
-    async def test() -> None:
-        in_flight, went = InFlight(10), list[int]()
-
-        async def read(size: int) -> None:
-            await in_flight.reserve(size)
-            went.append(size)
-
-        async with trio.open_nursery() as nursery:
-            for size in (6, 9, 2, 3, 20, 1):
-                nursery.start_soon(read, size)
-                await trio.testing.wait_all_tasks_blocked()
-            # Two bytes would fit, but it is not their turn.
-            assert went == [6]
-            for size, gone in ((6, [9]), (9, [2, 3]), (2, []), (3, [20]), (20, [1])):
-                before = len(went)
-                in_flight.remove(size)
-                await trio.testing.wait_all_tasks_blocked()
-                assert went[before:] == gone
-        in_flight.remove(1)
-        assert in_flight.held_bytes == 0
-
-    trio.run(test)
+    async with trio.open_nursery() as nursery:
+        for size in (6, 9, 2, 3, 20, 1):
+            nursery.start_soon(read, size)
+            await trio.testing.wait_all_tasks_blocked()
+        # Two bytes would fit, but it is not their turn.
+        assert went == [6]
+        for size, gone in ((6, [9]), (9, [2, 3]), (2, []), (3, [20]), (20, [1])):
+            before = len(went)
+            in_flight.remove(size)
+            await trio.testing.wait_all_tasks_blocked()
+            assert went[before:] == gone
+    in_flight.remove(1)
+    assert in_flight.held_bytes == 0
 
 
-def test_who_gives_up_lets_the_next_one_go() -> None:
-    async def test() -> None:
-        in_flight = InFlight(10)
-        await in_flight.reserve(5)
-        async with trio.open_nursery() as nursery:
-            with trio.move_on_after(0.01):
-                await in_flight.reserve(9)
-            nursery.start_soon(in_flight.reserve, 5)
-        assert in_flight.held_bytes == 10
-
-    trio.run(test)
+async def test_who_gives_up_lets_the_next_one_go() -> None:
+    in_flight = InFlight(10)
+    await in_flight.reserve(5)
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(0.01):
+            await in_flight.reserve(9)
+        nursery.start_soon(in_flight.reserve, 5)
+    assert in_flight.held_bytes == 10
 
 
 def test_what_is_about_to_go_counts_too() -> None:

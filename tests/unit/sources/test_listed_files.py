@@ -42,10 +42,7 @@ LISTS = {
         "[\n" + ",\n".join(map(json.dumps, RCLONE)) + "\n]\n",
         {**BY_TIME, "a/é 1.jpg": Version(10, TIME_S * 10**9 + 500_000_000)},
     ),
-    "rclone in one line": (
-        json.dumps(RCLONE),
-        {**BY_TIME, "a/é 1.jpg": Version(10, TIME_S * 10**9 + 500_000_000)},
-    ),
+    "rclone in one line": (json.dumps(RCLONE), {**BY_TIME, "a/é 1.jpg": Version(10, TIME_S * 10**9 + 500_000_000)}),
     "an inventory": (
         f'"bucket","data/a/%C3%A9+1.jpg","10","2023-01-02T15:04:05.000Z","{E_TAG}","STANDARD"\n'
         f'"bucket","data/b.jpg","7","2023-01-02T15:04:05.000Z","{E_TAG}-3","STANDARD"\n',
@@ -253,9 +250,7 @@ def test_a_scan_looks_some_empty_files_up(listed: Callable[..., ListedSource], m
     assert [name for name, its in found.items() if its == UNKNOWN] == [b"c"]
 
 
-def test_a_scan_does_not_wait_again_for_a_source_that_is_away(
-    listed: Callable[..., ListedSource], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scan_waits_once_for_the_source(listed: Callable[..., ListedSource], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def away(source: LocalSource, path: bytes) -> SourceStat:

@@ -171,13 +171,6 @@ def test_homes_are_those_that_all_nodes_draw_and_a_place_is_kept() -> None:
     assert list(members.statuses()) == [C]
 
 
-def test_several_urls_of_this_node_are_at_home_here() -> None:
-    members = Members()
-    members.change({A: 1.0, B: 1.0, C: 1.0}, {A, B})
-    assert homes_of(members).count(C) == pytest.approx(GROUPS / 3, rel=0.05)
-    assert list(members.statuses()) == [C]
-
-
 def test_who_takes_the_place_of_another_has_no_part_in_what_that_gave() -> None:
     members = Members(processes=2)
     changed(members, HERE, A, B)
@@ -198,28 +191,6 @@ def test_who_takes_the_place_of_another_has_no_part_in_what_that_gave() -> None:
     for number in range(5):
         changed(members, HERE, f"http://n{number}:80")
     assert len(members.members) <= 3, "places do not become more for ever"
-
-
-def test_a_list_that_is_half_written_is_not_trusted() -> None:
-    members = Members()
-    changed(members, HERE, A)
-    edition = members.edition
-    members._list[module._HEADER.size + 5] ^= 1
-    assert members.nodes() == []
-    assert members.members == [HERE, A]
-    changed(members, HERE, B)
-    assert members.edition > edition
-    assert [node.url for node in members.nodes() if node] == [HERE, B]
-
-
-def test_homes_are_not_drawn_again_for_new_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    members = Members()
-    changed(members, HERE, A)
-    homes = homes_of(members)
-    monkeypatch.setattr(module, "Homes", None)
-    assert not members.change({HERE: 1.0, A: 1.0}, {HERE}, {A: Node(A, "n1", ["10.0.0.9"])})
-    assert members.nodes()[1] == Node(A, "n1", ["10.0.0.9"])
-    assert homes_of(members) == homes
 
 
 def test_a_manager_draws_the_homes_that_one_before_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,14 +68,6 @@ def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str) -> None:
     assert "SECRET" not in str(refused.value)
 
 
-def test_paths_are_keys_below_the_prefix() -> None:
-    place = Place.parse("s3://bucket/some/prefix")
-    assert place.key("é/b c".encode()) == "some/prefix/é/b c"
-    assert place.directory(b"a") == "some/prefix/a/"
-    assert place.directory(b"") == "some/prefix/"
-    assert Place.parse("s3://bucket").directory(b"") == ""
-
-
 @pytest.mark.parametrize(
     "path", [b"", b"a//b", b"/a", b"a/", b"..", b"a/../b", b"\xff", b"a\0", b"/".join([b"n" * 99] * 11)]
 )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fakes.faulty_source import GONE, Faults, FaultySource
-from spiderfs.errors import ConfigError, SourceNotFound, SourceUnavailable
+from benchmarks.fakes.faulty_source import Faults, FaultySource
+from spiderfs.errors import ConfigError, SourceNotFound
 from spiderfs.sources.open import open_source
 from spiderfs.views.tree import Forms, TreeSource
 
@@ -46,19 +46,6 @@ def test_some_entries_of_the_root_are_not_shown(shown: TreeSource) -> None:
         with pytest.raises(SourceNotFound):
             shown.stat(name)
     assert stat.S_ISDIR(shown.stat(b"").mode)
-
-
-def test_the_mount_itself_sees_everything(source: FaultySource) -> None:
-    assert {name for name, _ in source.scan(b"")} == {b".", b"below", HIDDEN, OTHER}
-    path = HIDDEN + b"/one"
-    assert source.read(path, 0, 5, source.stat(path).version) == b"bytes"
-
-
-def test_faults_concern_all_of_it(source: FaultySource, shown: TreeSource) -> None:
-    source.faults.set(GONE, 1)
-    for view in (source, shown):
-        with pytest.raises(SourceUnavailable):
-            view.stat(b"below")
 
 
 @pytest.mark.parametrize("named", ["ftp://bucket/train", "gopher://example.org/train"])

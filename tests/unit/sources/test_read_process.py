@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -16,9 +17,8 @@ from mounting import eventually, is_running
 
 from benchmarks.fakes import MemorySource
 from benchmarks.fakes.faulty_source import HANG, Faults, FaultySource
-from spiderfs.errors import SourceChanged, SourceNotFound, SourceUnavailable
+from spiderfs.errors import SourceNotFound, SourceUnavailable
 from spiderfs.linux.memory import keep_freed_memory
-from spiderfs.sources import read_process
 from spiderfs.sources.in_flight import InFlight
 from spiderfs.sources.local import LocalSource
 from spiderfs.sources.read_process import ReadProcess
@@ -28,94 +28,48 @@ PATIENCE_S = 20.0
 LONGEST = 3 << 20
 
 
-@contextmanager
-def reading(source: Source, limit: int = 4, deliver_to: int | None = None) -> Iterator[ReadProcess]:
-    process = ReadProcess(source, limit, LONGEST, lambda: None, deliver_to)
-    with ending(process):
-        yield process
-
-
-@contextmanager
-def ending(process: ReadProcess) -> Iterator[None]:
+@asynccontextmanager
+async def reading(source: Source, limit: int = 4, **more: Any) -> AsyncIterator[ReadProcess]:
+    process = ReadProcess(source, limit, LONGEST, **{"before": lambda: None, **more})
     try:
-        yield
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(process.attend)
+            yield process
+            nursery.cancel_scope.cancel()
     finally:
         os.kill(process.pid, signal.SIGKILL)
         os.waitpid(process.pid, 0)
         process.close()
 
 
-def attended(process: ReadProcess, test: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(process.attend)
-                await test()
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
-
-
-def test_many_read_at_once_with_few_slots(tmp_path: Path) -> None:
+async def test_many_read_at_once_with_few_slots(tmp_path: Path) -> None:
     source = LocalSource(os.fspath(tmp_path))
     contents = {b"%03d" % number: os.urandom(number * 1000) for number in range(60)}
     for name, content in contents.items():
         (tmp_path / os.fsdecode(name)).write_bytes(content)
     found: dict[bytes, bytes] = {}
-    with reading(source) as process:
+    async with reading(source) as process:
 
         async def read(name: bytes) -> None:
             version = source.stat(name).version
             found[name] = await process.read(name, 0, version.size, version)
 
-        async def test() -> None:
-            async with trio.open_nursery() as nursery:
-                for name in contents:
-                    nursery.start_soon(read, name)
-
-        attended(process, test)
+        async with trio.open_nursery() as nursery:
+            for name in contents:
+                nursery.start_soon(read, name)
     assert found == contents
     source.close()
 
 
-def test_a_version_may_have_a_tag() -> None:
-    source = MemorySource(tagged=True)
-    version = source.add(b"name", b"content").version
-
-    async def test() -> None:
-        assert await process.read(b"name", 1, 3, version) == b"ont"
-        with pytest.raises(SourceChanged):
-            await process.read(b"name", 1, 3, version._replace(tag=version.tag ^ 1 << 63))
-
-    with reading(source) as process:
-        attended(process, test)
-
-
-def test_long_and_short_ones_share_a_slot() -> None:
-    source = MemorySource()
-    content = os.urandom(LONGEST)
-    version = source.add(b"x" * 5000, content).version
-    with reading(source, 1) as process:
-
-        async def test() -> None:
-            assert await process.read(b"x" * 5000, 0, LONGEST, version) == content
-            assert await process.read(b"x" * 5000, 7, 5, version) == content[7:12]
-            assert await process.read(b"x" * 5000, LONGEST, 5, version) == b""
-            assert await process.read(b"x" * 5000, 0, LONGEST, version) == content
-
-        attended(process, test)
-
-
-def test_who_waits_for_the_next_read_keeps_no_bytes() -> None:
+async def test_who_waits_for_the_next_read_keeps_no_bytes() -> None:
     source, limit = MemorySource(), 8
     version = source.add(b"file", bytes(LONGEST)).version
-    process = ReadProcess(source, limit, LONGEST, before=lambda: keep_freed_memory(1 << 20))
 
     def taken_bytes() -> int:
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) << 10
 
-    async def test() -> None:
+    async with reading(source, limit, before=lambda: keep_freed_memory(1 << 20)) as process:
         await process.read(b"file", 0, 1, version)
         before = taken_bytes()
         for _ in range(3):
@@ -124,20 +78,16 @@ def test_who_waits_for_the_next_read_keeps_no_bytes() -> None:
                     nursery.start_soon(process.read, b"file", 1, LONGEST - 1, version)
         assert taken_bytes() < before + 2 * LONGEST
 
-    with ending(process):
-        attended(process, test)
 
-
-def test_so_many_bytes_are_in_flight() -> None:
+async def test_so_many_bytes_are_in_flight() -> None:
     source, noted = MemorySource(), [0]
     versions = {b"%d" % number: source.add(b"%d" % number, bytes(400_000)).version for number in range(12)}
     large = source.add(b"large", bytes(LONGEST)).version
-    process = ReadProcess(source, 8, LONGEST, lambda: None, in_flight=InFlight(1_000_000, noted.append))
 
     async def read(name: bytes) -> None:
         assert len(await process.read(name, 0, 400_000, versions[name])) == 400_000
 
-    async def test() -> None:
+    async with reading(source, 8, in_flight=InFlight(1_000_000, noted.append)) as process:
         async with trio.open_nursery() as nursery:
             for name in versions:
                 nursery.start_soon(read, name)
@@ -149,16 +99,11 @@ def test_so_many_bytes_are_in_flight() -> None:
             nursery.start_soon(read, b"2")
         assert (max(noted), noted[-1]) == (LONGEST, 0)
 
-    with ending(process):
-        attended(process, test)
 
-
-def test_a_read_that_was_given_up_holds_up_no_other() -> None:
+async def test_a_read_that_was_given_up_holds_up_no_other() -> None:
     faults, memory = Faults.made(), MemorySource()
     version = memory.add(b"x", b"content").version
-    process = ReadProcess(FaultySource(memory, faults), 4, LONGEST, lambda: None, in_flight=InFlight(7))
-
-    async def test() -> None:
+    async with reading(FaultySource(memory, faults), in_flight=InFlight(7)) as process:
         faults.set(HANG, 1)
         with trio.move_on_after(0.05):
             await process.read(b"x", 0, 7, version)
@@ -172,55 +117,29 @@ def test_a_read_that_was_given_up_holds_up_no_other() -> None:
             await trio.sleep(0.001)
         assert process.in_flight.held_bytes == 0
 
-    with ending(process):
-        attended(process, test)
+
+async def test_what_no_slot_can_hold_is_refused() -> None:
+    async with reading(MemorySource()) as process:
+        for path, length in ((b"file", LONGEST + 1), (b"x" * LONGEST, 1)):
+            with pytest.raises(SourceUnavailable, match="more than"):
+                await process.read(path, 0, length, Version(1, 1))
 
 
-def test_errors_are_those_of_the_source() -> None:
-    source = MemorySource()
-    version = source.add(b"file", b"content").version
-    with reading(source) as process:
-
-        async def test() -> None:
-            with pytest.raises(SourceNotFound, match="nothing"):
-                await process.read(b"nothing", 0, 7, version)
-            with pytest.raises(SourceChanged):
-                await process.read(b"file", 0, 7, Version(7, version.mtime_ns + 1))
-            assert await process.read(b"file", 0, 7, version) == b"content"
-
-        attended(process, test)
-
-
-def test_what_no_slot_can_hold_is_refused() -> None:
-    with reading(MemorySource()) as process:
-
-        async def test() -> None:
-            for path, length in ((b"file", LONGEST + 1), (b"x" * LONGEST, 1)):
-                with pytest.raises(SourceUnavailable, match="more than"):
-                    await process.read(path, 0, length, Version(1, 1))
-
-        attended(process, test)
-
-
-def test_who_gives_up_leaves_the_slot_to_the_read(tmp_path: Path) -> None:
+async def test_who_gives_up_leaves_the_slot_to_the_read(tmp_path: Path) -> None:
     memory = MemorySource()
     version = memory.add(b"file", b"content").version
     faults = Faults.made({HANG: 1})
-    with reading(FaultySource(memory, faults), 2) as process:
-
-        async def test() -> None:
-            for _ in range(2):
-                with trio.move_on_after(0.01) as scope:
-                    await process.read(b"file", 0, 7, version)
-                assert scope.cancelled_caught
+    async with reading(FaultySource(memory, faults), 2) as process:
+        for _ in range(2):
             with trio.move_on_after(0.01) as scope:
-                # There is no slot left; nor does one who gives up here keep any.
                 await process.read(b"file", 0, 7, version)
             assert scope.cancelled_caught
-            faults.set(HANG, 0)
-            assert await process.read(b"file", 0, 7, version) == b"content"
-
-        attended(process, test)
+        with trio.move_on_after(0.01) as scope:
+            # There is no slot left; nor does one who gives up here keep any.
+            await process.read(b"file", 0, 7, version)
+        assert scope.cancelled_caught
+        faults.set(HANG, 0)
+        assert await process.read(b"file", 0, 7, version) == b"content"
 
 
 class Deliver:
@@ -231,12 +150,13 @@ class Deliver:
         return self._texts
 
 
-@contextmanager
-def delivering(source: Source) -> Iterator[tuple[ReadProcess, socket.socket, socket.socket]]:
+@asynccontextmanager
+async def delivering(source: Source) -> AsyncIterator[tuple[ReadProcess, socket.socket, socket.socket]]:
     """The process, where its deliveries come out, and what it writes them to."""
     there, descriptor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with there, descriptor, reading(source, deliver_to=descriptor.fileno()) as process:
-        yield process, there, descriptor
+    with there, descriptor:
+        async with reading(source, deliver_to=descriptor.fileno()) as process:
+            yield process, there, descriptor
 
 
 class Held(MemorySource):
@@ -258,130 +178,106 @@ class Held(MemorySource):
         os.close(self._tell)
 
 
-def test_who_waits_in_another_place_is_given_the_bytes_first() -> None:
+async def test_who_waits_in_another_place_is_given_the_bytes_first() -> None:
     source = Held()
     content = os.urandom(100_000)
     version = source.add(b"file", content).version
-    with delivering(source) as (process, there, _):
+    async with delivering(source) as (process, there, _):
+        delivery = Deliver(b"head", b"answer")
+        heard: list[str] = []
 
-        async def test() -> None:
-            delivery = Deliver(b"head", b"answer")
-            heard: list[str] = []
+        async def read() -> None:
+            assert await process.read(b"file", 0, len(content), version, delivery) == content
+            heard.append("read")
 
-            async def read() -> None:
-                assert await process.read(b"file", 0, len(content), version, delivery) == content
-                heard.append("read")
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(read)
-                await trio.testing.wait_all_tasks_blocked()
-                # From here on the loop stands still: nothing is heard here meanwhile.
-                source.go()
-                assert there.recv(1 << 20) == b"head" + content
-                assert there.recv(1 << 20) == b"answer"
-                assert process.behind
-                await process.caught_up()
-                assert heard == ["read"]
-                assert not process.behind
-            assert delivery.done
-
-        attended(process, test)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            # From here on the loop stands still: nothing is heard here meanwhile.
+            source.go()
+            assert there.recv(1 << 20) == b"head" + content
+            assert there.recv(1 << 20) == b"answer"
+            assert process.behind
+            await process.caught_up()
+            assert heard == ["read"]
+            assert not process.behind
+        assert delivery.done
     source.close()
 
 
-def test_an_answer_may_be_all_that_is_written() -> None:
+async def test_an_answer_may_be_all_that_is_written() -> None:
     source = MemorySource()
     version = source.add(b"file", b"content").version
-    with delivering(source) as (process, there, _):
-
-        async def test() -> None:
-            delivery = Deliver(b"head", b"")
-            assert await process.read(b"file", 0, 7, version, delivery) == b"content"
-            assert delivery.done
-            assert there.recv(1 << 20) == b"headcontent"
-            there.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                there.recv(1 << 20)
-            await process.caught_up()
-            assert not process.behind
-
-        attended(process, test)
+    async with delivering(source) as (process, there, _):
+        delivery = Deliver(b"head", b"")
+        assert await process.read(b"file", 0, 7, version, delivery) == b"content"
+        assert delivery.done
+        assert there.recv(1 << 20) == b"headcontent"
+        there.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            there.recv(1 << 20)
+        await process.caught_up()
+        assert not process.behind
 
 
-def test_what_cannot_be_delivered_is_left_to_the_caller() -> None:
+async def test_what_cannot_be_delivered_is_left_to_the_caller() -> None:
     source = MemorySource()
     version = source.add(b"file", b"content").version
-    with delivering(source) as (process, there, _):
-
-        async def test() -> None:
-            short, failed = Deliver(b"head", b"answer"), Deliver(b"head", b"answer")
-            assert await process.read(b"file", 3, 7, version, short) == b"tent"
-            with pytest.raises(SourceNotFound):
-                await process.read(b"nothing", 0, 7, version, failed)
-            there.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                there.recv(1 << 20)
-            assert [short.done, failed.done] == [False, False]
-            await process.caught_up()
-            assert not process.behind
-
-        attended(process, test)
+    async with delivering(source) as (process, there, _):
+        short, failed = Deliver(b"head", b"answer"), Deliver(b"head", b"answer")
+        assert await process.read(b"file", 3, 7, version, short) == b"tent"
+        with pytest.raises(SourceNotFound):
+            await process.read(b"nothing", 0, 7, version, failed)
+        there.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            there.recv(1 << 20)
+        assert [short.done, failed.done] == [False, False]
+        await process.caught_up()
+        assert not process.behind
 
 
-def test_what_the_descriptor_refuses_is_left_to_the_caller() -> None:
+async def test_what_the_descriptor_refuses_is_left_to_the_caller() -> None:
     source = MemorySource()
     version = source.add(b"file", b"content").version
-    with open(os.devnull) as read_only, reading(source, deliver_to=read_only.fileno()) as process:
-
-        async def test() -> None:
+    with open(os.devnull) as read_only:
+        async with reading(source, deliver_to=read_only.fileno()) as process:
             refused = Deliver(b"head", b"answer")
             assert await process.read(b"file", 0, 7, version, refused) == b"content"
             assert not refused.done
 
-        attended(process, test)
 
-
-def test_a_delivery_that_is_held_up_holds_up_no_one_else() -> None:
+async def test_a_delivery_that_is_held_up_holds_up_no_one_else() -> None:
     source = MemorySource()
     version = source.add(b"file", b"x" * 4096).version
-    with delivering(source) as (process, _, descriptor):
+    async with delivering(source) as (process, _, descriptor):
 
-        async def test() -> None:
-            async def read() -> None:
-                await process.read(b"file", 0, 4096, version, Deliver(b"head", b"answer"))
+        async def read() -> None:
+            await process.read(b"file", 0, 4096, version, Deliver(b"head", b"answer"))
 
-            descriptor.setblocking(False)
-            with suppress(BlockingIOError):
-                while True:
-                    descriptor.send(b"x" * 4096)  # until there is no room
-            descriptor.setblocking(True)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(read)
-                await trio.testing.wait_all_tasks_blocked()
-                while not process.behind:
-                    await trio.sleep(0.001)
-                await process.caught_up()
-                assert process.behind
-                assert await process.read(b"file", 0, 1, version) == b"x"
-                nursery.cancel_scope.cancel()
-
-        attended(process, test)
+        descriptor.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                descriptor.send(b"x" * 4096)  # until there is no room
+        descriptor.setblocking(True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            while not process.behind:
+                await trio.sleep(0.001)
+            await process.caught_up()
+            assert process.behind
+            assert await process.read(b"file", 0, 1, version) == b"x"
+            nursery.cancel_scope.cancel()
 
 
-def test_its_end_is_reported() -> None:
+async def test_its_end_is_reported() -> None:
     source = MemorySource()
     version = source.add(b"file", b"content").version
-    process = ReadProcess(source, 2, LONGEST, before=lambda: None)
-
-    async def test() -> None:
-        assert await process.read(b"file", 0, 7, version) == b"content"
-        os.kill(process.pid, signal.SIGKILL)
-        os.waitpid(process.pid, 0)
-        await process.read(b"file", 0, 7, version)
-
     with pytest.RaisesGroup(pytest.RaisesExc(SourceUnavailable, match="has ended")):
-        attended(process, test)
-    process.close()
+        async with reading(source) as process:
+            assert await process.read(b"file", 0, 7, version) == b"content"
+            os.kill(process.pid, signal.SIGKILL)
+            await process.read(b"file", 0, 7, version)
 
 
 def test_it_ends_with_whoever_made_it() -> None:
@@ -401,37 +297,3 @@ def test_it_ends_with_whoever_made_it() -> None:
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     eventually(lambda: not is_running(pid), what="its end")
-
-
-def test_it_is_watched_while_something_is_read_and_not_while_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
-
-    def ended_status(pid: int) -> None:
-        nonlocal looks
-        looks += 1
-
-    monkeypatch.setattr(read_process, "ended_status", ended_status)
-    monkeypatch.setattr(read_process, "_WATCH_INTERVAL_S", 0.001)
-    faults = Faults.made()
-    memory = MemorySource()
-    version = memory.add(b"x", b"content").version
-    with reading(FaultySource(memory, faults)) as process:
-
-        async def test() -> None:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(process.watch)
-                for _ in range(2):
-                    await trio.testing.wait_all_tasks_blocked(0.05)
-                    before = looks
-                    await trio.sleep(0.05)
-                    assert looks == before
-                    faults.set(HANG, 1)
-                    nursery.start_soon(process.read, b"x", 0, 7, version)
-                    while looks < before + 10:
-                        await trio.sleep(0.001)
-                    faults.set(HANG, 0)
-                    while process._tasks:
-                        await trio.sleep(0.001)
-                nursery.cancel_scope.cancel()
-
-        attended(process, test)

@@ -191,22 +191,6 @@ def test_a_lower_room_is_published_before_samples_are_removed_by_one_mount_of_se
         assert two.look(known).room == lower * 9 // 10
 
 
-def test_a_removal_that_broke_off_is_made_good_by_the_next_one(tmp_path: Path) -> None:
-    with (
-        RedisServer(tmp_path) as server,
-        closing(redis.Redis("127.0.0.1", server.port)) as client,
-        closing(Survey(f"{server.url}/set", finds_room=True)) as survey,
-    ):
-        client.mset({f"spiderfs:set:{number:016x}": b"" for number in range(0, GROUPS, 16)})
-        room, node = GROUPS // 2, as_named(f"{server.url}/set")
-        client.set("spiderfs:set:groups", room)
-        assert survey.look(node).room == room
-        # As where something has been refused.
-        assert survey._room(node._replace(room=room), node, has_refused=True) == room * 9 // 10
-        survey.look(node._replace(room=room * 9 // 10))
-        assert max(int(key[-16:], 16) for key in client.keys("*:????????????????")) < room * 9 // 10
-
-
 def test_mounts_of_another_source_in_one_name_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with RedisServer(tmp_path, "--maxmemory", "40mb") as server, ExitStack() as stack:
         node = as_named(f"{server.url}/set")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import pytest
 import trio
 import trio.testing
@@ -29,112 +27,86 @@ class Question:
         return self.outcome
 
 
-def run(main: Callable[[SingleFlight], Awaitable[None]]) -> None:
-    async def live() -> None:
-        await main(SingleFlight(RecentTimeouts()))
-
-    trio.run(live, clock=trio.testing.MockClock(autojump_threshold=0))
+@pytest.fixture
+def flights() -> SingleFlight:
+    return SingleFlight(RecentTimeouts())
 
 
-def test_identical_questions_are_asked_once() -> None:
-    async def main(flights: SingleFlight) -> None:
-        question, got = Question(), []
+async def test_identical_questions_are_asked_once(flights: SingleFlight) -> None:
+    question, got = Question(), []
 
-        async def ask() -> None:
-            got.append(await flights.run(("inode", 0), question))
+    async def ask() -> None:
+        got.append(await flights.run(("inode", 0), question))
 
-        assert not flights.busy
-        async with trio.open_nursery() as nursery:
-            for _ in range(10):
-                nursery.start_soon(ask)
-            await trio.testing.wait_all_tasks_blocked()
-            assert flights.busy
-            assert flights.has(("inode", 0))
-            assert not flights.has(("inode", 1))
-            question.go.set()
-        assert got == [b"bytes"] * 10
-        assert question.asked == 1
-        assert not flights.busy
-        await flights.run(("inode", 0), question)
-        assert question.asked == 2, "an answer is not remembered"
-
-    run(main)
+    assert not flights.busy
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        assert flights.busy
+        assert flights.has(("inode", 0))
+        assert not flights.has(("inode", 1))
+        question.go.set()
+    assert got == [b"bytes"] * 10
+    assert question.asked == 1
+    assert not flights.busy
+    await flights.run(("inode", 0), question)
+    assert question.asked == 2, "an answer is not remembered"
 
 
-def test_different_keys_are_not_shared() -> None:
-    async def main(flights: SingleFlight) -> None:
-        first, second = Question(b"1"), Question(b"2")
-        first.go.set()
-        second.go.set()
-        assert await flights.run(1, first) == b"1"
-        assert await flights.run(2, second) == b"2"
+async def test_an_error_goes_to_all_who_wait(flights: SingleFlight) -> None:
+    question, errors = Question(SourceChanged("changed")), []
 
-    run(main)
+    async def ask() -> None:
+        with pytest.raises(SourceChanged) as caught:
+            await flights.run("key", question)
+        errors.append(str(caught.value))
 
-
-def test_an_error_goes_to_all_who_wait() -> None:
-    async def main(flights: SingleFlight) -> None:
-        question, errors = Question(SourceChanged("changed")), []
-
-        async def ask() -> None:
-            with pytest.raises(SourceChanged) as caught:
-                await flights.run("key", question)
-            errors.append(str(caught.value))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(10):
-                nursery.start_soon(ask)
-            await trio.testing.wait_all_tasks_blocked()
-            question.go.set()
-        assert errors == ["changed"] * 10
-        assert question.asked == 1
-
-    run(main)
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        question.go.set()
+    assert errors == ["changed"] * 10
+    assert question.asked == 1
 
 
 @pytest.mark.parametrize("cancelled", [0, 1])
-def test_cancelling_one_does_not_fail_the_others(cancelled: int) -> None:
-    async def main(flights: SingleFlight) -> None:
-        question, got = Question(), []
-        scopes = [trio.CancelScope() for _ in range(4)]
+async def test_cancelling_one_does_not_fail_the_others(flights: SingleFlight, cancelled: int) -> None:
+    question, got = Question(), []
+    scopes = [trio.CancelScope() for _ in range(4)]
 
-        async def ask(number: int) -> None:
-            with scopes[number]:
-                got.append((number, await flights.run("key", question)))
+    async def ask(number: int) -> None:
+        with scopes[number]:
+            got.append((number, await flights.run("key", question)))
 
-        async with trio.open_nursery() as nursery:
-            for number in range(4):
-                nursery.start_soon(ask, number)
-                await trio.testing.wait_all_tasks_blocked()
-            scopes[cancelled].cancel()
+    async with trio.open_nursery() as nursery:
+        for number in range(4):
+            nursery.start_soon(ask, number)
             await trio.testing.wait_all_tasks_blocked()
-            question.go.set()
-        assert sorted(got) == [(number, b"bytes") for number in range(4) if number != cancelled]
-        assert question.asked == (2 if cancelled == 0 else 1)
+        scopes[cancelled].cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        question.go.set()
+    assert sorted(got) == [(number, b"bytes") for number in range(4) if number != cancelled]
+    assert question.asked == (2 if cancelled == 0 else 1)
 
-    run(main)
 
-
-def test_who_asks_just_after_a_timeout_gets_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_asks_just_after_a_timeout_gets_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in another process of the mount: the kernel asks for one reader after the other."""
-
-    async def main() -> None:
-        timeouts = RecentTimeouts()
-        one, other = SingleFlight(timeouts), SingleFlight(timeouts)
-        unanswered = Question(SourceTimeout("not answered"))
-        unanswered.go.set()
-        with pytest.raises(SourceTimeout, match="not answered"):
-            await one.run((1, b"file"), unanswered)
-        for flights in (one, other):
-            with pytest.raises(SourceTimeout, match="just left this unanswered"):
-                await flights.run((1, b"file"), unanswered)
-        assert unanswered.asked == 1
-        with pytest.raises(SourceTimeout, match="not answered"):
-            await other.run((1, b"another"), unanswered)
-        assert unanswered.asked == 2
-        monkeypatch.setattr(recent_timeouts, "SHARED_S", 0.0)
-        answered = Question()
-        answered.go.set()
-        assert await one.run((1, b"file"), answered) == b"bytes"
-
-    trio.run(main)
+    timeouts = RecentTimeouts()
+    one, other = SingleFlight(timeouts), SingleFlight(timeouts)
+    unanswered = Question(SourceTimeout("not answered"))
+    unanswered.go.set()
+    with pytest.raises(SourceTimeout, match="not answered"):
+        await one.run((1, b"file"), unanswered)
+    for flights in (one, other):
+        with pytest.raises(SourceTimeout, match="just left this unanswered"):
+            await flights.run((1, b"file"), unanswered)
+    assert unanswered.asked == 1
+    with pytest.raises(SourceTimeout, match="not answered"):
+        await other.run((1, b"another"), unanswered)
+    assert unanswered.asked == 2
+    monkeypatch.setattr(recent_timeouts, "SHARED_S", 0.0)
+    answered = Question()
+    answered.go.set()
+    assert await one.run((1, b"file"), answered) == b"bytes"

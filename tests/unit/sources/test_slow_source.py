@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from programs import program
 
 from benchmarks.fakes import MemorySource
 from spiderfs.errors import ConfigError
@@ -57,11 +52,6 @@ def clock() -> Clock:
 @pytest.fixture
 def source(memory: MemorySource, settings: SlowSettings, clock: Clock) -> SlowSource:
     return SlowSource(memory, settings, clock=clock.time, sleep=clock.sleep)
-
-
-def test_without_settings_nothing_waits(source: SlowSource, clock: Clock) -> None:
-    source.stat(b"file")
-    assert clock.now == 1000.0
 
 
 def test_latency_counts_once_per_call(source: SlowSource, settings: SlowSettings, clock: Clock) -> None:
@@ -129,23 +119,6 @@ def test_bandwidth_is_one_line_for_two_processes(tmp_path: Path, memory: MemoryS
     assert 0.4 <= took_s < 1.5
 
 
-def test_a_killed_holder_leaves_the_line_unlocked(tmp_path: Path, settings: SlowSettings) -> None:
-    holds = (
-        "import sys, time; from spiderfs.sources.slow import SlowSettings\n"
-        "state = SlowSettings.open(sys.argv[1])\n"
-        "with state._locked():\n    print('locked', flush=True); time.sleep(60)"
-    )
-    with program(sys.executable, "-c", holds, tmp_path / "slow", stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"locked\n"
-        setter = threading.Thread(target=settings.set, args=("bandwidth", 5.0))
-        setter.start()
-        setter.join(0.05)
-        assert setter.is_alive()
-        holder.send_signal(signal.SIGKILL)
-    setter.join(5)
-    assert settings.get("bandwidth") == 5
-
-
 def test_settings_are_seen_by_every_opener(tmp_path: Path) -> None:
     created = SlowSettings.create(tmp_path / "slow", latency_ms=5, bandwidth=1)
     opened = SlowSettings.open(tmp_path / "slow")
@@ -159,15 +132,6 @@ def test_settings_are_seen_by_every_opener(tmp_path: Path) -> None:
     created.close()
     created.close()
     opened.close()
-
-
-def test_creating_again_leaves_the_old_state_to_its_users(tmp_path: Path) -> None:
-    old = SlowSettings.create(tmp_path / "slow", latency_ms=1)
-    new = SlowSettings.create(tmp_path / "slow", latency_ms=2)
-    assert (old.get("latency_ms"), new.get("latency_ms")) == (1, 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["slow"]
-    old.close()
-    new.close()
 
 
 @pytest.mark.parametrize(("name", "value"), [("bandwidth", 1e16), ("latency_ms", -1), ("latency_ms", math.nan)])

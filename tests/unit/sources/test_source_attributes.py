@@ -9,7 +9,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import trio
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.daemon.caching.capacity import CacheCapacity
@@ -84,7 +84,7 @@ class Odd(MemorySource):
         return ((name, self.found) for name, _ in super().scan(path))
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 0o7777), MTIME_NS, st.one_of(st.integers(0, MAX_SIZE), st.just(MAX_SIZE)))
 def test_any_source_can_be_measured(bits: int, mtime_ns: int, size: int) -> None:
     source = Odd()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -61,78 +60,49 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
     harness.faults.set(GONE, 1)
 
 
-def test_every_question_of_the_source_can_be_asked(harness: Harness) -> None:
+async def test_every_question_of_the_source_can_be_asked(harness: Harness) -> None:
     harness.memory.add_symlink(b"link", b"file")
     harness.memory.set_xattr(b"file", "user.x", b"1")
-
-    async def main() -> None:
-        client = harness.client()
-        assert (await client.stat(b"file")).size == 7
-        own, entries = await client.scan(b"")
-        assert own == await client.stat(b"")
-        assert {name for name, _ in entries} == {b"file", b"link"}
-        assert await client.read(b"file", 1, 3, harness.version) == b"ont"
-        assert await client.readlink(b"link") == b"file"
-        assert await client.listxattr(b"file") == ["user.x"]
-        assert await client.getxattr(b"file", "user.x") == b"1"
-        assert (await client.statvfs()).f_blocks > 0
-        assert client.reachable
-
-    trio.run(main)
+    client = harness.client()
+    assert (await client.stat(b"file")).size == 7
+    own, entries = await client.scan(b"")
+    assert own == await client.stat(b"")
+    assert {name for name, _ in entries} == {b"file", b"link"}
+    assert await client.read(b"file", 1, 3, harness.version) == b"ont"
+    assert await client.readlink(b"link") == b"file"
+    assert await client.listxattr(b"file") == ["user.x"]
+    assert await client.getxattr(b"file", "user.x") == b"1"
+    assert (await client.statvfs()).f_blocks > 0
+    assert client.reachable
     assert harness.events == {"source_requests": 8}
 
 
-def test_a_composed_function_needs_one_thread(harness: Harness) -> None:
-    def read_and_keep(path: bytes, kept: list[tuple[bytes, str]]) -> int:
-        data = harness.memory.read(path, 0, 7, harness.version)
-        kept.append((data, threading.current_thread().name))
-        return len(data)
-
-    async def main() -> None:
-        kept: list[tuple[bytes, str]] = []
-        assert await harness.client().call(read_and_keep, b"file", kept) == 7
-        assert kept[0][0] == b"content"
-        assert kept[0][1] != threading.current_thread().name
-
-    trio.run(main)
-
-
-def test_passing_faults_are_retried_and_counted(harness: Harness) -> None:
+async def test_passing_faults_are_retried_and_counted(harness: Harness) -> None:
     harness.memory.fail_next(SourceUnavailable("1"), SourceUnavailable("2"), SourceUnavailable("3"))
-
-    async def main() -> None:
-        client = harness.client()
-        assert (await client.stat(b"file")).size == 7
-        assert client.reachable
-
-    trio.run(main)
+    client = harness.client()
+    assert (await client.stat(b"file")).size == 7
+    assert client.reachable
     assert harness.events == {"source_requests": 4, "source_retries": 3}
 
 
-def test_attempts_are_bounded(harness: Harness) -> None:
+async def test_attempts_are_bounded(harness: Harness) -> None:
     harness.faults.set(GONE, 1)
-
-    async def main() -> None:
-        client = harness.client()
-        with pytest.raises(SourceUnavailable):
-            await client.stat(b"file")
-        assert not client.reachable
-
-    trio.run(main)
+    client = harness.client()
+    with pytest.raises(SourceUnavailable):
+        await client.stat(b"file")
+    assert not client.reachable
     assert harness.events == {"source_requests": 4, "source_retries": 3, "source_errors": 1}
 
 
 @pytest.mark.parametrize("kind", [SourceNotFound, SourceDenied, SourceChanged])
-def test_an_answer_is_not_retried(harness: Harness, kind: type[SourceNotFound | SourceDenied | SourceChanged]) -> None:
+async def test_no_answer_is_retried(
+    harness: Harness, kind: type[SourceNotFound | SourceDenied | SourceChanged]
+) -> None:
     harness.memory.fail_next(kind("no"))
-
-    async def main() -> None:
-        client = harness.client()
-        with pytest.raises(kind):
-            await client.stat(b"file")
-        assert client.reachable
-
-    trio.run(main)
+    client = harness.client()
+    with pytest.raises(kind):
+        await client.stat(b"file")
+    assert client.reachable
     assert harness.events == {"source_requests": 1}
 
 
@@ -161,153 +131,91 @@ def test_backoff_doubles_up_to_its_limit_with_full_jitter(harness: Harness, monk
     assert waits == pytest.approx([expected.uniform(0, longest) for longest in (1, 2, 4, 4, 4)])
 
 
-def test_a_source_that_is_asked_for_too_much_is_asked_again_until_the_time_is_up(harness: Harness) -> None:
+async def test_a_source_that_is_asked_for_too_much_is_asked_again_until_the_time_is_up(harness: Harness) -> None:
     harness.memory.fail_next(*[SourceThrottled("slow down")] * 20)
-
-    async def main() -> None:
-        client = harness.client()
-        assert (await client.stat(b"file")).size == 7
-        harness.memory.fail_next(*[SourceThrottled("slow down")] * 100_000)
-        with pytest.raises(SourceTimeout):
-            await client.stat(b"file")
-        assert not client.reachable, "no one has got anything else from it"
-
-    trio.run(main)
+    client = harness.client()
+    assert (await client.stat(b"file")).size == 7
+    harness.memory.fail_next(*[SourceThrottled("slow down")] * 100_000)
+    with pytest.raises(SourceTimeout):
+        await client.stat(b"file")
+    assert not client.reachable, "no one has got anything else from it"
     assert harness.events["source_retries"] > 20
     assert harness.events["source_timeouts"] == 1
 
 
-def test_a_source_that_is_asked_for_too_much_by_one_alone_is_reachable(harness: Harness) -> None:
+async def test_a_source_that_is_asked_for_too_much_by_one_alone_is_reachable(harness: Harness) -> None:
     def refuse() -> None:
         raise SourceThrottled("slow down")
 
-    async def main() -> None:
-        client = harness.client()
-        async with trio.open_nursery() as nursery:
+    client = harness.client()
+    async with trio.open_nursery() as nursery:
 
-            async def unlucky() -> None:
-                with pytest.raises(SourceTimeout):
-                    await client.call(refuse)
+        async def unlucky() -> None:
+            with pytest.raises(SourceTimeout):
+                await client.call(refuse)
 
-            nursery.start_soon(unlucky)
-            await trio.sleep(0.05)
-            await client.stat(b"file")
-        assert client.reachable
-
-    trio.run(main)
-
-
-def test_a_source_that_is_not_ready_is_there(harness: Harness) -> None:
-    harness.memory.fail_next(*[SourceNotReady("an archive grows")] * 100_000)
-
-    async def main() -> None:
-        client = harness.client()
-        with pytest.raises(SourceTimeout):
-            await client.stat(b"file")
-        assert client.reachable
-
-    trio.run(main)
-
-
-def test_a_source_that_fails_for_one_entry_is_there(harness: Harness) -> None:
-    harness.memory.fail_next(*[SourceEntryFailed("a dead mount within")] * 4)
-
-    async def main() -> None:
-        client = harness.client()
-        with pytest.raises(SourceEntryFailed):
-            await client.stat(b"file")
-        assert client.reachable
-        assert harness.events == {"source_requests": 4, "source_retries": 3, "source_errors": 1}
-
-    trio.run(main)
-
-
-def test_a_source_that_fails_for_all_is_not_asked_again_by_all(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_REPETITIONS", 5)
-
-    async def main() -> None:
-        client = harness.client()
-        harness.faults.set(GONE, 1)
-        for _ in range(20):
-            with pytest.raises(SourceUnavailable):
-                await client.stat(b"file")
-        assert harness.events == {"source_requests": 25, "source_retries": 5, "source_errors": 20}
-        harness.faults.set(GONE, 0)
-        for _ in range(3):
-            await client.stat(b"file")
-        harness.events.clear()
-        harness.memory.fail_next(*[SourceUnavailable("again")] * 3)
+        nursery.start_soon(unlucky)
+        await trio.sleep(0.05)
         await client.stat(b"file")
-        assert harness.events["source_retries"] == 3, "each answer allows one more"
-
-    trio.run(main)
+    assert client.reachable
 
 
-def test_a_hung_source_ends_in_a_timeout_for_a_hundred_waiters(harness: Harness) -> None:
+async def test_a_source_that_is_not_ready_is_there(harness: Harness) -> None:
+    harness.memory.fail_next(*[SourceNotReady("an archive grows")] * 100_000)
+    client = harness.client()
+    with pytest.raises(SourceTimeout):
+        await client.stat(b"file")
+    assert client.reachable
+
+
+async def test_a_source_that_fails_for_one_entry_is_there(harness: Harness) -> None:
+    harness.memory.fail_next(*[SourceEntryFailed("a dead mount within")] * 4)
+    client = harness.client()
+    with pytest.raises(SourceEntryFailed):
+        await client.stat(b"file")
+    assert client.reachable
+    assert harness.events == {"source_requests": 4, "source_retries": 3, "source_errors": 1}
+
+
+async def test_who_fails_for_all_is_not_asked_again_by_all(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_REPETITIONS", 5)
+    client = harness.client()
+    harness.faults.set(GONE, 1)
+    for _ in range(20):
+        with pytest.raises(SourceUnavailable):
+            await client.stat(b"file")
+    assert harness.events == {"source_requests": 25, "source_retries": 5, "source_errors": 20}
+    harness.faults.set(GONE, 0)
+    for _ in range(3):
+        await client.stat(b"file")
+    harness.events.clear()
+    harness.memory.fail_next(*[SourceUnavailable("again")] * 3)
+    await client.stat(b"file")
+    assert harness.events["source_retries"] == 3, "each answer allows one more"
+
+
+async def test_a_hung_source_ends_in_a_timeout_for_a_hundred_waiters(harness: Harness) -> None:
     harness.faults.set(HANG, 1)
     timeouts: list[SourceTimeout] = []
+    client = harness.client()
 
-    async def main() -> None:
-        client = harness.client()
+    async def ask(number: int) -> None:
+        with pytest.raises(SourceTimeout, match=r"not answered within 0\.3 s") as caught:
+            await client.stat(b"file%d" % number)
+        timeouts.append(caught.value)
 
-        async def ask(number: int) -> None:
-            with pytest.raises(SourceTimeout, match=r"not answered within 0\.3 s") as caught:
-                await client.stat(b"file%d" % number)
-            timeouts.append(caught.value)
-
-        start = trio.current_time()
-        async with trio.open_nursery() as nursery:
-            for number in range(100):
-                nursery.start_soon(ask, number)
-        # All of them wait at once, though only four threads do: the wait for a thread counts.
-        assert trio.current_time() - start < 2
-        assert not client.reachable
-
-    trio.run(main)
+    start = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for number in range(100):
+            nursery.start_soon(ask, number)
+    # All of them wait at once, though only four threads do: the wait for a thread counts.
+    assert trio.current_time() - start < 2
+    assert not client.reachable
     assert len(timeouts) == 100
     assert harness.events == {"source_requests": 100, "source_timeouts": 100}
 
 
-def test_no_more_calls_run_at_once_than_allowed(harness: Harness) -> None:
-    running = most = 0
-    lock = threading.Lock()
-    everybody = threading.Barrier(QUICK.max_concurrent)
-
-    def occupy() -> None:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        everybody.wait(5)
-        with lock:
-            running -= 1
-
-    async def main() -> None:
-        client = harness.client()
-        async with trio.open_nursery() as nursery:
-            for _ in range(QUICK.max_concurrent * 3):
-                nursery.start_soon(client.call, occupy)
-
-    trio.run(main)
-    assert most == QUICK.max_concurrent
-
-
-def test_a_scan_has_a_time_limit_of_its_own_while_the_source_answers_other_questions(harness: Harness) -> None:
-    scan = harness.memory.scan
-    # Three time limits and two signs.
-    harness.memory.scan = lambda *args: time.sleep(0.9) or scan(*args)  # type: ignore[method-assign, func-returns-value]
-
-    async def main() -> None:
-        client = harness.client(SourceLimits(timeout_s=0.3, scan_timeout_s=30), harness.memory)
-        assert [name for name, _ in (await client.scan(b""))[1]] == [b"file"]
-        assert client.reachable
-
-    trio.run(main)
-
-
-def test_long_scans_end_neither_for_lack_of_threads_nor_for_an_error_that_is_an_answer(harness: Harness) -> None:
+async def test_long_scans_end_neither_for_lack_of_threads_nor_for_an_error_that_is_an_answer(harness: Harness) -> None:
     scan, asked = harness.memory.scan, harness.memory.stat
     harness.memory.scan = lambda *args: time.sleep(1.2) or scan(*args)  # type: ignore[method-assign, func-returns-value]
     signs = 0
@@ -321,59 +229,47 @@ def test_long_scans_end_neither_for_lack_of_threads_nor_for_an_error_that_is_an_
 
     harness.memory.stat = stat  # type: ignore[method-assign]
     listed: list[bytes] = []
+    limits = SourceLimits(timeout_s=0.5, scan_timeout_s=30, max_concurrent=2)
+    client = harness.client(limits, harness.memory)
 
-    async def main() -> None:
-        limits = SourceLimits(timeout_s=0.5, scan_timeout_s=30, max_concurrent=2)
-        client = harness.client(limits, harness.memory)
+    async def list_root() -> None:
+        listed.extend(name for name, _ in (await client.scan(b""))[1])
 
-        async def list_root() -> None:
-            listed.extend(name for name, _ in (await client.scan(b""))[1])
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(4):
-                nursery.start_soon(list_root)
-        assert client.reachable
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(list_root)
+    assert client.reachable
     assert listed == [b"file"] * 4
     assert 1 <= signs <= 3, "one question for all scans, when nothing was heard for some time"
 
 
-def test_a_scan_ends_when_the_source_answers_nothing(harness: Harness) -> None:
+async def test_a_scan_ends_when_the_source_answers_nothing(harness: Harness) -> None:
     harness.faults.set(HANG, 1)
+    client = harness.client(SourceLimits(timeout_s=0.3, scan_timeout_s=600))
+    with trio.fail_after(5), pytest.raises(SourceTimeout):
+        await client.scan(b"")
+    assert not client.reachable
+    harness.faults.set(HANG, 0)
 
-    async def main() -> None:
-        client = harness.client(SourceLimits(timeout_s=0.3, scan_timeout_s=600))
-        with trio.fail_after(5), pytest.raises(SourceTimeout):
-            await client.scan(b"")
+
+async def test_the_probe_finds_a_source_that_is_back(harness: Harness) -> None:
+    harness.faults.set(HANG, 1)
+    client = harness.client()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.watch)
+        # As many as there are slots: the probe must not need one of those.
+        async with trio.open_nursery() as callers:
+            for _ in range(QUICK.max_concurrent):
+                callers.start_soon(expect_timeout, client)
         assert not client.reachable
         harness.faults.set(HANG, 0)
-
-    trio.run(main)
-
-
-def test_the_probe_finds_a_source_that_is_back(harness: Harness) -> None:
-    harness.faults.set(HANG, 1)
-
-    async def main() -> None:
-        client = harness.client()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.watch)
-            # As many as there are slots: the probe must not need one of those.
-            async with trio.open_nursery() as callers:
-                for _ in range(QUICK.max_concurrent):
-                    callers.start_soon(expect_timeout, client)
-            assert not client.reachable
-            harness.faults.set(HANG, 0)
-            with trio.fail_after(5):
-                while not client.reachable:
-                    await trio.sleep(0.01)
-            asked = harness.memory.calls["statvfs"]
-            await trio.sleep(0.05)
-            assert harness.memory.calls["statvfs"] == asked, "a source that is back is left alone"
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+        with trio.fail_after(5):
+            while not client.reachable:
+                await trio.sleep(0.01)
+        asked = harness.memory.calls["statvfs"]
+        await trio.sleep(0.05)
+        assert harness.memory.calls["statvfs"] == asked, "a source that is back is left alone"
+        nursery.cancel_scope.cancel()
 
 
 async def expect_timeout(client: SourceClient) -> None:
@@ -381,61 +277,23 @@ async def expect_timeout(client: SourceClient) -> None:
         await client.stat(b"file")
 
 
-def test_a_refusal_tells_the_probe_that_the_source_is_back(harness: Harness) -> None:
-    async def main() -> None:
-        client = harness.client()
-        harness.faults.set(GONE, 1)
-        with pytest.raises(SourceUnavailable):
-            await client.stat(b"file")
-        harness.memory.fail_next(SourceDenied("no"))
-        harness.faults.set(GONE, 0)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.watch)
-            with trio.fail_after(5):
-                while not client.reachable:
-                    await trio.sleep(0.01)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
-
-
-def test_one_unlucky_call_does_not_make_the_source_unreachable(harness: Harness) -> None:
-    async def main() -> None:
-        client = harness.client()
-        held = threading.Event()
-        async with trio.open_nursery() as nursery:
-
-            async def unlucky() -> None:
-                with pytest.raises(SourceTimeout):
-                    await client.call(held.wait, 5)
-
-            nursery.start_soon(unlucky)
-            await trio.testing.wait_all_tasks_blocked()
-            await client.stat(b"file")
-        held.set()
-        assert client.reachable
-
-    trio.run(main)
-
-
-def test_an_answer_makes_it_reachable_again(harness: Harness) -> None:
-    async def main() -> None:
-        client = harness.client()
-        harness.faults.set(GONE, 1)
-        with pytest.raises(SourceUnavailable):
-            await client.stat(b"file")
-        assert not client.reachable
-        harness.faults.set(GONE, 0)
-        with pytest.raises(SourceNotFound):
-            await client.stat(b"missing")
-        assert client.reachable
-
-    trio.run(main)
+async def test_a_refusal_tells_the_probe_that_the_source_is_back(harness: Harness) -> None:
+    client = harness.client()
+    harness.faults.set(GONE, 1)
+    with pytest.raises(SourceUnavailable):
+        await client.stat(b"file")
+    harness.memory.fail_next(SourceDenied("no"))
+    harness.faults.set(GONE, 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.watch)
+        with trio.fail_after(5):
+            while not client.reachable:
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"timeout_s": 0}, {"attempts": 0}, {"max_concurrent": 0}, {"backoff_s": 3.0}, {"probe_interval_s": -1}],
+    "wrong", [{"timeout_s": 0}, {"attempts": 0}, {"max_concurrent": 0}, {"backoff_s": 3.0}, {"probe_interval_s": -1}]
 )
 def test_limits_are_checked(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):

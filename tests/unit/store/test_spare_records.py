@@ -58,10 +58,7 @@ def over(disk: Disk | None, shared: SharedRows | None = None) -> SpareRecords:
 
 @given(
     st.lists(
-        st.one_of(
-            st.tuples(st.sampled_from(TABLES), KEYS, st.one_of(st.none(), st.binary(max_size=3))),
-            st.booleans(),
-        ),
+        st.one_of(st.tuples(st.sampled_from(TABLES), KEYS, st.one_of(st.none(), st.binary(max_size=3))), st.booleans()),
         max_size=40,
     )
 )

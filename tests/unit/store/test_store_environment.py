@@ -7,7 +7,6 @@ import os
 import random
 import resource
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -112,33 +111,6 @@ def test_a_store_of_another_format_is_wiped(tmp_path: Path, other: bytes | None)
     filled(tmp_path)
     (tmp_path / "format").unlink() if other is None else (tmp_path / "format").write_bytes(other)
     assert environment.claim(tmp_path) == "it was written by another version of spiderfs"
-
-
-def test_a_killed_process_costs_nothing(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            filled(tmp_path)
-            os.write(writer, b"filled")
-            content = LmdbContent(tmp_path / "content")
-            while True:
-                content.land(ContentKey(99), payload(99))
-                content.apply([ContentKey(99)], ())
-        finally:
-            os._exit(1)
-    os.close(writer)
-    assert os.read(reader, 10) == b"filled"
-    os.close(reader)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert environment.claim(tmp_path) is None
-    content = LmdbContent(tmp_path / "content")
-    for inode in range(1, 51):
-        found = content.read(ContentKey(inode))
-        assert found is not None
-        assert bytes(found) == payload(inode)
-    content.close()
 
 
 def test_wipe_leaves_other_files_alone(tmp_path: Path) -> None:
@@ -312,7 +284,7 @@ def test_a_reservation_is_renewed_only_when_it_is_half_used(tmp_path: Path) -> N
 # -- starting again
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_restart_with_100000_entries_takes_about_two_seconds_at_most(tmp_path: Path) -> None:
     environment.claim(tmp_path)
     content = LmdbContent(created(tmp_path / "content"))

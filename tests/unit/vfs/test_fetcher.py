@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
 import random
 import threading
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 from benchmarks.fakes import MemoryContent, MemorySource
-from spiderfs.core.events import FETCHED, REFUSED, UNSTORED
+from spiderfs.core.events import FETCHED, UNSTORED
 from spiderfs.errors import SourceChanged, SourceTimeout, SourceUnavailable, StoreCorrupt, StoreError, StoreFull
 from spiderfs.metrics import SharedCounters
 from spiderfs.sources.client import SourceClient, SourceLimits
@@ -92,168 +91,89 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
     harness.interlock.close()
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        with trio.fail_after(PATIENCE_S):
-            await test()
-
-    trio.run(main)
-
-
 def local(fetcher: Fetcher, key: ContentKey) -> bytes | None:
     payload = fetcher.local(key)
     return None if payload is None else bytes(payload)
 
 
-def test_what_passes_is_not_stored_and_its_further_reads_find_it(harness: Harness) -> None:
-    async def test() -> None:
-        node = harness.add(b"content")
-        key = ContentKey(node.inode)
-        harness.passing.add(node.inode)
-        assert await harness.fetcher.fetch(node) == (b"content", UNSTORED)
-        assert not harness.fetcher.stored(key)
-        assert harness.memory.usage().landing_entries == 0
-        found = harness.fetcher.passing(key, 3, 4)
-        assert found is not None
-        assert bytes(found) == b"tent"
-        harness.passing.clear()
-        assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
-
-    run(test)
+async def test_what_passes_is_not_stored_and_its_further_reads_find_it(harness: Harness) -> None:
+    node = harness.add(b"content")
+    key = ContentKey(node.inode)
+    harness.passing.add(node.inode)
+    assert await harness.fetcher.fetch(node) == (b"content", UNSTORED)
+    assert not harness.fetcher.stored(key)
+    assert harness.memory.usage().landing_entries == 0
+    found = harness.fetcher.passing(key, 3, 4)
+    assert found is not None
+    assert bytes(found) == b"tent"
+    harness.passing.clear()
+    assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
 
 
-def test_blocks_of_a_large_file_never_pass(harness: Harness) -> None:
-    async def test() -> None:
-        node = harness.add(b"x" * (BLOCK_BYTES + 1))
-        harness.passing.add(node.inode)
-        assert (await harness.fetcher.fetch(node, 2))[1] == FETCHED
-
-    run(test)
+async def test_blocks_of_a_large_file_never_pass(harness: Harness) -> None:
+    node = harness.add(b"x" * (BLOCK_BYTES + 1))
+    harness.passing.add(node.inode)
+    assert (await harness.fetcher.fetch(node, 2))[1] == FETCHED
 
 
-def test_a_whole_file_is_fetched_and_lands(harness: Harness) -> None:
-    async def test() -> None:
-        node = harness.add(b"content")
-        key = ContentKey(node.inode)
-        assert harness.fetcher.local(key) is None
-        assert not harness.fetcher.stored(key)
-        assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
-        assert harness.fetcher.stored(key)
-        assert local(harness.fetcher, key) == b"content"
-        assert harness.counted("origin_reads", "origin_bytes") == [1, 7]
-
-    run(test)
-
-
-def test_blocks_are_fetched_by_number_and_the_last_is_short(harness: Harness) -> None:
+async def test_blocks_are_fetched_by_number_and_the_last_is_short(harness: Harness) -> None:
     data = random.Random(1).randbytes(2 * BLOCK_BYTES + 10)
-
-    async def test() -> None:
-        node = harness.add(data)
-        assert (await harness.fetcher.fetch(node, 1))[0] == data[:BLOCK_BYTES]
-        assert (await harness.fetcher.fetch(node, 3))[0] == data[2 * BLOCK_BYTES :]
-        assert harness.fetcher.stored(ContentKey(node.inode, 3))
-        assert not harness.fetcher.stored(ContentKey(node.inode, 2))
-        assert not harness.fetcher.stored(ContentKey(node.inode))
-
-    run(test)
+    node = harness.add(data)
+    assert (await harness.fetcher.fetch(node, 1))[0] == data[:BLOCK_BYTES]
+    assert (await harness.fetcher.fetch(node, 3))[0] == data[2 * BLOCK_BYTES :]
+    assert harness.fetcher.stored(ContentKey(node.inode, 3))
+    assert not harness.fetcher.stored(ContentKey(node.inode, 2))
+    assert not harness.fetcher.stored(ContentKey(node.inode))
 
 
-def test_many_who_want_the_same_share_one_fetch(harness: Harness) -> None:
-    async def test() -> None:
-        node, other = harness.add(b"content"), harness.add(b"other", 200_000, b"other")
-        found: list[bytes] = []
-
-        async def want(wanted: Node) -> None:
-            found.append((await harness.fetcher.fetch(wanted))[0])
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(30):
-                nursery.start_soon(want, node)
-            nursery.start_soon(want, other)
-        assert sorted(found) == [b"content"] * 30 + [b"other"]
-        assert harness.source.calls["read"] == 2
-
-    run(test)
-
-
-def test_a_changed_source_is_reported_and_nothing_lands(harness: Harness) -> None:
-    async def test() -> None:
-        node = harness.add(b"content")
-        harness.source.change(b"file", b"CONTENT")
-        with pytest.raises(SourceChanged):
-            await harness.fetcher.fetch(node)
-        assert not harness.fetcher.stored(ContentKey(node.inode))
-        assert harness.fetcher.local(ContentKey(node.inode)) is None
-        assert harness.counted("origin_reads") == [0]
-
-    run(test)
-
-
-def test_a_passing_fault_is_retried_and_counted_once(harness: Harness) -> None:
-    async def test() -> None:
-        node = harness.add(b"content")
-        harness.source.fail_next(SourceUnavailable("1"))
-        assert (await harness.fetcher.fetch(node))[0] == b"content"
-        assert harness.counted("origin_reads", "origin_bytes", "source_retries") == [1, 7, 1]
-        other = harness.add(b"other", 100_001, b"other")
-        harness.source.fail_next(SourceUnavailable("1"), SourceUnavailable("2"))
-        with pytest.raises(SourceUnavailable):
-            await harness.fetcher.fetch(other)
-
-    run(test)
+async def test_a_changed_source_is_reported_and_nothing_lands(harness: Harness) -> None:
+    node = harness.add(b"content")
+    harness.source.change(b"file", b"CONTENT")
+    with pytest.raises(SourceChanged):
+        await harness.fetcher.fetch(node)
+    assert not harness.fetcher.stored(ContentKey(node.inode))
+    assert harness.fetcher.local(ContentKey(node.inode)) is None
+    assert harness.counted("origin_reads") == [0]
 
 
 # -- a store that cannot take them
 
 
-def test_what_the_store_has_no_room_for_is_in_transit(harness: Harness) -> None:
-    async def test() -> None:
-        harness.memory.set_capacity(3)
-        node = harness.add(b"content")
-        assert await harness.fetcher.fetch(node) == (b"content", REFUSED)
-        assert not harness.fetcher.stored(ContentKey(node.inode))
-        assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
-
-    run(test)
+async def test_a_record_that_left_the_store_is_in_transit_still(harness: Harness) -> None:
+    node = harness.add(b"content")
+    await harness.fetcher.fetch(node)
+    harness.memory.apply([ContentKey(node.inode)], ())
+    assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
 
 
-def test_a_record_that_left_the_store_is_in_transit_still(harness: Harness) -> None:
-    async def test() -> None:
-        node = harness.add(b"content")
-        await harness.fetcher.fetch(node)
-        harness.memory.apply([ContentKey(node.inode)], ())
-        assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
-
-    run(test)
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    return trio.testing.MockClock(autojump_threshold=0)
 
 
-def test_what_is_in_transit_is_let_go_when_nothing_is_fetched_any_more() -> None:
-    async def main() -> None:
-        transit, key = Transit(), ContentKey(1)
-        rested = 0
+async def test_what_is_in_transit_is_let_go_when_nothing_is_fetched_any_more(clock: trio.testing.MockClock) -> None:
+    transit, key = Transit(), ContentKey(1)
+    rested = 0
 
-        async def rest() -> None:
-            nonlocal rested
-            while True:
-                await transit.rests()
-                rested += 1
+    async def rest() -> None:
+        nonlocal rested
+        while True:
+            await transit.rests()
+            rested += 1
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(rest)
-            await trio.sleep(10 * module.REST_S)
-            assert rested == 0, "no one is woken for nothing"
-            for round_ in range(2):
-                for _ in range(5):
-                    transit.put(key, b"content")
-                    await trio.sleep(0.9 * module.REST_S)
-                    assert transit.get(key) == b"content"
-                await trio.sleep(1.2 * module.REST_S)
-                assert transit.get(key) is None
-                assert rested == round_ + 1
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rest)
+        await trio.sleep(10 * module.REST_S)
+        assert rested == 0, "no one is woken for nothing"
+        for round_ in range(2):
+            for _ in range(5):
+                transit.put(key, b"content")
+                await trio.sleep(0.9 * module.REST_S)
+                assert transit.get(key) == b"content"
+            await trio.sleep(1.2 * module.REST_S)
+            assert transit.get(key) is None
+            assert rested == round_ + 1
+        nursery.cancel_scope.cancel()
 
 
 def test_transit_is_bounded_in_bytes() -> None:
@@ -282,87 +202,72 @@ def test_transit_is_bounded_for_the_smallest_files_too() -> None:
     assert held < 1.5 * (1 << 20)
 
 
-def test_a_full_disk_is_passed_by_with_one_warning(
+async def test_a_full_disk_is_passed_by_with_one_warning(
     harness: Harness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test() -> None:
-        harness.memory.landing_fails = StoreFull("no space left for the cache")
-        for inode in range(100_000, 100_020):
-            node = harness.add(b"%d" % inode, inode)
-            assert await harness.fetcher.fetch(node) == (b"%d" % inode, UNSTORED)
-        assert harness.counted("store_failures") == [1], "while it is known to be full, no one tries"
-        monkeypatch.setattr(module, "FULL_PAUSE_S", 0.0)
-        harness.fetcher._full_until = time.monotonic()
-        for inode in range(100_020, 100_023):
-            node = harness.add(b"%d" % inode, inode)
-            assert await harness.fetcher.fetch(node) == (b"%d" % inode, UNSTORED)
-        assert harness.counted("store_failures") == [4]
-        harness.memory.landing_fails = None
-        assert await harness.fetcher.fetch(harness.add(b"room", 300_000)) == (b"room", FETCHED)
-
-    with caplog.at_level(logging.WARNING):
-        run(test)
+    harness.memory.landing_fails = StoreFull("no space left for the cache")
+    for inode in range(100_000, 100_020):
+        node = harness.add(b"%d" % inode, inode)
+        assert await harness.fetcher.fetch(node) == (b"%d" % inode, UNSTORED)
+    assert harness.counted("store_failures") == [1], "while it is known to be full, no one tries"
+    monkeypatch.setattr(module, "FULL_PAUSE_S", 0.0)
+    harness.fetcher._full_until = time.monotonic()
+    for inode in range(100_020, 100_023):
+        node = harness.add(b"%d" % inode, inode)
+        assert await harness.fetcher.fetch(node) == (b"%d" % inode, UNSTORED)
+    assert harness.counted("store_failures") == [4]
+    harness.memory.landing_fails = None
+    assert await harness.fetcher.fetch(harness.add(b"room", 300_000)) == (b"room", FETCHED)
     assert [record.getMessage() for record in caplog.records] == [
         "no space left for the cache: files are read from the source until there is room again"
     ]
 
 
-def test_a_store_that_cannot_be_read_is_passed_by(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
-        node = harness.add(b"content")
-        harness.memory.reading_fails = StoreError("too many readers")
-        assert harness.fetcher.local(ContentKey(node.inode)) is None
-        assert not harness.fetcher.stored(ContentKey(node.inode))
-        assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
-        assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
-        assert harness.counted("store_failures") == [3]
-
-    with caplog.at_level(logging.WARNING):
-        run(test)
+async def test_a_store_that_cannot_be_read_is_passed_by(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    node = harness.add(b"content")
+    harness.memory.reading_fails = StoreError("too many readers")
+    assert harness.fetcher.local(ContentKey(node.inode)) is None
+    assert not harness.fetcher.stored(ContentKey(node.inode))
+    assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
+    assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
+    assert harness.counted("store_failures") == [3]
     assert {record.getMessage() for record in caplog.records} == {"too many readers: reading from the source instead"}
 
 
-def test_a_damaged_store_is_passed_up(harness: Harness) -> None:
-    async def test() -> None:
-        node = harness.add(b"content")
-        harness.memory.landing_fails = StoreCorrupt("a page is missing")
+async def test_a_damaged_store_is_passed_up(harness: Harness) -> None:
+    node = harness.add(b"content")
+    harness.memory.landing_fails = StoreCorrupt("a page is missing")
+    with pytest.raises(StoreCorrupt):
+        await harness.fetcher.fetch(node)
+    assert harness.source.calls["read"] == 1, "the store's fault does not repeat the read"
+    harness.memory.reading_fails = StoreCorrupt("a page is missing")
+    for ask in (harness.fetcher.local, harness.fetcher.stored):
         with pytest.raises(StoreCorrupt):
-            await harness.fetcher.fetch(node)
-        assert harness.source.calls["read"] == 1, "the store's fault does not repeat the read"
-        harness.memory.reading_fails = StoreCorrupt("a page is missing")
-        for ask in (harness.fetcher.local, harness.fetcher.stored):
-            with pytest.raises(StoreCorrupt):
-                ask(ContentKey(node.inode))
-
-    run(test)
+            ask(ContentKey(node.inode))
 
 
-def test_a_record_whose_bytes_are_damaged_is_fetched_again(tmp_path: Path) -> None:
+async def test_a_record_whose_bytes_are_damaged_is_fetched_again(tmp_path: Path) -> None:
     content = LmdbContent(tmp_path)
     content.set_capacity(1 << 20)
     harness = Harness(tmp_path, content)
     payload = random.Random(1).randbytes(20_000)
-
-    async def test() -> None:
-        node = harness.add(payload)
-        key = ContentKey(node.inode)
-        content.land(key, payload)
-        file = tmp_path / "extents"
-        at = file.read_bytes().index(payload[10_000:10_050])
-        with open(file, "r+b") as data:
-            data.seek(at)
-            data.write(b"damaged")
-        assert harness.fetcher.local(key) is None
-        assert harness.counted("checksum_failures") == [1]
-        content.apply((), [Keep(key, "samples")])
-        assert await harness.fetcher.fetch(node) == (payload, FETCHED)
-        content.end_read()
-        assert local(harness.fetcher, key) == payload
-        member = content.member(key)
-        assert member is not None
-        assert member.section == "samples"
-
-    run(test)
+    node = harness.add(payload)
+    key = ContentKey(node.inode)
+    content.land(key, payload)
+    file = tmp_path / "extents"
+    at = file.read_bytes().index(payload[10_000:10_050])
+    with open(file, "r+b") as data:
+        data.seek(at)
+        data.write(b"damaged")
+    assert harness.fetcher.local(key) is None
+    assert harness.counted("checksum_failures") == [1]
+    content.apply((), [Keep(key, "samples")])
+    assert await harness.fetcher.fetch(node) == (payload, FETCHED)
+    content.end_read()
+    assert local(harness.fetcher, key) == payload
+    member = content.member(key)
+    assert member is not None
+    assert member.section == "samples"
     harness.interlock.close()
     content.close()
 
@@ -370,131 +275,110 @@ def test_a_record_whose_bytes_are_damaged_is_fetched_again(tmp_path: Path) -> No
 # -- between processes
 
 
-class Other:
-    """Another process of the mount, which holds the lock of a key and lands its bytes when it is told to."""
+KEY = ContentKey(100_000)
 
-    def __init__(self, directory: Path, key: ContentKey, payload: bytes | None) -> None:
+
+class Other:
+    """Another process of the mount, which holds the lock of KEY and lands its bytes when it is told to."""
+
+    def __init__(self, directory: Path) -> None:
         ready, self._ready = os.pipe()
-        self._go, go = os.pipe()
+        self._go, self._tell = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             # Else the end of a test that failed would not be noticed here.
-            os.close(go)
+            os.close(self._tell)
             try:
-                self._hold(directory, key, payload)
+                self._hold(directory)
             finally:
                 os._exit(1)
         for fd in (self._ready, self._go):
             os.close(fd)
-        self._tell = go
         assert os.read(ready, 1) == b"r"
         os.close(ready)
 
-    def _hold(self, directory: Path, key: ContentKey, payload: bytes | None) -> None:
+    def _hold(self, directory: Path) -> None:
         lock = FetchLock(directory / "fetch.lock")
-        assert lock.try_hold(key)
+        assert lock.try_hold(KEY)
         os.write(self._ready, b"r")
-        os.read(self._go, 1)
-        if payload is None:
-            os._exit(0)
-        LmdbContent(directory).land(key, payload)
-        lock.let_go(key)
+        payload = os.read(self._go, 100)
+        if payload != b"dies":
+            LmdbContent(directory).land(KEY, payload)
+        os._exit(0)
 
-    def go_on(self) -> None:
-        os.write(self._tell, b"g")
+    def go_on(self, payload: bytes = b"dies") -> None:
+        """Land this, or die without a word."""
+        os.write(self._tell, payload)
 
-    def __enter__(self) -> Other:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         # Whatever it still waited for, it ends now.
         os.close(self._tell)
         os.waitpid(self._pid, 0)
 
 
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Other]:
+    with contextlib.closing(Other(tmp_path)) as other:
+        yield other
+
+
 @pytest.mark.parametrize("lands", [True, False])
-def test_who_waited_for_another_process_takes_what_it_landed(tmp_path: Path, lands: bool) -> None:
+async def test_who_waited_for_another_process_takes_what_it_landed(other: Other, tmp_path: Path, lands: bool) -> None:
     content = LmdbContent(tmp_path)
     content.set_capacity(1 << 20)
-    content.close()
-    key = ContentKey(100_000)
-    # Before the store is opened here: it must be opened after the fork.
-    with Other(tmp_path, key, b"content" if lands else None) as other:
-        check_waiting(tmp_path, key, other, lands)
+    harness = Harness(tmp_path, content)
+    node = harness.add(b"content")
+    found: list[tuple[bytes, int]] = []
 
+    async def want() -> None:
+        # As an open does it: look first, then fetch.
+        assert not harness.fetcher.stored(KEY)
+        found.append(await harness.fetcher.fetch(node))
 
-def check_limit(directory: Path, other: Other, go_on_after_s: float | None) -> None:
-    """A reader waits for another process and then for a source that hangs, for both together only once."""
-    limit_s = 0.6
-    harness = Harness(directory)
-    row = harness.row
-    hanging = threading.Event()
-    harness.source.read = lambda *args: hanging.wait() and b""  # type: ignore[assignment]
-    limits = SourceLimits(timeout_s=limit_s)
-    harness.client = SourceClient(harness.source, limits, rng=random.Random(1), on_event=row.add)
-    harness.fetcher = Fetcher(harness.client, harness.content, harness.interlock, harness.full_disk, row)
-    took_s = []
-
-    async def want(node: Node) -> None:
-        began = time.monotonic()
-        with pytest.raises(SourceTimeout):
-            await harness.fetcher.fetch(node)
-        took_s.append(time.monotonic() - began)
-
-    async def test() -> None:
-        node = harness.add(b"content")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(want, node)
-            if go_on_after_s is not None:
-                await trio.sleep(go_on_after_s)
-                other.go_on()
-        assert not harness.client.reachable
-        assert harness.counted("source_timeouts") == [1]
-
-    try:
-        run(test)
-    finally:
-        hanging.set()
-        harness.interlock.close()
-    (longest_s,) = took_s
-    assert longest_s == pytest.approx(limit_s, abs=0.3)
-
-
-@pytest.mark.parametrize("go_on_after_s", [0.5, None])
-def test_waiting_for_another_process_is_part_of_the_limit(tmp_path: Path, go_on_after_s: float | None) -> None:
-    with Other(tmp_path, ContentKey(100_000), None) as other:
-        check_limit(tmp_path, other, go_on_after_s)
-
-
-def check_waiting(directory: Path, key: ContentKey, other: Other, lands: bool) -> None:
-    content = LmdbContent(directory)
-    harness = Harness(directory, content)
-
-    async def test() -> None:
-        node = harness.add(b"content")
-        found: list[tuple[bytes, int]] = []
-
-        async def want() -> None:
-            # As an open does it: look first, then fetch.
-            assert not harness.fetcher.stored(key)
-            found.append(await harness.fetcher.fetch(node))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(want)
-            await trio.testing.wait_all_tasks_blocked()
-            assert not found
-            other.go_on()
-        assert found == [(b"content", FETCHED)] * 3
-        # Where the other one died without a word, its lock was free and the source was asked.
-        assert harness.counted("origin_reads") == [0 if lands else 1]
-
-    run(test)
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(want)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not found
+        other.go_on(b"content" if lands else b"dies")
+    assert found == [(b"content", FETCHED)] * 3
+    # Where the other one died without a word, its lock was free and the source was asked.
+    assert harness.counted("origin_reads") == [0 if lands else 1]
     harness.interlock.close()
     content.close()
 
 
-def test_what_another_process_landed_just_before_the_lock_was_free_is_not_fetched_again(
+@pytest.mark.parametrize("go_on_after_s", [0.5, None])
+async def test_both_waits_together_have_one_limit(other: Other, harness: Harness, go_on_after_s: float | None) -> None:
+    """A reader waits for another process and then for a source that hangs, for both together only once."""
+    limit_s, hanging = 0.6, threading.Event()
+    harness.source.read = lambda *args: hanging.wait() and b""  # type: ignore[assignment]
+    limits = SourceLimits(timeout_s=limit_s)
+    client = SourceClient(harness.source, limits, rng=random.Random(1), on_event=harness.row.add)
+    fetcher = Fetcher(client, harness.content, harness.interlock, harness.full_disk, harness.row)
+    took_s = []
+
+    async def want() -> None:
+        began = time.monotonic()
+        with pytest.raises(SourceTimeout):
+            await fetcher.fetch(harness.add(b"content"))
+        took_s.append(time.monotonic() - began)
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(want)
+            if go_on_after_s is not None:
+                await trio.sleep(go_on_after_s)
+                other.go_on()
+    finally:
+        hanging.set()
+    assert not client.reachable
+    assert harness.counted("source_timeouts") == [1]
+    (longest_s,) = took_s
+    assert longest_s == pytest.approx(limit_s, abs=0.3)
+
+
+async def test_what_another_process_landed_just_before_the_lock_was_free_is_not_fetched_again(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = harness.interlock.try_hold
@@ -504,189 +388,111 @@ def test_what_another_process_landed_just_before_the_lock_was_free_is_not_fetche
         return take(key)
 
     monkeypatch.setattr(harness.interlock, "try_hold", land_and_take)
-
-    async def test() -> None:
-        node = harness.add(b"content")
-        assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
-        assert harness.counted("origin_reads") == [0]
-        assert not harness.interlock.held(ContentKey(node.inode))
-        assert take(ContentKey(node.inode))
-
-    run(test)
+    node = harness.add(b"content")
+    assert await harness.fetcher.fetch(node) == (b"content", FETCHED)
+    assert harness.counted("origin_reads") == [0]
+    assert not harness.interlock.held(ContentKey(node.inode))
+    assert take(ContentKey(node.inode))
 
 
-def test_no_look_at_the_store_is_open_while_the_source_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = LmdbContent(tmp_path)
-    content.set_capacity(1 << 20)
-    harness = Harness(tmp_path, content)
-    ask, open_looks = harness.client.read, []
-
-    async def read(*args: Any) -> bytes:
-        open_looks.append(content._reader)
-        return await ask(*args)
-
-    monkeypatch.setattr(harness.client, "read", read)
-
-    async def test() -> None:
-        node = harness.add(b"content")
-        assert not harness.fetcher.stored(ContentKey(node.inode))
-        await harness.fetcher.fetch(node)
-        assert open_looks == [None]
-
-    run(test)
-    harness.interlock.close()
-    content.close()
+async def test_it_is_known_what_another_process_fetches(other: Other, harness: Harness) -> None:
+    mine, none = ContentKey(200_000), ContentKey(300_000)
+    assert [harness.interlock.held(key) for key in (mine, KEY, none)] == [False, True, False]
+    assert [harness.fetcher.under_way(key) for key in (mine, KEY, none)] == [False, True, False]
+    # One's own lock is none to wait for; a fetch of one's own is.
+    assert harness.interlock.try_hold(mine)
+    assert not harness.interlock.held(mine)
+    harness.interlock.let_go(mine)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(harness.fetcher.fetch, harness.add(b"content", mine.inode))
+        await trio.sleep(0)
+        while not harness.fetcher.under_way(mine):
+            await trio.sleep(0)
+    assert not harness.fetcher.under_way(mine)
+    # It dies, and its lock with it.
+    other.go_on()
+    while harness.fetcher.under_way(KEY):
+        await trio.sleep(0.001)
 
 
-def test_it_is_known_what_another_process_fetches(tmp_path: Path) -> None:
-    mine, theirs, none = ContentKey(100_000), ContentKey(200_000), ContentKey(300_000)
-    with Other(tmp_path, theirs, None) as other:
-        harness = Harness(tmp_path)
-
-        async def test() -> None:
-            assert [harness.interlock.held(key) for key in (mine, theirs, none)] == [False, True, False]
-            assert [harness.fetcher.under_way(key) for key in (mine, theirs, none)] == [False, True, False]
-            # One's own lock is none to wait for; a fetch of one's own is.
-            assert harness.interlock.try_hold(mine)
-            assert not harness.interlock.held(mine)
-            harness.interlock.let_go(mine)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(harness.fetcher.fetch, harness.add(b"content", mine.inode))
-                await trio.sleep(0)
-                while not harness.fetcher.under_way(mine):
-                    await trio.sleep(0)
-            assert not harness.fetcher.under_way(mine)
-            # It dies, and its lock with it.
-            other.go_on()
-            while harness.fetcher.under_way(theirs):
-                await trio.sleep(0.001)
-
-        run(test)
-        harness.interlock.close()
+@pytest.mark.usefixtures("other")
+async def test_files_do_not_wait_for_each_other(harness: Harness) -> None:
+    # Its blocks are other records than the whole file.
+    for node, block in ((harness.add(b"x", 200_000, b"one"), 0), (harness.add(b"x", 100_000, b"two"), 1)):
+        assert await harness.fetcher.fetch(node, block) == (b"x", FETCHED)
 
 
-def test_files_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    harness = Harness(tmp_path)
-
-    async def test() -> None:
-        # Its blocks are other records than the whole file.
-        for node, block in ((harness.add(b"x", 200_000, b"one"), 0), (harness.add(b"x", 100_000, b"two"), 1)):
-            assert await harness.fetcher.fetch(node, block) == (b"x", FETCHED)
-
-    with Other(tmp_path, ContentKey(100_000), None):
-        run(test)
-    harness.interlock.close()
-
-
-def test_a_caller_that_gives_up_leaves_no_lock(harness: Harness) -> None:
-    async def test() -> None:
-        node = harness.add(b"content")
-        harness.source.fail_next(SourceUnavailable("so that there is a pause to give up in"))
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await harness.fetcher.fetch_bytes(node)
-        assert scope.cancelled_caught
-        other = FetchLock(harness.lock)
-        assert other.try_hold(ContentKey(node.inode))
-        other.close()
-
-    run(test)
+async def test_a_caller_that_gives_up_leaves_no_lock(harness: Harness) -> None:
+    node = harness.add(b"content")
+    harness.source.fail_next(SourceUnavailable("so that there is a pause to give up in"))
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await harness.fetcher.fetch_bytes(node)
+    assert scope.cancelled_caught
+    other = FetchLock(harness.lock)
+    assert other.try_hold(ContentKey(node.inode))
+    other.close()
 
 
 # -- behind the reader's back
 
 
-def test_a_reader_has_its_bytes_before_they_are_in_the_store(harness: Harness) -> None:
+async def test_a_reader_has_its_bytes_before_they_are_in_the_store(harness: Harness) -> None:
     """Between both, everybody of this process is given them, and no one else fetches them."""
     alone = Fetcher(harness.client, harness.content, harness.interlock, harness.full_disk, harness.row, alone=True)
     told: list[int] = []
-
-    async def test() -> None:
-        node = harness.add(b"content")
-        key = ContentKey(node.inode)
-        other = FetchLock(harness.lock)
-        fetched = await alone.fetch_bytes(node)
-        fetched.when_settled(told.append)
-        assert fetched.payload == b"content"
-        assert not harness.content.has(key)
-        assert not told
-        assert other.held(key)
-        assert alone.stored(key)
-        assert local(alone, key) == b"content"
-        assert await alone.fetch_bytes(node) is fetched
-        assert await alone.fetch(node) == (b"content", FETCHED)
-        assert harness.content.has(key)
-        assert told == [FETCHED]
-        fetched.when_settled(told.append)
-        assert told == [FETCHED] * 2
-        assert not other.held(key)
-        assert harness.source.calls["read"] == 1
-        other.close()
-
-    run(test)
+    node = harness.add(b"content")
+    key = ContentKey(node.inode)
+    other = FetchLock(harness.lock)
+    fetched = await alone.fetch_bytes(node)
+    fetched.when_settled(told.append)
+    assert fetched.payload == b"content"
+    assert not harness.content.has(key)
+    assert not told
+    assert other.held(key)
+    assert alone.stored(key)
+    assert local(alone, key) == b"content"
+    assert await alone.fetch_bytes(node) is fetched
+    assert await alone.fetch(node) == (b"content", FETCHED)
+    assert harness.content.has(key)
+    assert told == [FETCHED]
+    fetched.when_settled(told.append)
+    assert told == [FETCHED] * 2
+    assert not other.held(key)
+    assert harness.source.calls["read"] == 1
+    other.close()
 
 
-def test_the_end_waits_until_everything_has_landed(harness: Harness) -> None:
-    async def test() -> None:
-        alone = Fetcher(
-            harness.client,
-            harness.content,
-            harness.interlock,
-            harness.full_disk,
-            harness.row,
-            alone=True,
-        )
-        nodes = [harness.add(b"%d" % number, 100_000 + number, b"%d" % number) for number in range(50)]
-        for node in nodes:
-            await alone.fetch_bytes(node)
-        await alone.drain()
-        assert all(harness.content.has(ContentKey(node.inode)) for node in nodes)
+async def test_one_that_does_not_fit_on_the_disk_costs_the_others_nothing(harness: Harness) -> None:
+    harness.memory.landing_fails = StoreFull("no space left for the cache")
+    harness.memory.fitting = {b"fits"}
+    found = {}
 
-    run(test)
+    async def want(node: Node) -> None:
+        payload, where = await harness.fetcher.fetch(node)
+        found[payload] = where
+
+    async with trio.open_nursery() as nursery:
+        for inode, payload in ((200_000, b"fits"), (200_001, b"does not")):
+            nursery.start_soon(want, harness.add(payload, inode, payload))
+    assert found == {b"fits": FETCHED, b"does not": UNSTORED}
 
 
-def test_one_that_does_not_fit_on_the_disk_costs_the_others_nothing(
-    harness: Harness, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def test() -> None:
-        harness.memory.landing_fails = StoreFull("no space left for the cache")
-        harness.memory.fitting = {b"fits"}
-        found = {}
-
-        async def want(node: Node) -> None:
-            payload, where = await harness.fetcher.fetch(node)
-            found[payload] = where
-
-        async with trio.open_nursery() as nursery:
-            for inode, payload in ((200_000, b"fits"), (200_001, b"does not")):
-                nursery.start_soon(want, harness.add(payload, inode, payload))
-        assert found == {b"fits": FETCHED, b"does not": UNSTORED}
-
-    with caplog.at_level(logging.WARNING):
-        run(test)
-
-
-def test_who_fetches_more_than_may_wait_waits_for_room(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_fetches_more_than_may_wait_waits_for_room(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spiderfs.vfs.landing.ENTRY_BYTES", 0)
     held: list[int] = []
+    noted: list[int] = []
+    landing = Landing(harness.content, 0.0, 100, InFlight(note=noted.append))
 
-    async def test() -> None:
-        noted: list[int] = []
-        landing = Landing(harness.content, 0.0, 100, InFlight(note=noted.append))
+    async def put(number: int) -> None:
+        await landing.put(ContentKey(number), bytes(60), lambda _: None)
+        held.append(landing._bytes)
 
-        async def put(number: int) -> None:
-            await landing.put(ContentKey(number), bytes(60), lambda _: None)
-            held.append(landing._bytes)
-
-        async with trio.open_nursery() as nursery:
-            for number in range(20):
-                nursery.start_soon(put, number)
-        await landing.drain()
-        assert max(held) <= 100 + 60
-        # Those that waited were in flight.
-        assert (max(noted), noted[-1]) == (18 * 60, 0)
-        assert all(harness.content.has(ContentKey(number)) for number in range(20))
-
-    run(test)
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(put, number)
+    await landing.drain()
+    assert max(held) <= 100 + 60
+    # Those that waited were in flight.
+    assert (max(noted), noted[-1]) == (18 * 60, 0)
+    assert all(harness.content.has(ContentKey(number)) for number in range(20))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.fakes import Bare, MemoryContent, MemorySource, bare_filesystem
-from spiderfs.errors import SourceTimeout, SourceUnavailable, Stale
+from spiderfs.errors import SourceTimeout
 from spiderfs.linux import steady_clock
 from spiderfs.sources.client import SourceLimits
 from spiderfs.store.spare_records import MemoryRecords
@@ -45,24 +46,18 @@ class Harness:
         return [late - early for early, late in zip(before, after, strict=True)]
 
 
-def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> None:
-    async def main() -> None:
-        source, content = MemorySource(), MemoryContent()
-        source.add(b"large", CONTENT)
-        content.set_capacity(1 << 30)
-        with trio.fail_after(30):
-            async with bare_filesystem(
-                source,
-                content,
-                MemoryRecords(TABLES),
-                directory,
-                settings=Settings(sample_max_bytes=1 << 16),
-                limits=SourceLimits(attempts=1),
-            ) as bare:
-                entry = await bare.filesystem.lookup(ROOT_INODE, b"large", CALLER)
-                await test(Harness(source, bare, entry.attributes.inode))
-
-    trio.run(main)
+@pytest.fixture
+@contextlib.asynccontextmanager
+async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
+    source, content = MemorySource(), MemoryContent()
+    source.add(b"large", CONTENT)
+    content.set_capacity(1 << 30)
+    settings, limits = Settings(sample_max_bytes=1 << 16), SourceLimits(attempts=1)
+    async with bare_filesystem(
+        source, content, MemoryRecords(TABLES), tmp_path, settings=settings, limits=limits
+    ) as bare:
+        entry = await bare.filesystem.lookup(ROOT_INODE, b"large", CALLER)
+        yield Harness(source, bare, entry.attributes.inode)
 
 
 def block(number: float) -> int:
@@ -70,52 +65,42 @@ def block(number: float) -> int:
     return int(number * BLOCK_BYTES)
 
 
-def test_a_block_is_fetched_once_pieces_of_half_of_it_were_read(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        for place in (0, 0.5, 0.3, 0.8):
-            assert await harness.brings(block(20 + place), PIECE) == [1, PIECE]
-            assert await harness.brings(block(30 + place), PIECE // 2) == [1, PIECE // 2]
-        assert await harness.brings(block(20.6), PIECE) == [1, BLOCK_BYTES]
-        assert await harness.brings(block(20.7), PIECE) == [0, 0]
-        assert harness.bare.counters.value("block_reads") == 10
-        assert harness.bare.counters.value("block_hits") == 1
-
-    run(tmp_path, test)
+async def test_a_block_is_fetched_once_pieces_of_half_of_it_were_read(harness: Harness) -> None:
+    for place in (0, 0.5, 0.3, 0.8):
+        assert await harness.brings(block(20 + place), PIECE) == [1, PIECE]
+        assert await harness.brings(block(30 + place), PIECE // 2) == [1, PIECE // 2]
+    assert await harness.brings(block(20.6), PIECE) == [1, BLOCK_BYTES]
+    assert await harness.brings(block(20.7), PIECE) == [0, 0]
+    assert harness.bare.counters.value("block_reads") == 10
+    assert harness.bare.counters.value("block_hits") == 1
 
 
-def test_while_ranges_are_learned_pages_come_with_others_and_no_block_is_bought(tmp_path: Path) -> None:
+async def test_while_ranges_are_learned_pages_come_with_others_and_no_block_is_bought(harness: Harness) -> None:
     window, page = 64 << 10, 4096
-
-    async def test(harness: Harness) -> None:
-        harness.bare.filesystem._read_log.keep(steady_clock.now())
-        await touch_half(harness, 20)
-        assert await harness.brings(block(20.6), PIECE) == [1, PIECE]
-        assert await harness.brings(block(30.5), page) == [1, window]
-        for at in (window - page, page, 3 * page):
-            assert await harness.brings(block(30.5) + at, page) == [0, 0]
-        assert await harness.brings(block(30.5) + window, page) == [1, window]
-        # The last window is shorter, and the last page too.
-        end = len(CONTENT) // page * page
-        assert await harness.brings(end, page) == [1, len(CONTENT) - end // window * window]
-        for number in range(128):
-            await harness.brings(block(12) + number * window, page)
-        assert await harness.brings(block(30.5), page) == [1, window]
-
-    run(tmp_path, test)
+    harness.bare.filesystem._read_log.keep(steady_clock.now())
+    await touch_half(harness, 20)
+    assert await harness.brings(block(20.6), PIECE) == [1, PIECE]
+    assert await harness.brings(block(30.5), page) == [1, window]
+    for at in (window - page, page, 3 * page):
+        assert await harness.brings(block(30.5) + at, page) == [0, 0]
+    assert await harness.brings(block(30.5) + window, page) == [1, window]
+    # The last window is shorter, and the last page too.
+    end = len(CONTENT) // page * page
+    assert await harness.brings(end, page) == [1, len(CONTENT) - end // window * window]
+    for number in range(128):
+        await harness.brings(block(12) + number * window, page)
+    assert await harness.brings(block(30.5), page) == [1, window]
 
 
-def test_a_block_that_was_evicted_is_touched_again(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        await touch_half(harness, 20)
-        assert await harness.brings(block(20.6), PIECE) == [1, BLOCK_BYTES]
-        harness.bare.content.set_capacity(0)
-        harness.bare.content.set_capacity(1 << 30)
-        for number in range(40):
-            harness.bare.fetcher._transit.put(ContentKey(1, number), bytes(1 << 20))
-        await harness.brings(block(5), PIECE)
-        assert await harness.brings(block(20.7), PIECE) == [1, PIECE]
-
-    run(tmp_path, test)
+async def test_a_block_that_was_evicted_is_touched_again(harness: Harness) -> None:
+    await touch_half(harness, 20)
+    assert await harness.brings(block(20.6), PIECE) == [1, BLOCK_BYTES]
+    harness.bare.content.set_capacity(0)
+    harness.bare.content.set_capacity(1 << 30)
+    for number in range(40):
+        harness.bare.fetcher._transit.put(ContentKey(1, number), bytes(1 << 20))
+    await harness.brings(block(5), PIECE)
+    assert await harness.brings(block(20.7), PIECE) == [1, PIECE]
 
 
 async def touch_half(harness: Harness, number: int) -> None:
@@ -124,115 +109,64 @@ async def touch_half(harness: Harness, number: int) -> None:
         assert await harness.brings(block(number + place), PIECE) == [1, PIECE]
 
 
-def test_a_read_across_a_border_is_one_request_and_touches_each_block_by_its_part(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        for _ in range(4):
-            assert await harness.brings(block(20) - PIECE, PIECE + 1000) == [1, PIECE + 1000]
-        assert await harness.brings(block(20.5), PIECE) == [1, PIECE]
-        assert await harness.brings(block(19), PIECE) == [1, BLOCK_BYTES]
-
-    run(tmp_path, test)
+async def test_a_read_across_a_border_is_one_request_and_touches_each_block_by_its_part(harness: Harness) -> None:
+    for _ in range(4):
+        assert await harness.brings(block(20) - PIECE, PIECE + 1000) == [1, PIECE + 1000]
+    assert await harness.brings(block(20.5), PIECE) == [1, PIECE]
+    assert await harness.brings(block(19), PIECE) == [1, BLOCK_BYTES]
 
 
-def test_a_read_across_a_border_fetches_a_piece_of_the_block_that_is_not_there(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        assert await harness.brings(block(20), BLOCK_BYTES) == [1, BLOCK_BYTES]
-        assert await harness.brings(block(20) - 1000, 3000) == [1, 1000]
-        assert await harness.brings(block(21) - 1000, 3000) == [1, 2000]
-        assert await harness.brings(block(20) - 1000, BLOCK_BYTES + 3000) == [2, 3000]
-
-    run(tmp_path, test)
+async def test_a_read_across_a_border_fetches_a_piece_of_the_block_that_is_not_there(harness: Harness) -> None:
+    assert await harness.brings(block(20), BLOCK_BYTES) == [1, BLOCK_BYTES]
+    assert await harness.brings(block(20) - 1000, 3000) == [1, 1000]
+    assert await harness.brings(block(21) - 1000, 3000) == [1, 2000]
+    assert await harness.brings(block(20) - 1000, BLOCK_BYTES + 3000) == [2, 3000]
 
 
-def test_a_whole_block_is_kept_at_once(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        assert await harness.brings(block(20), BLOCK_BYTES) == [1, BLOCK_BYTES]
-        assert await harness.brings(block(39), BLOCK_BYTES) == [1, BLOCK_BYTES - 1000], "the last is shorter"
-        assert await harness.brings(block(20.5), 10) == [0, 0]
-
-    run(tmp_path, test)
-
-
-def test_a_reader_in_order_gets_blocks(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        assert await harness.brings(0, PIECE) == [2, 2 * BLOCK_BYTES], "with the block behind it"
-        for turn in range(4):
-            # Each goes on where it stopped, though the other one has read somewhere else meanwhile.
-            assert await harness.brings(block(20) + turn * PIECE, PIECE) == [1, PIECE]
-            assert await harness.brings(block(30.75) + turn * PIECE, PIECE) == [1, PIECE]
-        assert await harness.brings(block(20) + 4 * PIECE, PIECE) == [6, 6 * BLOCK_BYTES], "five times as much ahead"
-        assert await harness.brings(block(31.25), PIECE) == [6, 6 * BLOCK_BYTES]
-        for turn in range(1, 16):
-            await harness.brings(turn * PIECE, PIECE)
-        assert await harness.brings(block(2), PIECE) == [1, BLOCK_BYTES], "all that may be is ahead of it"
-        assert harness.bare.content.blocks(harness.inode) == 11 + 6 + 6
-
-    run(tmp_path, test)
+async def test_a_reader_in_order_gets_blocks(harness: Harness) -> None:
+    assert await harness.brings(0, PIECE) == [2, 2 * BLOCK_BYTES], "with the block behind it"
+    for turn in range(4):
+        # Each goes on where it stopped, though the other one has read somewhere else meanwhile.
+        assert await harness.brings(block(20) + turn * PIECE, PIECE) == [1, PIECE]
+        assert await harness.brings(block(30.75) + turn * PIECE, PIECE) == [1, PIECE]
+    assert await harness.brings(block(20) + 4 * PIECE, PIECE) == [6, 6 * BLOCK_BYTES], "five times as much ahead"
+    assert await harness.brings(block(31.25), PIECE) == [6, 6 * BLOCK_BYTES]
+    for turn in range(1, 16):
+        await harness.brings(turn * PIECE, PIECE)
+    assert await harness.brings(block(2), PIECE) == [1, BLOCK_BYTES], "all that may be is ahead of it"
+    assert harness.bare.content.blocks(harness.inode) == 11 + 6 + 6
 
 
-def test_samples_of_several_reads_each_fetch_no_more_than_they_want(tmp_path: Path) -> None:
+async def test_samples_of_several_reads_each_fetch_no_more_than_they_want(harness: Harness) -> None:
     """A sample of up to half a MiB, which the kernel asks for in several READs, or by its page faults."""
-
-    async def test(harness: Harness) -> None:
-        for number in range(5, 35, 3):
-            for turn in range(4):
-                assert await harness.brings(block(number + 0.3) + turn * PIECE, PIECE) == [1, PIECE]
-
-    run(tmp_path, test)
-
-
-def test_a_reader_that_goes_backwards_fetches_what_it_asks_for(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
+    for number in range(5, 35, 3):
         for turn in range(4):
-            assert await harness.brings(block(20) - turn * PIECE, PIECE) == [1, PIECE]
-
-    run(tmp_path, test)
+            assert await harness.brings(block(number + 0.3) + turn * PIECE, PIECE) == [1, PIECE]
 
 
-def test_a_piece_of_a_version_that_is_gone_is_stale(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.source.change(b"large", CONTENT[::-1])
-        with pytest.raises(Stale):
-            await harness.brings(block(20), PIECE)
-
-    run(tmp_path, test)
+async def test_a_reader_that_goes_backwards_fetches_what_it_asks_for(harness: Harness) -> None:
+    for turn in range(4):
+        assert await harness.brings(block(20) - turn * PIECE, PIECE) == [1, PIECE]
 
 
-def test_after_a_piece_was_waited_for_in_vain_its_block_is_not_waited_for_too(tmp_path: Path) -> None:
+async def test_after_a_piece_was_waited_for_in_vain_its_block_is_not_waited_for_too(harness: Harness) -> None:
     """The kernel asks for the first page alone when a READ has failed."""
-
-    async def test(harness: Harness) -> None:
-        harness.source.fail_next(SourceTimeout("too late"))
-        with pytest.raises(SourceTimeout):
-            await harness.brings(block(20) - 1000, 2000)
-        for offset in (block(20), block(20) - 1000):
-            with pytest.raises(SourceTimeout, match="just left this unanswered"):
-                await harness.brings(offset, 100)
-        assert harness.source.calls["read"] == 1
-
-    run(tmp_path, test)
-
-
-def test_after_a_block_was_waited_for_in_vain_no_piece_of_it_is_waited_for(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.source.fail_next(SourceTimeout("too late"))
-        with pytest.raises(SourceTimeout):
-            await harness.brings(block(20), BLOCK_BYTES)
+    harness.source.fail_next(SourceTimeout("too late"))
+    with pytest.raises(SourceTimeout):
+        await harness.brings(block(20) - 1000, 2000)
+    for offset in (block(20), block(20) - 1000):
         with pytest.raises(SourceTimeout, match="just left this unanswered"):
-            await harness.brings(block(20), 100)
-        assert harness.source.calls["read"] == 1
-
-    run(tmp_path, test)
+            await harness.brings(offset, 100)
+    assert harness.source.calls["read"] == 1
 
 
-def test_after_an_error_the_next_reader_gets_the_bytes(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        harness.source.fail_next(SourceUnavailable("down"))
-        with pytest.raises(SourceUnavailable):
-            await harness.brings(block(20), PIECE)
-        assert await harness.brings(block(20), PIECE) == [1, PIECE]
-
-    run(tmp_path, test)
+async def test_after_a_block_was_waited_for_in_vain_no_piece_of_it_is_waited_for(harness: Harness) -> None:
+    harness.source.fail_next(SourceTimeout("too late"))
+    with pytest.raises(SourceTimeout):
+        await harness.brings(block(20), BLOCK_BYTES)
+    with pytest.raises(SourceTimeout, match="just left this unanswered"):
+        await harness.brings(block(20), 100)
+    assert harness.source.calls["read"] == 1
 
 
 @given(inode=st.integers(1, 1 << 62), position=st.integers(0, 1 << 62))

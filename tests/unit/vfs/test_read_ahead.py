@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -48,135 +49,113 @@ class Harness:
         self.ahead = ReadAhead(nursery, fetcher, row, DEPTH)
 
 
-def run(directory: Path, test: Callable[[Harness], Awaitable[None]]) -> Harness:
-    async def main() -> Harness:
-        with trio.fail_after(20):
-            async with trio.open_nursery() as nursery:
-                harness = Harness(nursery, directory)
-                await test(harness)
-        harness.interlock.close()
-        return harness
+@contextlib.asynccontextmanager
+async def reading_ahead(directory: Path) -> AsyncIterator[Harness]:
+    """When it ends, all has been fetched ahead."""
+    async with trio.open_nursery() as nursery:
+        harness = Harness(nursery, directory)
+        yield harness
+    harness.interlock.close()
 
-    return trio.run(main)
+
+@pytest.fixture
+def harness(tmp_path: Path) -> contextlib.AbstractAsyncContextManager[Harness]:
+    return reading_ahead(tmp_path)
 
 
 def asked(directory: Path, size_blocks: float, *blocks: int) -> list[list[int]]:
     """What each read of a block asks for, by a reader that has been in order for long."""
-    answers: list[list[int]] = []
 
-    async def test(harness: Harness) -> None:
-        answers.extend(list(harness.ahead.wanted(node(size_blocks), range(block, block + 1), LONG)) for block in blocks)
+    async def main() -> list[list[int]]:
+        async with reading_ahead(directory) as harness:
+            return [list(harness.ahead.wanted(node(size_blocks), range(block, block + 1), LONG)) for block in blocks]
 
-    run(directory, test)
-    return answers
-
-
-def test_a_reader_from_the_start_gets_a_window_that_moves_along(tmp_path: Path) -> None:
-    assert asked(tmp_path, 100, 1, 2, 3) == [[2, 3, 4, 5], [6], [7]]
+    return trio.run(main)
 
 
-def test_the_window_grows_while_the_reader_goes_on(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        for pieces, ahead in ((0.1, []), (1, [2]), (1.5, []), (2, [3]), (3, [4]), (4, [5])):
-            in_a_row = int(pieces * (128 << 10))
-            assert list(harness.ahead.wanted(node(100), range(1, 2), in_a_row)) == ahead
-        # It stays as wide, also if READs come in another order, and the bytes in a row are lost.
-        assert list(harness.ahead.wanted(node(100), range(2, 3), 0)) == [6]
-
-    run(tmp_path, test)
-
-
-def test_several_reads_of_one_block_ask_once(tmp_path: Path) -> None:
-    assert asked(tmp_path, 100, 1, 1, 1, 2, 2) == [[2, 3, 4, 5], [], [], [6], []]
-
-
-def test_nothing_is_asked_past_the_end(tmp_path: Path) -> None:
-    assert asked(tmp_path, 3.5, 1, 2, 3, 4) == [[2, 3, 4], [], [], []]
-
-
-def test_a_reader_in_order_in_another_place_gets_a_window_of_its_own(tmp_path: Path) -> None:
-    windows = [[51, 52, 53, 54], [55], [21, 22, 23, 24], [81, 82, 83, 84], [85]]
-    assert asked(tmp_path, 100, 50, 51, 20, 80, 81) == windows
+@pytest.mark.parametrize(
+    ("size_blocks", "blocks", "ahead"),
+    [
+        pytest.param(100, [1, 2, 3], [[2, 3, 4, 5], [6], [7]], id="a window that moves along"),
+        pytest.param(100, [1, 1, 1, 2, 2], [[2, 3, 4, 5], [], [], [6], []], id="several reads of one block"),
+        pytest.param(3.5, [1, 2, 3, 4], [[2, 3, 4], [], [], []], id="nothing past the end"),
+        pytest.param(
+            100,
+            [50, 51, 20, 80, 81],
+            [[51, 52, 53, 54], [55], [21, 22, 23, 24], [81, 82, 83, 84], [85]],
+            id="a window for each place",
+        ),
+        pytest.param(3, [1, 2, 3, 1, 2], [[2, 3], [], [], [2, 3], []], id="a second pass"),
+    ],
+)
+def test_windows(tmp_path: Path, size_blocks: float, blocks: list[int], ahead: list[list[int]]) -> None:
+    assert asked(tmp_path, size_blocks, *blocks) == ahead
 
 
-def test_what_was_fetched_ahead_is_reached_in_any_order(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        assert not harness.ahead.has_reached(node(100), 1)
-        harness.ahead.wanted(node(100), range(50, 51), LONG)
-        assert [block for block in range(1, 100) if harness.ahead.has_reached(node(100), block)] == [51, 52, 53, 54]
-
-    run(tmp_path, test)
-
-
-def test_a_read_across_a_border_of_blocks_asks_for_its_second_block_too(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
-        assert list(harness.ahead.wanted(node(100), range(52, 54), LONG)) == [53, 54, 55, 56, 57]
-        assert list(harness.ahead.wanted(node(100), range(54, 55), LONG)) == [58]
-
-    run(tmp_path, test)
+async def test_the_window_grows_while_the_reader_goes_on(harness: Harness) -> None:
+    for pieces, ahead in ((0.1, []), (1, [2]), (1.5, []), (2, [3]), (3, [4]), (4, [5])):
+        in_a_row = int(pieces * (128 << 10))
+        assert list(harness.ahead.wanted(node(100), range(1, 2), in_a_row)) == ahead
+    # It stays as wide, also if READs come in another order, and the bytes in a row are lost.
+    assert list(harness.ahead.wanted(node(100), range(2, 3), 0)) == [6]
 
 
-def test_a_second_pass_is_followed_too(tmp_path: Path) -> None:
-    assert asked(tmp_path, 3, 1, 2, 3, 1, 2) == [[2, 3], [], [], [2, 3], []]
+async def test_what_was_fetched_ahead_is_reached_in_any_order(harness: Harness) -> None:
+    assert not harness.ahead.has_reached(node(100), 1)
+    harness.ahead.wanted(node(100), range(50, 51), LONG)
+    assert [block for block in range(1, 100) if harness.ahead.has_reached(node(100), block)] == [51, 52, 53, 54]
 
 
-def test_positions_of_many_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_across_a_border_of_blocks_asks_for_its_second_block_too(harness: Harness) -> None:
+    assert list(harness.ahead.wanted(node(100), range(52, 54), LONG)) == [53, 54, 55, 56, 57]
+    assert list(harness.ahead.wanted(node(100), range(54, 55), LONG)) == [58]
+
+
+async def test_positions_of_many_files_are_bounded(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FILES", 3)
-
-    async def test(harness: Harness) -> None:
-        for inode in range(1, 10):
-            harness.ahead.wanted(node(100, inode), range(1, 2), LONG)
-        assert harness.ahead.has_reached(node(100, 9), 2)
-        assert not harness.ahead.has_reached(node(100, 1), 2), "it was forgotten"
-
-    run(tmp_path, test)
+    for inode in range(1, 10):
+        harness.ahead.wanted(node(100, inode), range(1, 2), LONG)
+    assert harness.ahead.has_reached(node(100, 9), 2)
+    assert not harness.ahead.has_reached(node(100, 1), 2), "it was forgotten"
 
 
 @given(reads=st.lists(st.integers(1, 12), max_size=40), size=st.integers(1, 12))
-def test_blocks_asked_for_lie_ahead_and_in_the_file(
-    tmp_path_factory: pytest.TempPathFactory, reads: list[int], size: int
-) -> None:
+def test_blocks_lie_ahead_in_the_file(tmp_path_factory: pytest.TempPathFactory, reads: list[int], size: int) -> None:
     reads = [block for block in reads if block <= size]
     directory = tmp_path_factory.getbasetemp()
     for block, ahead in zip(reads, asked(directory, size, *reads), strict=True):
         assert all(block < further <= min(block + DEPTH, size) for further in ahead)
 
 
-def test_blocks_ahead_are_fetched_unless_they_are_there(tmp_path: Path) -> None:
+async def test_blocks_ahead_are_fetched_unless_they_are_there(tmp_path: Path) -> None:
     data = random.Random(1).randbytes(3 * BLOCK_BYTES + 5)
 
-    async def test(harness: Harness) -> None:
+    async with reading_ahead(tmp_path) as harness:
         version = harness.source.add(b"large", data).version
         file = node(0, mtime_ns=version.mtime_ns)._replace(stat=harness.source.stat(b"large"))
         harness.content.land(ContentKey(file.inode, 2), data[BLOCK_BYTES : 2 * BLOCK_BYTES])
         for block in harness.ahead.wanted(file, range(1, 2), LONG):
             harness.ahead.start(file, block)
-
-    harness = run(tmp_path, test)
     assert harness.counters.totals()["readahead_blocks"] == 2
     assert harness.source.calls["read"] == 2
     assert harness.content.read(ContentKey(100_000, 3)) == data[2 * BLOCK_BYTES : 3 * BLOCK_BYTES]
     assert harness.content.read(ContentKey(100_000, 4)) == data[3 * BLOCK_BYTES :]
 
 
-def test_a_block_that_is_being_fetched_is_not_fetched_ahead(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
+async def test_a_block_that_is_being_fetched_is_not_fetched_ahead(tmp_path: Path) -> None:
+    async with reading_ahead(tmp_path) as harness:
         harness.source.add(b"large", bytes(3 * BLOCK_BYTES))
         file = node(0)._replace(stat=harness.source.stat(b"large"))
         for _ in range(3):
             harness.ahead.start(file, 2)
             await trio.testing.wait_all_tasks_blocked()
-
-    harness = run(tmp_path, test)
     assert harness.counters.totals()["readahead_blocks"] == harness.source.calls["read"] == 1
 
 
-def test_a_fetch_ahead_that_fails_is_no_ones_error(tmp_path: Path) -> None:
-    async def test(harness: Harness) -> None:
+async def test_a_fetch_ahead_that_fails_is_no_ones_error(tmp_path: Path) -> None:
+    async with reading_ahead(tmp_path) as harness:
         harness.source.fail_next(SourceUnavailable("down"))
         harness.ahead.start(node(3), 2)
         await trio.testing.wait_all_tasks_blocked()
         harness.ahead.start(node(3), 3)
-
-    harness = run(tmp_path, test)
     assert harness.counters.totals()["origin_reads"] == 0

@@ -18,7 +18,17 @@ from spiderfs.sources.source import SourceStat
 from spiderfs.store.spare_records import MemoryRecords
 from spiderfs.store.store import ContentKey
 from spiderfs.vfs.catalogue import TABLES
-from spiderfs.vfs.redirects import IDENTITY_S, LEASE_S, NOTED_S, PendingReads, Redirects, redirect_row
+from spiderfs.vfs.redirects import (
+    IDENTITY_S,
+    LEASE_S,
+    NOTED_S,
+    PendingReads,
+    Redirects,
+    redirect_row,
+    redirect_rows,
+    substitute_of,
+    substitutes_of,
+)
 from spiderfs.vfs.rules import Credentials, Ownership, Settings
 
 WANTED, GIVEN, OTHER = 70_001, 70_002, 70_003
@@ -91,12 +101,6 @@ def test_a_trainer_is_its_process_its_threads_and_all_below_it(harness: Harness,
     assert [harness.redirects.trainer_of(thread) for thread in family] == [trainer] * 4
 
 
-def test_grandchildren_belong_to_it_too(harness: Harness, family: list[int]) -> None:
-    trainer = attached(os.getpid())
-    harness.redirects.set_trainers([trainer], "trainer")
-    assert [harness.redirects.trainer_of(thread) for thread in family] == [trainer] * 4
-
-
 def test_the_nearest_trainer_counts(harness: Harness, family: list[int]) -> None:
     ours, theirs = attached(os.getpid(), 1), attached(family[0], 2)
     harness.redirects.set_trainers([ours, theirs], "trainer")
@@ -123,13 +127,6 @@ def test_what_was_found_of_a_thread_is_looked_up_again(harness: Harness, monkeyp
     assert harness.redirects.trainer_of(os.getpid()) == trainer
     harness.clock.now += IDENTITY_S + 0.01
     assert harness.redirects.trainer_of(os.getpid()) is None
-
-
-@pytest.mark.parametrize("who", ["trainer", "all"])
-def test_without_a_trainer_nothing_is_asked(harness: Harness, who: str) -> None:
-    harness.redirects.set_trainers([], who)  # type: ignore[arg-type]
-    assert not harness.redirects.active
-    assert not harness.redirects.attended
 
 
 def test_off_is_off(harness: Harness) -> None:
@@ -220,14 +217,6 @@ def test_what_the_kernel_has_needs_no_substitute() -> None:
     pushed.add(WANTED)
     assert redirects.substitute(WANTED, one, Nothing(), Settings()) == GIVEN, "the lease holds"
     assert redirects.substitute(WANTED, two, Nothing(), Settings()) is None
-
-
-def test_an_open_knows_what_was_asked_for_once(harness: Harness) -> None:
-    redirects = harness.redirects
-    redirects.remember_lookup(5, WANTED, GIVEN)
-    assert redirects.wanted(6, GIVEN) is None, "another thread"
-    assert redirects.wanted(5, GIVEN) == WANTED
-    assert redirects.wanted(5, GIVEN) is None, "asked twice"
 
 
 def test_a_look_up_without_an_open_is_not_taken_for_a_later_one(harness: Harness) -> None:
@@ -326,9 +315,7 @@ def test_the_rights_of_a_reader_are_those_of_its_thread(harness: Harness) -> Non
     assert harness.redirects.credentials_of(process.pid, 6, 5) is None, "it has gone"
 
 
-def test_a_thread_that_has_become_another_user_is_looked_at_again(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_of_another_user_is_looked_at_again(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     status = status_of(os.getpid())
     monkeypatch.setattr("spiderfs.vfs.redirects.status_of", lambda thread: status._replace(uid=6, gid=5))
     assert harness.redirects.credentials_of(os.getpid(), 6, 5) is not None
@@ -361,3 +348,33 @@ def test_owners_and_modes_count_as_for_the_kernel(mode: int, uid: int, gid: int,
     assert not closed.may_pass(who, directory)
     assert opened.may_read(who, file)
     assert opened.may_pass(who, directory)
+
+
+# -- the rows that the manager writes
+
+
+def test_rows_are_taken_away_again() -> None:
+    records = MemoryRecords(TABLES)
+    records.put([redirect_row(1, WANTED, GIVEN), redirect_row(2, WANTED, OTHER)])
+    assert sorted(redirect_rows(records)) == [(WANTED, 1, GIVEN), (WANTED, 2, OTHER)]
+    records.put([redirect_row(1, WANTED, None)])
+    assert redirect_rows(records) == [(WANTED, 2, OTHER)]
+    assert substitute_of(records, WANTED, 1) is None
+    assert substitute_of(records, WANTED, 2) == OTHER
+
+
+def test_a_table_of_redirects_is_read_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spiderfs.vfs.redirects._ROWS_AT_A_TIME", 3)
+    records = MemoryRecords(TABLES)
+    rows = [(wanted, number, 7) for wanted in range(5) for number in (1, 2)]
+    records.put([redirect_row(number, wanted, given) for wanted, number, given in rows])
+    assert redirect_rows(records) == rows
+
+
+def test_the_substitutes_of_one_inode_are_not_those_of_the_next() -> None:
+    records = MemoryRecords(TABLES)
+    records.put([redirect_row(number, WANTED, GIVEN + number) for number in range(3)])
+    records.put([redirect_row(0, WANTED + 1, OTHER)])
+    assert substitutes_of(records, WANTED, 64) == [GIVEN, GIVEN + 1, GIVEN + 2]
+    assert substitutes_of(records, WANTED, 2) == [GIVEN, GIVEN + 1]
+    assert substitutes_of(records, WANTED - 1, 64) == []

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-import trio
 
 from benchmarks.fakes import Bare, MemoryContent, MemorySource, bare_filesystem
 from spiderfs.errors import Stale
@@ -65,74 +64,63 @@ async def open_as_linux_does(bare: Bare) -> bytes:
 
 
 @pytest.mark.parametrize("another_is_sooner", [False, True])
-def test_a_file_that_is_never_the_same_twice_is_read(tmp_path: Path, another_is_sooner: bool) -> None:
-    async def live() -> None:
-        source, content = Replaced(), MemoryContent()
-        content.set_capacity(1 << 20)
-        async with bare_filesystem(source, content, MemoryRecords(TABLES), tmp_path, settings=Settings()) as bare:
-            if another_is_sooner:
-                source.catalogue = bare.catalogue
-            for _ in range(5):
-                assert await open_as_linux_does(bare) in {
-                    b"generation %d" % generation for generation in range(source.generation + 1)
-                }
-
-    trio.run(live)
-
-
-def test_what_was_read_of_a_version_that_is_superseded_is_not_trusted(tmp_path: Path) -> None:
-    """Another worker knows a newer version. The kernel must not come to trust the older one for an hour."""
-
-    async def live() -> None:
-        source, content = Replaced(), MemoryContent()
-        content.set_capacity(1 << 20)
-        async with bare_filesystem(source, content, MemoryRecords(TABLES), tmp_path, settings=Settings()) as bare:
+async def test_a_file_that_is_never_the_same_twice_is_read(tmp_path: Path, another_is_sooner: bool) -> None:
+    source, content = Replaced(), MemoryContent()
+    content.set_capacity(1 << 20)
+    async with bare_filesystem(source, content, MemoryRecords(TABLES), tmp_path, settings=Settings()) as bare:
+        if another_is_sooner:
             source.catalogue = bare.catalogue
-            inode = (await bare.filesystem.lookup(ROOT_INODE, b"x", CALLER)).attributes.inode
-            with pytest.raises(Stale):
-                await bare.filesystem.open(inode, os.O_RDONLY, CALLER)
-            entry = await bare.filesystem.lookup(ROOT_INODE, b"x", CALLER)
-            newest = bare.catalogue.find(ROOT_INODE, b"x")
-            assert newest is not None
-            assert newest.inode != entry.attributes.inode
-            assert entry.timeout_s == 0.0
-
-    trio.run(live)
+        for _ in range(5):
+            assert await open_as_linux_does(bare) in {
+                b"generation %d" % generation for generation in range(source.generation + 1)
+            }
 
 
-def test_an_open_of_a_large_file_is_never_stale(tmp_path: Path) -> None:
+async def test_what_was_read_of_a_version_that_is_superseded_is_not_trusted(tmp_path: Path) -> None:
+    """Another worker knows a newer version. The kernel must not come to trust the older one for an hour."""
+    source, content = Replaced(), MemoryContent()
+    content.set_capacity(1 << 20)
+    async with bare_filesystem(source, content, MemoryRecords(TABLES), tmp_path, settings=Settings()) as bare:
+        source.catalogue = bare.catalogue
+        inode = (await bare.filesystem.lookup(ROOT_INODE, b"x", CALLER)).attributes.inode
+        with pytest.raises(Stale):
+            await bare.filesystem.open(inode, os.O_RDONLY, CALLER)
+        entry = await bare.filesystem.lookup(ROOT_INODE, b"x", CALLER)
+        newest = bare.catalogue.find(ROOT_INODE, b"x")
+        assert newest is not None
+        assert newest.inode != entry.attributes.inode
+        assert entry.timeout_s == 0.0
+
+
+async def test_an_open_of_a_large_file_is_never_stale(tmp_path: Path) -> None:
     """Before each open another worker comes to know a newer version; the first READ may be of one that is gone."""
+    source, content = MemorySource(), MemoryContent()
+    versions = [bytes([number]) * 200 for number in range(4)]
+    source.add(b"x", versions[0])
+    settings = Settings(sample_max_bytes=100)
+    async with bare_filesystem(source, content, MemoryRecords(TABLES), tmp_path, settings=settings) as bare:
 
-    async def live() -> None:
-        source, content = MemorySource(), MemoryContent()
-        versions = [bytes([number]) * 200 for number in range(4)]
-        source.add(b"x", versions[0])
-        settings = Settings(sample_max_bytes=100)
-        async with bare_filesystem(source, content, MemoryRecords(TABLES), tmp_path, settings=settings) as bare:
+        async def look_up(newer: bytes | None) -> int:
+            """The version that is there; then another worker comes to know the newer one."""
+            entry = await bare.filesystem.lookup(ROOT_INODE, b"x", CALLER)
+            if newer is not None:
+                bare.catalogue.record(ROOT_INODE, b"x", source.change(b"x", newer), time.time())
+            return entry.attributes.inode
 
-            async def look_up(newer: bytes | None) -> int:
-                """The version that is there; then another worker comes to know the newer one."""
-                entry = await bare.filesystem.lookup(ROOT_INODE, b"x", CALLER)
-                if newer is not None:
-                    bare.catalogue.record(ROOT_INODE, b"x", source.change(b"x", newer), time.time())
-                return entry.attributes.inode
-
-            inode = await look_up(versions[1])
-            with pytest.raises(Stale):
-                await bare.filesystem.open(inode, os.O_RDONLY, CALLER)
-            inode = await look_up(versions[2])
-            handle = (await bare.filesystem.open(inode, os.O_RDONLY, CALLER)).handle
-            with pytest.raises(Stale):
-                await bare.filesystem.read(handle, 0, 200, inode)
-            # What the thread opens after that is another affair.
-            inode = await look_up(versions[3])
-            with pytest.raises(Stale):
-                await bare.filesystem.open(inode, os.O_RDONLY, CALLER)
-            inode = await look_up(None)
-            handle = (await bare.filesystem.open(inode, os.O_RDONLY, CALLER)).handle
-            assert bytes(await bare.filesystem.read(handle, 0, 200, inode)) == versions[3]
-
-    trio.run(live)
+        inode = await look_up(versions[1])
+        with pytest.raises(Stale):
+            await bare.filesystem.open(inode, os.O_RDONLY, CALLER)
+        inode = await look_up(versions[2])
+        handle = (await bare.filesystem.open(inode, os.O_RDONLY, CALLER)).handle
+        with pytest.raises(Stale):
+            await bare.filesystem.read(handle, 0, 200, inode)
+        # What the thread opens after that is another affair.
+        inode = await look_up(versions[3])
+        with pytest.raises(Stale):
+            await bare.filesystem.open(inode, os.O_RDONLY, CALLER)
+        inode = await look_up(None)
+        handle = (await bare.filesystem.open(inode, os.O_RDONLY, CALLER)).handle
+        assert bytes(await bare.filesystem.read(handle, 0, 200, inode)) == versions[3]
 
 
 def test_no_thread_loses_its_note_to_others() -> None:
@@ -167,3 +155,21 @@ def test_a_note_is_there_for_one_request_even_if_two_workers_answer_it() -> None
         unstored.remember_read(1001, inode=7, handle=handle)
         assert unstored.take(Caller(0, 0, 1001), 7) == handle
         assert unstored.take(Caller(0, 0, 1001), 7) is None
+
+
+# -- on a machine that has just booted
+
+
+THREAD, OTHER = 7, 8
+
+
+@pytest.mark.clock
+def test_no_open_has_failed_on_a_machine_that_has_just_booted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 0.5)
+    unstored = UnstoredBytes()
+    assert not unstored.opens_again(THREAD)
+    unstored.open_failed(THREAD)
+    assert unstored.opens_again(THREAD)
+    assert not unstored.opens_again(OTHER)
+    unstored.open_succeeded(THREAD)
+    assert not unstored.opens_again(THREAD)

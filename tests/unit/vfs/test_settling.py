@@ -6,14 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from spiderfs.vfs.settling import (
-    MOST_BEHIND_S,
-    WINDOW_S,
-    behind_s,
-    may_look_old,
-    settles_at,
-    window_s,
-)
+from spiderfs.vfs.settling import MOST_BEHIND_S, WINDOW_S, behind_s, may_look_old, settles_at, window_s
 
 NOW = 1_800_000_000.0
 YEAR_2400 = 13_569_465_600
@@ -36,10 +29,6 @@ def test_an_mtime_in_the_future_costs_one_window_and_no_more(mtime_s: float) -> 
     assert first == NOW + WINDOW_S
     assert at(mtime_s, asked_at=NOW + 1, known=first) == first, "seen again, it does not begin again"
     assert at(mtime_s, asked_at=NOW + 500, known=first) == first < NOW + 500
-
-
-def test_a_settled_version_stays_settled() -> None:
-    assert at(NOW, known=0.0) == 0
 
 
 def test_a_version_does_not_wait_for_the_old_time_when_our_clock_was_set_back() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
+from collections.abc import AsyncIterator, Container, Iterator, Sequence
 
 import pytest
 import trio
@@ -83,150 +84,131 @@ class Reader:
         return [parent + b"/" + entry.name if parent else entry.name for entry in entries]
 
 
-def run(directories: Sequence[bytes], test: Callable[[Reader], Awaitable[None]]) -> None:
-    source, clock = Source(), MockClock()
+CLASSES = [b"n%05d" % (number * 7919 % 100_000) for number in range(300)]
+ALL = pytest.mark.parametrize("directories", [CLASSES], ids=["300"])
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    return MockClock()
+
+
+@pytest.fixture
+def directories() -> Sequence[bytes]:
+    return CLASSES[:20]
+
+
+@pytest.fixture
+@contextlib.asynccontextmanager
+async def reader(directories: Sequence[bytes], clock: MockClock) -> AsyncIterator[Reader]:
+    source = Source()
     for path in directories:
         source.add(path + b"/file")
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            reader = Reader(nursery, source, clock)
-            await reader.lists(b"")
-            await test(reader)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=clock)
-
-
-CLASSES = [b"n%05d" % (number * 7919 % 100_000) for number in range(300)]
+    async with trio.open_nursery() as nursery:
+        reader = Reader(nursery, source, clock)
+        await reader.lists(b"")
+        yield reader
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_the_next_directories_are_known_before_they_are_asked_for(by_name: bool) -> None:
-    async def test(reader: Reader) -> None:
-        order = await reader.in_order(b"")
-        if by_name:
-            order.sort()
-        asked = 0
-        scanned: list[bytes] = []
-        for path in order:
-            known = reader.lister.is_fresh(await reader.node(path), TTL_S)
-            asked += not known
-            scanned += await reader.lists(path)
-        assert asked == 1, "the first one"
-        assert sorted(scanned) == sorted(order), "each was scanned once"
-
-    run(CLASSES[:80], test)
+async def test_the_next_directories_are_known_before_they_are_asked_for(reader: Reader, by_name: bool) -> None:
+    order = await reader.in_order(b"")
+    if by_name:
+        order.sort()
+    asked = 0
+    scanned: list[bytes] = []
+    for path in order:
+        known = reader.lister.is_fresh(await reader.node(path), TTL_S)
+        asked += not known
+        scanned += await reader.lists(path)
+    assert asked == 1, "the first one"
+    assert sorted(scanned) == sorted(order), "each was scanned once"
 
 
-def test_a_walk_that_stops_leaves_the_rest_alone() -> None:
-    async def test(reader: Reader) -> None:
-        order = await reader.in_order(b"")
-        assert await reader.lists(order[0]) != []
-        found = await reader.lists(order[1])
-        assert found == [order[1 + AHEAD]], "one more for each that a reader has come to"
-
-    run(CLASSES, test)
+@ALL
+async def test_a_walk_that_stops_leaves_the_rest_alone(reader: Reader) -> None:
+    order = await reader.in_order(b"")
+    assert await reader.lists(order[0]) != []
+    found = await reader.lists(order[1])
+    assert found == [order[1 + AHEAD]], "one more for each that a reader has come to"
 
 
-def test_a_reader_of_single_directories_has_none_listed_ahead() -> None:
-    async def test(reader: Reader) -> None:
-        order = await reader.in_order(b"")
-        places = {path: place for place, path in enumerate(order)}
-        names = {path: place for place, path in enumerate(sorted(order))}
-        asked = [order[250]]
-        for path in order:
-            if all(abs(place[path] - place[asked[-1]]) > 10 for place in (places, names)) and names[path] > 100:
-                asked.append(path)
-        assert len(asked) > 10
-        for path in asked:
-            assert await reader.lists(path) == [path]
-
-    run(CLASSES, test)
+@ALL
+async def test_a_reader_of_single_directories_has_none_listed_ahead(reader: Reader) -> None:
+    order = await reader.in_order(b"")
+    places = {path: place for place, path in enumerate(order)}
+    names = {path: place for place, path in enumerate(sorted(order))}
+    asked = [order[250]]
+    for path in order:
+        if all(abs(place[path] - place[asked[-1]]) > 10 for place in (places, names)) and names[path] > 100:
+            asked.append(path)
+    assert len(asked) > 10
+    for path in asked:
+        assert await reader.lists(path) == [path]
 
 
-def test_a_slow_reader_has_fewer_listed_ahead() -> None:
-    async def test(reader: Reader) -> None:
-        order = await reader.in_order(b"")
-        scanned = await reader.lists(order[0], ttl_s=0.1)
-        assert len(scanned) == 1 + AHEAD
-        for path in order[1:4]:
-            reader.clock.jump(0.12)
-            reader.now += 1.0
-            reader.source.calls.clear()
-            await reader.lists(path, ttl_s=0.1)
-        assert 1 < sum(reader.source.calls.values()) <= 1 + LEAST_AHEAD, "a listing is trusted for two of its steps"
-
-    run(CLASSES, test)
+@ALL
+async def test_a_slow_reader_has_fewer_listed_ahead(reader: Reader) -> None:
+    order = await reader.in_order(b"")
+    scanned = await reader.lists(order[0], ttl_s=0.1)
+    assert len(scanned) == 1 + AHEAD
+    for path in order[1:4]:
+        reader.clock.jump(0.12)
+        reader.now += 1.0
+        reader.source.calls.clear()
+        await reader.lists(path, ttl_s=0.1)
+    assert 1 < sum(reader.source.calls.values()) <= 1 + LEAST_AHEAD, "a listing is trusted for two of its steps"
 
 
-def test_a_reader_that_goes_down_finds_the_first_directory_known() -> None:
-    paths = [b"video%d/frames/left" % number for number in range(3)]
-
-    async def test(reader: Reader) -> None:
-        first, *others = await reader.in_order(b"")
-        await reader.lists(first)
-        for path in others:
-            assert reader.lister.is_fresh(await reader.node(path + b"/frames/left"), TTL_S)
-            assert await reader.lists(path) == []
-
-    run(paths, test)
+@pytest.mark.parametrize("directories", [[b"video%d/frames/left" % number for number in range(3)]], ids=["deep"])
+async def test_a_reader_that_goes_down_finds_the_first_directory_known(reader: Reader) -> None:
+    first, *others = await reader.in_order(b"")
+    await reader.lists(first)
+    for path in others:
+        assert reader.lister.is_fresh(await reader.node(path + b"/frames/left"), TTL_S)
+        assert await reader.lists(path) == []
 
 
-def test_a_second_walk_asks_again_what_is_too_old() -> None:
-    async def test(reader: Reader) -> None:
-        order = await reader.in_order(b"")
-        for path in order:
-            await reader.lists(path)
-        reader.source.add(order[5] + b"/new")
-        reader.now += 2 * TTL_S
-        assert not reader.lister.is_fresh(await reader.node(order[5]), TTL_S)
-        assert await reader.lists(order[0]) == [order[5]], "the one that has changed; the others by their mtime"
-        assert all([reader.lister.is_fresh(await reader.node(path), TTL_S) for path in order[1:]])
-
-    run(CLASSES[:20], test)
+async def test_a_second_walk_asks_again_what_is_too_old(reader: Reader) -> None:
+    order = await reader.in_order(b"")
+    for path in order:
+        await reader.lists(path)
+    reader.source.add(order[5] + b"/new")
+    reader.now += 2 * TTL_S
+    assert not reader.lister.is_fresh(await reader.node(order[5]), TTL_S)
+    assert await reader.lists(order[0]) == [order[5]], "the one that has changed; the others by their mtime"
+    assert all([reader.lister.is_fresh(await reader.node(path), TTL_S) for path in order[1:]])
 
 
-def test_directories_that_cannot_be_listed_are_the_reader_s_errors() -> None:
-    async def test(reader: Reader) -> None:
-        order = await reader.in_order(b"")
-        reader.source.refused.add(order[2])
-        await reader.lists(order[0])
-        with pytest.raises(SourceDenied):
-            await reader.lists(order[2])
-        assert await reader.lists(order[3]) == []
-
-    run(CLASSES[:20], test)
+async def test_directories_that_cannot_be_listed_are_the_reader_s_errors(reader: Reader) -> None:
+    order = await reader.in_order(b"")
+    reader.source.refused.add(order[2])
+    await reader.lists(order[0])
+    with pytest.raises(SourceDenied):
+        await reader.lists(order[2])
+    assert await reader.lists(order[3]) == []
 
 
-def test_nothing_is_listed_ahead_where_no_listing_is_trusted() -> None:
-    async def test(reader: Reader) -> None:
-        order = await reader.in_order(b"")
-        assert await reader.lists(order[0], ttl_s=0.0) == [order[0]]
-
-    run(CLASSES[:20], test)
+async def test_nothing_is_listed_ahead_where_no_listing_is_trusted(reader: Reader) -> None:
+    order = await reader.in_order(b"")
+    assert await reader.lists(order[0], ttl_s=0.0) == [order[0]]
 
 
 @pytest.mark.parametrize(("latency_s", "ttl_s"), [(0.001, TTL_S), (0.02, 0.1)])
-def test_nothing_is_listed_ahead_where_nothing_is_gained(latency_s: float, ttl_s: float) -> None:
-    async def test(reader: Reader) -> None:
-        reader.latency_s = latency_s
-        order = await reader.in_order(b"")
-        for path in order[:3]:
-            assert await reader.lists(path, ttl_s) == [path]
-
-    run(CLASSES[:20], test)
+async def test_nothing_is_listed_ahead_where_nothing_is_gained(reader: Reader, latency_s: float, ttl_s: float) -> None:
+    reader.latency_s = latency_s
+    order = await reader.in_order(b"")
+    for path in order[:3]:
+        assert await reader.lists(path, ttl_s) == [path]
 
 
-def test_an_open_directory_that_has_become_a_file_is_not_answered_for_by_that_file() -> None:
-    async def test(reader: Reader) -> None:
-        order = await reader.in_order(b"")
-        await reader.lists(order[0])
-        node = await reader.node(order[0])
-        mtime_ns = node.stat.mtime_ns
-        reader.source.remove(order[0])
-        found = reader.source.add(order[0], b"a file now", mtime_ns=mtime_ns)
-        reader.catalogue.record(1, order[0], found, reader.now)
-        assert reader.lister.looked_up(node, TTL_S) is None
-
-    run(CLASSES[:3], test)
+async def test_an_open_directory_that_has_become_a_file_is_not_answered_for_by_that_file(reader: Reader) -> None:
+    order = await reader.in_order(b"")
+    await reader.lists(order[0])
+    node = await reader.node(order[0])
+    mtime_ns = node.stat.mtime_ns
+    reader.source.remove(order[0])
+    found = reader.source.add(order[0], b"a file now", mtime_ns=mtime_ns)
+    reader.catalogue.record(1, order[0], found, reader.now)
+    assert reader.lister.looked_up(node, TTL_S) is None

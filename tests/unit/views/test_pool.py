@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from images import image_file, opened, picture
+from image_files import image_file, opened, picture
 
 from spiderfs.views import tree as pool_module
 from spiderfs.views.making import make
@@ -35,16 +35,6 @@ def test_a_maker_makes_what_the_function_makes(pool: MakerPool) -> None:
         assert pool.make(content, RECIPE) == make(content, RECIPE, MOST)
     assert pool.make(b"no image", RECIPE) is Unmade.NO_IMAGE
     assert len(pool.pids) == 1
-
-
-def test_a_maker_that_another_thread_has_just_taken_is_not_missed(pool: MakerPool) -> None:
-    class TakenMeanwhile(list[object]):
-        def __len__(self) -> int:
-            return 1
-
-    pool._idle = TakenMeanwhile()  # type: ignore[assignment]
-    content = image_file()
-    assert pool.make(content, RECIPE) == make(content, RECIPE, MOST)
 
 
 def test_makers_run_at_the_lowest_priority_within_their_memory(pool: MakerPool) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 
 import pytest
-from images import image_file, picture
+from image_files import image_file, picture
 
 from benchmarks.fakes import MemorySource
 from spiderfs.errors import SourceChanged, ViewFailed
@@ -82,9 +82,7 @@ def test_another_version_has_no_view_here(subject: Subject) -> None:
         subject.view()
 
 
-def test_a_file_without_a_view_is_shown_as_it_is_and_named_once(
-    subject: Subject, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_without_a_view_is_shown_and_named_once(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for name in (b"one.txt", b"two.txt"):
         version = subject.inner.add(name, b"text").version
@@ -103,9 +101,7 @@ def test_a_view_of_an_odd_length_is_not_shown(subject: Subject, view: bytes | No
     assert subject.view() == subject.content
 
 
-def test_who_asks_first_while_makers_fail_gets_the_original_and_so_do_all_others(
-    subject: Subject, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_while_makers_fail_all_get_the_original(subject: Subject, caplog: pytest.LogCaptureFixture) -> None:
     subject.makers.lost = 1
     first = subject.view()
     assert first == subject.content

@@ -51,9 +51,7 @@ def signature(headers: dict[str, str], path: str, query: dict[str, str]) -> str:
     return base64.b64encode(hmac.digest(base64.b64decode(KEY), text.encode(), hashlib.sha256)).decode()
 
 
-def test_listings_and_gets_are_signed_by_the_accounts_key(
-    server: ObjectServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_are_signed_by_the_accounts_key(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
     assert read(server.url) == b"content"
     assert server.asked() == ["LIST p/a b", "GET p/a b"]

@@ -63,9 +63,7 @@ def test_a_service_account_asks(server: ObjectServer, account: Path) -> None:
     assert server.headers[-1]["accept-encoding"] == "gzip", "what is packed comes as it was listed"
 
 
-def test_another_token_is_fetched_when_one_is_refused(
-    server: ObjectServer, account: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_token_is_replaced(server: ObjectServer, account: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket, "RECONNECT_S", 0.0)
     source = open_source("gs://bucket/p", StoreSettings(endpoint=server.url))
     version = source.stat(b"a").version
@@ -102,9 +100,7 @@ def test_credentials_that_cannot_be_used_are_told_without_what_they_say(
     assert "SECRET" not in repr(raised.value)
 
 
-def test_a_token_that_is_refused_is_reported(
-    server: ObjectServer, account: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_token_is_reported(server: ObjectServer, account: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handler = server._server.RequestHandlerClass
     monkeypatch.setattr(
         handler, "do_POST", lambda self: self._answer(400, b'{"error": "invalid_grant", "secret": "SECRET"}', {})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import stat
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from source_trees import listed, whole
 from web_servers import FileServer, Reply, file_server
 
 from spiderfs.errors import (
@@ -59,40 +59,7 @@ def write(server: FileServer, text: bytes | None = None, tags: bool = False, mod
     server.put(MANIFEST, text, modified_s)
 
 
-def listed(source: ManifestSource, path: bytes = b"") -> dict[str, str]:
-    """The entries of a directory: `d` for directories, `f` for files."""
-    (own, _), *entries = source.scan(path)
-    assert own == b"."
-    assert len(dict(entries)) == len(entries)
-    return {os.fsdecode(name): "d" if stat.S_ISDIR(entry.mode) else "f" for name, entry in entries}
-
-
-def whole(source: ManifestSource, path: bytes) -> bytes:
-    version = source.stat(path).version
-    return source.read(path, 0, version.size, version)
-
-
 # -- names
-
-
-def test_a_manifest_is_a_tree(server: FileServer, source: ManifestSource) -> None:
-    assert listed(source) == {"a.jpg": "f", "train": "d"}
-    assert listed(source, b"train") == {"b.jpg": "f", "deep": "d"}
-    assert listed(source, b"train/deep") == {"er": "d"}
-    assert stat.S_ISDIR(source.stat(b"train/deep").mode)
-    assert whole(source, b"a.jpg") == b"first"
-    assert whole(source, b"train/deep/er/c.jpg") == b"third"
-    server.asked()
-    version = source.stat(b"train/b.jpg").version
-    assert source.read(b"train/b.jpg", 3, 4, version) == b"3456"
-    assert server.asked() == [f"GET {MANIFEST}", "GET data/train/b.jpg"]
-
-
-def test_find_writes_one(server: FileServer, source: ManifestSource) -> None:
-    write(server, b"./a.jpg\t5\t1700000000.1234567890\n./train/b.jpg\t10\t1700000000\ntrain/b.jpg\t10\t1700000000.5\n")
-    assert listed(source) == {"a.jpg": "f", "train": "d"}
-    assert listed(source, b"train") == {"b.jpg": "f"}
-    assert whole(source, b"a.jpg") == b"first"
 
 
 def test_paths_that_cannot_be_names_are_left_out_and_said(
@@ -106,14 +73,6 @@ def test_paths_that_cannot_be_names_are_left_out_and_said(
         with pytest.raises(SourceNotFound):
             source.stat(path)
     assert len(caplog.records) == 2
-
-
-def test_names_that_are_not_text_can_be_read(server: FileServer, source: ManifestSource) -> None:
-    name = os.fsdecode(b"caf\xe9 +%2F#?.jpg")
-    server.put(name, b"odd")
-    write(server)
-    assert whole(source, os.fsencode(name)) == b"odd"
-    assert name in listed(source)
 
 
 def test_a_directory_hides_a_file_of_its_name(server: FileServer, source: ManifestSource) -> None:
@@ -136,7 +95,7 @@ def test_a_directory_hides_a_file_of_its_name(server: FileServer, source: Manife
         (b"a/" * 300_000, "line 1 is not"),
     ],
 )
-def test_a_manifest_that_is_none_makes_no_file_vanish(
+def test_a_bad_manifest_makes_no_file_vanish(
     server: FileServer, source: ManifestSource, text: bytes, said: str
 ) -> None:
     assert listed(source)
@@ -381,9 +340,7 @@ def test_a_server_without_ranges_says_what_to_do(server: FileServer, source: Man
 
 
 @pytest.mark.parametrize("header", ["ETag", "Last-Modified"])
-def test_a_server_that_does_not_say_what_it_gives_is_not_trusted(
-    server: FileServer, source: ManifestSource, header: str
-) -> None:
+def test_a_file_without_its_version_is_not_trusted(server: FileServer, source: ManifestSource, header: str) -> None:
     server.e_tag = lambda content, modified_s: f'"{hashlib.md5(content).hexdigest()}"'
     write(server, tags=header == "ETag")
     version = source.stat(b"a.jpg").version
@@ -392,9 +349,7 @@ def test_a_server_that_does_not_say_what_it_gives_is_not_trusted(
         source.read(b"a.jpg", 0, 5, version)
 
 
-def test_a_proxy_is_used_as_other_programs_do(
-    server: FileServer, monkeypatch: pytest.MonkeyPatch, source: ManifestSource
-) -> None:
+def test_a_proxy_is_used_as_usual(server: FileServer, monkeypatch: pytest.MonkeyPatch, source: ManifestSource) -> None:
     monkeypatch.setenv("http_proxy", server.url.replace("http://", "http://me:SECRET@"))
     monkeypatch.delenv("no_proxy", raising=False)
     far = ManifestSource(f"http://data.example.org/{MANIFEST}", StoreSettings(timeout_s=5))
@@ -403,13 +358,3 @@ def test_a_proxy_is_used_as_other_programs_do(
     assert server.headers[-1]["host"] == "data.example.org"
     assert server.headers[-1]["proxy-authorization"].startswith("Basic ")
     far.close()
-
-
-def test_a_manifest_of_many_files_takes_little_more_memory_than_its_text(server: FileServer) -> None:
-    from spiderfs.sources.listed_files import ListedFiles
-
-    text = b"".join(b"train/n%04d/%06d.jpg\t%d\t1700000000\n" % (at % 100, at, at) for at in range(20_000))
-    files = ListedFiles(text)
-    assert len(files.files(b"train/n0007")) == 200
-    kept = sum(map(len, files._lines.values()))
-    assert kept < len(text)

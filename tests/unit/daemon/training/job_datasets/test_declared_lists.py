@@ -83,7 +83,8 @@ class Harness:
         scoring: Any = Scoring()
         redirects: Any = Redirects()
         self.scoring, self.redirects = scoring, redirects
-        supply: Any = SimpleNamespace(catalogue=catalogue, lister=Lister(catalogue, client))
+        read_log = SimpleNamespace(is_kept=lambda now_s: False)
+        supply: Any = SimpleNamespace(catalogue=catalogue, lister=Lister(catalogue, client), read_log=read_log)
         self.declared = DeclaredLists(
             supply,
             cache,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import random
+import struct
+import zlib
 from typing import Any
 
 from PIL import Image
@@ -32,3 +34,13 @@ def opened(content: bytes) -> Image.Image:
     image = Image.open(io.BytesIO(content))
     image.load()
     return image
+
+
+def plain_png(width: int, height: int, rows: bytes, bits: int = 8) -> bytes:
+    """A PNG of these uncompressed rows, which need not be all that its header names."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")

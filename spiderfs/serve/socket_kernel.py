@@ -17,6 +17,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import socket
 import stat
 from collections import deque
@@ -115,32 +116,40 @@ class SocketKernel:
         self._listener = listener
 
     async def serve(self, serving: Serving) -> None:
-        listener = trio.socket.from_stdlib_socket(self._listener)
         connections = 0
 
-        async def attend(peer: trio.socket.SocketType) -> None:
+        async def attend(accepted: socket.socket) -> None:
             nonlocal connections
             connections += 1
             try:
-                with peer:
+                with trio.socket.from_stdlib_socket(accepted) as peer:
                     await Session(serving, peer).attend(connections > MOST_CONNECTIONS)
             finally:
                 connections -= 1
 
         async with trio.open_nursery() as nursery:
             while True:
+                await trio.lowlevel.wait_readable(self._listener)
                 try:
-                    peer, _ = await listener.accept()
+                    accepted, _ = self._listener.accept()
+                except BlockingIOError:
+                    # Another worker was quicker, or `unmount` has shut it down.
+                    if self._is_shut_down():
+                        break
                 except OSError as exc:
-                    if exc.errno == errno.EINVAL:
-                        break  # it was shut down, by `unmount`
                     if exc.errno not in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOMEM):
                         raise
                     log.warning("a connection could not be accepted: %s", exc)
                     await trio.sleep(_FULL_PAUSE_S)
                 else:
-                    nursery.start_soon(attend, peer)
+                    nursery.start_soon(attend, accepted)
             nursery.cancel_scope.cancel()
+
+    def _is_shut_down(self) -> bool:
+        # accept(2) does not tell that from a listener without connections; poll(2) reports POLLHUP in any case.
+        poll = select.poll()
+        poll.register(self._listener, 0)
+        return bool(poll.poll(0))
 
     def unmount(self, at: Path) -> None:
         # Every process that has the socket sees this, and who connects from here on is refused.

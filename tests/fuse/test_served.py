@@ -18,6 +18,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -286,6 +287,16 @@ def test_commands_take_the_name(daemon: ServedDaemon, source: Path) -> None:
     for option in ("immutable", "allow_other", "binding=pyfuse3"):
         refused = run_spiderfs("serve", source, "--name", "b", "-o", f"cache_dir={daemon.cache.parent}/other,{option}")
         assert f"{option.partition('=')[0]} needs a mount, and there is none: leave it out" in refused.stderr
+
+
+def test_it_ends_at_once(source: Path, tmp_path: Path) -> None:
+    with served(source, tmp_path, workers=2) as daemon:
+        client.read_bytes(f"{URL}/text")
+        began = time.monotonic()
+        assert run_spiderfs("umount", URL).returncode == 0
+        eventually(daemon.supervisor.ended, what="the end of the daemon")
+        # A worker that does not see the end is killed after 5 s.
+        assert time.monotonic() - began < 4
 
 
 def test_a_directory_of_others_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,15 @@ from spiderfs.core.events import Epoch, Labels, Pinning, Scored, WarmUp
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import PINNED, SAMPLES, Key, pinned_limit
 from spiderfs.policies import impact
+<<<<<<< HEAD
 from spiderfs.policies.impact import Impact
 from spiderfs.simulation import replay
 from spiderfs.trace import Accesses
+=======
+from spiderfs.policies.impact import Impact, SingleUseSubstitutes
+from spiderfs.simulation.replay import replay
+from spiderfs.trace.format import Accesses
+>>>>>>> w-cutt1
 
 SIZE = 10
 
@@ -313,6 +319,27 @@ class TestWarmUp:
         without = replay(Engine(Impact(), 2 * SIZE), accesses, 6, hints)
         warming = replay(Engine(Impact(), 2 * SIZE), accesses, 6, [*hints[:1], (0, WarmUp("1", True)), *hints[1:]])
         assert (without.hits.tolist(), warming.hits.tolist()) == ([0], [2])
+
+
+class TestSingleUseSubstitutes:
+    def test_members_wait_while_many_are_offered(self) -> None:
+        substitutes = SingleUseSubstitutes(lambda key: key >= 100, samples_each=1, max_offered=2)
+        substitutes.listed(dict.fromkeys([1, 2, 3, 100, 101, 102], 0))
+        for key in (1, 2, 3):
+            substitutes.add(key)
+        assert [substitutes.substitute_for(key) for key in (100, 101, 102)] == [1, 2, None]
+        substitutes.discard(1)
+        assert substitutes.substitute_for(102) == 3
+        substitutes.take_back(101)
+        assert substitutes.substitute_for(100) == 2
+
+    def test_a_list_declared_again_has_other_labels(self) -> None:
+        substitutes = SingleUseSubstitutes(lambda key: key >= 100)
+        substitutes.listed({1: 0, 100: 0, 101: 1})
+        substitutes.add(1)
+        assert substitutes.substitute_for(100) == 1
+        substitutes.listed({1: 1, 100: 0, 101: 1})
+        assert [substitutes.substitute_for(key) for key in (100, 101)] == [None, 1]
 
 
 def test_losses_are_positive() -> None:

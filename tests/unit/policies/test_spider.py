@@ -129,6 +129,59 @@ class TestHomophily:
         with pytest.raises(ValueError, match="between 0 and 1"):
             Spider(ratio=2)
 
+    def test_limits_change_while_it_runs(self) -> None:
+        policy = Spider(0, HubLimits(substitutions=1, neighbours=1))
+        engine = Engine(policy, 100)
+        policy.hub_found(hub(1, 50, 51))
+        engine.place(1, 10)
+        policy.substituted("train", 1, 50)
+        assert (policy.substitute_for("train", 50), policy.redirects_changed()) == (None, [])
+        policy.limit_hubs(HubLimits(substitutions=2, neighbours=None))
+        assert policy.redirects_changed() == [("train", 50, 1)]
+        policy.hub_found(hub(1, 50, 51))
+        assert policy.substitute_for("train", 51) == 1
+        policy.limit_hubs(HubLimits(substitutions=0))
+        assert sorted(policy.redirects_changed()) == [("train", 50, None)]
+
+    def test_each_job_dataset_counts_for_itself(self) -> None:
+        policy = Spider(0, HubLimits(substitutions=1))
+        engine = Engine(policy, 100)
+        for each in (
+            hub(1, 50),
+            hub(1, 50, 60, job_dataset_id="other"),
+            hub(2, 60, job_dataset_id="other", nearest=0.5),
+        ):
+            policy.hub_found(each)
+            engine.place(each.key, 10)
+        assert (policy.is_hub("train", 1), policy.is_hub("other", 1), policy.is_hub("train", 2)) == (True, True, False)
+        policy.substituted("train", 1, 50)
+        assert (policy.substitute_for("train", 50), policy.substitute_for("other", 50)) == (None, 1)
+        policy.substituted("other", 1, 50)
+        policy.new_epoch("train")
+        assert (policy.substitute_for("train", 50), policy.substitute_for("other", 50)) == (1, None)
+        assert policy.substitute_for("other", 60) == 2
+        # A job dataset that is over leaves the hubs of others alone, and its counts with them.
+        policy.forget_job_dataset("train", [])
+        assert (policy.substitute_for("other", 50), policy.substitute_for("other", 60)) == (None, 2)
+
+    def test_a_sample_waits_to_be_a_hub_of_two_job_datasets(self) -> None:
+        policy = Spider(ratio=0.5)
+        engine = Engine(policy, 100)
+        for job_dataset_id in ("train", "other", "third"):
+            policy.hub_found(hub(1, 50, job_dataset_id=job_dataset_id))
+        policy.forget_job_dataset("third", [])
+        engine.opened(1, 10)
+        assert [policy.substitute_for(job_dataset_id, 50) for job_dataset_id in ("train", "other", "third")] == [
+            1,
+            1,
+            None,
+        ]
+        again = Engine(Spider(), 100)
+        again.restore([(1, 10, HOMOPHILY)], engine.state())
+        assert [again.policy.substitute_for(name, 50) for name in ("train", "other")] == [1, 1]  # type: ignore[attr-defined]
+        engine.evict([1])
+        assert [policy.substitute_for(job_dataset_id, 50) for job_dataset_id in ("train", "other")] == [None, None]
+
 
 def test_a_remount_goes_on_with_hubs_and_scores() -> None:
     policy = Spider(ratio=0.5)

@@ -14,15 +14,9 @@ from spiderfs.core.events import Epoch, Labels, Pinning, Scored, WarmUp
 from spiderfs.core.plans.planned_epoch import PlannedEpoch
 from spiderfs.core.policy import PINNED, SAMPLES, Key, pinned_limit
 from spiderfs.policies import impact
-<<<<<<< HEAD
-from spiderfs.policies.impact import Impact
+from spiderfs.policies.impact import Impact, SingleUseSubstitutes
 from spiderfs.simulation import replay
 from spiderfs.trace import Accesses
-=======
-from spiderfs.policies.impact import Impact, SingleUseSubstitutes
-from spiderfs.simulation.replay import replay
-from spiderfs.trace.format import Accesses
->>>>>>> w-cutt1
 
 SIZE = 10
 

@@ -10,7 +10,8 @@ payloads of up to a chunk there lie in their rows. Each other disk has chunks (`
   has a file `disk` with the name and its number. If that does not match, the directory is emptied and gets a number
   that no row has. So no row names bytes of another store.
 - **Failures.** All processes leave a disk out that fails, until the next mount: its files are misses, and are stored on
-  other disks when they are fetched again. The manager drops its rows. Disk 0 has the rows of all: if it fails, nothing
+  other disks when they are fetched again. The manager drops its rows. At the next mount the disk is emptied, for it may
+  have blocks of a file that another disk has by now. Disk 0 has the rows of all: if it fails, nothing
   is cached.
 """
 
@@ -50,6 +51,8 @@ class Disks:
         self._left_out = mmap.mmap(-1, _NUMBERS)
         self.places = {0: first}
         self._shares = {0: 1.0}
+        self._name = ""
+        """That of the store, in a mount that has it in use."""
 
     @classmethod
     def of_store(cls, first: Path) -> Disks:
@@ -64,7 +67,7 @@ class Disks:
         first = self.places[0]
         self._left_out[:], self.places = bytes(_NUMBERS), {0: first}
         name, known = _read_table(first) if (first / DATA_FILE).exists() else ("", {})
-        name = name or os.urandom(8).hex()
+        name = self._name = name or os.urandom(8).hex()
         fresh = (number for number in range(1, _NUMBERS) if number not in known)
         for place in self._others:
             number = next((number for number in known if _reads(place, f"{name} {number}\n")), None) or next(fresh)
@@ -78,9 +81,16 @@ class Disks:
                     (place / DISK_FILE).write_text(f"{name} {number}\n")
                 except OSError as exc:
                     self._leave_out(number, exc.strerror)
-        table = {"store": name, "disks": {number: str(self.places[number]) for number in self.numbers[1:]}}
-        (first.parent / DISKS_FILE).write_text(json.dumps(table) + "\n")
+        self._save_table()
         self._weigh()
+
+    def _save_table(self) -> None:
+        """Note the disks in use. One that is left out is emptied at a later mount: its blocks are on other disks now."""
+        table = {"store": self._name, "disks": {number: str(self.places[number]) for number in self.numbers[1:]}}
+        path = self.places[0].parent / DISKS_FILE
+        new = path.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(table) + "\n")
+        new.replace(path)
 
     def _weigh(self) -> None:
         found = {}
@@ -136,6 +146,11 @@ class Disks:
         if number and self.has(number):
             self._left_out[number] = 1
             log.warning("the cache goes on without %s until the next mount: %s", self.directory(number), why)
+            if self._name:
+                try:
+                    self._save_table()
+                except OSError as exc:
+                    log.warning("the loss of %s could not be noted: %s", self.directory(number), exc.strerror)
 
     # -- spreading
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import shutil
@@ -395,3 +396,19 @@ class DiskMachine(RuleBasedStateMachine):
 
 TestDisks = DiskMachine.TestCase
 TestDisks.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+def test_a_disk_that_failed_comes_back_empty() -> None:
+    """A file of which it has a block is on another disk by then: that block must not be looked for on the old disk."""
+    for inode, disk in itertools.product((10, 11, 12, 13), (1, 2)):
+        machine = DiskMachine()
+        machine.begin()
+        try:
+            machine.land_block(inode=inode, block=1)
+            machine.fail(disk=disk)
+            machine.land_block(inode=inode, block=2)
+            machine.remount(missing=())
+            machine.everything_can_be_read()
+            assert ContentKey(inode, 2) in disks_of(machine.content)
+        finally:
+            machine.teardown()

@@ -292,7 +292,7 @@ def test_the_hook_imports_nothing_of_the_daemon() -> None:
         "import sys\n"
         "from trainer_hook import attach\n"
         "spider = {name for name in sys.modules if name.startswith('spiderfs')}\n"
-        "protocol = {'extents', 'requests'}\n"
+        "protocol = {'extents', 'reads', 'requests'}\n"
         "protocol = {'spiderfs.protocol', *(f'spiderfs.protocol.{name}' for name in protocol)}\n"
         "assert spider == {'spiderfs', 'spiderfs.errors'} | protocol, spider\n"
         f"assert not {daemon_side} & set(sys.modules)\n"

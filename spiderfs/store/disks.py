@@ -85,7 +85,7 @@ class Disks:
         self._weigh()
 
     def _save_table(self) -> None:
-        """Note the disks in use. One that is left out is emptied at a later mount: its blocks are on other disks now."""
+        """Note the disks in use. One that is left out is emptied later: its blocks are on other disks now."""
         table = {"store": self._name, "disks": {number: str(self.places[number]) for number in self.numbers[1:]}}
         path = self.places[0].parent / DISKS_FILE
         new = path.with_suffix(f".{os.getpid()}")

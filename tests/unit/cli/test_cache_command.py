@@ -56,11 +56,11 @@ def test_a_cache_on_several_disks_is_listed_with_all_of_them(home: Path, tmp_pat
     other.lock.touch()
     table = {"store": "ab", "disks": {"1": str(other.content), "2": str(tmp_path / "gone/store/content")}}
     (first.store / "disks").write_text(json.dumps(table))
-    result = spiderfs("list")
+    result = spiderfs("cache", "list")
     assert f"{first.cache}: 3.0 MiB of /nfs/a" in result.stdout
     assert f"{other.cache}: " in result.stdout
     assert f"{tmp_path}/gone cannot be used" in result.stderr
-    assert spiderfs("remove", other.cache).exit_code == 0
+    assert spiderfs("cache", "remove", other.cache).exit_code == 0
     assert not other.cache.exists()
 
 

@@ -137,8 +137,8 @@ def test_it_fails_where_files_are_not_there(mounted: Path, daemon: Daemon) -> No
     result = spiderfs("warm", mounted, "-", stdin=b"tarin")
     assert (result.exit_code, result.stderr) == (
         1,
-        "spiderfs: 1,200 files or directories could not be read, and the daemon's log says why; 2 paths mean no file of"
-        f" {mounted}, the first is tarin\\x1b\n",
+        "spiderfs: 1,200 files or directories could not be read (see the daemon's log);"
+        f" {mounted} has no file or directory for 2 of these paths, for example tarin\\x1b\n",
     )
     daemon.says = [Warming(), Warming(ended=True, found=5, fetched=3, left=2)]
     assert "ended after 3 of 5 files" in refusal("warm", mounted)
@@ -148,7 +148,7 @@ def test_it_fails_where_files_are_not_there(mounted: Path, daemon: Daemon) -> No
 def test_a_manager_that_was_started_again_has_forgotten_all(mounted: Path, daemon: Daemon, found: int) -> None:
     daemon.says = [Warming(), Warming(searching=True, found=found, left=found), Warming()]
     daemon.restarts = [1, 2]
-    assert f"the manager of {mounted} was started again" in refusal("warm", mounted)
+    assert f"the manager of {mounted} was restarted" in refusal("warm", mounted)
 
 
 def test_it_says_that_the_cache_is_smaller_than_what_was_fetched(mounted: Path, daemon: Daemon) -> None:
@@ -176,7 +176,7 @@ def test_globs_and_lists_that_mean_nothing_are_an_error(mounted: Path, daemon: D
     assert spiderfs(command, mounted, *absent).exit_code == 0
     daemon.acted = 0
     for arguments, stdin in ((absent, b""), (["-"], listed)):
-        said = f"spiderfs: 2 paths mean no file of {mounted}, the first is x*\n"
+        said = f"spiderfs: {mounted} has no file or directory for 2 of these paths, for example x*\n"
         assert refusal(command, mounted, *arguments, stdin=stdin) == said
     # Files that the mount has, and the cache has not.
     for arguments, stdin in (([*absent, "train/**/2"], b""), (["-"], listed + b"val/1\n")):

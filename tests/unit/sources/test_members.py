@@ -54,7 +54,7 @@ def test_this_node_is_the_one_with_an_address_of_this_machine() -> None:
         ([far, "http://203.0.113.1:80"], "no node"),
         ([near, "http://127.0.0.1:8444"], "several nodes"),
     ):
-        with pytest.raises(ConfigError, match=rf"^peers names {which} .* peer_self=URL$"):
+        with pytest.raises(ConfigError, match=rf"^peers names {which} .* peer_self=URL for this one$"):
             own_url(dict.fromkeys(urls, 1.0), "")
     assert is_here(["198.51.100.1", "::1"])
     assert not is_here(["198.51.100.1"])

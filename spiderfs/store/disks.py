@@ -6,13 +6,13 @@ payloads of up to a chunk there lie in their rows. Each other disk has chunks (`
 - **Spreading.** A disk's share of the capacity is that of its file system in the size of all. A whole file goes to the
   disk that is filled least for its share, all blocks of a large file to one disk. The transaction that adds a row keeps
   each disk within its share (`content.py`).
-- **Numbers.** The first directory's file `disks` names the store and the directory of each number; each other directory
-  has a file `disk` with the name and its number. If that does not match, the directory is emptied and gets a number
-  that no row has. So no row names bytes of another store.
+- **Numbers.** The first directory's file `disks` names the store, the directory of each number, and the next number to
+  give; each other directory has a file `disk` with the name and its number. If that does not match, the directory is
+  emptied and gets the next number. A number is given again after all others, so no row names bytes of another store,
+  also if rows of a disk that failed were not dropped in time.
 - **Failures.** All processes leave a disk out that fails, until the next mount: its files are misses, and are stored on
   other disks when they are fetched again. The manager drops its rows. At the next mount the disk is emptied, for it may
-  have blocks of a file that another disk has by now. Disk 0 has the rows of all: if it fails, nothing
-  is cached.
+  have blocks of a file that another disk has by now. Disk 0 has the rows of all: if it fails, nothing is cached.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Disks:
         self._left_out = mmap.mmap(-1, _NUMBERS)
         self.places = {0: first}
         self._shares = {0: 1.0}
-        self._name = ""
-        """That of the store, in a mount that has it in use."""
+        self._name, self._next = "", 1
+        """Those of the store, in a mount that has it in use."""
 
     @classmethod
     def of_store(cls, first: Path) -> Disks:
         """The disks of a store that a mount has in use, for a process that is not forked from it."""
         disks = cls(first)
-        disks.places |= _read_table(first)[1]
+        disks.places |= _read_table(first)[2]
         disks._shares = dict.fromkeys(disks.places, 1.0)
         return disks
 
@@ -66,9 +66,10 @@ class Disks:
         """Number the directories; no process may have the store open. Raises OSError."""
         first = self.places[0]
         self._left_out[:], self.places = bytes(_NUMBERS), {0: first}
-        name, known = _read_table(first) if (first / DATA_FILE).exists() else ("", {})
+        name, self._next, known = _read_table(first) if (first / DATA_FILE).exists() else ("", 1, {})
         name = self._name = name or os.urandom(8).hex()
-        fresh = (number for number in range(1, _NUMBERS) if number not in known)
+        in_turn = (*range(self._next, _NUMBERS), *range(1, self._next))
+        fresh = (number for number in in_turn if number not in known)
         for place in self._others:
             number = next((number for number in known if _reads(place, f"{name} {number}\n")), None) or next(fresh)
             self.places[number] = place
@@ -79,6 +80,7 @@ class Disks:
                     shutil.rmtree(place, ignore_errors=True)
                     place.mkdir(mode=0o700, parents=True)
                     (place / DISK_FILE).write_text(f"{name} {number}\n")
+                    self._next = number + 1
                 except OSError as exc:
                     self._leave_out(number, exc.strerror)
         self._save_table()
@@ -86,7 +88,8 @@ class Disks:
 
     def _save_table(self) -> None:
         """Note the disks in use. One that is left out is emptied later: its blocks are on other disks now."""
-        table = {"store": self._name, "disks": {number: str(self.places[number]) for number in self.numbers[1:]}}
+        places = {number: str(self.places[number]) for number in self.numbers[1:]}
+        table = {"store": self._name, "next": self._next, "disks": places}
         path = self.places[0].parent / DISKS_FILE
         new = path.with_suffix(f".{os.getpid()}")
         new.write_text(json.dumps(table) + "\n")
@@ -205,13 +208,17 @@ def _size(place: Path) -> tuple[int, int]:
     return place.stat().st_dev, disk.f_blocks * disk.f_frsize
 
 
-def _read_table(first: Path) -> tuple[str, dict[int, Path]]:
-    """The name of the store, and the directory of each number but 0; empty without a table, or with a damaged one."""
+def _read_table(first: Path) -> tuple[str, int, dict[int, Path]]:
+    """The name of the store, the next number, and the directory of each number but 0.
+
+    The name and the directories are empty without a table, or with a damaged one.
+    """
     try:
         found = json.loads((first.parent / DISKS_FILE).read_bytes())
-        return str(found["store"]), {int(number): Path(place) for number, place in found["disks"].items()}
+        places = {int(number): Path(place) for number, place in found["disks"].items()}
+        return str(found["store"]), min(max(1, int(found.get("next", 1))), _NUMBERS), places
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return "", {}
+        return "", 1, {}
 
 
 def _reads(place: Path, text: str) -> bool:

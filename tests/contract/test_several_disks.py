@@ -412,3 +412,21 @@ def test_a_disk_that_failed_comes_back_empty() -> None:
             assert ContentKey(inode, 2) in disks_of(machine.content)
         finally:
             machine.teardown()
+
+
+def test_rows_of_a_disk_that_failed_name_no_other_disk() -> None:
+    """The whole daemon may be killed before the manager has dropped them, and the disk comes back with new files."""
+    machine = DiskMachine()
+    machine.begin()
+    try:
+        for inode in range(1, 9):
+            machine.land(inode=inode, size=300 * KIB)
+        lost = machine.content._disks.numbers[1]
+        assert lost in disks_of(machine.content).values()
+        machine.content._disks.failed(lost, OSError(errno.EIO, os.strerror(errno.EIO)))
+        machine.remount(missing=())
+        assert lost not in machine.content._disks.places
+        machine.everything_can_be_read()
+        assert machine.content.damaged == 0
+    finally:
+        machine.teardown()

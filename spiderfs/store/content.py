@@ -208,18 +208,19 @@ class LmdbContent:
                 if lease is not None:
                     self.extents.write(lease, payload)
             rows = [
-                (KEY.pack(*key), len(payload), _value(key, payload, lease), lease.disk if lease else 0)
+                (KEY.pack(*key), len(payload), _value(key, payload, lease))
                 for (key, payload), lease in zip(records, leases, strict=True)
             ]
             with (
                 self._files.writing(blocks if takes_blocks else ()) as too_far,
                 self._changing() as (txn, usage, freed),
             ):
-                landed = []
-                for (key, _), (packed, size, value, disk) in zip(records, rows, strict=True):
-                    takes = (takes_blocks or not key.block) and key not in too_far
-                    disk = self._files.disk_of(key.inode) if key.block else disk
-                    landed.append(takes and self._land(txn, usage, freed, packed, size, value, disk))
+                landed = [
+                    (takes_blocks or not key.block)
+                    and key not in too_far
+                    and self._land(txn, usage, freed, *row, self._disk_of(key, row[-1]))
+                    for (key, _), row in zip(records, rows, strict=True)
+                ]
         except StoreError:
             self.extents.free(given)
             self.free_unrecorded([key for key, _ in blocks])
@@ -351,14 +352,19 @@ class LmdbContent:
         room = self._disks.parts(usage[4]).get(disk, 0) - size
         if usage[kept] > room:
             return False
-        if usage[landing] + usage[kept] > room:
-            with txn.cursor(self._queue) as cursor:
-                queued = [unsealed(bytes(place), bytes(packed)) for place, packed in cursor]
-            for packed in queued:
+        excess, going = usage[landing] + usage[kept] - room, []
+        with txn.cursor(self._queue) as cursor:
+            for place, stored in cursor if excess > 0 else ():
+                packed = unsealed(bytes(place), bytes(stored))
                 # An absent row is as damaged as one that does not match its seal.
                 row = MemberRow.of(packed, bytes(txn.get(packed, b"", db=self._member)))
-                if row.disk == disk and usage[landing] + usage[kept] > room:
-                    self._remove(txn, usage, freed, packed)
+                if row.disk == disk:
+                    going.append(packed)
+                    excess -= row.size
+                    if excess <= 0:
+                        break
+        for packed in going:
+            self._remove(txn, usage, freed, packed)
         return True
 
     def _enter(

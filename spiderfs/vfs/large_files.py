@@ -442,7 +442,7 @@ class LargeFiles(Part):
         """Account for an open after which the kernel reads the file without asking: as if all of it were read."""
         self._counters.add("passthrough_opens")
         now = self._now()
-        recorded_at, recorded = self._passed.get(inode, (0.0, 0))
+        recorded_at, recorded = self._passed.get(inode, (-math.inf, 0))
         if now - recorded_at < PASSED_PAUSE_S:
             return
         # The policies would make room in vain for blocks that were evicted since, and are read all the same.

@@ -53,9 +53,10 @@ _READ_BYTES = 128 << 10
 # Names of a directory that are looked at for times in the future.
 _NAMES, _AHEAD_S = 200, 2.0
 _PATIENCE_S = 10.0
-# Files that are read to see how fast the source is, the most bytes of each, and the longest that this may take. Where a
-# file takes less than the last, readers in a mount's first epoch are slower (benchmarks/serving/never_slower.py).
-_TRIED, _TRIED_BYTES, _TRIED_S, _NEAR_S = 20, 1 << 20, 2.0, 1e-3
+# Files that are read to see how fast the source is, the most bytes of each, and the longest that this may take.
+_TRIED, _TRIED_BYTES, _TRIED_S = 20, 1 << 20, 2.0
+NEAR_S = 1e-3
+"""Where a file takes less, readers in a mount's first epoch are slower (benchmarks/serving/never_slower.py)."""
 # Linux has this number for the pid namespace of the machine itself (include/linux/proc_ns.h).
 _MACHINES_PIDS = "pid:[4026531836]"
 # spiderfs was written later, so the clock cannot be before it.
@@ -324,9 +325,9 @@ def _speed(source: Path) -> Iterator[Finding]:
         return
     median_s = statistics.median(times)
     said = f"{len(times)} files took {median_s * 1000:.2f} ms each"
-    if median_s < _NEAR_S:
+    if median_s < NEAR_S:
         said += ": a mount's first epoch is slower than that; run 'spiderfs bench' to see whether your loader waits"
-    yield Finding("speed", "note" if median_s < _NEAR_S else "ok", said)
+    yield Finding("speed", "note" if median_s < NEAR_S else "ok", said)
 
 
 def _files(directory: Path | str) -> Iterator[str]:

@@ -19,6 +19,7 @@ import click
 
 from spiderfs import __version__
 from spiderfs.cli.control_files import explaining, find_mount, mountpoints, printable, read_control, read_stats, warn
+from spiderfs.cli.doctor import NEAR_S
 from spiderfs.errors import MountError, UsageError
 from spiderfs.linux.process_table import ended_by_signals
 from spiderfs.options.units import counted, round_size
@@ -29,8 +30,6 @@ _HITS_HERE = (
     "Hits are here the reads of samples that the cache still held. Above they are all reads that did not wait, also of"
     " samples that a plan had prefetched or, in an immutable mount, that the page cache held."
 )
-# A source whose files come sooner is near: readers may do as well without a mount.
-_NEAR_S = 1e-3
 # A chart is drawn on so many units, and scales to the room that it has.
 _WIDTH, _HEIGHT, _HEAD, _FOOT, _WIDEST = 320, 150, 22, 18, 48
 _STYLE = """
@@ -157,7 +156,7 @@ def _training(epochs: Sequence[Mapping[str, Any]]) -> str:
         f" {hits:.1%} did not wait for the source; the others waited {_duration(total['waited_s'])} in total."
         f" {round_size(total['origin_bytes'])} came from the source for {round_size(total['read_bytes'])} read."
     )
-    if total["waited"] and total["waited_s"] / total["waited"] < _NEAR_S:
+    if total["waited"] and total["waited_s"] / total["waited"] < NEAR_S:
         said += (
             f" A read that waited took {1000 * total['waited_s'] / total['waited']:.1f} ms: without a mount, reading"
             " this source may be as fast."

@@ -99,9 +99,10 @@ class Sharing:
         self._take(rank, question.taken)
         given = shared.ask(rank, question.wanted.tolist(), ready)
         self._put(reader.epoch, question.position, given)
-        for position, sample in enumerate(given if ready is not None else (), question.position):
-            if ready is not None and ready[sample]:
-                self._engine.served(reader.epoch, position)
+        if ready is not None:
+            for position, sample in enumerate(given, question.position):
+                if ready[sample]:
+                    self._engine.served(reader.epoch, position)
         for owner, other in self._readers(shared):
             other.exchanges = shared.active and owner in self._exchanging
         return np.array(given, np.uint32)

@@ -265,6 +265,25 @@ def serve(result: Result) -> str:
     return markdown(["files, readers", "x bindfs", "x rclone", "files/s", "p50, p99 us", "x native"], rows)
 
 
+# Of native, for read_bytes, over a mount and of a source that is served without one.
+CLIENT_TARGETS = {"client.read_bytes": 0.5, "served": 0.6}
+
+
+def client(result: Result) -> str:
+    rows = []
+    for case in result["cases"]:
+        for way, runs in case["runs"].items():
+            of = {name: median(run[name] for run in runs) for name in runs[0]}
+            cpu = " + ".join(f"{1e3 * of[f'{whose}_cpu_s_per_1000']:.0f}" for whose in ("client", "daemon"))
+            native = aimed(files_ratio(case, way, "native"), CLIENT_TARGETS.get(way))
+            figures = [f"{of['files_per_s']:,.0f}", f"{of['p50_us']:.0f}, {of['p99_us']:.0f}", cpu, native]
+            rows.append(
+                [f"{case['readers']}, {case['process']}", way, *figures, f"{files_ratio(case, way, 'mount'):.2f}"]
+            )
+    headings = ["readers, pass", "way", "files/s", "p50, p99 us", "us of CPU: reader + daemon", "x native", "x mount"]
+    return markdown(headings, rows)
+
+
 def serve_immutable(result: Result) -> str:
     rows = []
     for case in result["cases"]:
@@ -598,6 +617,7 @@ TABLES = {
     "idle": Rendered(idle, ("idle",)),
     "planned-ranges": Rendered(planned_ranges, ("planned_ranges",)),
     "image-loader": Rendered(image_loader, ("image_loader",)),
+    "client": Rendered(client, ("client",)),
     "serve": Rendered(serve, ("serve",)),
     "serve-immutable": Rendered(serve_immutable, ("serve-immutable",)),
     "jobs-mount": Rendered(jobs_mount, ("jobs_mount",)),

@@ -151,6 +151,13 @@ def epoch(result: Result) -> str:
         own = system == "direct"
         cells = ["" if own else aimed(times, target), f"{cost:,.0f}", "" if own else f"{costs:.1f}"]
         rows.append([name, f"{rate:,.0f}", *cells])
+    if served := figures.get("served planned"):
+        rate, cost = (median(served[what]) for what in ("epoch", "cpu_us"))
+        mounts, times = (rounds(served["epoch"], figures[other]["epoch"]) for other in ("planned", "direct"))
+        costs = rounds(served["cpu_us"], figures["direct"]["cpu_us"])
+        of_mount = aimed(mounts, 0.9, words="at least ")
+        name = f"a plan without FUSE: {of_mount} x a mount with a plan"
+        rows.append([name, f"{rate:,.0f}", f"{times:.2f}", f"{cost:,.0f}", f"{costs:.1f}"])
     return markdown(["", "files/s", "x direct", "us/file", "x direct"], rows)
 
 

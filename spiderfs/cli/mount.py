@@ -258,8 +258,8 @@ def _own_mounts() -> list[Mount]:
 
 def _detach(mount: Mount, lazy: bool) -> _Detached:
     if mount.fstype == SERVED:
-        pid, stats = daemon_of(mount), read_stats(mount)
-        os.kill(pid, signal.SIGTERM)
+        daemon, stats = daemon_of(mount), read_stats(mount)
+        os.kill(daemon, signal.SIGTERM)
         return _Detached(mount, set(), "" if lazy else str(stats["cache_dir"]), str(stats["pid"]), lazy)
     cache_dir, pid = "", ""
     if not lazy:

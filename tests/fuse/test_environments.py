@@ -190,7 +190,8 @@ def test_a_training_run_without_fuse(source: Path, tmp_path: Path, name: str) ->
     variables = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     options = f"log_file={place}/log"
     if found.cache_dir:
-        variables |= {ENVIRONMENT: f"{place}/sockets"}
+        # torch does without a directory for temporary files, but not each package that it imports.
+        variables |= {ENVIRONMENT: f"{place}/sockets", "TMPDIR": str(place)}
         options += f",cache_dir={place}/cache"
     elif name == "apptainer":
         variables |= {"HOME": f"{place}/home"}
@@ -229,7 +230,8 @@ def test_each_environment_of_the_page_says_whether_it_was_tried() -> None:
 
 
 def test_the_commands_of_the_page_are_those_of_spiderfs() -> None:
-    commands = re.findall(r"^!?spiderfs (.*?)(?: \|\| exit)?$", PAGE, re.MULTILINE)
+    blocks = "".join(re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+    commands = re.findall(r"spiderfs ((?:serve|umount) [^|'\n]*)", blocks)
     assert len(commands) >= 3
     for subcommand, *arguments in map(shlex.split, commands):
         command = main.get_command(click.Context(main), subcommand)

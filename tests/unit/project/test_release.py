@@ -200,6 +200,8 @@ def test_the_conda_recipe_asks_for_what_the_wheel_asks_for() -> None:
     assert recipe["build"]["python"]["entry_points"] == [" = ".join(program)]
     assert (recipe["about"]["license"], recipe["about"]["summary"]) == (PROJECT["license"], PROJECT["description"])
     assert {"pip", "setuptools >=77"} <= set(recipe["requirements"]["host"])
+    # Whoever changes the form should validate it: https://github.com/prefix-dev/recipe-format has the schema.
+    assert set(recipe) == {"context", "package", "source", "build", "requirements", "tests", "about"}
 
 
 def test_all_extras_that_have_wheels_are_in_one() -> None:

@@ -46,7 +46,7 @@ from spiderfs.vfs.control_files import CONTROL_DIRECTORY, CONTROL_INODE, Control
 from spiderfs.vfs.large_files import LargeFiles, ReadAhead, Touches
 from spiderfs.vfs.on_demand import OnDemand, Part, Supply
 from spiderfs.vfs.provisional_files import ProvisionalFiles
-from spiderfs.vfs.range_reader import RangeReader
+from spiderfs.vfs.range_reader import Push, RangeReader
 from spiderfs.vfs.redirects import Redirects
 from spiderfs.vfs.rules import FOREVER_S, Settings, is_provisional, left_s
 from spiderfs.vfs.small_files import SmallFiles
@@ -95,11 +95,12 @@ class Filesystem(Part):
         scattered: Callable[[], bool] = lambda: False,
         asked_by_peers: SharedSlots | None = None,
         source_salt: int = 0,
+        push: Push = lambda inode, content, offset: None,
     ) -> None:
         """`unstored`: the fetcher has the same. `scattered`: whether other processes may know names unknown here.
 
         `asked_by_peers`: which stripes other nodes have asked for; None where there are none. `source_salt`: see
-        `sources.members.salt_of`.
+        `sources.members.salt_of`. `push`: see `Kernel`.
         """
         super().__init__(supply, clock)
         self._asked_by_peers, self._source_salt = asked_by_peers, source_salt
@@ -121,7 +122,7 @@ class Filesystem(Part):
         self._small_files = SmallFiles(supply, self._on_demand, redirects, self._substitutes, events, clock)
         asked = () if asked_by_peers is None else asked_by_peers
         self.large_files = LargeFiles(supply, self._on_demand, read_ahead, touches, redirects, events, asked, clock)
-        self._ranges = RangeReader(supply, self._small_files, redirects, clock)
+        self._ranges = RangeReader(supply, self._small_files, redirects, push, clock)
         self._unstored = unstored
         self._provisional_files = ProvisionalFiles(
             supply,

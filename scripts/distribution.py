@@ -1,11 +1,12 @@
-"""Checks a release's files in a directory, and writes the SBOM and the checksums beside them.
+"""Checks a release's files in a directory, and writes SBOM, provenance and checksums beside them.
 
-    .venv-dev/bin/python scripts/distribution.py dist 0.2.0
+    .venv-dev/bin/python scripts/distribution.py dist 0.2.0 COMMIT
 
 The checks are those that an index makes of an upload (valid metadata, a description that it can show), and that wheel
 and sdist hold the same modules. `spiderfs-VERSION.cdx.json` is a bill of materials in CycloneDX 1.6: every package that
-the wheel needs, and those of its extras, in the versions of this environment. `spiderfs-VERSION.sha256` is for
-sha256sum(1), and what an attestation is made of.
+the wheel needs, and those of its extras, in the versions of this environment. `spiderfs-VERSION.intoto.json`
+says that these files were built from a commit: a statement of in-toto with the provenance of SLSA 1.0.
+`spiderfs-VERSION.sha256` is for sha256sum(1); its signature attests all of them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import hashlib
 import importlib.metadata
 import io
 import json
+import platform
 import sys
 import tarfile
 import uuid
@@ -148,7 +150,7 @@ def bill_of_materials(metadata: Metadata, wheel: Path, now: datetime) -> dict[st
             if name != metadata.name:
                 direct.setdefault(name, set()).update(extras)
     required, edges = closure(base), closure(direct)
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    digest = sha256_of(wheel)
     own = f"pkg:pypi/{metadata.name}@{metadata.version}"
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -176,10 +178,37 @@ def bill_of_materials(metadata: Metadata, wheel: Path, now: datetime) -> dict[st
     }
 
 
+def provenance(files: Iterable[Path], version: str, commit: str, now: datetime) -> dict[str, Any]:
+    """The statement that these files are of this commit, as in-toto 1 and SLSA 1.0 have it."""
+    builder = "urn:spiderfs:scripts/release"
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": file.name, "digest": {"sha256": sha256_of(file)}} for file in files],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": {
+            "buildDefinition": {
+                "buildType": builder,
+                "externalParameters": {"version": version},
+                "internalParameters": {
+                    "python": platform.python_version(),
+                    "setuptools": importlib.metadata.version("setuptools"),
+                },
+                "resolvedDependencies": [{"name": "spiderfs", "digest": {"gitCommit": commit}}],
+            },
+            "runDetails": {"builder": {"id": builder}, "metadata": {"finishedOn": f"{now:%Y-%m-%dT%H:%M:%SZ}"}},
+        },
+    }
+
+
+def sha256_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 def run() -> int:
     parser = argparse.ArgumentParser(prog="scripts/distribution.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("version")
+    parser.add_argument("commit")
     given = parser.parse_args()
     wheel = given.directory / f"spiderfs-{given.version}-py3-none-any.whl"
     sdist = given.directory / f"spiderfs-{given.version}.tar.gz"
@@ -188,13 +217,17 @@ def run() -> int:
             require(file.exists(), f"{file} is missing: build it")
         metadata, modules = checked_wheel(wheel, given.version)
         check_sdist(sdist, given.version, modules)
-        materials = bill_of_materials(metadata, wheel, datetime.now(tz=UTC))
+        now = datetime.now(tz=UTC)
+        materials = bill_of_materials(metadata, wheel, now)
     except Unfit as exc:
         print(f"distribution: {exc}", file=sys.stderr)
         return 1
     sbom = given.directory / f"spiderfs-{given.version}.cdx.json"
     sbom.write_text(json.dumps(materials, indent=2) + "\n")
-    sums = "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in (wheel, sdist, sbom))
+    statement = given.directory / f"spiderfs-{given.version}.intoto.json"
+    files = (wheel, sdist, sbom)
+    statement.write_text(json.dumps(provenance(files, given.version, given.commit, now), indent=2) + "\n")
+    sums = "".join(f"{sha256_of(file)}  {file.name}\n" for file in (*files, statement))
     (given.directory / f"spiderfs-{given.version}.sha256").write_text(sums)
     print(f"{len(modules)} modules in {wheel.name}, {len(materials['components'])} packages in {sbom.name}")
     return 0

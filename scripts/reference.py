@@ -222,15 +222,16 @@ def daemon_answers() -> str:
 
 
 def results() -> str:
-    """The kept results, with date, commit and machine, as far as they name them."""
+    """The kept results with date and commit, and the machine if it is not the usual one of two cores."""
     rows = []
     for path in sorted((ROOT / "docs/results").glob("*.json")):
         measured = json.loads(path.read_text()).get("machine", {})
-        machine = [f"{measured['cores']} cores" if "cores" in measured else "", measured.get("gpu") or ""]
+        cores = measured.get("cores", 2)
+        machine = ["" if cores == 2 else f"{cores} cores", measured.get("gpu") or ""]
         machine.append(f"others used {measured['others_cores']:.1f} cores" if measured.get("loaded") else "")
-        dated = (measured.get("time", "")[:10], measured.get("commit", ""), ", ".join(filter(None, machine)))
-        rows.append((f"[{path.stem}]({path.name})", *dated))
-    return _table(("result", "date", "commit", "machine"), iter(rows))
+        named = ", ".join(filter(None, (f"[{path.stem}]({path.name})", *machine)))
+        rows.append((named, measured.get("time", "")[:10], measured.get("commit", "")))
+    return _table(("result", "date", "commit"), iter(rows))
 
 
 PARTS: dict[str, Callable[[], str]] = {

@@ -66,14 +66,16 @@ def served_as(name: str) -> Mount:
 
 
 def every_place() -> dict[str, Mount]:
-    """All mounts, and what this user's daemons serve without one, by the place that people name.
+    """All mounts, and what this user's daemons serve without one, by the place that people name."""
+    return {place_of(mount): mount for mount in (*spiderfs_mounts().values(), *all_served())}
 
-    A socket stays if its daemon was killed.
-    """
-    found = list(spiderfs_mounts().values())
-    with contextlib.suppress(OSError):
-        found += [served_as(path.name) for path in sorted(served_directory().iterdir()) if path.is_socket()]
-    return {place_of(mount): mount for mount in found}
+
+def all_served() -> list[Mount]:
+    """What this user serves without a mount, and the sockets of daemons that were killed."""
+    try:
+        return [served_as(path.name) for path in sorted(served_directory().iterdir()) if path.is_socket()]
+    except OSError:
+        return []
 
 
 def place_of(mount: Mount) -> str:

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import click
 
-from spiderfs.cli.control_files import SERVED, daemon_of, find_mount, mountpoints, printable, read_stats, warn
+from spiderfs.cli.control_files import SERVED, all_served, daemon_of, find_mount, place_of, printable, read_stats, warn
+from spiderfs.cli.control_files import mountpoints as complete
 from spiderfs.errors import ConfigError, MountError, SpiderfsError, UsageError
 from spiderfs.linux.mounts import FSTYPE, Mount, mounts, unmount
 from spiderfs.options.mount_strings import REFUSED_OPTIONS, SETTING_OPTIONS, split_options
@@ -217,8 +218,8 @@ class _Detached(NamedTuple):
 
 
 @click.command()
-@click.argument("mountpoint", required=False, shell_complete=mountpoints)
-@click.option("--all", "every", is_flag=True, help="Unmount all mounts that you made; as root, all mounts.")
+@click.argument("mountpoint", required=False, shell_complete=complete)
+@click.option("--all", "every", is_flag=True, help="Unmount all your mounts, as root all mounts; end what you serve.")
 @click.option("--lazy", is_flag=True, help="Detach it even while it is in use or hangs; do not wait for the daemon.")
 @click.pass_context
 def umount(ctx: click.Context, mountpoint: str | None, every: bool, lazy: bool) -> None:
@@ -230,17 +231,19 @@ def umount(ctx: click.Context, mountpoint: str | None, every: bool, lazy: bool) 
         raise UsageError("name one MOUNTPOINT to unmount, or write --all")
     detached, failures = [], []
     # The last one first: it may lie in an earlier one.
-    for mount in reversed(_own_mounts()):
+    for mount in (*reversed(_own_mounts()), *all_served()):
         try:
             detached.append(_detach(mount, lazy))
-        except MountError as exc:
-            failures.append(exc)
+        except ConnectionRefusedError:
+            continue  # the socket of a daemon that was killed
+        except (MountError, OSError) as exc:
+            failures.append(str(exc))
     for done in detached:
         try:
             _wait(done)
-            click.echo(printable(f"unmounted {done.mount.mountpoint}"))
+            click.echo(printable(f"unmounted {place_of(done.mount)}"))
         except MountError as exc:
-            failures.append(exc)
+            failures.append(str(exc))
     for failure in failures:
         click.echo(f"spiderfs: {printable(failure)}", err=True)
     ctx.exit(1 if failures else 0)
@@ -255,8 +258,8 @@ def _own_mounts() -> list[Mount]:
 
 def _detach(mount: Mount, lazy: bool) -> _Detached:
     if mount.fstype == SERVED:
-        stats = read_stats(mount)
-        os.kill(daemon_of(mount), signal.SIGTERM)
+        daemon, stats = daemon_of(mount), read_stats(mount)
+        os.kill(daemon, signal.SIGTERM)
         return _Detached(mount, set(), "" if lazy else str(stats["cache_dir"]), str(stats["pid"]), lazy)
     cache_dir, pid = "", ""
     if not lazy:

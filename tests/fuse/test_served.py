@@ -16,7 +16,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -36,7 +35,15 @@ from torch.utils.data import DataLoader, Dataset
 
 import trainer_hook
 from spiderfs import client
-from spiderfs.protocol.requests import ENVIRONMENT, LENGTH, REQUEST_BYTES, Connection, address_of, socket_of
+from spiderfs.protocol.requests import (
+    ENVIRONMENT,
+    LENGTH,
+    REQUEST_BYTES,
+    Connection,
+    address_of,
+    socket_address,
+    socket_of,
+)
 
 LARGE = 30 << 20
 SMALL = [f"train/{number % 4}/{number:03}" for number in range(80)]
@@ -299,6 +306,17 @@ def test_it_ends_at_once(source: Path, tmp_path: Path) -> None:
         assert time.monotonic() - began < 4
 
 
+def test_umount_all_ends_what_is_served(source: Path, tmp_path: Path) -> None:
+    with served(source, tmp_path / "d") as daemon, socket.socket(socket.AF_UNIX) as killed:
+        # As a daemon leaves it that was killed.
+        with socket_address(daemon.point.with_name("killed")) as address:
+            killed.bind(address)
+        # Root unmounts all, and so what other tests have mounted.
+        done = run_spiderfs("umount", "--all", first="from spiderfs.cli import mount; mount._own_mounts = lambda: []\n")
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"unmounted {URL}\n", "")
+        assert daemon.supervisor.ended(10)
+
+
 def test_a_directory_of_others_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "open").mkdir(mode=0o777)
     (tmp_path / "open").chmod(0o777)
@@ -380,61 +398,7 @@ def test_fsspec(daemon: ServedDaemon, source: Path) -> None:
         files.info(f"{URL}/absent")
 
 
-# -- without FUSE
-
-
-_NO_FUSE = """
-import os, pathlib, sys
-assert not os.path.exists("/dev/fuse"), "it is there"
-from spiderfs.cli.main import main
-from spiderfs import client
-
-def run(*arguments):
-    try:
-        main(list(arguments))
-    except SystemExit as exc:
-        assert not exc.code, exc.code
-
-source, place = sys.argv[1:]
-run("serve", source, "--name", "apart", "-o", f"cache_dir={place}/cache,log_file={place}/log")
-try:
-    for _ in range(2):
-        for name in client.listdir("spiderfs://apart/train/0"):
-            found = client.read_bytes(f"spiderfs://apart/train/0/{name}")
-            assert found == pathlib.Path(source, "train/0", name).read_bytes()
-    import json, time
-    # The manager counts what this process has read by itself a moment later.
-    until_s = time.monotonic() + 30
-    while json.loads(client.read_bytes("spiderfs://apart/.spiderfs/stats.json"))["metrics"]["client_opens"] < 10:
-        assert time.monotonic() < until_s, "reads are not counted"
-        time.sleep(0.05)
-finally:
-    run("umount", "spiderfs://apart")
-print("read without FUSE")
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user may be refused user namespaces")
-def test_an_ordinary_user_in_a_user_namespace_without_dev_fuse(source: Path, tmp_path: Path) -> None:
-    place = tmp_path / "apart"
-    place.mkdir()
-    # A user namespace has no rights outside; an empty directory hides all devices but those that Python needs.
-    script = (
-        "set -e; mkdir $1/dev; mount -t tmpfs none $1/dev; for d in null zero urandom random shm; do"
-        " [ -d /dev/$d ] && { mkdir $1/dev/$d; mount --rbind /dev/$d $1/dev/$d; } ||"
-        " { touch $1/dev/$d; mount --bind /dev/$d $1/dev/$d; }; done; mount --rbind $1/dev /dev;"
-        ' exec "$2" -c "$3" "$4" "$1"'
-    )
-    unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
-    done = subprocess.run(
-        [*unshare, place, sys.executable, _NO_FUSE, source],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, ENVIRONMENT: f"{place}/served"},
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "read without FUSE\n"), done.stderr + _log(place)
+# -- the example for Kubernetes
 
 
 def test_the_sidecar_of_the_examples_serves_its_pod(
@@ -465,7 +429,3 @@ def test_the_sidecar_of_the_examples_serves_its_pod(
         assert client.read_bytes(f"{url}/text") == b"one\ntwo\n"
     finally:
         run_spiderfs("umount", url)
-
-
-def _log(place: Path) -> str:
-    return (place / "log").read_text() if (place / "log").exists() else ""

@@ -296,6 +296,7 @@ def test_umount_all_goes_on_after_a_failure_and_leaves_the_mounts_of_others(
     monkeypatch.setattr(umount, "unmount", unmount)
     monkeypatch.setattr("os.geteuid", lambda: user)
     monkeypatch.setattr(umount, "read_stats", lambda mount: {})
+    monkeypatch.setattr(umount, "all_served", list)
     result = spiderfs("umount", "--all")
     others = ["2"] if user == 0 else []
     assert tried == [*others, "1", "0"], "root unmounts all, the last one first"
@@ -316,6 +317,7 @@ def test_umount_all_waits_once_every_place_of_a_mount_is_gone(mounted: Path, mon
     monkeypatch.setattr(umount, "mounts", lambda: list(left.values()))
     monkeypatch.setattr(umount, "unmount", lambda path, lazy: left.pop(path))
     monkeypatch.setattr(umount, "read_stats", lambda mount: {})
+    monkeypatch.setattr(umount, "all_served", list)
     result = spiderfs("umount", "--all")
     assert (result.exit_code, result.stderr) == (0, "")
 

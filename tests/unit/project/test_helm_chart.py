@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from spiderfs import __version__
@@ -47,12 +48,18 @@ def tokens(text: str) -> Iterator[tuple[str, str]]:
 
 
 def rendered(scope: dict[str, Any]) -> str:
+    templates = sorted((CHART / "templates").iterdir())
+    return "\n---\n".join(rendered_template(template.read_text(), scope) for template in templates)
+
+
+def rendered_template(template: str, scope: dict[str, Any]) -> str:
     written: list[str] = []
     # Whether each block that is open is shown.
     shown: list[bool] = []
-    for kind, content in tokens((CHART / "templates/daemonset.yaml").read_text()):
+    for kind, content in tokens(template):
         if kind == "action" and content.startswith("if "):
-            shown.append(bool(value_of(content.removeprefix("if "), scope)))
+            *negation, term = content.split()[1:]
+            shown.append(bool(value_of(term, scope)) != (negation == ["not"]))
         elif kind == "action" and content == "else":
             shown[-1] = not shown[-1]
         elif kind == "action" and content == "end":
@@ -69,24 +76,54 @@ def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return both | {key: merged(values[key], changes[key]) for key in nested}
 
 
-def objects(**changes: Any) -> list[Any]:
+def objects(release: str = RELEASE, **changes: Any) -> list[Any]:
+    """What is installed for a release, with changed values."""
     values = merged(yaml.safe_load((CHART / "values.yaml").read_text()), changes)
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    scope = {"Values": values, "Release": {"Name": RELEASE}, "Chart": {"AppVersion": chart["appVersion"]}}
+    scope = {"Values": values, "Release": {"Name": release}, "Chart": {"AppVersion": chart["appVersion"]}}
     text = rendered(scope)
     if helm := shutil.which("helm"):
         subprocess.run([helm, "lint", "--strict", CHART], check=True, capture_output=True, timeout=60)
         flags = [f"--set-json={key}={json.dumps(value)}" for key, value in changes.items()]
         done = subprocess.run(
-            [helm, "template", RELEASE, CHART, *flags], check=True, capture_output=True, text=True, timeout=60
+            [helm, "template", release, CHART, *flags], check=True, capture_output=True, text=True, timeout=60
         )
-        assert list(yaml.safe_load_all(done.stdout)) == list(yaml.safe_load_all(text))
-    return list(yaml.safe_load_all(text))
+        assert parsed(done.stdout) == parsed(text)
+    return parsed(text)
 
 
-def test_with_its_defaults_it_is_the_manifest() -> None:
-    manifest = list(yaml.safe_load_all((ROOT / "docs/examples/containers/daemonset.yaml").read_text()))
-    assert objects() == manifest
+def parsed(text: str) -> list[Any]:
+    return [found for found in yaml.safe_load_all(text) if found is not None]
+
+
+def manifest(name: str) -> list[Any]:
+    return parsed((ROOT / "docs/examples/containers" / name).read_text())
+
+
+def test_it_is_the_manifests() -> None:
+    assert objects() == manifest("daemonset.yaml")
+    assert objects("training", sidecar={"enabled": True}) == manifest("sidecar.yaml")
+
+
+def test_a_sidecar_needs_no_privileges() -> None:
+    (pod,) = objects(sidecar={"enabled": True})
+    containers = [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]
+    for context in (container["securityContext"] for container in containers):
+        assert (context["allowPrivilegeEscalation"], context["capabilities"]) == (False, {"drop": ["ALL"]})
+        assert "privileged" not in context
+    assert not {"hostPID", "hostNetwork", "hostIPC"} & pod["spec"].keys()
+    assert {next(iter(volume.keys() - {"name"})) for volume in pod["spec"]["volumes"]} == {"nfs", "emptyDir"}
+
+
+@pytest.mark.parametrize("sidecar", [False, True])
+def test_a_bucket_needs_no_volume_but_credentials(sidecar: bool) -> None:
+    source = {"url": "s3://bucket/imagenet", "secret": "credentials"}
+    found = objects(source=source, sidecar={"enabled": sidecar})[-1]["spec"]
+    pod = found if sidecar else found["template"]["spec"]
+    (spiderfs,) = (each for each in [*pod.get("initContainers", []), *pod["containers"]] if each["name"] == "spiderfs")
+    assert spiderfs["envFrom"] == [{"secretRef": {"name": "credentials"}}]
+    assert source["url"] in " ".join(spiderfs["args"])
+    assert "source" not in [volume["name"] for volume in (*pod["volumes"], *spiderfs["volumeMounts"])]
 
 
 def test_prometheus_finds_the_port_that_metrics_are_served_on() -> None:

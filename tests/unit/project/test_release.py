@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from datetime import UTC, datetime
@@ -25,7 +26,9 @@ ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-FILES = ["spiderfs-7.1.0-py3-none-any.whl", "spiderfs-7.1.0.cdx.json", "spiderfs-7.1.0.sha256", "spiderfs-7.1.0.tar.gz"]
+FILES = [
+    f"spiderfs-7.1.0{suffix}" for suffix in ("-py3-none-any.whl", ".cdx.json", ".intoto.json", ".sha256", ".tar.gz")
+]
 
 
 @pytest.mark.thorough
@@ -84,12 +87,31 @@ def test_a_release_is_made_once_and_whole_or_not_at_all(tmp_path: Path) -> None:
     assert 'appVersion: "7.1.0"' in (tmp_path / "docs/examples/helm/spiderfs/Chart.yaml").read_text()
     run("sha256sum", "--check", "--status", "--strict", "spiderfs-7.1.0.sha256", place=tmp_path / "dist")
     check_materials(json.loads((tmp_path / "dist/spiderfs-7.1.0.cdx.json").read_text()), tmp_path / "dist" / FILES[0])
+    check_provenance(tmp_path / "dist", run("git", "rev-parse", "v7.1.0^{commit}").strip())
+    with tarfile.open(tmp_path / "dist" / FILES[-1]) as sdist:
+        readme = sdist.extractfile("spiderfs-7.1.0/README.md")
+        assert readme is not None
+        assert readme.read().decode() == run("git", "show", "v7.1.0:README.md"), "what is built is what is tagged"
     assert f"## 7.1.0 ({datetime.now(tz=UTC):%Y-%m-%d})" in (tmp_path / "CHANGELOG.md").read_text()
     assert run("git", "tag") == "v7.1.0\n"
     assert (tmp_path / "dist/spiderfs-7.0.0-py3-none-any.whl").read_text() == "an earlier release"
     assert run("git", "status", "--porcelain") == meanwhile, "what was written beside the tests is not committed"
+    assert len(run("git", "worktree", "list").splitlines()) == 1
     set_aside()
     assert "the tag v7.1.0 exists" in run("scripts/release", "7.1.0", status=1)
+
+
+def check_provenance(dist: Path, commit: str) -> None:
+    """The statement that is to be signed names the commit and all files but the sums."""
+    statement = json.loads((dist / "spiderfs-7.1.0.intoto.json").read_text())
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
+    digests = {subject["name"]: subject["digest"]["sha256"] for subject in statement["subject"]}
+    assert digests == {
+        name: hashlib.sha256((dist / name).read_bytes()).hexdigest() for name in (FILES[0], FILES[1], FILES[4])
+    }
+    (source,) = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert source["digest"] == {"gitCommit": commit}
 
 
 def check_materials(found: dict[str, Any], wheel: Path) -> None:
@@ -151,8 +173,8 @@ def test_a_wheel_that_an_index_or_a_user_would_refuse_is_not_released(
     with zipfile.ZipFile(tmp_path / FILES[0], "w") as wheel:
         for path, content in files.items():
             wheel.writestr(path, content)
-    (tmp_path / FILES[3]).touch()
-    command = [sys.executable, ROOT / "scripts/distribution.py", tmp_path, "7.1.0"]
+    (tmp_path / FILES[-1]).touch()
+    command = [sys.executable, ROOT / "scripts/distribution.py", tmp_path, "7.1.0", "0" * 40]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert done.stderr.startswith("distribution: ")
@@ -178,6 +200,8 @@ def test_the_conda_recipe_asks_for_what_the_wheel_asks_for() -> None:
     assert recipe["build"]["python"]["entry_points"] == [" = ".join(program)]
     assert (recipe["about"]["license"], recipe["about"]["summary"]) == (PROJECT["license"], PROJECT["description"])
     assert {"pip", "setuptools >=77"} <= set(recipe["requirements"]["host"])
+    # Whoever changes the form should validate it: https://github.com/prefix-dev/recipe-format has the schema.
+    assert set(recipe) == {"context", "package", "source", "build", "requirements", "tests", "about"}
 
 
 def test_all_extras_that_have_wheels_are_in_one() -> None:

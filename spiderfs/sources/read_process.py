@@ -488,13 +488,16 @@ class ReadProcess:
             if what == _READ and len(result) == length:
                 head_end = path_bytes + head_bytes
                 what = self._deliver(said[path_bytes:head_end], result, said[head_end:])
+        pushes = head_bytes and asks == _SEALED and what != _FAILED
+        # A reader who waits goes on with the report, and then waits no more.
+        awaited = pushes and self._awaited(offset)
         if isinstance(result, FromPeer):
             what += _FROM_PEER
         self._view[start : start + len(result)] = result
         _REPLY.pack_into(self._view, begin, len(result), what, time.monotonic() - began_s)
         os.write(replies, number)
-        if head_bytes and asks == _SEALED and what != _FAILED:
-            done = self._awaited(offset) or self._push(said[path_bytes : path_bytes + head_bytes], payload)
+        if pushes:
+            done = awaited or self._push(said[path_bytes : path_bytes + head_bytes], payload)
             os.write(replies, _NUMBER.pack(_NUMBER.unpack(number)[0] | (_PUSHED if done else _NOT_PUSHED)))
 
     def _sealed_as(self, payload: bytes, length: int, lease: bytes) -> bytes:

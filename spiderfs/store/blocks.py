@@ -226,7 +226,7 @@ class BlockFiles:
 
     @contextlib.contextmanager
     def locked(self, inode: int, blocks: Iterable[int]) -> Iterator[Freeing]:
-        """Lock these blocks exclusively until the `with` block ends, up to the first one that is locked already."""
+        """Lock those of these blocks exclusively that no one has locked, until the `with` block ends."""
         try:
             fd = os.open(self._path(inode), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -235,10 +235,11 @@ class BlockFiles:
         try:
             mine = []
             for block in blocks:
-                if not try_lock(fd, _start(block), BLOCK_BYTES):
-                    # The file is registered with the kernel, or another process writes to it at this moment.
+                if try_lock(fd, _start(block), BLOCK_BYTES):
+                    mine.append(block)
+                elif _has_mark(os.fstat(fd)):
+                    # It is registered with the kernel: all of its blocks are locked.
                     break
-                mine.append(block)
             # An unlinked file is no one's concern any more: there may be a new file with its name.
             yield Freeing(self._path(inode), fd, mine if os.fstat(fd).st_nlink else [])
         finally:

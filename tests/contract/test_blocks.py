@@ -134,6 +134,20 @@ def test_a_part_is_written_piece_by_piece_while_its_blocks_are_held(content: Lmd
     assert held(content, keys[0]) == PAYLOADS[1]
 
 
+def test_what_lies_behind_a_block_in_use_is_freed(content: LmdbContent, tmp_path: Path) -> None:
+    """Nothing would free it later: a part that has failed has no records."""
+    keys = [ContentKey(FILE, block) for block in PAYLOADS]
+    fd = content.hold_blocks(FILE, 1, 3)
+    RecordWriter(tmp_path / "content").write_part(PAYLOADS.values(), 0, b"%d" % FILE, lambda blocks: None)
+    os.close(fd)
+    fd = content.hold_blocks(FILE, 2, 1)
+    content.free_unrecorded(keys)
+    assert BLOCK_BYTES <= disk_bytes(plain(content)) < BLOCK_BYTES + 65536
+    os.close(fd)
+    content.free_unrecorded(keys)
+    assert not plain(content).exists()
+
+
 def test_a_refused_block_leaves_nothing(content: LmdbContent) -> None:
     land_all_of_it(content)
     content.apply((), [Keep(ContentKey(FILE, block), "blocks") for block in PAYLOADS])

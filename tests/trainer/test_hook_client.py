@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +132,8 @@ def test_a_withdrawn_list_is_not_declared_again(tmp_path: Path) -> None:
         until(lambda: len(daemon.sink.plans) == 3)
         _, withdrawn = daemon.sink.plans[-1]
         assert (withdrawn.list, withdrawn.epoch, len(withdrawn.order)) == ("val", 5, 0)
+        # This is asked behind the withdrawal.
+        assert talking.cached("train", PATIENCE_S) is not None
     with daemon:
         until(lambda: len(daemon.sink.plans) == 4)
         assert [plan.list for _, plan in daemon.sink.plans[3:]] == ["train"]
@@ -215,33 +220,52 @@ def test_the_last_progress_is_sent_though_the_end_comes_while_the_sending_thread
     assert calls[-2:] == ["come", "detached" if ending == "close" else "epoch_end"]
 
 
-def test_nothing_is_sent_of_a_list_that_was_withdrawn_before_it_was_declared(tmp_path: Path) -> None:
-    daemon = HookDaemon(tmp_path)
-    talking = client_of(tmp_path)
-    for name in ("one", "two"):
-        talking.declare(declaration(name=name))
-    talking.plan(Plan("one", 0, 0, True, np.array([1, 0], np.uint32)))
+@contextlib.contextmanager
+def sending_thread_held(talking: HookClient) -> Iterator[None]:
+    """What is put into the queue meanwhile waits there."""
     holds, may_go_on = threading.Event(), threading.Event()
 
-    def hold_the_sending_thread() -> None:
+    def hold() -> None:
         holds.set()
         assert may_go_on.wait(PATIENCE_S)
 
-    # The list is withdrawn while the client is connected, because each new connection declares all lists again.
-    with daemon:
-        until(lambda: len(daemon.sink.lists) == 2)
-        talking.batch(hold_the_sending_thread)
-        assert holds.wait(PATIENCE_S)
-        talking.declare(declaration(name="three"))
-        talking.plan(Plan("three", 0, 0, True, np.array([1, 0], np.uint32)))
-        talking.withdraw("three")
-        talking.epoch_end(EpochEnd(0, None))
-        may_go_on.set()
-        until(lambda: len(daemon.sink.ends) == 1)
+    talking.batch(hold)
+    assert holds.wait(PATIENCE_S)
+    yield
+    may_go_on.set()
+
+
+def test_batches_that_wait_arrive_though_their_list_was_withdrawn(tmp_path: Path) -> None:
+    with HookDaemon(tmp_path) as daemon:
+        talking = client_of(tmp_path)
+        talking.declare(declaration())
+        until(lambda: len(daemon.sink.lists) == 1)
+        with sending_thread_held(talking):
+            talking.declare(declaration(name="val"))
+            talking.plan(Plan("val", 0, 0, True, np.array([1, 0], np.uint32)))
+            talking.batch(lambda: replace(batch(), list="val"))
+            talking.withdraw("val")
+        until(lambda: len(daemon.sink.batches) == 1)
         talking.close()
-    assert daemon.counted["hook_malformed"] == 0
-    assert [declared.name for _, declared in daemon.sink.lists] == ["one", "two"]
-    assert {plan.list for _, plan in daemon.sink.plans} == {"one"}
+    assert not talking.counts["errors"]
+    assert not daemon.counted["hook_malformed"]
+    assert [(sent.list, sent.epoch, len(sent.order)) for _, sent in daemon.sink.plans] == [("val", 1, 0)]
+
+
+def test_a_list_that_is_declared_once_more_before_it_is_withdrawn_stays_declared(tmp_path: Path) -> None:
+    daemon = HookDaemon(tmp_path)
+    talking = client_of(tmp_path)
+    talking.declare(declaration())
+    with daemon:
+        until(lambda: len(daemon.sink.lists) == 1)
+        with sending_thread_held(talking):
+            talking.withdraw("train")
+            talking.declare(declaration(3))
+        assert talking.cached("train", PATIENCE_S) is not None
+    with daemon:
+        until(lambda: len(daemon.sink.lists) == 3)
+        talking.close()
+    assert [len(declared) for _, declared in daemon.sink.lists] == [2, 3, 3]
 
 
 def test_when_the_daemon_does_not_read_batches_are_dropped_and_the_training_does_not_wait(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from composing import Compose
+from hook_daemon import HookDaemon, until
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -89,6 +90,31 @@ def test_each_partial_sample_is_used_as_often_as_asked() -> None:
         made.append(first.runs)
     assert np.diff(made).tolist() == [SAMPLES // 2] * 4
     assert made[0] == SAMPLES
+
+
+def test_a_plan_has_the_samples_that_are_made_alone(daemon: HookDaemon) -> None:
+    dataset, first, _ = numbers()
+    loader = trainer_hook.refurbish(loader_of(dataset), split=1, reuse=2)
+
+    def begun(epoch: int) -> list[list[int]]:
+        return [plan.order.tolist() for _, plan in daemon.sink.plans if plan.epoch == epoch]
+
+    def come(epoch: int) -> list[tuple[int, int]]:
+        return [(said.dispatched, said.taken) for _, said in daemon.sink.progress if said.epoch == epoch]
+
+    with trainer_hook.plan(daemon.mount, loader):
+        # One epoch is left early, so the next one makes the others of its samples.
+        for epoch, batches in enumerate((4, 4, 1, 4, 4)):
+            before, taking = first.runs, iter(loader)
+            drawn = next(taking)[1].tolist()
+            until(lambda epoch=epoch: len(begun(epoch)) == 1)  # type: ignore[misc]
+            for _, labels in itertools.islice(taking, batches - 1):
+                drawn += labels.tolist()
+            del taking
+            (order, *_), runs = begun(epoch), first.runs - before
+            assert len(order) == (SAMPLES, SAMPLES // 2, SAMPLES // 2, SAMPLES - BATCH // 2, SAMPLES // 2)[epoch]
+            assert [label for label in drawn if label in order] == order[:runs]
+            until(lambda epoch=epoch, runs=runs: (runs, runs) in come(epoch))  # type: ignore[misc]
 
 
 def test_the_final_part_is_drawn_again_at_each_use() -> None:

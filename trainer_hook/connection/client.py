@@ -20,9 +20,11 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -150,6 +152,8 @@ class ListsAndPlans:
 
     def __init__(self) -> None:
         self._declarations: dict[str, Declaration] = {}
+        # The training's threads declare lists, and the sending thread withdraws them.
+        self._declaring = threading.Lock()
         # The current plan of each list, and the plans of later epochs: by list and number of the epoch.
         self._plans: dict[tuple[str, int], Plan] = {}
         # The current plan of each list, and how far the training has come in it.
@@ -165,8 +169,7 @@ class ListsAndPlans:
         self._unplanned: deque[tuple[str, int]] = deque()
         # The plans among these that began before this connection; its daemon has not seen what was read by then.
         self._begun_before: set[tuple[str, int]] = set()
-        # The lists that were declared through this connection. No plan is sent for a list that was withdrawn before it
-        # was declared.
+        # The lists that were declared through this connection. No plan is sent for one that was withdrawn before.
         self._declared: set[str] = set()
         self._chunks: Iterator[Samples] = iter(())
 
@@ -187,13 +190,13 @@ class ListsAndPlans:
             # The numbers in its plans are of entries of the list before.
             for key in [key for key in list(self._plans) if key[0] == declaration.name]:
                 self._plans.pop(key, None)
-        self._declarations[declaration.name] = declaration
+        with self._declaring:
+            self._declarations[declaration.name] = declaration
         self._undeclared.append(declaration.name)
 
-    def withdraw(self, name: str) -> Plan | None:
-        """No longer declare a list; returns its current plan, if it has one."""
-        self._declarations.pop(name, None)
-        return self._begun.get(name)
+    def current(self, name: str) -> tuple[Declaration | None, Plan | None]:
+        """The list of this name, and its plan that began last, if there are any."""
+        return self._declarations.get(name), self._begun.get(name)
 
     def plan(self, plan: Plan) -> None:
         key = plan.list, plan.epoch
@@ -223,6 +226,12 @@ class ListsAndPlans:
             self._progress_of[name] = self._unsaid[name] = Progress(name, plan.epoch, dispatched, taken)
 
     # -- the sending thread
+
+    def withdraw(self, declaration: Declaration) -> None:
+        """No longer declare this list, unless another declaration has taken its place."""
+        with self._declaring:
+            if self._declarations.get(declaration.name) is declaration:
+                del self._declarations[declaration.name]
 
     def begin(self) -> None:
         """A connection begins, whose daemon knows nothing."""
@@ -354,8 +363,10 @@ class HookClient:
 
     def declare(self, declaration: Declaration) -> None:
         """Declare a list to the daemon, now and whenever the daemon comes back."""
-        self._lists.declare(declaration)
-        self._wake_up()
+        # In a fork the lock of the lists may be held for ever.
+        if self._is_here():
+            self._lists.declare(declaration)
+            self._wake_up()
 
     def plan(self, plan: Plan) -> None:
         """Send a plan to the daemon, now and whenever the daemon comes back.
@@ -368,10 +379,26 @@ class HookClient:
         self._wake_up()
 
     def withdraw(self, name: str) -> None:
-        """No longer use a list: the daemon gets an empty plan for it, and knows the list until the connection ends."""
-        plan = self._lists.withdraw(name)
+        """No longer use a list: the daemon gets an empty plan for it, and knows the list until the connection ends.
+
+        It stays declared until what was put before this call has been sent, also to a daemon that comes back.
+        """
+        lists = self._lists
+        declaration, plan = lists.current(name)
         if plan is not None:
             self.plan(Plan(name, plan.epoch + 1, 0, True, np.empty(0, np.uint32)))
+        if declaration is None:
+            return
+        # A weak reference: the message may wait for ever for a dead daemon, and must not keep a list alive in whose
+        # place another was declared.
+        current = weakref.ref(declaration)
+
+        def withdraw() -> None:
+            if (found := current()) is not None:
+                lists.withdraw(found)
+
+        # Behind its batches, which the daemon would refuse without the list.
+        self._put(withdraw)
 
     def set_progress(self, name: str, dispatched: int, taken: int) -> None:
         """Say how far the training is in the list's current plan; the daemon is notified some 20 times a second.
@@ -387,7 +414,7 @@ class HookClient:
         if len(self._queue) >= self._queue_batches:
             self.counts["dropped"] += 1
         else:
-            self._queue.append((False, build))
+            self._queue.append((False, partial(self._finite, build)))
 
     def epoch_end(self, end: EpochEnd) -> None:
         """Send the end of an epoch; if the daemon comes back after it, the job goes on with the next epoch."""
@@ -458,7 +485,7 @@ class HookClient:
 
     # -- the queue
 
-    def _put(self, build: Callable[[], Message], last: bool = False) -> None:
+    def _put(self, build: Callable[[], Message | None], last: bool = False) -> None:
         """`last`: after all plans and progress that were set until now, however lately."""
         if not self._is_here():
             return
@@ -596,10 +623,15 @@ class HookClient:
                         self.counts["sent"] += 1
                     self._leaving = isinstance(message, Goodbye)
                     return frame
-                self.counts["not finite"] += 1
             except (ProtocolError, ValueError, RuntimeError) as exc:
                 self.counts["unusable"] += 1
                 self._log_once("unusable", f"a message could not be sent: {exc}")
+
+    def _finite(self, build: Callable[[], Batch | None]) -> Batch | None:
+        batch = build()
+        if batch is None:
+            self.counts["not finite"] += 1
+        return batch
 
     def _receive(self, received: list[Any]) -> bool:
         """Act on the daemon's answers; returns whether it has answered the goodbye."""

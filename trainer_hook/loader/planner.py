@@ -20,6 +20,10 @@ epoch in another order. The sampler still draws its batches, but only how many s
 If samples are drawn with replacement, the epoch after the next is foreseen too, because the cache has room for many
 samples that the next epoch does not draw. (With three quarters cached that saves 7 % of the bytes:
 benchmarks/training/lookahead.py.) If each sample is drawn once per epoch, the daemon has no use for that.
+
+If the loader is refurbished for one job, a plan has only the samples whose files are opened: those of a generation that
+this rank has not drawn before. Another one may have drawn it, or the store may have lost it. Then the file is fetched
+in vain, or when it is opened.
 """
 
 from __future__ import annotations
@@ -41,10 +45,11 @@ from trainer_hook.connection.client import HookClient
 from trainer_hook.isolation import ErrorBoundary
 from trainer_hook.loader.epoch_order import EpochOrder, Indices
 from trainer_hook.loader.exchange import Exchanging, like, repeats, why_not_replaced
-from trainer_hook.loader.rehearsal import NextEpoch, Rehearsal, batches_of, why_not
+from trainer_hook.loader.rehearsal import NextEpoch, Rehearsal, batches_of, sampler_of, why_not
 from trainer_hook.loader.repeating import index_sampler_of, is_repeating, recorded
-from trainer_hook.ranges.sample_ranges import SampleGrid
+from trainer_hook.ranges.sample_ranges import SampleGrid, first_of
 from trainer_hook.ranks import share_of_rank
+from trainer_hook.refurbishing.sampler import RefurbishSampler
 from trainer_hook.resuming import EpochProgress, JobOrder, Pass, Passes, check_list, hash_of, number_of_run, restored
 from trainer_hook.samplers.epoch import EpochSampler, SampledEpoch
 
@@ -54,6 +59,9 @@ _MISTAKES_MAX = 2
 # This many epochs after the current one are foreseen, if the sampler draws with replacement; otherwise one.
 _FORESEEN_MAX = 2
 _INDEX_MAX = 2**32 - 1
+# In the place of a generation: the sample is made again at each use, or was not made yet.
+_NOT_KEPT, _NOT_MADE = -1, -2
+Opened = npt.NDArray[np.bool_]
 # In the place of the state of a sampler's iterator.
 _REPLACED = "the samples are not those that the sampler drew"
 
@@ -79,6 +87,12 @@ def _order(batches: Iterable[Any]) -> Indices | None:
     return np.concatenate([np.empty(0, np.uint32), *known])
 
 
+def _generations(batches: Iterable[Any]) -> npt.NDArray[np.int64]:
+    """The generation of each draw of a refurbished loader."""
+    draws = (draw for batch in batches for draw in (batch if isinstance(batch, list | tuple) else (batch,)))
+    return np.array([draw.generation if draw.keeps else _NOT_KEPT for draw in draws], np.int64)
+
+
 class PlannedPass(Pass):
     """What the planner knows of one pass over the loader."""
 
@@ -89,7 +103,11 @@ class PlannedPass(Pass):
         # The number of samples in its plan, how many of them the loader's workers were given, how many the loop has
         # taken, and how many of these with its last batch.
         self.planned = self.dispatched = self.taken = self.last = 0
-        # Where samples are ranges: the position of each in the plan of extents.
+        # Where the loader is refurbished: the generation of each sample, and whether its file is opened to make it. The
+        # plan has only these.
+        self.generations: npt.NDArray[np.int64] | None = None
+        self.opened: Opened | None = None
+        # Where the plan has others than the samples, or not all: the position in it of each, and after the last.
         self.positions: npt.NDArray[np.int64] | None = None
         # What the loader gets in the place of the samples of a draw; None if it gets those.
         self.replace: Callable[[Sequence[int]], list[int]] | None = None
@@ -135,6 +153,11 @@ class Planner:
         self.list = name
         self._index_sampler = index_sampler_of(loader)
         self._repeats = is_repeating(loader)
+        sampler = sampler_of(self._index_sampler)
+        # The generation of each sample that a refurbished loader has made, or is making; other jobs make theirs too.
+        self._made: npt.NDArray[np.int64] | None = None
+        if isinstance(sampler, RefurbishSampler) and sampler.shared is None:
+            self._made = np.full(self.samples, _NOT_MADE, np.int64)
         self._dataset = loader.dataset
         self.sampler = epoch_sampler(loader)
         # A loader that saves its sampler's state knows its next epochs, and a sampler that is ahead has a wrong state.
@@ -349,6 +372,9 @@ class Planner:
     def dispatched(self, iteration: PlannedPass, samples: int) -> None:
         """The loader hands `samples` samples of this iteration to its workers, or begins to read them itself."""
         iteration.dispatched += samples
+        if self._made is not None and iteration.generations is not None:
+            some = slice(iteration.dispatched - samples, iteration.dispatched)
+            self._made[iteration.order[some]] = iteration.generations[some]
         if self.sampler is not None and iteration.sampled is None:
             iteration.sampled = self.sampler.current
         self._publish_progress(iteration)
@@ -399,7 +425,7 @@ class Planner:
         self._current, self._epoch = to, to.epoch
         self._foreseen.clear()
         if self._publish and to.planned:
-            self._send_plan(to.epoch, to, to.order)
+            self._send_plan(to.epoch, to, to.order, to.opened)
 
     def _settle_sampler(self) -> None:
         if self.sampler is not None and self._passes.now is not None:
@@ -442,27 +468,46 @@ class Planner:
             self._current.epoch = self._epoch
             self._current.order = own = self._order_to_read(self._current, order)
             self._current.planned = len(own)
-            self._send_plan(self._epoch, self._current, own)
+            if own is order:
+                self._current.generations, self._current.opened = self._opened(order, batches)
+            self._send_plan(self._epoch, self._current, own, self._current.opened)
             if not np.array_equal(self._foreseen.pop(self._epoch, order), order):
                 self._mistakes += 1
                 # The plans after the wrong one are wrong too, and the daemon forgets them by itself.
                 self._foreseen.clear()
 
-    def _send_plan(self, epoch: int, begun: PlannedPass | None, order: Indices) -> None:
-        """Publish what an epoch reads, from where `begun` is; None: the epoch has not begun."""
+    def _send_plan(self, epoch: int, begun: PlannedPass | None, order: Indices, opened: Opened | None = None) -> None:
+        """Publish what an epoch reads, from where `begun` is; None: the epoch has not begun.
+
+        `opened` is whether the file of each sample is opened; None: all are.
+        """
         taken = 0 if begun is None else begun.taken
         if self._grid is not None and not self._grid.paths:
             # No range is known yet.
             return
+        places = None
+        if opened is not None:
+            places, order = first_of(opened), order[opened]
         if self._grid is not None:
-            places = self._grid.positions(order)
-            if begun is not None:
-                begun.positions = places
-            if places[-1] > DEFAULT_LIMITS.samples:
+            of_grid = self._grid.positions(order)
+            if of_grid[-1] > DEFAULT_LIMITS.samples:
                 self._give_up("its samples are more extents of files than a plan may have")
                 return
-            taken, order = int(places[taken]), self._grid.draws(order)
+            places, order = of_grid if places is None else of_grid[places], self._grid.draws(order)
+        if places is not None:
+            taken = int(places[taken])
+            if begun is not None:
+                begun.positions = places
         self._client.plan(Plan(self.list, epoch, taken, begun is not None, order))
+
+    def _opened(
+        self, order: Indices, batches: Iterable[Any]
+    ) -> tuple[npt.NDArray[np.int64], Opened] | tuple[None, None]:
+        """The generations that a refurbished loader draws in this order, and which of these it has not made yet."""
+        if self._made is None:
+            return None, None
+        generations = _generations(batches)
+        return generations, (generations == _NOT_KEPT) | (generations != self._made[order])
 
     def _has_all(self, order: Indices) -> bool:
         return not len(order) or int(order.max()) < self.samples
@@ -529,7 +574,7 @@ class Planner:
         order = None if batches is None else _order(batches)
         if order is not None and self._has_all(order):
             self._foreseen[number] = order
-            self._send_plan(number, None, order)
+            self._send_plan(number, None, order, self._opened(order, batches or ())[1])
 
     def _can_be_planned(self) -> bool:
         try:

@@ -19,9 +19,9 @@ shown = dataset.with_transform(
     lambda rows: {"image": [tensor_of(image) for image in rows["image"]], "label": rows["label"]}
 )
 loader = DataLoader(shown, 8, shuffle=True, num_workers=2)
-print(planning := trainer_hook.plan(sys.argv[1], loader, samples=samples))
 model = network(dataset.features["label"].num_classes)
 model(shown[0]["image"][None])
+print(planning := trainer_hook.plan(sys.argv[1], loader, samples=samples))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for epoch in range(2):
     for batch in loader:

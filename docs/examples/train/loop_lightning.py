@@ -32,7 +32,8 @@ class Classifier(lightning.LightningModule):
 
 
 loader = DataLoader(dataset, 8, shuffle=True, num_workers=2)
+model = Classifier()
 print(planning := trainer_hook.plan(sys.argv[1], loader))
 trainer = lightning.Trainer(max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False)
-trainer.fit(Classifier(), loader)
+trainer.fit(model, loader)
 planning.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -177,12 +178,15 @@ async def test_a_part_that_was_given_up_is_held_until_its_writer_has_ended(h: Ha
     assert not h.is_held(1)
 
 
-@pytest.mark.parametrize("timeout_s", [0.8])
 async def test_a_part_may_take_longer_than_the_time_limit_while_its_blocks_come_within_it(h: Harness) -> None:
     part = h.begin(1, 4)
-    for _ in range(4):
-        await trio.sleep(0.3)
+    await until(lambda: part.limit.deadline < math.inf)
+    for block in range(1, 4):
+        before_s = part.limit.deadline
         h.source.give(1)
+        await part.wait_for(block)
+        assert part.limit.deadline > before_s
+    h.source.give(1)
     assert await part.settled() == FETCHED
     assert not part.has_failed
 
@@ -242,3 +246,14 @@ async def test_readers_together_have_no_more_on_its_way_than_there_is_room_for(h
     await until(lambda: h.parts.in_flight == 0)
     # What found no room is asked for again.
     assert h.ahead.wanted(others[-1], range(1, 2), 10 * BLOCK_BYTES).start == 2
+
+
+async def test_parts_are_longer_for_a_reader_that_waits(h: Harness) -> None:
+    h.parts._room_blocks = BLOCKS
+    h.ahead.follow(h.node, range(0), h.ahead.wanted(h.node, range(1, 2), SIZE))
+    for _ in range(4):
+        h.ahead.waited(h.node, BLOCKS)
+        h.ahead._window(h.node).grown_at = 0
+    h.ahead.follow(h.node, range(0), h.ahead.wanted(h.node, range(5, 6), SIZE))
+    parts = [part for block in range(2, BLOCKS + 2) if (part := h.parts.of(ContentKey(INODE, block))) is not None]
+    assert [len(part.keys) for part in dict.fromkeys(parts)] == [1] * 4 + [3] + [4] * 8 + [1]

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -40,48 +41,70 @@ from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
 
 WORKER = 1
-DELAYS_S = {b"slow": 0.3, b"slower": 1.5, b"hanging": 600.0}
+# The source reads a file of this name when the test says so.
+HELD = "held"
 SIZES = [1, 1_000, 16_384, 16_385, 100_000, 300_000]
+# So long only a test waits that fails.
+LIMITS = SourceLimits(timeout_s=60.0, attempts=1, max_concurrent=8)
 
 
 class Source(LocalSource):
-    """Some files take their time."""
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self._gate, self._open = os.pipe()
+
+    def give(self) -> None:
+        """Have one read of HELD go on, of this process or a fork."""
+        os.write(self._open, b"g")
 
     def read(self, path: bytes, offset: int, length: int, version: Version) -> bytes:
-        time.sleep(DELAYS_S.get(path, 0.0))
+        if path == HELD.encode():
+            os.read(self._gate, 1)
         return super().read(path, offset, length, version)
+
+    def close(self) -> None:
+        os.close(self._gate)
+        os.close(self._open)
+        super().close()
 
 
 class Harness:
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, look_s: float = 0.0) -> None:
+        """`look_s`: how long the reading process takes to find out whether a sample is awaited."""
         # In the place of /dev/fuse.
         self.kernel, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.root, self.cache_path = place / "source", place / "content"
         for path in (self.root, self.cache_path):
             path.mkdir()
-        source = Source(os.fspath(self.root))
+        self.source = Source(os.fspath(self.root))
         in_flight = InFlight(500_000, lambda held_bytes: self.in_flight.append(held_bytes))
         self.in_flight = [0]
         self.flights = Flights(1)
+
+        def awaited(inode: int) -> bool:
+            time.sleep(look_s)
+            return self.flights.awaited(inode)
+
         self.reading = ReadProcess(
-            source,
+            self.source,
             8,
             1 << 20,
             self.kernel.close,
             ours.fileno(),
             seal=RecordWriter(self.cache_path),
             in_flight=in_flight,
-            awaited=self.flights.awaited,
+            awaited=awaited,
         )
         ours.close()
         self.shared_counters = SharedCounters(1)
         counters = self.shared_counters.row(0)
         self.content = LmdbContent(self.cache_path)
-        limits = SourceLimits(timeout_s=1.0, attempts=1, max_concurrent=8)
-        self.client = SourceClient(source, limits, rng=random.Random(1), on_event=counters.add, read=self.reading.read)
+        self.client = SourceClient(
+            self.source, LIMITS, rng=random.Random(1), on_event=counters.add, read=self.reading.read
+        )
         records = MemoryRecords(TABLES)
         self.catalogue = Catalogue(records)
-        self.catalogue.record_root(source.stat(b""))
+        self.catalogue.record_root(self.source.stat(b""))
         self.lock_path = place / "fetch.lock"
         self.fetch_lock = FetchLock(self.lock_path)
         fetcher = Fetcher(
@@ -120,6 +143,16 @@ class Harness:
         assert not any(node.inode in self.flights for node in nodes)
         return [self.ended[node.path] for node in nodes]
 
+    def limit(self, timeout_s: float) -> None:
+        """The patience with what begins from now on."""
+        self.client._limits = replace(LIMITS, timeout_s=timeout_s)
+
+    async def awaited(self, node: Node) -> None:
+        """Return when someone waits for a sample."""
+        with trio.fail_after(20):
+            while not self.flights.awaited(node.inode):
+                await trio.sleep(0.005)
+
     def held(self, node: Node) -> bytes | None:
         self.content.end_read()
         found = self.content.read(ContentKey(node.inode))
@@ -143,12 +176,18 @@ async def running(harness: Harness) -> AsyncIterator[Harness]:
 
 
 @pytest.fixture
-def idle(tmp_path: Path) -> Iterator[Harness]:
-    harness = Harness(tmp_path)
+def look_s() -> float:
+    return 0.0
+
+
+@pytest.fixture
+def idle(tmp_path: Path, look_s: float) -> Iterator[Harness]:
+    harness = Harness(tmp_path, look_s)
     yield harness
     os.kill(harness.reading.pid, signal.SIGKILL)
     os.waitpid(harness.reading.pid, 0)
     harness.reading.close()
+    harness.source.close()
     harness.kernel.close()
     harness.content.close()
     harness.fetch_lock.close()
@@ -215,12 +254,16 @@ async def test_a_sample_is_stored_though_the_kernel_refuses_it(harness: Harness)
     assert harness.reading.room == 8
 
 
+# A reader who waits goes on with the report, and then waits no more: it must be too late for the look that is slow.
+@pytest.mark.parametrize("look_s", [0.0, 0.3])
 async def test_a_sample_that_a_reader_waits_for_is_not_given_to_the_kernel(harness: Harness) -> None:
-    node = harness.add("slow", 50_000)
+    node = harness.add(HELD, 50_000)
 
     harness.begin(node, push=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(harness.flights.wait, node.inode, MANAGER)
+        await harness.awaited(node)
+        harness.source.give()
         (result,) = await harness.all_ended(node)
     assert result is not None
     assert (result.where, result.pushed) == (FETCHED, True)
@@ -230,14 +273,15 @@ async def test_a_sample_that_a_reader_waits_for_is_not_given_to_the_kernel(harne
 
 
 async def test_the_slot_of_a_read_that_is_given_up_is_free_once_its_bytes_are_with_the_kernel(harness: Harness) -> None:
-    late = harness.add("slower", 50_000)
+    late = harness.add(HELD, 50_000)
 
-    harness.client._limits = SourceLimits(timeout_s=0.5, attempts=1)
+    harness.limit(0.5)
     harness.begin(late, push=True)
     assert await harness.all_ended(late) == [PrefetchResult(None, failed=True)]
     assert harness.reading.room == 7
+    harness.source.give()
     message = await trio.socket.from_stdlib_socket(harness.kernel).recv(1 << 20)
-    assert message.endswith((harness.root / "slower").read_bytes())
+    assert message.endswith((harness.root / HELD).read_bytes())
     with trio.fail_after(10):
         while harness.reading.room != 8:
             await trio.sleep(0.005)
@@ -267,10 +311,11 @@ async def test_what_the_store_has_or_another_fetches_is_handed_back(harness: Har
 
 
 async def test_a_record_that_came_meanwhile_stays_and_is_kept(harness: Harness) -> None:
-    node = harness.add("slow", 50_000)
+    node = harness.add(HELD, 50_000)
 
     harness.begin(node)
-    harness.content.land(ContentKey(node.inode), (harness.root / "slow").read_bytes())
+    harness.content.land(ContentKey(node.inode), (harness.root / HELD).read_bytes())
+    harness.source.give()
     (result,) = await harness.all_ended(node)
     assert result is not None
     assert result.where == HIT
@@ -295,25 +340,29 @@ async def test_a_source_that_fails_hands_back_and_one_that_refuses_does_not(harn
 
 
 async def test_a_source_that_hangs_costs_its_time_limit(harness: Harness) -> None:
-    hanging, good = harness.add("hanging", 50_000), harness.add("good", 50_000)
+    hanging, good = harness.add(HELD, 50_000), harness.add("good", 50_000)
 
-    harness.begin(hanging, good)
     began = trio.current_time()
+    harness.limit(1.0)
+    harness.begin(hanging)
+    harness.limit(LIMITS.timeout_s)
+    harness.begin(good)
     results = await harness.all_ended(hanging, good)
     assert results[0] == PrefetchResult(None, failed=True)
     assert results[1] is not None
-    assert 0.5 < trio.current_time() - began < 10
+    assert 1.0 <= trio.current_time() - began < 10
     assert harness.counted("source_timeouts") == 1
 
 
 async def test_the_chunks_of_a_late_read_are_free_once_it_returns(harness: Harness) -> None:
-    late = harness.add("slower", 50_000)
+    late = harness.add(HELD, 50_000)
 
-    harness.client._limits = SourceLimits(timeout_s=0.5, attempts=1)
+    harness.limit(0.5)
     harness.begin(late)
     assert await harness.all_ended(late) == [PrefetchResult(None, failed=True)]
     (meanwhile,) = harness.content.extents.lease([50_000])
     assert meanwhile.runs[0][0] > 0
+    harness.source.give()
     with trio.fail_after(10):
         while harness.reading.room != 8:
             await trio.sleep(0.005)
@@ -325,20 +374,21 @@ async def test_the_chunks_of_a_late_read_are_free_once_it_returns(harness: Harne
 async def test_a_failure_after_records_were_stored_frees_none_of_their_chunks(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = harness.add("slow", 50_000)
+    node = harness.add(HELD, 50_000)
 
     def full(*changes: object) -> None:
         raise StoreFull("no space left for the cache")
 
     harness.begin(node)
-    harness.content.land(ContentKey(node.inode), (harness.root / "slow").read_bytes())
+    harness.content.land(ContentKey(node.inode), (harness.root / HELD).read_bytes())
     monkeypatch.setattr(harness.cache, "apply", full)
+    harness.source.give()
     (result,) = await harness.all_ended(node)
     assert result is not None
     assert result.where == HIT
     (other,) = harness.content.extents.lease([200_000])
     harness.content.extents.write(other, bytes(200_000))
-    assert harness.held(node) == (harness.root / "slow").read_bytes()
+    assert harness.held(node) == (harness.root / HELD).read_bytes()
 
 
 async def test_a_full_disk_costs_the_samples_that_do_not_fit(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,8 +427,7 @@ async def test_what_does_not_fit_beside_what_is_kept_is_refused(harness: Harness
 
 def test_who_wants_a_sample_waits_until_it_is_stored(idle: Harness) -> None:
     """One process is the manager, and another one a worker."""
-    node = idle.add("slow", 50_000)
-    ready, waits = os.pipe()
+    node = idle.add(HELD, 50_000)
 
     async def worker() -> None:
         with trio.fail_after(20):
@@ -386,7 +435,6 @@ def test_who_wants_a_sample_waits_until_it_is_stored(idle: Harness) -> None:
                 nursery.start_soon(idle.flights.attend, WORKER)
                 while node.inode not in idle.flights:
                     await trio.sleep(0.001)
-                os.write(waits, b"w")
                 await idle.flights.wait(node.inode, WORKER)
                 nursery.cancel_scope.cancel()
 
@@ -396,24 +444,30 @@ def test_who_wants_a_sample_waits_until_it_is_stored(idle: Harness) -> None:
     async def manager() -> None:
         async with running(idle) as harness:
             harness.begin(node)
-            assert await trio.to_thread.run_sync(os.read, ready, 1) == b"w"
-            assert node.inode in harness.flights
+            await harness.awaited(node)
+            harness.source.give()
             await harness.all_ended(node)
             assert await trio.to_thread.run_sync(exit_status, child) == 0
             assert harness.held(node) is not None
 
     trio.run(manager)
-    os.close(ready)
-    os.close(waits)
 
 
 async def test_a_process_that_stood_still_gives_the_source_its_time(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = harness.add("slower", 50_000)
+    node = harness.add(HELD, 50_000)
+    # Every look comes too late.
     monkeypatch.setattr(planned_reads, "_STOOD_STILL_S", 0.0)
+    harness.limit(0.1)
 
     harness.begin(node)
+    (flight,) = harness.batches._under_way.values()
+    until_s = flight.patience.until
+    with trio.fail_after(20):
+        while flight.patience.until == until_s:
+            await trio.sleep(0.005)
+    harness.source.give()
     (result,) = await harness.all_ended(node)
     assert result is not None
     assert result.where == FETCHED

@@ -94,6 +94,7 @@ async def test_a_process_that_does_nothing_is_replaced(
     kept.pusher.order(1, b"none")
     assert kept.pusher.send() == []
     await until(lambda: kept.lost)
+    monkeypatch.setattr(module, "ASK_S", 20.0)
     assert kept.pusher.broken, "meanwhile samples are fetched into the store"
     await until(lambda: kept.pusher.ready)
     assert pusher_of(os.getpid()) != first

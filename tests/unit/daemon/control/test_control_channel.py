@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -70,14 +71,16 @@ class Harness:
 
 
 @asynccontextmanager
-async def running(path: Path, *, answered: bool = True, table: Table | None = None) -> AsyncIterator[Harness]:
+async def running(
+    path: Path, *, answered: bool = True, table: Table | None = None, patience_s: float = PATIENCE_S
+) -> AsyncIterator[Harness]:
     harness = Harness(path)
     harness.table = table or harness.table
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         with socket_address(path) as address:
             listener.bind(address)
         listener.listen(128)
-        with trio.fail_after(PATIENCE_S):
+        with trio.fail_after(patience_s):
             async with trio.open_nursery() as nursery:
                 if answered:
                     nursery.start_soon(answer_questions, listener, harness.table, nursery)
@@ -156,25 +159,27 @@ async def test_a_list_of_any_length_is_sent_in_pieces(path: Path, monkeypatch: p
         assert sum(pieces) == 10_000_000
 
 
-async def test_a_manager_that_is_long_about_something_is_waited_for(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(module, "ALIVE_INTERVAL_S", 0.02)
+@pytest.fixture
+def clock() -> trio.abc.Clock:
+    return trio.testing.MockClock(autojump_threshold=0)
+
+
+async def test_a_manager_that_is_long_about_something_is_waited_for(path: Path, clock: trio.abc.Clock) -> None:
+    long_s = 2 * module.ANSWER_TIMEOUT_S
 
     class Slow(Table):
         async def apply(self, name: str, text: bytes) -> None:
-            await trio.sleep(0.7)
+            await trio.sleep(long_s)
             self.applied.append((name, text))
 
         async def render(self, name: str, send: Send) -> None:
             await send(b"one ")
-            await trio.sleep(0.7)
+            await trio.sleep(long_s)
             await send(b"two")
 
     table = Slow()
 
-    async with running(path, table=table) as harness:
+    async with running(path, table=table, patience_s=math.inf) as harness:
         await harness.client.apply("evict", b"/\n")
         assert table.applied == [("evict", b"/\n")]
         assert await harness.ask("cache") == b"one two"

@@ -463,7 +463,7 @@ async def test_mistakes_do_not_end_the_connection_however_many(daemon: Daemon) -
 
 
 async def test_limits_of_connections_messages_and_patience(tmp_path: Path) -> None:
-    limits = ServerLimits(connections=2, message=Limits(frame_bytes=4096), hello_timeout_s=0.5)
+    limits = ServerLimits(connections=2, message=Limits(frame_bytes=4096))
     async with served(tmp_path, limits=limits) as daemon:
         async with daemon.client() as client, daemon.client() as second, daemon.client() as third:
             await client.greet(b"a")
@@ -474,9 +474,13 @@ async def test_limits_of_connections_messages_and_patience(tmp_path: Path) -> No
             await client.said(Error, "at most 4096")
             assert await client.answer() is None
         await daemon.until(lambda: not daemon.server.trainers)
-        async with daemon.client() as silent:
-            assert await silent.answer() is None
     assert daemon.counted["hook_refused"] == 1
+
+
+async def test_who_says_nothing_is_waited_for_for_a_while(tmp_path: Path) -> None:
+    limits = ServerLimits(hello_timeout_s=0.1)
+    async with served(tmp_path, limits=limits) as daemon, daemon.client() as silent:
+        assert await silent.answer() is None
 
 
 async def test_a_sink_that_fails_is_answered_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

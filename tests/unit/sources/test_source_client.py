@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from waiting import eventually
 
 from benchmarks.fakes import MemorySource
 from benchmarks.fakes.faulty_source import GONE, HANG, Faults, FaultySource
@@ -263,9 +264,7 @@ async def test_the_probe_finds_a_source_that_is_back(harness: Harness) -> None:
                 callers.start_soon(expect_timeout, client)
         assert not client.reachable
         harness.faults.set(HANG, 0)
-        with trio.fail_after(5):
-            while not client.reachable:
-                await trio.sleep(0.01)
+        await eventually(lambda: client.reachable)
         asked = harness.memory.calls["statvfs"]
         await trio.sleep(0.05)
         assert harness.memory.calls["statvfs"] == asked, "a source that is back is left alone"
@@ -286,9 +285,7 @@ async def test_a_refusal_tells_the_probe_that_the_source_is_back(harness: Harnes
     harness.faults.set(GONE, 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.watch)
-        with trio.fail_after(5):
-            while not client.reachable:
-                await trio.sleep(0.01)
+        await eventually(lambda: client.reachable)
         nursery.cancel_scope.cancel()
 
 

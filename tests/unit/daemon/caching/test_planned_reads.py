@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import trio
 from forking import exit_status, forked
+from waiting import eventually
 
 from spiderfs.core.events import FETCHED, HIT, REFUSED, UNSTORED
 from spiderfs.daemon.caching import planned_reads
@@ -114,9 +115,7 @@ class Harness:
         self.batches.send()
 
     async def all_ended(self, *nodes: Node) -> list[PrefetchResult | None]:
-        with trio.fail_after(20):
-            while not all(node.path in self.ended for node in nodes):
-                await trio.sleep(0.005)
+        await eventually(lambda: all(node.path in self.ended for node in nodes))
         assert not any(node.inode in self.flights for node in nodes)
         return [self.ended[node.path] for node in nodes]
 
@@ -193,9 +192,7 @@ async def test_the_kernel_is_given_what_is_to_be_pushed(harness: Harness) -> Non
         pushed = [node for node, result in zip(nodes, results, strict=True) if result is not None]
         assert len(pushed) > len(nodes) // 2
         assert all(result is None or (result.where, result.pushed) == (FETCHED, True) for result in results)
-        with trio.fail_after(10):
-            while len(given) < len(pushed):
-                await trio.sleep(0.005)
+        await eventually(lambda: len(given) >= len(pushed))
         nursery.cancel_scope.cancel()
     assert given == {node.inode: (harness.root / os.fsdecode(node.path)).read_bytes() for node in pushed}
     assert harness.reading.room == 8
@@ -238,9 +235,7 @@ async def test_the_slot_of_a_read_that_is_given_up_is_free_once_its_bytes_are_wi
     assert harness.reading.room == 7
     message = await trio.socket.from_stdlib_socket(harness.kernel).recv(1 << 20)
     assert message.endswith((harness.root / "slower").read_bytes())
-    with trio.fail_after(10):
-        while harness.reading.room != 8:
-            await trio.sleep(0.005)
+    await eventually(lambda: harness.reading.room == 8)
 
 
 async def test_no_more_bytes_are_in_flight_than_may_be(harness: Harness) -> None:
@@ -314,9 +309,7 @@ async def test_the_chunks_of_a_late_read_are_free_once_it_returns(harness: Harne
     assert await harness.all_ended(late) == [PrefetchResult(None, failed=True)]
     (meanwhile,) = harness.content.extents.lease([50_000])
     assert meanwhile.runs[0][0] > 0
-    with trio.fail_after(10):
-        while harness.reading.room != 8:
-            await trio.sleep(0.005)
+    await eventually(lambda: harness.reading.room == 8)
     harness.content.extents.free([meanwhile])
     harness.content.extents._at = 0
     assert harness.content.extents.lease([50_000])[0].runs == ((0, 4),)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from waiting import eventually
 
 from benchmarks.fakes import MemoryContent
 from spiderfs.core.events import FETCHED, FORGOTTEN, HIT, PUSHED, REFUSED, UNREAD, UNSTORED, Access
@@ -287,9 +288,7 @@ async def test_without_a_process_samples_are_fetched_into_the_store(
     async with trio.open_nursery() as nursery:
         process.need()
         nursery.start_soon(process.run)
-        with trio.fail_after(20):
-            while not process.broken:
-                await trio.sleep(0.01)
+        await eventually(lambda: process.broken)
         nursery.cancel_scope.cancel()
     assert not process.ready
     assert "cannot start the process that pushes files ahead" in caplog.text

@@ -14,8 +14,9 @@ import numpy.typing as npt
 import pytest
 import trio
 from scipy.stats import spearmanr
-from several_managers import PATIENCE_S, eventually, sharing
+from several_managers import sharing
 from test_service import SIZE, Harness
+from waiting import PATIENCE_S, eventually
 
 from benchmarks.common.embeddings import Embeddings
 from benchmarks.common.redis_server import RedisServer

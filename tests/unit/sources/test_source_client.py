@@ -107,7 +107,10 @@ async def test_no_answer_is_retried(
     assert harness.events == {"source_requests": 1}
 
 
-def test_backoff_doubles_up_to_its_limit_with_full_jitter(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("jumping_clock")
+async def test_backoff_doubles_up_to_its_limit_with_full_jitter(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def without_thread(_: WorkerThreads, function: Callable[..., object], *args: object) -> object:
         return function(*args)
 
@@ -116,17 +119,12 @@ def test_backoff_doubles_up_to_its_limit_with_full_jitter(harness: Harness, monk
     limits = SourceLimits(timeout_s=100, attempts=6, backoff_s=1, max_backoff_s=4)
     asked: list[float] = []
 
-    async def main() -> None:
-        client = harness.client(limits, source=harness.memory)
+    def fail() -> None:
+        asked.append(trio.current_time())
+        raise SourceUnavailable("down")
 
-        def fail() -> None:
-            asked.append(trio.current_time())
-            raise SourceUnavailable("down")
-
-        with pytest.raises(SourceUnavailable):
-            await client.call(fail)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    with pytest.raises(SourceUnavailable):
+        await harness.client(limits, source=harness.memory).call(fail)
     waits = [after - before for before, after in itertools.pairwise(asked)]
     expected = random.Random(1)
     assert waits == pytest.approx([expected.uniform(0, longest) for longest in (1, 2, 4, 4, 4)])
@@ -297,9 +295,13 @@ def test_limits_are_checked(wrong: dict[str, float]) -> None:
         SourceLimits(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_process_that_stood_still_asks_once_more(harness: Harness) -> None:
+@pytest.fixture
+def clock() -> trio.testing.MockClock:
+    return trio.testing.MockClock()
+
+
+async def test_a_process_that_stood_still_asks_once_more(harness: Harness, clock: trio.testing.MockClock) -> None:
     """Stopped (SIGSTOP) beyond the limit, it finds its time up before it looks at what the source has answered."""
-    clock = trio.testing.MockClock()
     asked, found = [], []
 
     async def read(path: bytes, *_: object) -> bytes:
@@ -308,17 +310,14 @@ def test_a_process_that_stood_still_asks_once_more(harness: Harness) -> None:
             await trio.sleep_forever()
         return b"content"
 
-    async def main() -> None:
-        client = SourceClient(harness.memory, QUICK, rng=random.Random(1), on_event=harness.events.update, read=read)
+    client = SourceClient(harness.memory, QUICK, rng=random.Random(1), on_event=harness.events.update, read=read)
 
-        async def ask() -> None:
-            found.append(await client.read(b"file", 0, 7, harness.version))
+    async def ask() -> None:
+        found.append(await client.read(b"file", 0, 7, harness.version))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask)
-            await trio.testing.wait_all_tasks_blocked()
-            clock.jump(QUICK.timeout_s + 20)
-        assert client.reachable
-
-    trio.run(main, clock=clock)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        clock.jump(QUICK.timeout_s + 20)
+    assert client.reachable
     assert (asked, found) == ([b"file"] * 2, [b"content"])

@@ -146,12 +146,8 @@ async def test_a_record_that_left_the_store_is_in_transit_still(harness: Harness
     assert local(harness.fetcher, ContentKey(node.inode)) == b"content"
 
 
-@pytest.fixture
-def clock() -> trio.testing.MockClock:
-    return trio.testing.MockClock(autojump_threshold=0)
-
-
-async def test_what_is_in_transit_is_let_go_when_nothing_is_fetched_any_more(clock: trio.testing.MockClock) -> None:
+@pytest.mark.usefixtures("jumping_clock")
+async def test_what_is_in_transit_is_let_go_when_nothing_is_fetched_any_more() -> None:
     transit, key = Transit(), ContentKey(1)
     rested = 0
 

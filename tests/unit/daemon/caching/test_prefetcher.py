@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-import trio.testing
 
 from benchmarks.fakes import MemoryContent, MemorySource
 from spiderfs.core.events import FETCHED, HIT, REFUSED, Access
@@ -39,6 +38,8 @@ from spiderfs.vfs.fetch_lock import FetchLock
 from spiderfs.vfs.fetcher import Episode, Fetcher
 from spiderfs.vfs.lister import Lister
 from spiderfs.vfs.on_demand import Supply
+
+pytestmark = pytest.mark.usefixtures("jumping_clock")
 
 SIZE, LARGE = 1000, 50_000
 TRAINER = 7
@@ -267,11 +268,6 @@ async def running(
 @pytest.fixture
 def harness(tmp_path: Path) -> AbstractAsyncContextManager[Harness]:
     return running(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def clock() -> trio.abc.Clock:
-    return trio.testing.MockClock(autojump_threshold=0)
 
 
 async def test_what_is_planned_is_prefetched_in_its_order(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import trio
-import trio.testing
 
 from spiderfs.core.events import FETCHED, HIT, REFUSED, WARMED, Access
 from spiderfs.daemon.control import access_log as module
@@ -64,12 +63,8 @@ def test_who_looks_gets_what_is_remembered_and_then_what_comes(harness: Harness)
     assert harness.paths() == [SHOWN[1], SHOWN[2], SHOWN[1]]
 
 
-@pytest.fixture
-def clock() -> trio.abc.Clock:
-    return trio.testing.MockClock(autojump_threshold=0)
-
-
-async def test_it_writes_soon_after_accesses_were_recorded(harness: Harness, clock: trio.abc.Clock) -> None:
+@pytest.mark.usefixtures("jumping_clock")
+async def test_it_writes_soon_after_accesses_were_recorded(harness: Harness) -> None:
     harness.log.render()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(harness.log.run)

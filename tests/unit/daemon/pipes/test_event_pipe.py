@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from spiderfs.core.events import FETCHED, HIT
 from spiderfs.daemon.pipes import (
@@ -117,13 +116,9 @@ def test_many_writers_never_tear_a_record(pipe: tuple[int, int]) -> None:
     assert len(found) > 0
 
 
-@pytest.fixture
-def clock() -> trio.abc.Clock:
-    return MockClock(autojump_threshold=0)
-
-
+@pytest.mark.usefixtures("jumping_clock")
 async def test_a_batch_that_does_not_become_full_is_passed_on_in_time_and_no_one_wakes_without_one(
-    pipe: tuple[int, int], clock: trio.abc.Clock
+    pipe: tuple[int, int],
 ) -> None:
     writer = EventWriter(pipe[1], SharedCounters(1).row(0))
     async with trio.open_nursery() as nursery:

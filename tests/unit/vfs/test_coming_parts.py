@@ -79,9 +79,7 @@ class Harness:
 
     def begin(self, first: int, count: int) -> FilePart:
         assert self.parts.begin(self.node, range(first, first + count), True) == count
-        part = self.parts.of(ContentKey(INODE, first))
-        assert part is not None
-        return part
+        return self.parts.of(ContentKey(INODE, first))
 
     def is_held(self, block: int) -> bool:
         with open(self.plain, "r+b") as file:

@@ -67,7 +67,6 @@ class Harness:
         self.catalogue.record_root(self.source.stat(b""))
         self.catalogue.record_listing(ROOT_INODE, list(self.source.scan(b""))[1:], 0, 1e9)
         found = self.catalogue.find(ROOT_INODE, archive)
-        assert found is not None
         assert stat.S_ISDIR(found.stat.mode)
         self.directory = found.inode
         self.catalogue.record_listing(found.inode, list(self.source.scan(archive))[1:], 0, 1e9)
@@ -83,7 +82,6 @@ class Harness:
     def node(self, number: int) -> Node:
         name = b"%03d.jpg" % number
         found = self.catalogue.find(self.directory, name)
-        assert found is not None
         return Node(found.inode, self.archive + b"/" + name, found.stat)
 
     def chunk(
@@ -103,7 +101,6 @@ class Harness:
 def test_what_is_read_soon_comes_together(indexers: Indexers, tmp_path: Path, archive: bytes) -> None:
     harness = Harness(indexers, tmp_path, [7, 20, 6, 30, 8, *range(10, 20)], 40, archive)
     chunk = harness.chunk(7)
-    assert chunk is not None
     assert harness.numbers(chunk) == [6, 7, 8], "no one reads 5 and 9"
 
     async def take() -> list[bytes]:
@@ -151,7 +148,6 @@ def test_by_a_plan_that_is_not_proven_hardly_anything_comes_along(indexers: Inde
 def test_a_read_that_fails_fails_for_all_and_is_not_made_again(indexers: Indexers, tmp_path: Path) -> None:
     harness = Harness(indexers, tmp_path, [7, 6, 8], 40)
     chunk = harness.chunk(7)
-    assert chunk is not None
     harness.reads.fails = SourceUnavailable("away")
     for node in chunk.nodes:
         with pytest.raises(SourceUnavailable, match="away"):
@@ -163,7 +159,6 @@ def test_no_one_gets_the_bytes_of_another_member(indexers: Indexers, tmp_path: P
     """The archive was replaced by one of the same size and time."""
     harness = Harness(indexers, tmp_path, [7, 6, 8], 40)
     chunk = harness.chunk(7)
-    assert chunk is not None
     version = harness.memory.stat(b"s.tar").version
     harness.memory.add(b"s.tar", tar_of(dict(reversed(FILES.items()))), mtime_ns=version.mtime_ns)
     for node in chunk.nodes:

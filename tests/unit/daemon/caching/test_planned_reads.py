@@ -205,7 +205,6 @@ async def test_a_sample_is_stored_though_the_kernel_refuses_it(harness: Harness)
     harness.kernel.close()
     harness.begin(node, gone, push=True)
     result, handed_back = await harness.all_ended(node, gone)
-    assert result is not None
     assert (result.where, result.pushed, result.failed) == (FETCHED, False, False)
     assert handed_back == PrefetchResult(None, failed=True)
     assert harness.held(node) == (harness.root / "file").read_bytes()
@@ -219,7 +218,6 @@ async def test_a_sample_that_a_reader_waits_for_is_not_given_to_the_kernel(harne
     async with trio.open_nursery() as nursery:
         nursery.start_soon(harness.flights.wait, node.inode, MANAGER)
         (result,) = await harness.all_ended(node)
-    assert result is not None
     assert (result.where, result.pushed) == (FETCHED, True)
     harness.kernel.setblocking(False)
     with pytest.raises(BlockingIOError):
@@ -267,10 +265,8 @@ async def test_a_record_that_came_meanwhile_stays_and_is_kept(harness: Harness) 
     harness.begin(node)
     harness.content.land(ContentKey(node.inode), (harness.root / "slow").read_bytes())
     (result,) = await harness.all_ended(node)
-    assert result is not None
     assert result.where == HIT
     member = harness.content.member(ContentKey(node.inode))
-    assert member is not None
     assert member.section != "landing"
     assert node.inode in harness.cache.engine.members
 
@@ -327,7 +323,6 @@ async def test_a_failure_after_records_were_stored_frees_none_of_their_chunks(
     harness.content.land(ContentKey(node.inode), (harness.root / "slow").read_bytes())
     monkeypatch.setattr(harness.cache, "apply", full)
     (result,) = await harness.all_ended(node)
-    assert result is not None
     assert result.where == HIT
     (other,) = harness.content.extents.lease([200_000])
     harness.content.extents.write(other, bytes(200_000))
@@ -362,7 +357,6 @@ async def test_what_does_not_fit_beside_what_is_kept_is_refused(harness: Harness
 
     harness.begin(node)
     (result,) = await harness.all_ended(node)
-    assert result is not None
     assert (result.where, result.failed) == (REFUSED, True)
     # Its chunks are free again.
     assert harness.content.extents.lease([300_000])[0].runs[0][0] == 0 or harness.held(node) is None
@@ -408,5 +402,4 @@ async def test_a_process_that_stood_still_gives_the_source_its_time(
 
     harness.begin(node)
     (result,) = await harness.all_ended(node)
-    assert result is not None
     assert result.where == FETCHED

@@ -188,9 +188,7 @@ class Harness:
         )
 
     def _inode(self, number: int) -> int:
-        found = self.catalogue.find(ROOT_INODE, b"%05d" % number)
-        assert found is not None
-        return found.inode
+        return self.catalogue.find(ROOT_INODE, b"%05d" % number).inode
 
     def plan(
         self,

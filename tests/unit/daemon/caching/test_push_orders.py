@@ -326,7 +326,6 @@ class Drawn:
     def prefetch(self, *positions: int) -> None:
         for position in positions:
             inode = self.reader.epoch.key(position)
-            assert isinstance(inode, int)
             self.harness.backend.prefetch(
                 self.harness.node(inode), self.reader, position, lambda node, reader, result: None
             )
@@ -394,7 +393,6 @@ def test_what_waits_for_an_epoch_that_begins_goes_on_waiting(tmp_path: Path) -> 
 
     def prefetch_all() -> None:
         for position, inode in drawn.reader.coming(100):
-            assert isinstance(inode, int)
             backend.prefetch(drawn.harness.node(inode), drawn.reader, position, lambda node, reader, result: None)
         drawn.harness.tell(*drawn.ordered)
 
@@ -495,7 +493,6 @@ def test_what_the_store_keeps_is_given_to_the_kernel_by_who_fetches_it(harness: 
     assert harness.push(1) == []
     assert harness.together.given == [1]
     assert (harness.backend.under_way, harness.backend.is_ready(1), harness.backend.is_resident(1)) == (1, False, True)
-    assert harness.together.done is not None
     harness.together.done(harness.node(1), harness.reader, PrefetchResult(FETCHED, SIZE, 0.1, placed=True, pushed=True))
     assert [(inode, found.where, found.failed) for inode, found in harness.done] == [(1, FETCHED, False)]
     assert (harness.backend.under_way, harness.backend.is_ready(1)) == (0, True)
@@ -510,7 +507,6 @@ def test_what_the_store_keeps_is_given_to_the_kernel_by_who_fetches_it(harness: 
 def test_what_the_kernel_was_not_given_is_pushed(harness: Harness, failed: bool) -> None:
     harness.together.pushes = True
     harness.push(1)
-    assert harness.together.done is not None
     where = UNSTORED if failed else FETCHED
     harness.together.done(harness.node(1), harness.reader, PrefetchResult(where, SIZE, 0.1, failed, not failed))
     assert harness.pusher.ordered == [1]
@@ -525,7 +521,6 @@ def test_what_the_kernel_was_not_given_is_pushed(harness: Harness, failed: bool)
 def test_what_could_not_be_fetched_for_the_kernel_is_left_to_its_reader(harness: Harness) -> None:
     harness.together.pushes = True
     harness.push(1)
-    assert harness.together.done is not None
     harness.together.done(harness.node(1), harness.reader, PrefetchResult(None, failed=True))
     assert (harness.pusher.ordered, harness.backend.under_way, 1 in harness.pushed) == ([], 0, False)
     assert [found.failed for _, found in harness.done] == [True]
@@ -545,7 +540,6 @@ def test_what_was_being_fetched_for_the_kernel_when_that_forgot_its_pages_is_pus
     harness.backend.look((harness.reader,), again=True, idle=False)
     assert harness.backend.is_resident(1), "it is passed by while it is on its way"
     assert not harness.backend.looks_again
-    assert harness.together.done is not None
     harness.together.done(harness.node(1), harness.reader, PrefetchResult(FETCHED, SIZE, 0.1, placed=True, pushed=True))
     assert harness.backend.looks_again
     assert not harness.backend.is_resident(1)

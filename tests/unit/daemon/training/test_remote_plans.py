@@ -96,9 +96,7 @@ class Node:
 
     @property
     def remote(self) -> several_nodes.RemotePlans:
-        found = self.training._remote_plans
-        assert found is not None
-        return found
+        return self.training._remote_plans
 
     def count(self, name: str) -> int:
         return self.harness.counters.totals()[f"cluster_{name}"]

@@ -33,7 +33,6 @@ from spiderfs.errors import ProtocolError
 from spiderfs.linux import steady_clock
 from spiderfs.metrics import SharedCounters
 from spiderfs.protocol import Batch, EpochEnd, Hello, Plan, Progress
-from spiderfs.scorer.scorer import Scorer
 from spiderfs.scorer.scoring import ScorerOptions
 from spiderfs.shared.published import publish_trainers, published_trainers
 from spiderfs.simulation import rescored
@@ -258,9 +257,7 @@ async def test_reads_of_rows_that_are_left_out_are_done_with_too(
     await harness.training.learn(harness.trainer, harness.list.name, batches[1:])
     (job_dataset,) = harness.training.job_datasets
     scoring = harness.training.scoring.of(job_dataset)
-    assert scoring is not None
     assert (job_dataset.thinning.rows_left_out, round(scoring.scored_share * SAMPLES)) == (1, 2)
-    assert isinstance(scoring, Scorer)
     assert sorted(scoring.index.present().tolist()) == [0, 1]
 
 
@@ -306,12 +303,8 @@ async def test_batches_without_losses_say_nothing_to_a_policy_that_needs_them(tm
     await harness.batch(np.random.default_rng(1), [3, 4])
     assert [harness.cache.engine.score(harness.inodes[index]) for index in (3, 4)] == [0, 0]
     (job_dataset,) = harness.training.job_datasets
-    scoring = harness.training.scoring.of(job_dataset)
-    assert scoring is not None
-    assert dict(scoring.described())["without losses"].startswith("1 ")
-    described = await harness.training.scoring.described(job_dataset, 10)
-    assert described is not None
-    assert "recall" not in dict(described)
+    assert dict(harness.training.scoring.of(job_dataset).described())["without losses"].startswith("1 ")
+    assert "recall" not in dict(await harness.training.scoring.described(job_dataset, 10))
 
 
 async def test_each_kind_of_scores_is_kept_while_another_policy_uses_its_own(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from spiderfs.core.events import FETCHED, Access
 from spiderfs.daemon.training.job_datasets import several_nodes
 from spiderfs.daemon.training.job_datasets.job_datasets import JobDataset
 from spiderfs.daemon.training.trainer import Trainer
-from spiderfs.policies.spider import Spider
 from spiderfs.protocol import Batch, EpochEnd, Hello, encode
 from spiderfs.scorer.scoring import Scoring
 from spiderfs.store.store import ContentKey
@@ -83,9 +82,7 @@ class Node:
 
     @property
     def scoring(self) -> Scoring:
-        scoring = self.training.scoring.of(self.job_dataset)
-        assert scoring is not None
-        return scoring
+        return self.training.scoring.of(self.job_dataset)
 
     @property
     def scores(self) -> Floats:
@@ -166,7 +163,6 @@ async def test_eight_mounts_rank_samples_as_one_scorer_that_gets_all(tmp_path: P
         # Hubs come with the scores, to mounts that have cached none of these samples too.
         for node in nodes:
             policy = node.harness.cache.engine.policy
-            assert isinstance(policy, Spider)
             assert policy._waiting or any(
                 policy.is_hub(node.job_dataset.job_dataset_id, key) for key in node.job_dataset.list.keys
             )
@@ -312,9 +308,7 @@ async def test_a_mount_that_has_received_nothing_scores_its_own_rows(
                 await node.learn(1, indices, vectors)
         assert np.array_equal(node.scores, alone.scores)
         await eventually(lambda: node.count("rows_lost"))
-        status = node.training.link_status()
-        assert status is not None
-        assert not status.up
+        assert not node.training.link_status().up
     assert [record.levelno for record in caplog.records] == [logging.WARNING], "said once"
 
 
@@ -389,7 +383,6 @@ async def test_a_hub_of_another_node_stands_in_for_its_own_label_alone(tmp_path:
         Stream(server.url).append([StreamEntry(key, encode(scores) + encode(hub))])
         await eventually(lambda: node.count("scores_received") == 8)
         policy, inodes = node.harness.cache.engine.policy, node.job_dataset.list.inodes
-        assert isinstance(policy, Spider)
         await eventually(lambda: int(inodes[0]) in policy._waiting)
         (found,) = policy._waiting[int(inodes[0])].values()
         assert set(found.neighbours) == set(inodes[near[labels[near] == labels[0]]].tolist())

@@ -53,9 +53,7 @@ class Job:
 
     @property
     def scorer(self) -> Scorer:
-        scoring = self.harness.training.scoring.of(self.job_dataset)
-        assert isinstance(scoring, Scorer)
-        return scoring
+        return self.harness.training.scoring.of(self.job_dataset)
 
 
 @pytest.fixture

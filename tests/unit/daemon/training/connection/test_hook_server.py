@@ -84,9 +84,7 @@ class Client:
                 if not data:
                     return None
                 self._waiting = self._decoder.feed(bytes(data))
-        answer = self._waiting.pop(0)
-        assert isinstance(answer, Message)
-        return answer
+        return self._waiting.pop(0)
 
     async def said(self, kind: type[Message], words: str = "") -> None:
         answer = await self.answer()

@@ -114,6 +114,10 @@ class Harness:
             self.batches.begin(node, partial(ended, node), push)
         self.batches.send()
 
+    async def fetch(self, *nodes: Node, push: bool = False) -> list[PrefetchResult | None]:
+        self.begin(*nodes, push=push)
+        return await self.all_ended(*nodes)
+
     async def all_ended(self, *nodes: Node) -> list[PrefetchResult | None]:
         await eventually(lambda: all(node.path in self.ended for node in nodes))
         assert not any(node.inode in self.flights for node in nodes)
@@ -160,9 +164,7 @@ def harness(idle: Harness) -> AbstractAsyncContextManager[Harness]:
 
 async def test_samples_of_all_sizes_are_stored_and_kept(harness: Harness) -> None:
     nodes = [harness.add(f"{size}", size) for size in SIZES]
-
-    harness.begin(*nodes)
-    results = await harness.all_ended(*nodes)
+    results = await harness.fetch(*nodes)
     assert [result and (result.where, result.size, result.failed) for result in results] == [
         (FETCHED, size, False) for size in SIZES
     ]
@@ -186,8 +188,7 @@ async def test_the_kernel_is_given_what_is_to_be_pushed(harness: Harness) -> Non
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
-        harness.begin(*nodes, push=True)
-        results = await harness.all_ended(*nodes)
+        results = await harness.fetch(*nodes, push=True)
         # Those whose places in the table of flights were taken are handed back.
         pushed = [node for node, result in zip(nodes, results, strict=True) if result is not None]
         assert len(pushed) > len(nodes) // 2
@@ -201,10 +202,8 @@ async def test_the_kernel_is_given_what_is_to_be_pushed(harness: Harness) -> Non
 async def test_a_sample_is_stored_though_the_kernel_refuses_it(harness: Harness) -> None:
     node, gone = harness.add("file", 50_000), harness.add("gone", 50_000)
     (harness.root / "gone").unlink()
-
     harness.kernel.close()
-    harness.begin(node, gone, push=True)
-    result, handed_back = await harness.all_ended(node, gone)
+    result, handed_back = await harness.fetch(node, gone, push=True)
     assert (result.where, result.pushed, result.failed) == (FETCHED, False, False)
     assert handed_back == PrefetchResult(None, failed=True)
     assert harness.held(node) == (harness.root / "file").read_bytes()
@@ -213,7 +212,6 @@ async def test_a_sample_is_stored_though_the_kernel_refuses_it(harness: Harness)
 
 async def test_a_sample_that_a_reader_waits_for_is_not_given_to_the_kernel(harness: Harness) -> None:
     node = harness.add("slow", 50_000)
-
     harness.begin(node, push=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(harness.flights.wait, node.inode, MANAGER)
@@ -226,10 +224,8 @@ async def test_a_sample_that_a_reader_waits_for_is_not_given_to_the_kernel(harne
 
 async def test_the_slot_of_a_read_that_is_given_up_is_free_once_its_bytes_are_with_the_kernel(harness: Harness) -> None:
     late = harness.add("slower", 50_000)
-
     harness.client._limits = SourceLimits(timeout_s=0.5, attempts=1)
-    harness.begin(late, push=True)
-    assert await harness.all_ended(late) == [PrefetchResult(None, failed=True)]
+    assert await harness.fetch(late, push=True) == [PrefetchResult(None, failed=True)]
     assert harness.reading.room == 7
     message = await trio.socket.from_stdlib_socket(harness.kernel).recv(1 << 20)
     assert message.endswith((harness.root / "slower").read_bytes())
@@ -238,9 +234,7 @@ async def test_the_slot_of_a_read_that_is_given_up_is_free_once_its_bytes_are_wi
 
 async def test_no_more_bytes_are_in_flight_than_may_be(harness: Harness) -> None:
     nodes = [harness.add(f"{number}", 200_000) for number in range(6)]
-
-    harness.begin(*nodes)
-    results = await harness.all_ended(*nodes)
+    results = await harness.fetch(*nodes)
     assert all(result is None or result.where == FETCHED for result in results)
     assert (max(harness.in_flight), harness.in_flight[-1]) == (400_000, 0)
 
@@ -250,9 +244,7 @@ async def test_what_the_store_has_or_another_fetches_is_handed_back(harness: Har
     harness.content.land(ContentKey(stored.inode), (harness.root / "stored").read_bytes())
     other = FetchLock(harness.lock_path)
     assert other.try_hold(ContentKey(locked.inode))
-
-    harness.begin(stored, locked, free)
-    results = await harness.all_ended(stored, locked, free)
+    results = await harness.fetch(stored, locked, free)
     assert results[:2] == [None, None]
     assert results[2] is not None
     assert harness.counted("origin_reads") == 1
@@ -261,7 +253,6 @@ async def test_what_the_store_has_or_another_fetches_is_handed_back(harness: Har
 
 async def test_a_record_that_came_meanwhile_stays_and_is_kept(harness: Harness) -> None:
     node = harness.add("slow", 50_000)
-
     harness.begin(node)
     harness.content.land(ContentKey(node.inode), (harness.root / "slow").read_bytes())
     (result,) = await harness.all_ended(node)
@@ -275,9 +266,7 @@ async def test_a_source_that_fails_hands_back_and_one_that_refuses_does_not(harn
     gone, changed, good = (harness.add(name, 50_000) for name in ("gone", "changed", "good"))
     (harness.root / "gone").unlink()
     (harness.root / "changed").write_bytes(b"of another size")
-
-    harness.begin(gone, changed, good)
-    results = await harness.all_ended(gone, changed, good)
+    results = await harness.fetch(gone, changed, good)
     assert [result and (result.where, result.failed) for result in results] == [
         (None, True),
         (None, True),
@@ -288,9 +277,8 @@ async def test_a_source_that_fails_hands_back_and_one_that_refuses_does_not(harn
 async def test_a_source_that_hangs_costs_its_time_limit(harness: Harness) -> None:
     hanging, good = harness.add("hanging", 50_000), harness.add("good", 50_000)
 
-    harness.begin(hanging, good)
     began = trio.current_time()
-    results = await harness.all_ended(hanging, good)
+    results = await harness.fetch(hanging, good)
     assert results[0] == PrefetchResult(None, failed=True)
     assert results[1] is not None
     assert 0.5 < trio.current_time() - began < 10
@@ -299,10 +287,8 @@ async def test_a_source_that_hangs_costs_its_time_limit(harness: Harness) -> Non
 
 async def test_the_chunks_of_a_late_read_are_free_once_it_returns(harness: Harness) -> None:
     late = harness.add("slower", 50_000)
-
     harness.client._limits = SourceLimits(timeout_s=0.5, attempts=1)
-    harness.begin(late)
-    assert await harness.all_ended(late) == [PrefetchResult(None, failed=True)]
+    assert await harness.fetch(late) == [PrefetchResult(None, failed=True)]
     (meanwhile,) = harness.content.extents.lease([50_000])
     assert meanwhile.runs[0][0] > 0
     await eventually(lambda: harness.reading.room == 8)
@@ -339,9 +325,7 @@ async def test_a_full_disk_costs_the_samples_that_do_not_fit(harness: Harness, m
         return land_kept(records, sections, drop)
 
     monkeypatch.setattr(harness.content, "land_kept", full)
-
-    harness.begin(*nodes)
-    results = await harness.all_ended(*nodes)
+    results = await harness.fetch(*nodes)
     assert [result and (result.where, result.failed) for result in results] == [
         (FETCHED, False),
         (UNSTORED, True),
@@ -354,9 +338,7 @@ async def test_a_full_disk_costs_the_samples_that_do_not_fit(harness: Harness, m
 async def test_what_does_not_fit_beside_what_is_kept_is_refused(harness: Harness) -> None:
     harness.cache.set_capacity(100_000)
     node = harness.add("file", 300_000)
-
-    harness.begin(node)
-    (result,) = await harness.all_ended(node)
+    (result,) = await harness.fetch(node)
     assert (result.where, result.failed) == (REFUSED, True)
     # Its chunks are free again.
     assert harness.content.extents.lease([300_000])[0].runs[0][0] == 0 or harness.held(node) is None
@@ -399,7 +381,5 @@ async def test_a_process_that_stood_still_gives_the_source_its_time(
 ) -> None:
     node = harness.add("slower", 50_000)
     monkeypatch.setattr(planned_reads, "_STOOD_STILL_S", 0.0)
-
-    harness.begin(node)
-    (result,) = await harness.all_ended(node)
+    (result,) = await harness.fetch(node)
     assert result.where == FETCHED

@@ -206,6 +206,20 @@ class Harness:
             self.read_by[trainer] = 0
         self.wakeup.ring()
 
+    def share(self) -> SharedList:
+        """Let two trainers read all files, in the order of the list, and exchange them."""
+        order, engine = range(len(self.inodes)), self.cache.engine
+        place_of: dict[Key, int] = {inode: place for place, inode in enumerate(self.inodes)}
+        shared = SharedList(self.inodes, place_of, random.Random(1).random, engine.exchange_pending.changed)
+        engine.share("list", shared)
+        for trainer in (TRAINER, TRAINER + 1):
+            self.plan(order, trainer)
+            self.reader(trainer).exchanges = True
+            shared.begin((trainer, "train"), str(trainer), np.array(order))
+        engine.rerank()
+        self.wakeup.ring()
+        return shared
+
     def _progressed(self, trainer: int, dispatched: int, taken: int) -> None:
         number = self.reader(trainer).epoch.number
         self.cache.engine.progressed(trainer, "train", number, dispatched, taken, trio.current_time())
@@ -270,7 +284,6 @@ def harness(tmp_path: Path) -> AbstractAsyncContextManager[Harness]:
 
 async def test_what_is_planned_is_prefetched_in_its_order(tmp_path: Path) -> None:
     order = random.Random(1).sample(range(100), 100)
-
     async with running(tmp_path, most_fetches=1) as harness:
         await trio.sleep(5)
         assert harness.fetched == []
@@ -284,16 +297,7 @@ async def test_what_is_planned_is_prefetched_in_its_order(tmp_path: Path) -> Non
 
 async def test_what_cannot_be_fetched_ahead_is_no_sample_that_is_coming(tmp_path: Path) -> None:
     async with running(tmp_path, sizes=[LARGE, LARGE, SIZE]) as harness:
-        place_of: dict[Key, int] = {inode: place for place, inode in enumerate(harness.inodes)}
-        engine = harness.cache.engine
-        shared = SharedList(harness.inodes, place_of, random.Random(1).random, engine.exchange_pending.changed)
-        engine.share("list", shared)
-        for trainer in (TRAINER, TRAINER + 1):
-            harness.plan(range(3), trainer)
-            harness.reader(trainer).exchanges = True
-            shared.begin((trainer, "train"), str(trainer), np.arange(3))
-        engine.rerank()
-        harness.wakeup.ring()
+        shared = harness.share()
         await trio.sleep(5)
         assert harness.fetched == [2]
         assert shared.ask((TRAINER, "train"), [1]) == [2]
@@ -339,16 +343,7 @@ async def test_pending_samples_of_jobs_are_fetched_into_the_store_where_plans_ar
     async with running(tmp_path, files=40, cached=10) as harness:
         pushes = Pushes()
         harness.prefetcher._push = pushes  # type: ignore[assignment]
-        place_of: dict[Key, int] = {inode: place for place, inode in enumerate(harness.inodes)}
-        engine = harness.cache.engine
-        shared = SharedList(harness.inodes, place_of, random.Random(1).random, engine.exchange_pending.changed)
-        engine.share("list", shared)
-        for trainer in (TRAINER, TRAINER + 1):
-            harness.plan(range(40), trainer)
-            harness.reader(trainer).exchanges = True
-            shared.begin((trainer, "train"), str(trainer), np.arange(40))
-        engine.rerank()
-        harness.wakeup.ring()
+        harness.share()
         await trio.sleep(5)
         # What the store would not keep is not fetched: it was, again and again, when it was pushed.
         assert pushes.prefetched == []
@@ -359,7 +354,6 @@ async def test_pending_samples_of_jobs_are_fetched_into_the_store_where_plans_ar
 
 async def test_a_followed_plan_makes_opens_hits_and_costs_each_file_once(tmp_path: Path) -> None:
     hits: list[bool] = []
-
     # A fetch takes twice as long as the reader does between two opens, and a tenth is cached.
     async with running(tmp_path, files=2000, cached=200) as harness:
         harness.plan(range(2000))

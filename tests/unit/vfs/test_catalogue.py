@@ -134,19 +134,6 @@ def test_an_inode_is_found_past_the_end_of_the_numbers(monkeypatch: pytest.Monke
     assert catalogue.record(ROOT_INODE, b"b", FILE, 1.0).inode == FIRST_INODE
 
 
-def test_names_whose_hashes_collide_are_all_found(monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue) -> None:
-    monkeypatch.setattr(module, "_name_hash", constant(1000))
-    first, second, third = (catalogue.record(ROOT_INODE, name, FILE, 1.0) for name in (b"a", b"b", b"c"))
-    assert [first.position, second.position, third.position] == [1000, 1001, 1002]
-    assert catalogue.find(ROOT_INODE, b"c") == third
-    assert catalogue.find(ROOT_INODE, b"d") is None
-    catalogue.record_gone(ROOT_INODE, b"a", 1e10)
-    catalogue.record_gone(ROOT_INODE, b"b", 1e10)
-    assert catalogue.find(ROOT_INODE, b"c") == third, "what lay before it is gone"
-    assert catalogue.record(ROOT_INODE, b"c", FILE, 2.0).position == 1002
-    assert names(catalogue) == [b"c"]
-
-
 # -- what comes and goes
 
 

@@ -251,9 +251,6 @@ def test_opening_a_large_file_is_a_step_of_the_plan_and_no_candidate() -> None:
     assert harness.counted("planned_opens", "planned_late", "admitted") == [1, 0, 0]
 
 
-# -- changes
-
-
 # -- from one mount to the next
 
 
@@ -296,16 +293,6 @@ def test_a_pinned_file_stays_and_outlives_the_mount() -> None:
     again.check()
     again.fetched(*range(20, 30))
     assert 4 not in again.kept()
-
-
-def test_a_record_of_an_unknown_section_is_taken_over() -> None:
-    content = MemoryContent()
-    content.set_capacity(CAPACITY)
-    content.land(ContentKey(1), bytes(500))
-    content.apply((), [Keep(ContentKey(1), "importance")])
-    harness = Harness(content=content)
-    harness.check()
-    assert harness.kept() == [1]
 
 
 @pytest.mark.parametrize("state", [b"", b"\xc1", b"garbage", b"\x01", msgpack.packb([1, 2])])

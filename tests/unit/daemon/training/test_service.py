@@ -286,17 +286,6 @@ async def test_every_redirect_is_of_one_label_and_of_the_list(harness: Harness) 
 LOSSES = np.array([0.5, 4.0, 2.0, 1.0], np.float16)
 
 
-async def test_losses_are_filed_under_what_was_served(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, "shade")
-    await harness.declare(sends_batches=True)
-    harness.training.record_accesses([Access(1.0, harness.inodes[7], harness.inodes[4], SIZE, 0, 1, 1, HIT)])
-    await harness.batch(np.random.default_rng(1), [3, 4, 5, 6], LOSSES)
-    score = harness.cache.engine.score
-    assert [score(harness.inodes[index]) for index in (3, 7, 5, 6, 4)] == pytest.approx(
-        [np.log(10), np.log(13), np.log(12), np.log(11), 0]
-    )
-
-
 async def test_batches_without_losses_say_nothing_to_a_policy_that_needs_them(tmp_path: Path) -> None:
     harness = Harness(tmp_path, "shade")
     await harness.declare()
@@ -413,27 +402,6 @@ async def test_a_list_that_no_one_uses_is_let_go_after_a_while(
     await harness.declare()
     assert [job_dataset.number for job_dataset in harness.training.job_datasets] == [1]
     assert [harness.cache.engine.score(inode) for inode in inodes[:30]] == pytest.approx(scores)
-
-
-async def test_a_list_beside_it_keeps_what_both_have(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spiderfs.daemon.training.job_datasets.declared_lists.GRACE_S", 0.0)
-
-    await harness.declare()
-    inodes = harness.inodes
-    await harness.batch(np.random.default_rng(1), list(range(30)))
-    other = Trainer(os.getpid(), os.getuid(), Hello("other", "other"))
-    await harness.training.attached(other)
-    await harness.training.samples(other, listed([b"train/%03d" % number for number in range(20)], "part"))
-    numbers = [job_dataset.number for job_dataset in harness.training.job_datasets]
-    assert numbers == [1, 2]
-    await harness.training.detached(harness.trainer)
-    await harness.training.declared_lists.let_go(0.0)
-    assert [job_dataset.number for job_dataset in harness.training.job_datasets] == [2]
-    assert known_scores(harness, inodes[:20]) == 20
-    # The third list does not take the second one's number.
-    await harness.training.attached(harness.trainer)
-    await harness.training.samples(harness.trainer, listed([b"train/%03d" % number for number in range(10)]))
-    assert [job_dataset.number for job_dataset in harness.training.job_datasets] == [2, 3]
 
 
 async def test_all_lists_together_may_have_so_many_samples(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,7 +294,6 @@ async def test_without_a_process_samples_are_fetched_into_the_store(
     process = Pushing(tmp_path, 1, SharedSlots(1024), 30.0, lambda number, outcome: None, lambda: lost.append(None))
     monkeypatch.setattr(pusher, "mounted_at", lambda path: Mount("", path, "", "0:1"))
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-
     async with trio.open_nursery() as nursery:
         process.need()
         nursery.start_soon(process.run)

@@ -84,7 +84,6 @@ async def test_a_process_that_does_nothing_is_replaced(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "ASK_S", 0.1)
-
     first = await stopped()
     kept.pusher.order(1, b"none")
     assert kept.pusher.send() == []

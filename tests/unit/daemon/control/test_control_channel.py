@@ -235,7 +235,6 @@ async def test_a_question_without_end_is_given_up(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", 1000)
-
     with caplog.at_level(logging.INFO):
         with pytest.raises(TryAgain):
             await harness.client.apply("warm", bytes(100_000))
@@ -263,7 +262,6 @@ async def test_a_manager_that_does_not_answer_is_not_waited_for_for_ever(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.05)
-
     async with running(path, answered=False) as harness:
         with pytest.raises(TryAgain):
             await harness.ask("stats")

@@ -214,7 +214,6 @@ async def test_the_plan_of_a_node_that_leaves_or_dies_is_forgotten(
 ) -> None:
     monkeypatch.setattr(several_nodes, "AGAIN_S", 0.02)
     monkeypatch.setattr(several_nodes, "SILENT_S", 0.5 if how == "dies" else 3600.0)
-
     one, two = (Node(tmp_path, number, server.url, how) for number in (0, 1))
     async with sharing(two):
         async with sharing(one) as nursery:
@@ -235,7 +234,6 @@ async def test_members_are_ranked_again_when_plans_end(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(several_nodes, "SILENT_S", 0.1 if how == "silent" else 3600.0)
-
     node = Node(tmp_path, 1, server.url, how)
     async with sharing(node):
         engine, remote = node.harness.cache.engine, node.remote
@@ -256,7 +254,6 @@ async def test_a_plan_is_kept_by_progress_in_its_epoch_alone(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(several_nodes, "SILENT_S", 0.3)
-
     node = Node(tmp_path, 1, server.url, "alone")
     async with sharing(node):
         known_list, order = next(iter(node.training.job_datasets)).list, np.array(order_of(1), np.uint32)
@@ -281,7 +278,6 @@ async def test_pieces_wait_until_a_home_has_received_those_before_and_push_out_n
 ) -> None:
     monkeypatch.setattr(several_nodes, "PIECE_DRAWS", 4)
     monkeypatch.setattr(several_nodes, "FEW", 3)
-
     one, two = (Node(tmp_path, number, server.url, "room") for number in (0, 1))
     async with sharing(one):
         await two.attach()
@@ -351,7 +347,6 @@ async def test_a_slow_home_counts_the_plan_that_was_given_up_for_it(
 ) -> None:
     monkeypatch.setattr(several_nodes, "FEW", 1)
     monkeypatch.setattr(several_nodes, "ROOM_S", 0.1)
-
     one, two = (Node(tmp_path, number, server.url, "slow") for number in (0, 1))
     async with sharing(one):
         await two.attach()
@@ -373,7 +368,6 @@ async def test_plans_that_the_server_does_not_take_are_given_up_and_keep_no_trai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(several_nodes, "ROOM_S", 0.2)
-
     node = Node(tmp_path, 0, "redis://127.0.0.1:1")
     async with sharing(node):
         for epoch in range(3):
@@ -426,7 +420,6 @@ async def test_a_server_that_is_killed_costs_what_is_not_known_meanwhile(tmp_pat
 async def test_an_outage_of_the_server_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several_nodes, "AGAIN_S", 0.02)
     monkeypatch.setattr(several_nodes, "SILENT_S", 0.5)
-
     with RedisServer(tmp_path) as server:
         one, two = (Node(tmp_path, number, server.url) for number in (0, 1))
         async with sharing(one, two):
@@ -487,7 +480,6 @@ async def test_stale_and_wrong_plans_do_no_harm(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(several_nodes, "SILENT_S", 0.3)
-
     node = Node(tmp_path, 1, server.url, "stale")
     async with sharing(node):
         key, stream = node.list_stream(1), Stream(server.url)

@@ -146,7 +146,6 @@ async def test_unknown_paths_are_counted_and_the_others_are_found(harness: Harne
 
 async def test_a_list_is_declared_when_workers_have_the_kernel_ask_for_names(tmp_path: Path) -> None:
     """Else the kernel would drop what was pushed for the plan that comes next."""
-
     harness = Harness(tmp_path, immutable=True)
 
     async def declare() -> None:
@@ -220,7 +219,6 @@ async def test_where_no_one_will_be_given_substitutes_nothing_is_waited_for(
 
 async def test_only_who_sends_batches_of_a_list_is_given_substitutes_by_it(harness: Harness) -> None:
     """A plan never changes what a reader gets, also where an earlier hook's scores and hubs are of the same list."""
-
     await harness.declare()
     await harness.batch(np.random.default_rng(3), [*range(8)])
     (attached,) = published_trainers(harness.trainers_file)
@@ -239,7 +237,6 @@ async def test_reads_of_rows_that_are_left_out_are_done_with_too(
 ) -> None:
     """Otherwise the next batch would be filed under what an earlier read of its samples was given."""
     monkeypatch.setattr("spiderfs.daemon.training.job_datasets.scoring.ROWS_AT_ONCE", 1)
-
     await harness.declare()
     one, other = harness.inodes[1], harness.inodes[4]
     number = published_trainers(harness.trainers_file)[0].number
@@ -406,7 +403,6 @@ async def test_a_list_that_no_one_uses_is_let_go_after_a_while(
 
 async def test_all_lists_together_may_have_so_many_samples(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spiderfs.daemon.training.job_datasets.declared_lists.MAX_SAMPLES", SAMPLES + 10)
-
     await harness.declare()
     other = Trainer(os.getpid(), os.getuid(), Hello("other", "test"))
     await harness.training.attached(other)
@@ -512,7 +508,6 @@ async def test_a_full_disk_is_no_reason_to_fail(harness: Harness, caplog: pytest
 
 async def test_the_lowest_rank_on_a_mount_ends_the_epochs_of_its_job(harness: Harness) -> None:
     """Of a training on several nodes, one mount has rank 0, and the others have higher ranks alone."""
-
     ranks = [Trainer(os.getpid(), os.getuid(), Hello("job", "test", rank=rank, world_size=8)) for rank in (6, 4, 5)]
     for trainer in ranks:
         await harness.training.attached(trainer)

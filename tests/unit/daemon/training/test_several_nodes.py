@@ -275,7 +275,6 @@ async def test_no_end_of_an_epoch_is_waited_for_long(
 ) -> None:
     """A node dies before it says that it has ended one; or rank 0 ends none."""
     monkeypatch.setattr(several_nodes, "LATE_S", 0.3)
-
     job = f"no-end-{ends}"
     first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, job) for rank in (0, 1))
     (now,) = Epochs(2, SAMPLES // 2).steps(0)
@@ -317,7 +316,6 @@ async def test_a_mount_that_loses_the_server_keeps_the_scores_that_it_has(
 ) -> None:
     monkeypatch.setattr(cluster, "PAUSE_S", 0.01)
     monkeypatch.setattr(cluster, "LONGEST_PAUSE_S", 0.05)
-
     with RedisServer(tmp_path) as server:
         first, second = (Node(tmp_path / str(rank), server.url, [rank], 2, "lost") for rank in (0, 1))
         async with sharing(first, second):

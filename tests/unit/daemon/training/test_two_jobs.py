@@ -189,7 +189,6 @@ async def test_scores_that_cannot_be_copied_leave_nothing(
 
 async def test_there_may_be_so_many_job_datasets(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spiderfs.daemon.training.job_datasets.declared_lists.MAX_JOB_DATASETS", 2)
-
     one, two, three = (Job(harness, name, 1) for name in ("one", "two", "three"))
     await one.attach()
     await two.attach()

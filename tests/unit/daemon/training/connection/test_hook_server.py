@@ -140,7 +140,6 @@ async def test_another_socket_takes_the_place_of_one_that_was_deleted(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hook_server, "LOOK_AGAIN_S", 0.01)
-
     async with daemon.client() as client:
         await client.greet()
         for _ in range(2):
@@ -198,7 +197,6 @@ async def test_the_socket_is_its_owners_and_its_path_may_be_long(tmp_path: Path)
 
 async def test_a_list_may_have_so_many_bytes(tmp_path: Path) -> None:
     """Refused once, before it takes memory; the rest of it is passed over, and others can be declared."""
-
     limits = ServerLimits(message=Limits(list_bytes=1000))
     async with served(tmp_path, limits=limits) as daemon, daemon.client() as client:
         await client.greet()
@@ -369,7 +367,6 @@ async def test_batches_that_wait_take_bounded_memory_and_rows_leave_for_it(tmp_p
 
 async def test_the_last_row_of_waiting_batches_does_not_leave(tmp_path: Path) -> None:
     """The last batch of an epoch may have one row, and the end of the epoch parts it from the batches that follow."""
-
     async with served(tmp_path, limits=ServerLimits(waiting_bytes=1500)) as daemon, daemon.client() as slow:
         await slow.greet(b"a")
         daemon.sink.batch_s = 0.1

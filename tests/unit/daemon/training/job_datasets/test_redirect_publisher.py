@@ -66,7 +66,6 @@ async def test_a_job_dataset_that_leaves_takes_its_rows_along(harness: Harness) 
 
 async def test_changes_that_were_drawn_first_are_written_first(harness: Harness) -> None:
     """While one writer waits for its thread, another draws what has changed since: the later word must last."""
-
     put, order = harness.records.put, list[object]()
 
     def slowly(rows: object) -> None:

@@ -155,7 +155,6 @@ async def test_a_policy_that_was_chosen_while_a_batch_was_scored_does_not_get_it
 
 async def test_a_job_dataset_that_leaves_memory_while_it_is_introduced_is_begun_no_more(harness: Harness) -> None:
     """When the policy is changed all job datasets are introduced to the new one, and some may be over by then."""
-
     await harness.learn(*range(8))
     remember = harness.list.remember
 

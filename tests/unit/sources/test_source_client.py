@@ -86,12 +86,17 @@ async def test_passing_faults_are_retried_and_counted(harness: Harness) -> None:
     assert harness.events == {"source_requests": 4, "source_retries": 3}
 
 
-async def test_attempts_are_bounded(harness: Harness) -> None:
-    harness.faults.set(GONE, 1)
+@pytest.mark.parametrize(
+    ("error", "is_there"),
+    [(SourceUnavailable("no route"), False), (SourceEntryFailed("a dead mount within"), True)],
+    ids=["for all", "for one entry"],
+)
+async def test_attempts_are_bounded(harness: Harness, error: SourceUnavailable, is_there: bool) -> None:
+    harness.memory.fail_next(*[error] * 4)
     client = harness.client()
-    with pytest.raises(SourceUnavailable):
+    with pytest.raises(type(error)):
         await client.stat(b"file")
-    assert not client.reachable
+    assert client.reachable == is_there
     assert harness.events == {"source_requests": 4, "source_retries": 3, "source_errors": 1}
 
 
@@ -165,15 +170,6 @@ async def test_a_source_that_is_not_ready_is_there(harness: Harness) -> None:
     with pytest.raises(SourceTimeout):
         await client.stat(b"file")
     assert client.reachable
-
-
-async def test_a_source_that_fails_for_one_entry_is_there(harness: Harness) -> None:
-    harness.memory.fail_next(*[SourceEntryFailed("a dead mount within")] * 4)
-    client = harness.client()
-    with pytest.raises(SourceEntryFailed):
-        await client.stat(b"file")
-    assert client.reachable
-    assert harness.events == {"source_requests": 4, "source_retries": 3, "source_errors": 1}
 
 
 async def test_who_fails_for_all_is_not_asked_again_by_all(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,20 +135,6 @@ def test_what_the_store_could_not_do_is_undone_and_can_be_tried_again() -> None:
 # -- folding
 
 
-def test_many_events_are_one_transaction_and_the_last_word_counts() -> None:
-    harness = Harness(capacity=4000)
-    budget = harness.cache.engine.budget_bytes
-    rows = []
-    for inode in range(1, 20):
-        harness.content.land(ContentKey(inode), bytes(1000))
-        rows.append(event(inode, 1000))
-    # Landing pushed most of them out before the cache control came to them; of the others the last ones stay.
-    harness.cache.fold(rows)
-    harness.check()
-    assert harness.kept() == [17, 18, 19]
-    assert harness.cache.engine.used_bytes <= budget
-
-
 def test_a_keep_that_comes_too_late_is_undone() -> None:
     harness = Harness()
     harness.cache.fold([event(1, 500), event(2, 500, HIT)])

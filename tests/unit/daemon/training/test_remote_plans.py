@@ -193,21 +193,6 @@ async def test_a_home_that_an_epoch_does_not_name_forgets_the_one_before(
         assert two.count("plans_lost") == 0
 
 
-async def test_a_home_keeps_what_another_job_reads_next(tmp_path: Path, server: RedisServer) -> None:
-    one, two = (Node(tmp_path, number, server.url, "keeps") for number in (0, 1))
-    async with sharing(one, two):
-        its = [sample for sample in order_of(1) if sample in two.own]
-        engine = two.harness.cache.engine
-        for sample in reversed(its):
-            engine.opened(two.keys[sample], 100)
-        await one.plan(0, order_of(1))
-        await eventually(lambda: two.named == its)
-        for sample in reversed(its):
-            engine.opened(two.keys[sample], 100)
-        assert len(engine.members) >= 9
-        assert {two.keys[sample] for sample in its[: len(engine.members)]} == set(engine.members)
-
-
 @pytest.mark.parametrize("how", ["leaves", "dies"])
 async def test_the_plan_of_a_node_that_leaves_or_dies_is_forgotten(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, how: str
@@ -399,22 +384,6 @@ async def test_a_home_counts_the_plans_that_it_has_not_received_in_full(tmp_path
         # What is late is not lost.
         assert await hear(Progress("reader", 4, 60, 60)) == 4
         assert node.count("plans_received") == 2
-
-
-async def test_a_server_that_is_killed_costs_what_is_not_known_meanwhile(tmp_path: Path) -> None:
-    with RedisServer(tmp_path) as server:
-        one, two = (Node(tmp_path, number, server.url) for number in (0, 1))
-        async with sharing(one, two):
-            await one.plan(0, order_of(1))
-            await eventually(lambda: two.named)
-            server.kill()
-            await one.plan(1, order_of(2))
-            await eventually(lambda: (status := one.training.link_status()) and not status.up)
-            server.start()
-            for node in (one, two):
-                await eventually(lambda node=node: (status := node.training.link_status()) and status.up)
-            await one.plan(2, order_of(3))
-            await eventually(lambda: two.named == [sample for sample in order_of(3) if sample in two.own])
 
 
 async def test_an_outage_of_the_server_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

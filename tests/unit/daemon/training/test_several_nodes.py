@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
-from scipy.stats import spearmanr
 from several_managers import sharing
 from test_service import SIZE, Harness
 from waiting import PATIENCE_S, eventually
@@ -141,31 +140,6 @@ async def test_for_one_order_of_messages_the_scores_are_those_of_one_mount(
         assert second.scoring.sigma == first.scoring.sigma > 0
         ratios = [node.training.feed.status().ratio for node in (alone, first, second)]
         assert ratios[0] == ratios[1] == ratios[2]
-
-
-async def test_eight_mounts_rank_samples_as_one_scorer_that_gets_all(tmp_path: Path, server: RedisServer) -> None:
-    ranks, batch = 8, 10
-    alone = Node(tmp_path / "alone", "", list(range(ranks)), ranks, "eight")
-    nodes = [Node(tmp_path / str(rank), server.url, [rank], ranks, "eight") for rank in range(ranks)]
-    await alone.attach()
-    async with sharing(*nodes):
-        epochs = Epochs(ranks, batch)
-        for epoch in range(2):
-            for step in epochs.steps(epoch):
-                for rank, indices, vectors in step:
-                    await alone.learn(rank, indices, vectors, epoch)
-                    heard = nodes[0].count("rows_received") + (len(indices) if rank else 0)
-                    await nodes[rank].learn(rank, indices, vectors, epoch)
-                    await eventually(lambda heard=heard: nodes[0].count("rows_received") == heard)
-        await eventually(lambda: nodes[0].count("rows_received") == 2 * SAMPLES * (ranks - 1) // ranks)
-        await eventually(lambda: all(np.array_equal(node.scores, nodes[0].scores) for node in nodes))
-        assert spearmanr(nodes[0].scores, alone.scores).statistic >= 0.99
-        # Hubs come with the scores, to mounts that have cached none of these samples too.
-        for node in nodes:
-            policy = node.harness.cache.engine.policy
-            assert policy._waiting or any(
-                policy.is_hub(node.job_dataset.job_dataset_id, key) for key in node.job_dataset.list.keys
-            )
 
 
 def is_at(node: Node, epoch: int) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgpack
@@ -18,8 +18,6 @@ from spiderfs.daemon.control import channel as module
 from spiderfs.daemon.control.channel import ControlClient, Send, answer_questions
 from spiderfs.errors import ConfigError, SpiderfsError, TryAgain
 from spiderfs.protocol.requests import socket_address
-
-PATIENCE_S = 20.0
 
 
 class Table:
@@ -69,20 +67,24 @@ class Harness:
                 return answer
 
 
-@asynccontextmanager
-async def running(path: Path, *, answered: bool = True, table: Table | None = None) -> AsyncIterator[Harness]:
-    harness = Harness(path)
-    harness.table = table or harness.table
+@contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         with socket_address(path) as address:
             listener.bind(address)
         listener.listen(128)
-        with trio.fail_after(PATIENCE_S):
-            async with trio.open_nursery() as nursery:
-                if answered:
-                    nursery.start_soon(answer_questions, listener, harness.table, nursery)
-                yield harness
-                nursery.cancel_scope.cancel()
+        yield listener
+
+
+@asynccontextmanager
+async def running(path: Path, table: Table | None = None) -> AsyncIterator[Harness]:
+    harness = Harness(path)
+    harness.table = table or harness.table
+    with listening(path) as listener:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer_questions, listener, harness.table, nursery)
+            yield harness
+            nursery.cancel_scope.cancel()
 
 
 @pytest.fixture
@@ -204,23 +206,17 @@ async def test_who_has_read_enough_stops_the_manager(path: Path) -> None:
 
 
 async def test_a_manager_that_ends_in_the_middle_is_try_again(path: Path) -> None:
-    async with running(path, answered=False) as harness:
+    async def end(listener: trio.SocketListener) -> None:
+        stream = await listener.accept()
+        await stream.send_all(msgpack.packb({"text": b"a piece"}))
+        await trio.aclose_forcefully(stream)
 
-        async def end(listener: trio.SocketListener) -> None:
-            stream = await listener.accept()
-            await stream.send_all(msgpack.packb({"text": b"a piece"}))
-            await trio.aclose_forcefully(stream)
-
-        raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        place = path.with_name("dying.sock")
-        with socket_address(place) as address:
-            raw.bind(address)
-        raw.listen(1)
-        harness.client = ControlClient(place)
-        async with trio.SocketListener(trio.socket.from_stdlib_socket(raw)) as listener, trio.open_nursery() as nursery:
+    with listening(path) as raw:
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(raw))
+        async with trio.open_nursery() as nursery:
             nursery.start_soon(end, listener)
             with pytest.raises(TryAgain):
-                await harness.ask("cache")
+                await Harness(path).ask("cache")
 
 
 async def test_a_question_that_makes_no_sense_ends_nothing(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
@@ -262,29 +258,21 @@ async def test_a_manager_that_does_not_answer_is_not_waited_for_for_ever(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.05)
-    async with running(path, answered=False) as harness:
-        with pytest.raises(TryAgain):
-            await harness.ask("stats")
+    with listening(path), pytest.raises(TryAgain):
+        await Harness(path).ask("stats")
 
 
 async def test_a_question_asked_before_the_manager_is_there_is_answered_when_it_comes(path: Path) -> None:
-    async with running(path, answered=False) as harness:
-        answers: list[bytes] = []
+    harness, answers = Harness(path), list[bytes]()
 
-        async def ask() -> None:
-            answers.append(await harness.ask("stats"))
+    async def ask() -> None:
+        answers.append(await harness.ask("stats"))
 
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        later = path.with_name("later.sock")
-        with socket_address(later) as address:
-            listener.bind(address)
-        listener.listen(1)
-        harness.client = ControlClient(later)
+    with listening(path) as listener:
         async with trio.open_nursery() as nursery:
             async with trio.open_nursery() as asking:
                 asking.start_soon(ask)
                 await trio.testing.wait_all_tasks_blocked()
                 nursery.start_soon(answer_questions, listener, harness.table, nursery)
             nursery.cancel_scope.cancel()
-        listener.close()
-        assert answers == [b"text of stats"]
+    assert answers == [b"text of stats"]

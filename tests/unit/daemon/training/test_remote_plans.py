@@ -218,8 +218,8 @@ async def test_the_plan_of_a_node_that_leaves_or_dies_is_forgotten(
 async def test_members_are_ranked_again_when_plans_end(
     tmp_path: Path, server: RedisServer, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(several_nodes, "SILENT_S", 0.1 if how == "silent" else 3600.0)
-    node = Node(tmp_path, 1, server.url, how)
+    monkeypatch.setattr(several_nodes, "SILENT_S", 3600.0)
+    node = Node(tmp_path, 1, server.url, f"ranked again, {how}")
     async with sharing(node):
         engine, remote = node.harness.cache.engine, node.remote
         for sample in node.own:
@@ -229,7 +229,9 @@ async def test_members_are_ranked_again_when_plans_end(
         await remote.receive(known_list, [whole(f"reader {one}", 0, order) for one in range(5)])
         its = [node.keys[sample] for sample in order_of(1) if node.keys[sample] in engine.members]
         await eventually(lambda: list(engine._foresight.eviction_order()) == its[::-1])
-        if how == "withdrawn":
+        if how == "silent":
+            monkeypatch.setattr(several_nodes, "SILENT_S", 0.1)
+        else:
             await remote.receive(known_list, [whole(f"reader {one}", 0, order[:0]) for one in range(5)])
         await eventually(lambda: not node.named)
         await eventually(lambda: list(engine._foresight.eviction_order()) == by_hash)
